@@ -1,0 +1,104 @@
+"""All pools, one for each attached engine, and the sessions through which they change.
+
+A session is one Attach of an engine. Whoever attaches last owns the pool; what comes through an older session is
+refused.
+"""
+
+from dataclasses import dataclass
+
+from kvmanager.errors import SessionReplaced, StaleIncarnation, UnknownPool
+from kvmanager.pool import Pool, PoolSpec
+from kvmanager.step import FreeReason, Step, StepItem, StepResult
+
+
+@dataclass
+class PoolTotals:
+    """What has happened in a pool since it was attached. Counted from Steps and results, outside the pool."""
+
+    steps: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    granted_blocks: int = 0
+    evicted_blocks: int = 0
+    copied_blocks: int = 0
+    refusals: int = 0
+    preemptions: int = 0
+    peak_held_blocks: int = 0
+    peak_saved_blocks: int = 0
+
+    def add(self, step: Step, result: StepResult, saved_blocks: int) -> None:
+        """Count one Step."""
+        refused = {refusal.position for refusal in result.refusals if refusal.item is StepItem.FREE}
+        self.steps += 1
+        self.prefix_query_tokens += result.query_tokens
+        self.prefix_hit_tokens += result.hit_tokens
+        self.granted_blocks += result.granted_blocks
+        self.evicted_blocks += result.evicted_blocks
+        self.copied_blocks += len(result.copies)
+        self.refusals += len(result.refusals)
+        self.preemptions += sum(
+            free.reason is FreeReason.PREEMPTED and position not in refused for position, free in enumerate(step.frees)
+        )
+        self.peak_held_blocks = max(self.peak_held_blocks, result.device.held)
+        self.peak_saved_blocks = max(self.peak_saved_blocks, saved_blocks)
+
+
+@dataclass
+class Session:
+    """One Attach: the pool it made, and its totals."""
+
+    number: int
+    pool: Pool
+    totals: PoolTotals
+
+
+class KVManager:
+    """Owns every pool. Synchronous and without locks: all calls come from one thread of control."""
+
+    def __init__(self, epoch: int) -> None:
+        """Begin without pools. `epoch` is random, drawn anew by each process, and compared for equality only."""
+        self.epoch = epoch
+        self._sessions: dict[str, Session] = {}
+        self._last_session = 0
+
+    def attach(self, spec: PoolSpec) -> Session:
+        """Begin a session with an empty pool, replacing any older session of the engine.
+
+        Raises StaleIncarnation while a newer incarnation of the engine is attached.
+        """
+        current = self._sessions.get(spec.engine_id)
+        if current and current.pool.spec.incarnation > spec.incarnation:
+            raise StaleIncarnation(
+                f"engine {spec.engine_id}: incarnation {spec.incarnation} is older than the attached "
+                f"{current.pool.spec.incarnation}"
+            )
+        self._last_session += 1
+        session = Session(self._last_session, Pool(spec), PoolTotals())
+        self._sessions[spec.engine_id] = session
+        return session
+
+    def apply(self, session: Session, step: Step) -> StepResult:
+        """Apply a Step of a session. Raises SessionReplaced, and does nothing, when a newer session has the engine."""
+        if self._sessions.get(session.pool.spec.engine_id) is not session:
+            raise SessionReplaced(f"session {session.number} of engine {session.pool.spec.engine_id} was replaced")
+        result = session.pool.apply(step)
+        session.totals.add(step, result, session.pool.device.saved)
+        return result
+
+    def detach(self, session: Session) -> None:
+        """End a session and drop its pool; a session that was replaced has none to drop."""
+        if self._sessions.get(session.pool.spec.engine_id) is session:
+            del self._sessions[session.pool.spec.engine_id]
+
+    def sessions(self) -> list[Session]:
+        """Return the live sessions, in order of their engines' ids."""
+        return [self._sessions[engine_id] for engine_id in sorted(self._sessions)]
+
+    def session(self, engine_id: str) -> Session:
+        """Return an engine's session; an empty id means the only one. Raises UnknownPool."""
+        if not engine_id and len(self._sessions) == 1:
+            return next(iter(self._sessions.values()))
+        if engine_id not in self._sessions:
+            attached = ", ".join(sorted(self._sessions)) or "none"
+            raise UnknownPool(f"no engine {engine_id!r} is attached (attached: {attached})")
+        return self._sessions[engine_id]
