@@ -53,6 +53,30 @@ CANCEL_REASON_SLOW_CLIENT: CancelReason.ValueType  # 4
 """The client did not read its stream."""
 Global___CancelReason: _TypeAlias = CancelReason  # noqa: Y015
 
+class _FailureReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FAILURE_REASON_UNSPECIFIED: _FailureReason.ValueType  # 0
+    """Not failed."""
+    FAILURE_REASON_STEP: _FailureReason.ValueType  # 1
+    """A step of the engine raised. -> INTERNAL"""
+    FAILURE_REASON_BLOCK_MANAGER: _FailureReason.ValueType  # 2
+    """The block manager was away for too long. -> UNAVAILABLE"""
+
+class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
+    """Why a request failed after it was taken."""
+
+FAILURE_REASON_UNSPECIFIED: FailureReason.ValueType  # 0
+"""Not failed."""
+FAILURE_REASON_STEP: FailureReason.ValueType  # 1
+"""A step of the engine raised. -> INTERNAL"""
+FAILURE_REASON_BLOCK_MANAGER: FailureReason.ValueType  # 2
+"""The block manager was away for too long. -> UNAVAILABLE"""
+Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
+
 class _RefusalReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -460,6 +484,7 @@ class RequestFinished(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
@@ -469,8 +494,10 @@ class RequestFinished(_message.Message):
     """Times it was preempted."""
     recomputed_tokens: _builtins.int
     """Tokens computed again after preemptions."""
+    failure: Global___FailureReason.ValueType
+    """Why, when a sample ended with FINISH_REASON_FAILED,"""
     detail: _builtins.str
-    """Why, in words, when a sample ended with FINISH_REASON_FAILED."""
+    """and in words."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleEnd]:
         """One for each sample, in order."""
@@ -498,11 +525,12 @@ class RequestFinished(_message.Message):
         decode: _duration_pb2.Duration | None = ...,
         preemptions: _builtins.int = ...,
         recomputed_tokens: _builtins.int = ...,
+        failure: Global___FailureReason.ValueType = ...,
         detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill", "queued", b"queued"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode", b"decode", "detail", b"detail", "preemptions", b"preemptions", "prefill", b"prefill", "queued", b"queued", "recomputed_tokens", b"recomputed_tokens", "request_id", b"request_id", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode", b"decode", "detail", b"detail", "failure", b"failure", "preemptions", b"preemptions", "prefill", b"prefill", "queued", b"queued", "recomputed_tokens", b"recomputed_tokens", "request_id", b"request_id", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,6 @@
+"""Attention over K and V that lie in blocks."""
+
+from engine.attention.backend import AttentionBackend, PagedBatch
+from engine.attention.torch_backend import TorchBackend
+
+__all__ = ["AttentionBackend", "PagedBatch", "TorchBackend"]

@@ -1,0 +1,96 @@
+"""The reference backend: paged attention in plain torch, for any device, written to be read.
+
+It gathers each sequence's blocks into contiguous K and V and attends to them, following equations 1 to 4 of
+PagedAttention (Kwon et al., SOSP 2023). Faster backends read the blocks in place; all are tested against this one's
+definition.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.backend import PagedBatch, Rows, Scoring
+from engine.blocks import Copy
+from engine.cache import CacheGeometry, make_cache
+
+
+class TorchBackend:
+    """Paged attention by gather and softmax. Inside a (block, layer), K and V are slot-major."""
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        block_tokens: int,
+        device_blocks: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> None:
+        """Allocate the cache."""
+        self.geometry = geometry
+        self.block_tokens = block_tokens
+        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device or torch.device("cpu"))
+
+    def block_shape(self) -> tuple[int, ...]:
+        """Return (slots, KV heads, head size)."""
+        return (self.block_tokens, self.geometry.kv_heads, self.geometry.head_size)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
+        """Scatter K and V to the batch's slots."""
+        blocks, offsets = batch.slots // self.block_tokens, batch.slots % self.block_tokens
+        self.cache[blocks, layer, 0, offsets] = key
+        self.cache[blocks, layer, 1, offsets] = value
+
+    def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
+        """Attend for each group of rows; every query token belongs to exactly one."""
+        output = torch.empty_like(query)
+        for rows in batch.rows:
+            output[rows.tokens] = self._attend_rows(layer, query[rows.tokens], rows, scoring)
+        return output
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy all pairs at once."""
+        sources = [copy.source for copy in copies]
+        self.cache[[copy.destination for copy in copies]] = self.cache[sources]
+
+    def _attend_rows(self, layer: int, query: torch.Tensor, rows: Rows, scoring: Scoring) -> torch.Tensor:
+        key, value = self._gather(layer, rows)
+        count, fed, heads, size = query.shape
+        kv_heads = self.geometry.kv_heads
+        # The query heads of one KV head become rows of one matrix: [rows, kv_heads, group * fed, head_size].
+        packed = query.view(count, fed, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
+        packed = packed.reshape(count, kv_heads, -1, size)
+        visible = _visible(rows, fed, key.shape[2], scoring.window)
+        mask = (
+            visible[:, None, None]
+            .expand(count, 1, heads // kv_heads, *visible.shape[1:])
+            .reshape(count, 1, -1, visible.shape[-1])
+        )
+        scores = torch.matmul(packed, key.transpose(-1, -2)) * scoring.scaling
+        if scoring.softcap is not None:
+            scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+        attended = torch.matmul(weights, value).view(count, kv_heads, heads // kv_heads, fed, size)
+        return attended.permute(0, 3, 1, 2, 4).reshape(count, fed, heads, size)
+
+    def _gather(self, layer: int, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K and V as `[rows, kv_heads, slots, head_size]`; slots beyond a sequence's end are zero in V.
+
+        A weight of zero times a leftover infinity would be NaN, so what a former owner left there must not be read.
+        """
+        pages = self.cache[rows.tables, layer]
+        key, value = pages.unbind(2)
+        slots = torch.arange(rows.tables.shape[1] * self.block_tokens, device=rows.tables.device)
+        beyond = slots >= rows.ends[:, None]
+        value = value.flatten(1, 2).masked_fill(beyond[:, :, None, None], 0)
+        return key.flatten(1, 2).transpose(1, 2), value.transpose(1, 2)
+
+
+def _visible(rows: Rows, fed: int, slots: int, window: int | None) -> torch.Tensor:
+    """Return `[rows, fed, slots]`: which slots each fed token may see, itself and what came before."""
+    device = rows.ends.device
+    positions = rows.ends[:, None] - fed + torch.arange(fed, device=device)
+    distance = positions[:, :, None] - torch.arange(slots, device=device)
+    visible = distance >= 0
+    if window is not None:
+        visible &= distance < window
+    return visible

@@ -1,0 +1,146 @@
+"""What the engine needs from a block manager: plain values to send and receive, and the protocol of their carrier.
+
+The engine asks ahead: it sends one Step per turn and goes on; the answer is there before what it grants is needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+
+class FreeReason(Enum):
+    """Why a sequence's blocks are given back."""
+
+    FINISHED = 1
+    CANCELLED = 2
+    FAILED = 3
+    PREEMPTED = 4
+
+
+class StepItem(Enum):
+    """The lists of a Step."""
+
+    COMMIT = 1
+    FREE = 4
+    EXTEND = 7
+    ALLOCATE = 8
+    LENGTH = 9
+
+
+class Commit(NamedTuple):
+    """Whole blocks that were seen to be written, from `first_index` of the table on, with their tokens."""
+
+    sequence: int
+    first_index: int
+    token_ids: Sequence[int]
+
+
+class Free(NamedTuple):
+    """A sequence whose blocks are given back."""
+
+    sequence: int
+    reason: FreeReason
+    preempted_for_group: int = 0
+
+
+class Extend(NamedTuple):
+    """Pairs of a sequence of `group` and the tokens it needs room for; all of them or none."""
+
+    group: int
+    rooms: Sequence[tuple[int, int]]
+
+
+class Allocate(NamedTuple):
+    """A new group's first sequence: its tokens, and how many beyond the cached prefix need room now.
+
+    It is refused unless all tokens would fit now with `spare_blocks` to spare.
+    """
+
+    group: int
+    sequence: int
+    request_id: str
+    salt: bytes
+    token_ids: Sequence[int]
+    compute_tokens: int
+    spare_blocks: int = 0
+
+
+class Length(NamedTuple):
+    """How many tokens of a sequence are computed."""
+
+    sequence: int
+    tokens: int
+
+
+@dataclass
+class Step:
+    """Block operations of one turn, applied in the order of the fields, each item all or nothing."""
+
+    step: int
+    commits: list[Commit] = field(default_factory=list)
+    frees: list[Free] = field(default_factory=list)
+    extends: list[Extend] = field(default_factory=list)
+    allocates: list[Allocate] = field(default_factory=list)
+    lengths: list[Length] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Return whether anything is asked."""
+        return any((self.commits, self.frees, self.extends, self.allocates, self.lengths))
+
+
+class TableChange(NamedTuple):
+    """The new end of a sequence's table: entries from `first_index` on are `block_ids`."""
+
+    sequence: int
+    first_index: int
+    block_ids: Sequence[int]
+    room_tokens: int
+    cached_tokens: int
+
+
+class Refusal(NamedTuple):
+    """An item that was refused, by its list and its position in it; nothing of it was done."""
+
+    item: StepItem
+    position: int
+    detail: str
+
+
+class Copy(NamedTuple):
+    """A block to copy before anything the same answer granted is used."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a Step did, and how many blocks can be handed out after it."""
+
+    step: int
+    refusals: Sequence[Refusal]
+    tables: Sequence[TableChange]
+    copies: Sequence[Copy]
+    available_blocks: int
+
+
+class PoolLost(Exception):
+    """The block manager holds nothing of this pool any more; a new, empty one may follow."""
+
+
+class BlockManager(Protocol):
+    """Carries Steps to whoever keeps the books, and brings the answers back in order."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a Step can be sent now."""
+
+    def send(self, step: Step) -> None:
+        """Send a Step. Does not wait for its answer."""
+
+    def receive(self) -> StepResult | None:
+        """Return the next answer, or None while there is none. Does not wait.
+
+        Raises PoolLost, once for each loss; Steps that were under way then are never answered.
+        """

@@ -1,0 +1,29 @@
+"""The KV cache's memory: one tensor, block-major, so that a block of all layers is one piece of bytes.
+
+Shape `[device_blocks + 1, layers, 2, *block_shape]`: index 2 is K, then V; `block_shape` belongs to the attention
+backend. Block 0 belongs to nobody and takes the writes of padding.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class CacheGeometry:
+    """What a model's attention stores: layers, KV heads, and elements of one head's K or V."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+
+    def block_bytes(self, block_tokens: int, dtype: torch.dtype) -> int:
+        """Return the bytes of one block: K and V of all layers."""
+        return self.layers * 2 * block_tokens * self.kv_heads * self.head_size * dtype.itemsize
+
+
+def make_cache(
+    geometry: CacheGeometry, device_blocks: int, block_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Allocate the cache of `device_blocks` usable blocks, filled with zeros."""
+    return torch.zeros((device_blocks + 1, geometry.layers, 2, *block_shape), dtype=dtype, device=device)

@@ -1,0 +1,47 @@
+"""What an engine refuses.
+
+EngineError
+├── RequestRefused           a submission that is not taken; names the field to blame
+│   ├── RequestExists        the id is live
+│   ├── InvalidRequest       a field is out of range, or the request can never fit
+│   ├── QueueFull            too many requests wait
+│   └── EngineUnavailable    draining, or without its block manager for too long
+├── ModelUnsupported         a model that cannot be served, with the reason
+└── BlockManagerBroken       an answer of the block manager that contradicts the engine's own tables
+"""
+
+
+class EngineError(Exception):
+    """Base of everything that the engine refuses."""
+
+
+class RequestRefused(EngineError):
+    """A submission is not taken. `field` is the path of the field to blame, empty when none is."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class RequestExists(RequestRefused):
+    """A request of this id is live."""
+
+
+class InvalidRequest(RequestRefused):
+    """A field is out of range, or the request can never fit."""
+
+
+class QueueFull(RequestRefused):
+    """Too many requests wait already."""
+
+
+class EngineUnavailable(RequestRefused):
+    """The engine takes no requests now."""
+
+
+class ModelUnsupported(EngineError):
+    """The model cannot be served; the message says why."""
+
+
+class BlockManagerBroken(EngineError):
+    """The block manager refused what can never be refused, or answered a question that was not asked."""

@@ -1,0 +1,59 @@
+"""The engine's loop: plan, execute, publish, with the block manager asked while the step runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.blocks import BlockManager, PoolLost
+from engine.plan import Runner, StepPlan
+from engine.scheduler import Output, Scheduler
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn of the loop brought: outputs, and whether anything moved; if not, the loop may sleep."""
+
+    outputs: list[Output]
+    progressed: bool
+
+
+class Engine:
+    """Turns requests into tokens. One thread calls it; whoever owns that thread waits when a turn made no progress."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, blocks: BlockManager, clock: Callable[[], float]) -> None:
+        """Put the parts together. `clock` gives seconds, never going back."""
+        self.scheduler = scheduler
+        self.blocks = blocks
+        self.last_failure: Exception | None = None
+        self._runner = runner
+        self._clock = clock
+
+    def turn(self) -> Turn:
+        """Take in answers, run at most one step, and ask for what the next one needs."""
+        answered = self._receive()
+        plan = self.scheduler.plan(self._clock())
+        step = self.scheduler.ask(plan) if self.blocks.ready else None
+        if step is not None:
+            self.blocks.send(step)
+        if plan is not None:
+            self._execute(plan)
+        outputs = self.scheduler.take_outputs()
+        return Turn(outputs, progressed=bool(answered or plan or step or outputs))
+
+    def _receive(self) -> int:
+        answered = 0
+        try:
+            while (result := self.blocks.receive()) is not None:
+                self.scheduler.apply(result)
+                answered += 1
+        except PoolLost:
+            self.scheduler.forget_blocks()
+        return answered
+
+    def _execute(self, plan: StepPlan) -> None:
+        try:
+            token_ids = self._runner.execute(plan)
+        except Exception as failure:
+            self.last_failure = failure
+            self.scheduler.fail(plan, f"step {plan.step} failed: {failure}")
+        else:
+            self.scheduler.publish(plan, token_ids, self._clock())

@@ -1,0 +1,59 @@
+"""Plugs the KV manager's core into the engine without a network."""
+
+from collections import deque
+from collections.abc import Callable
+
+import kvmanager
+from engine import blocks
+from engine.request import Capacity
+
+
+class InProcessBlocks:
+    """A block manager whose answers are there at once. `observe` sees every Step with its result, and the pool."""
+
+    def __init__(self, capacity: Capacity, observe: Callable[[kvmanager.Step, kvmanager.StepResult], None] | None = None):
+        spec = kvmanager.PoolSpec("engine", 1, "model", capacity.block_tokens, capacity.device_blocks)
+        self.manager = kvmanager.KVManager(epoch=1)
+        self.session = self.manager.attach(spec)
+        self.ready = True
+        self._observe = observe
+        self._answers: deque[blocks.StepResult] = deque()
+
+    @property
+    def pool(self) -> kvmanager.Pool:
+        return self.session.pool
+
+    def send(self, step: blocks.Step) -> None:
+        core_step = to_core(step)
+        result = self.manager.apply(self.session, core_step)
+        if self._observe:
+            self._observe(core_step, result)
+        self._answers.append(from_core(result))
+
+    def receive(self) -> blocks.StepResult | None:
+        return self._answers.popleft() if self._answers else None
+
+
+def to_core(step: blocks.Step) -> kvmanager.Step:
+    frees = [kvmanager.Free(f.sequence, kvmanager.FreeReason[f.reason.name], f.preempted_for_group) for f in step.frees]
+    return kvmanager.Step(
+        step=step.step,
+        commits=[kvmanager.Commit(*item) for item in step.commits],
+        frees=frees,
+        extends=[kvmanager.Extend(*item) for item in step.extends],
+        allocates=[kvmanager.Allocate(*item) for item in step.allocates],
+        lengths=[kvmanager.Length(*item) for item in step.lengths],
+    )
+
+
+def from_core(result: kvmanager.StepResult) -> blocks.StepResult:
+    return blocks.StepResult(
+        step=result.step,
+        refusals=[blocks.Refusal(blocks.StepItem[r.item.name], r.position, r.detail) for r in result.refusals],
+        tables=[
+            blocks.TableChange(c.sequence, c.first_index, c.block_ids, c.room_tokens, c.cached_tokens)
+            for c in result.tables
+        ],
+        copies=[blocks.Copy(*copy) for copy in result.copies],
+        available_blocks=result.device.available,
+    )
