@@ -17,9 +17,9 @@ class CacheGeometry:
     kv_heads: int
     head_size: int
 
-    def block_bytes(self, block_tokens: int, dtype: torch.dtype) -> int:
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Return the bytes of one block: K and V of all layers."""
-        return self.layers * 2 * block_tokens * self.kv_heads * self.head_size * dtype.itemsize
+        return self.layers * 2 * block_size * self.kv_heads * self.head_size * dtype.itemsize
 
 
 def make_cache(

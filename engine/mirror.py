@@ -12,15 +12,15 @@ class Mirror:
     While a Step is being made, `available` runs ahead: what the Step frees is added, what it asks for is taken off.
     """
 
-    def __init__(self, block_tokens: int, device_blocks: int) -> None:
-        self.block_tokens = block_tokens
+    def __init__(self, block_size: int, device_blocks: int) -> None:
+        self.block_size = block_size
         self.device_blocks = device_blocks
         self.available = device_blocks
         self._holders: Counter[int] = Counter()
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks hold this many tokens."""
-        return -(-tokens // self.block_tokens)
+        return -(-tokens // self.block_size)
 
     def cost(self, sequence: Sequence, room: int) -> int:
         """Return how many more blocks the sequence needs to have room for `room` tokens."""

@@ -92,7 +92,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _geometry(model: Any, name: str) -> CacheGeometry:
-    """Run one token through the model and see which layers come to paged attention, with how many heads of what size."""
+    """Run one token through the model, and see which layers come to paged attention with what heads."""
     probe = _Probe()
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     with torch.inference_mode():

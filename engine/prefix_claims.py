@@ -14,8 +14,8 @@ from engine.request import Sequence
 class PrefixClaims:
     """Claims of running sequences on the full blocks of their prompts."""
 
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
         self._owners: dict[int, int] = {}
         self._claims: dict[int, list[int]] = {}
 
@@ -43,7 +43,7 @@ class PrefixClaims:
 
     def _chain(self, sequence: Sequence) -> Iterator[int]:
         # At least one token is left to compute, so the block that ends the tokens is never shared.
-        size = self._block_tokens
+        size = self._block_size
         link = hash(sequence.request.salt)
         for end in range(size, len(sequence.tokens), size):
             link = hash((link, *sequence.tokens[end - size : end]))

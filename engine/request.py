@@ -15,6 +15,13 @@ class FinishReason(Enum):
     FAILED = 4
 
 
+class Failure(Enum):
+    """What made a sequence fail."""
+
+    STEP = 1
+    BLOCK_MANAGER = 2
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How one token is chosen from the logits; filters apply in the order of the fields. 0 turns top_k off."""
@@ -59,7 +66,7 @@ class Capacity:
 
     context_tokens: int
     vocabulary_size: int
-    block_tokens: int
+    block_size: int
     device_blocks: int
 
     def check(self, request: Request) -> None:
@@ -80,7 +87,7 @@ class Capacity:
                 f"the model's context has {self.context_tokens}",
                 "stopping.max_tokens",
             )
-        blocks = -(-(length + limit - 1) // self.block_tokens)
+        blocks = -(-(length + limit - 1) // self.block_size)
         if blocks > self.device_blocks:
             raise InvalidRequest(
                 f"prompt has {length} tokens and stopping.max_tokens is {limit}, which takes {blocks} blocks; "
@@ -117,6 +124,7 @@ class Sequence:
     last_token_at: float | None = None
     finish: FinishReason | None = None
     stop_token: int | None = None
+    failure: Failure | None = None
     detail: str = ""
 
     @classmethod

@@ -12,10 +12,10 @@ from engine.sampling import Draw, sample
 class ModelRunner:
     """Runs a model's steps over the blocks of one attention backend."""
 
-    def __init__(self, loaded: LoadedModel, backend: AttentionBackend, block_tokens: int) -> None:
+    def __init__(self, loaded: LoadedModel, backend: AttentionBackend, block_size: int) -> None:
         self._loaded = loaded
         self._backend = backend
-        self._block_tokens = block_tokens
+        self._block_size = block_size
         self._device = loaded.model.device
 
     @torch.inference_mode()
@@ -33,7 +33,7 @@ class ModelRunner:
         """Return `[sampling work, vocabulary]` logits of the last token of each work that samples."""
         token_ids = [token for item in work for token in item.token_ids]
         positions = [position for item in work for position in range(item.start, item.end)]
-        batch = PagedBatch.of(work, self._block_tokens, self._device)
+        batch = PagedBatch.of(work, self._block_size, self._device)
         output = self._loaded.model(
             input_ids=self._row(token_ids),
             position_ids=self._row(positions),

@@ -28,7 +28,7 @@ from engine.errors import BlockManagerBroken, EngineUnavailable, QueueFull, Requ
 from engine.mirror import Mirror
 from engine.plan import StepPlan, Work
 from engine.prefix_claims import PrefixClaims
-from engine.request import Capacity, FinishReason, OrderKey, Request, Sequence
+from engine.request import Capacity, Failure, FinishReason, OrderKey, Request, Sequence
 
 # Decoding asks this many tokens ahead, so that an answer may take a whole step longer without delaying anybody.
 _LOOKAHEAD_TOKENS = 1
@@ -108,7 +108,7 @@ class Scheduler:
         self.limits = limits
         self.totals = SchedulerTotals()
         self.draining = False
-        self._mirror = Mirror(capacity.block_tokens, capacity.device_blocks)
+        self._mirror = Mirror(capacity.block_size, capacity.device_blocks)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
@@ -117,7 +117,7 @@ class Scheduler:
         self._admitting: dict[int, Sequence] = {}
         self._to_free: list[tuple[Sequence, FreeReason]] = []
         self._copies: list[Copy] = []
-        self._claims = PrefixClaims(capacity.block_tokens)
+        self._claims = PrefixClaims(capacity.block_size)
         self._refused_at: int | None = None
         self._outputs: list[Output] = []
         self._last_step = 0
@@ -231,7 +231,7 @@ class Scheduler:
             self._give_back(sequence, FreeReason.CANCELLED)
             return
         sequence.computed = cached_tokens
-        sequence.committed = cached_tokens // self.capacity.block_tokens
+        sequence.committed = cached_tokens // self.capacity.block_size
         self._claims.settle(sequence, sequence.committed)
         recomputed = max(0, sequence.lost_tokens - cached_tokens)
         sequence.recomputed_tokens += recomputed
@@ -299,9 +299,16 @@ class Scheduler:
     def fail(self, plan: StepPlan, detail: str) -> None:
         """A step was not done: end its requests. What earlier steps computed stays committed and cached."""
         for work in plan.work:
-            sequence = self._by_id[work.sequence]
-            sequence.detail = detail
-            self._end(sequence, FinishReason.FAILED)
+            self._fail(self._by_id[work.sequence], Failure.STEP, detail)
+
+    def fail_all(self, failure: Failure, detail: str) -> None:
+        """End every live request as failed."""
+        for sequence in list(self._by_request.values()):
+            self._fail(sequence, failure, detail)
+
+    def _fail(self, sequence: Sequence, failure: Failure, detail: str) -> None:
+        sequence.failure, sequence.detail = failure, detail
+        self._end(sequence, FinishReason.FAILED)
 
     # Block operations for the step after.
 
@@ -330,7 +337,7 @@ class Scheduler:
         self._to_free.clear()
 
     def _commit(self, step: Step, sequence: Sequence) -> None:
-        size = self.capacity.block_tokens
+        size = self.capacity.block_size
         done = sequence.computed // size
         if done > sequence.committed:
             tokens = sequence.tokens[sequence.committed * size : done * size]
@@ -385,7 +392,7 @@ class Scheduler:
         extra = min(mirror.blocks_for(wish) - held, mirror.available)
         if extra > 0:
             mirror.available -= extra
-            rooms[sequence.id] = min(wish, (held + extra) * mirror.block_tokens)
+            rooms[sequence.id] = min(wish, (held + extra) * mirror.block_size)
 
     def _preempt_after(self, needy: Sequence, step: Step) -> bool:
         """Preempt the largest running sequence if it is larger than `needy`; return whether there was one."""

@@ -53,14 +53,14 @@ class PoolSpec:
     engine_id: str
     incarnation: int
     model_fingerprint: str
-    block_tokens: int
+    block_size: int
     device_blocks: int
     host_blocks: int = 0
 
     def __post_init__(self) -> None:
         if not self.engine_id:
             raise InvalidRegistration("engine_id is empty")
-        for name in ("incarnation", "block_tokens", "device_blocks"):
+        for name in ("incarnation", "block_size", "device_blocks"):
             if getattr(self, name) < 1:
                 raise InvalidRegistration(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.host_blocks < 0:
@@ -126,7 +126,7 @@ class Pool:
     def computed_tokens(self) -> int:
         """Return the tokens computed in held blocks, those of shared blocks counted once."""
         filled: dict[int, int] = {}
-        size = self.spec.block_tokens
+        size = self.spec.block_size
         for sequence in self.sequences.values():
             for index, block in enumerate(sequence.table):
                 tokens = min(size, max(0, sequence.computed - index * size))
@@ -157,7 +157,7 @@ class Pool:
     def _commit(self, item: Commit, result: StepResult) -> None:
         sequence = self._sequence(item.sequence)
         blocks = self._whole_blocks(sequence, item)
-        size = self.spec.block_tokens
+        size = self.spec.block_size
         key = self._last_key(sequence)
         seals = []
         for position, block in enumerate(blocks):
@@ -172,13 +172,13 @@ class Pool:
         sequence.committed += len(blocks)
 
     def _whole_blocks(self, sequence: Sequence, item: Commit) -> list[int]:
-        count, rest = divmod(len(item.token_ids), self.spec.block_tokens)
+        count, rest = divmod(len(item.token_ids), self.spec.block_size)
         last = item.first_index + count
         if rest or not count:
             raise InvalidItem(f"token_ids has {len(item.token_ids)} tokens, which is not a whole number of blocks")
         if item.first_index != sequence.committed:
             raise InvalidItem(f"first_index is {item.first_index}, but {sequence.committed} blocks are committed")
-        if last * self.spec.block_tokens > sequence.room:
+        if last * self.spec.block_size > sequence.room:
             raise InvalidItem(f"sequence {sequence.id} has room for {sequence.room} tokens, not for {last} blocks")
         return sequence.table[item.first_index : last]
 
@@ -204,12 +204,12 @@ class Pool:
 
     def _cut(self, sequence: Sequence, length: int) -> None:
         """Drop blocks beyond `length` tokens, tail first, and take the room that is left of the last one away."""
-        keep = _blocks_for(length, self.spec.block_tokens)
+        keep = _blocks_for(length, self.spec.block_size)
         while len(sequence.table) > keep:
             self.device.release(sequence.table.pop())
         sequence.room = length
         sequence.computed = min(sequence.computed, length)
-        sequence.committed = min(sequence.committed, length // self.spec.block_tokens)
+        sequence.committed = min(sequence.committed, length // self.spec.block_size)
 
     def _free(self, item: Free, _result: StepResult) -> None:
         sequence = self._sequence(item.sequence)
@@ -223,21 +223,29 @@ class Pool:
 
     def _extend(self, item: Extend, result: StepResult) -> None:
         rooms = [(self._member(item.group, sequence), tokens) for sequence, tokens in item.rooms]
+        if len({sequence for sequence, _ in item.rooms}) < len(rooms):
+            raise InvalidItem("a sequence is listed twice")
+        # Counted before they are listed: a length out of all bounds must not cost memory.
+        size = self.spec.block_size
+        self._check_available(sum(max(0, _blocks_for(tokens, size) - len(member.table)) for member, tokens in rooms))
         writes = self._planned_writes(rooms)
-        if len(writes) > self.device.available:
-            raise OutOfBlocks(f"{len(writes)} blocks are needed, {self.device.available} are free")
+        self._check_available(len(writes))
         old_rooms = [sequence.room for sequence, _ in rooms]
         for write in writes:
             self._make_writable(write, result)
         for (sequence, tokens), old_room in zip(rooms, old_rooms, strict=True):
             if tokens > old_room:
-                sequence.room = len(sequence.table) * self.spec.block_tokens
-                first = old_room // self.spec.block_tokens
+                sequence.room = len(sequence.table) * self.spec.block_size
+                first = old_room // self.spec.block_size
                 result.tables.append(TableChange(sequence.id, first, sequence.table[first:], sequence.room))
+
+    def _check_available(self, needed: int) -> None:
+        if needed > self.device.available:
+            raise OutOfBlocks(f"{needed} blocks are needed, {self.device.available} are free")
 
     def _planned_writes(self, rooms: list[tuple[Sequence, int]]) -> list[_Write]:
         """List what has to be granted, changing nothing. Holders that move to a copy no longer count as sharing."""
-        size = self.spec.block_tokens
+        size = self.spec.block_size
         moved: dict[int, int] = {}
         writes = []
         for sequence, tokens in rooms:
@@ -285,7 +293,7 @@ class Pool:
         hits = self._find_prefix(sequence.root, item.token_ids)
         self._check_fits(item, hits)
         self._take_prefix(sequence, hits)
-        size = self.spec.block_tokens
+        size = self.spec.block_size
         room = min(len(item.token_ids), len(hits) * size + item.compute_tokens)
         while len(sequence.table) < _blocks_for(room, size):
             sequence.table.append(self._grant(result))
@@ -298,7 +306,7 @@ class Pool:
 
     def _find_prefix(self, root: bytes, token_ids: Items[int]) -> list[int]:
         """Return the cached blocks of the longest prefix that leaves at least one token to compute."""
-        size = self.spec.block_tokens
+        size = self.spec.block_size
         hits: list[int] = []
         key = root
         for start in range(0, (len(token_ids) - 1) // size * size, size):
@@ -311,7 +319,7 @@ class Pool:
 
     def _check_fits(self, item: Allocate, hits: list[int]) -> None:
         idle_hits = sum(self.device.count(block) == 0 for block in hits)
-        needed = _blocks_for(len(item.token_ids), self.spec.block_tokens) - len(hits) + item.spare_blocks
+        needed = _blocks_for(len(item.token_ids), self.spec.block_size) - len(hits) + item.spare_blocks
         if needed > self.device.available - idle_hits:
             raise OutOfBlocks(f"{needed} blocks are needed, {self.device.available - idle_hits} are free")
 
@@ -320,7 +328,7 @@ class Pool:
             self.device.hold(block)
         sequence.table = list(hits)
         sequence.committed = len(hits)
-        sequence.computed = len(hits) * self.spec.block_tokens
+        sequence.computed = len(hits) * self.spec.block_size
 
     def _set_length(self, item: Length, _result: StepResult) -> None:
         sequence = self._sequence(item.sequence)
@@ -361,5 +369,5 @@ class Pool:
         self.groups.setdefault(sequence.group, set()).add(sequence.id)
 
 
-def _blocks_for(tokens: int, block_tokens: int) -> int:
-    return -(-tokens // block_tokens)
+def _blocks_for(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)

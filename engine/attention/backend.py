@@ -34,25 +34,25 @@ class Rows(NamedTuple):
 class PagedBatch:
     """The metadata of one step: all sequences flattened into one row of tokens.
 
-    `slots`: `[tokens]` int64, where each token's K and V go: block id * block_tokens + offset.
+    `slots`: `[tokens]` int64, where each token's K and V go: block id * block_size + offset.
     """
 
-    block_tokens: int
+    block_size: int
     slots: torch.Tensor
     rows: tuple[Rows, ...]
 
     @classmethod
-    def of(cls, work: Sequence[Work], block_tokens: int, device: torch.device) -> "PagedBatch":
+    def of(cls, work: Sequence[Work], block_size: int, device: torch.device) -> "PagedBatch":
         """Lay out the work of a plan: all decoding sequences together, every prompt by itself."""
         slots: list[int] = []
         decoding: list[tuple[int, Work]] = []
         prompts: list[tuple[int, Work]] = []
         for item in work:
             (decoding if len(item.token_ids) == 1 else prompts).append((len(slots), item))
-            slots += _slots(item, block_tokens)
+            slots += _slots(item, block_size)
         groups = ([decoding] if decoding else []) + [[prompt] for prompt in prompts]
         rows = tuple(_rows(group, device) for group in groups)
-        return cls(block_tokens, torch.tensor(slots, dtype=torch.int64, device=device), rows)
+        return cls(block_size, torch.tensor(slots, dtype=torch.int64, device=device), rows)
 
 
 class AttentionBackend(Protocol):
@@ -77,9 +77,9 @@ class AttentionBackend(Protocol):
         """Copy whole blocks, all layers; no destination is a source."""
 
 
-def _slots(work: Work, block_tokens: int) -> list[int]:
+def _slots(work: Work, block_size: int) -> list[int]:
     return [
-        work.block_table[position // block_tokens] * block_tokens + position % block_tokens
+        work.block_table[position // block_size] * block_size + position % block_size
         for position in range(work.start, work.end)
     ]
 

@@ -20,23 +20,23 @@ class TorchBackend:
     def __init__(
         self,
         geometry: CacheGeometry,
-        block_tokens: int,
+        block_size: int,
         device_blocks: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> None:
         """Allocate the cache."""
         self.geometry = geometry
-        self.block_tokens = block_tokens
+        self.block_size = block_size
         self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device or torch.device("cpu"))
 
     def block_shape(self) -> tuple[int, ...]:
         """Return (slots, KV heads, head size)."""
-        return (self.block_tokens, self.geometry.kv_heads, self.geometry.head_size)
+        return (self.block_size, self.geometry.kv_heads, self.geometry.head_size)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
         """Scatter K and V to the batch's slots."""
-        blocks, offsets = batch.slots // self.block_tokens, batch.slots % self.block_tokens
+        blocks, offsets = batch.slots // self.block_size, batch.slots % self.block_size
         self.cache[blocks, layer, 0, offsets] = key
         self.cache[blocks, layer, 1, offsets] = value
 
@@ -79,7 +79,7 @@ class TorchBackend:
         """
         pages = self.cache[rows.tables, layer]
         key, value = pages.unbind(2)
-        slots = torch.arange(rows.tables.shape[1] * self.block_tokens, device=rows.tables.device)
+        slots = torch.arange(rows.tables.shape[1] * self.block_size, device=rows.tables.device)
         beyond = slots >= rows.ends[:, None]
         value = value.flatten(1, 2).masked_fill(beyond[:, :, None, None], 0)
         return key.flatten(1, 2).transpose(1, 2), value.transpose(1, 2)

@@ -630,7 +630,7 @@ class GetEngineResponse(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
-    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -643,7 +643,7 @@ class GetEngineResponse(_message.Message):
     """Tokens of prompt and output together that one request can have."""
     vocabulary_size: _builtins.int
     """Token ids are smaller than this."""
-    block_tokens: _builtins.int
+    block_size: _builtins.int
     """Tokens that one KV block holds."""
     device_blocks: _builtins.int
     """Blocks of the pool."""
@@ -657,13 +657,13 @@ class GetEngineResponse(_message.Message):
         model_fingerprint: _builtins.str = ...,
         context_tokens: _builtins.int = ...,
         vocabulary_size: _builtins.int = ...,
-        block_tokens: _builtins.int = ...,
+        block_size: _builtins.int = ...,
         device_blocks: _builtins.int = ...,
         dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "dtype", b"dtype", "engine_id", b"engine_id", "model", b"model", "model_fingerprint", b"model_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "dtype", b"dtype", "engine_id", b"engine_id", "model", b"model", "model_fingerprint", b"model_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -249,7 +249,7 @@ class Register(_message.Message):
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
-    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
@@ -260,7 +260,7 @@ class Register(_message.Message):
     """
     model_fingerprint: _builtins.str
     """Starts every chain of keys: pools share keys only where it is equal."""
-    block_tokens: _builtins.int
+    block_size: _builtins.int
     """Tokens that one block holds. At least 1."""
     device_blocks: _builtins.int
     """Blocks in device memory, ids 1 to this. At least 1."""
@@ -272,13 +272,13 @@ class Register(_message.Message):
         engine_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         model_fingerprint: _builtins.str = ...,
-        block_tokens: _builtins.int = ...,
+        block_size: _builtins.int = ...,
         device_blocks: _builtins.int = ...,
         host_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model_fingerprint", b"model_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model_fingerprint", b"model_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1072,7 +1072,7 @@ class PoolInfo(_message.Message):
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
-    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
@@ -1087,7 +1087,7 @@ class PoolInfo(_message.Message):
     engine_id: _builtins.str
     incarnation: _builtins.int
     model_fingerprint: _builtins.str
-    block_tokens: _builtins.int
+    block_size: _builtins.int
     device_blocks: _builtins.int
     host_blocks: _builtins.int
     session: _builtins.int
@@ -1120,7 +1120,7 @@ class PoolInfo(_message.Message):
         engine_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         model_fingerprint: _builtins.str = ...,
-        block_tokens: _builtins.int = ...,
+        block_size: _builtins.int = ...,
         device_blocks: _builtins.int = ...,
         host_blocks: _builtins.int = ...,
         device: Global___BlockCounts | None = ...,
@@ -1135,7 +1135,7 @@ class PoolInfo(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "computed_tokens", b"computed_tokens", "device", b"device", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "groups", b"groups", "host", b"host", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model_fingerprint", b"model_fingerprint", "saved_blocks", b"saved_blocks", "sequences", b"sequences", "session", b"session", "shared_blocks", b"shared_blocks", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "computed_tokens", b"computed_tokens", "device", b"device", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "groups", b"groups", "host", b"host", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model_fingerprint", b"model_fingerprint", "saved_blocks", b"saved_blocks", "sequences", b"sequences", "session", b"session", "shared_blocks", b"shared_blocks", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

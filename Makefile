@@ -1,0 +1,65 @@
+# Everything runs from .venv, which is made on first use; nothing needs activating.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PROTOS := $(wildcard protos/quire/v1/*.proto)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SILENT:
+.PHONY: help demo serve test acceptance lint check proto clean model
+
+help: ## list the targets
+	awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: .venv/installed ## start everything on the demo model and show it at work
+	$(BIN)/quire demo
+
+serve: .venv/installed ## serve a model; options go into ARGS
+	$(BIN)/quire serve $(ARGS)
+
+check: lint test ## lint, then test
+
+test: .venv/installed model ## run the tests
+	$(BIN)/pytest --ignore=tests/acceptance $(ARGS)
+
+acceptance: .venv/installed model ## run the acceptance tests, which take long
+	$(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
+
+lint: .venv/installed ## check format, style, types, imports and generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+	$(call generate,"$$fresh") || exit 1; \
+	diff -rq -x '*.proto' -x py.typed -x __pycache__ "$$fresh/quire" protos/quire >&2 || \
+		{ echo 'generated protos are stale: run make proto' >&2; exit 1; }
+
+proto: .venv/installed ## generate the Python code of protos/
+	$(call generate,protos)
+
+clean: ## remove .venv, build outputs and caches, but no downloaded model
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name .git -prune -o -name __pycache__ -prune -exec rm -rf {} +
+
+# generate FOLDER: writes the Python code of all protos below FOLDER.
+define generate
+PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
+	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+endef
+
+model: .venv/installed
+	$(BIN)/python -m services.model_store demo >/dev/null
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Quire needs Python 3.11 or newer: name one with make PYTHON=...' >&2; exit 1; }
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+		{ echo 'Python cannot make a virtual environment: install the Debian package python3-venv.' >&2; exit 1; }
+	echo 'Installing into .venv; the first time this takes minutes.'
+	[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv
+	if [ -t 1 ] && [ -z "$$CI" ]; then quiet=; else quiet='-q --progress-bar off'; fi; \
+	$(BIN)/pip install $$quiet --disable-pip-version-check -c constraints.txt \
+		$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') -e '.[serve,dev]'
+	touch $@

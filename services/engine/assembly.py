@@ -1,0 +1,77 @@
+"""Puts an engine together from its settings: model, cache, backend, scheduler. Takes seconds; run it on a thread."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention import TorchBackend
+from engine.cache import CacheGeometry
+from engine.model import LoadedModel, load_model
+from engine.request import Capacity
+from engine.runner import ModelRunner
+from engine.scheduler import Limits, Scheduler
+from services.engine.settings import EngineSettings
+from services.model_store import default_cache, resolve
+from services.settings import InvalidSetting
+from services.stage_display import StageDisplay
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """A loaded model with its cache, ready to be connected to a block manager."""
+
+    loaded: LoadedModel
+    scheduler: Scheduler
+    runner: ModelRunner
+
+
+def assemble(settings: EngineSettings) -> EngineParts:
+    """Load the model and allocate its cache. Raises ModelUnavailable, ModelUnsupported or InvalidSetting."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    with StageDisplay() as display:
+        folder = resolve(settings.model, default_cache(), display)
+    device = _device(settings.device)
+    loaded = load_model(folder, _dtype(settings.dtype, device), device)
+    capacity = Capacity(
+        context_tokens=loaded.context_tokens,
+        vocabulary_size=loaded.vocabulary_size,
+        block_size=settings.block_size,
+        device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
+    )
+    backend = TorchBackend(loaded.geometry, capacity.block_size, capacity.device_blocks, loaded.dtype, device)
+    scheduler = Scheduler(capacity, _limits(settings))
+    return EngineParts(loaded, scheduler, ModelRunner(loaded, backend, capacity.block_size))
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidSetting("device is 'cuda', but torch finds no GPU")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def _device_blocks(settings: EngineSettings, geometry: CacheGeometry, dtype: torch.dtype) -> int:
+    if settings.device_blocks:
+        return settings.device_blocks
+    block_bytes = geometry.block_bytes(settings.block_size, dtype)
+    blocks = settings.cache_mib * _MIB // block_bytes
+    if not blocks:
+        raise InvalidSetting(f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes / _MIB:.1f} MiB")
+    return blocks
+
+
+def _limits(settings: EngineSettings) -> Limits:
+    try:
+        return Limits(settings.token_budget, settings.max_sequences, settings.max_waiting)
+    except ValueError as error:
+        raise InvalidSetting(str(error)) from error

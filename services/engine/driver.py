@@ -1,0 +1,173 @@
+"""Runs the engine's loop on a thread of its own, and carries requests in and outputs out.
+
+The thread is the only one that touches the engine. Others post commands to it; it hands outputs to the event loop.
+"""
+
+import asyncio
+import logging
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.errors import EngineUnavailable, RequestRefused
+from engine.loop import Engine
+from engine.request import Failure
+from engine.scheduler import Finished, Output, Started, Tokens
+from quire.v1 import engine_pb2
+from services.engine.gateway_link import GatewayLink
+from services.engine.output_codec import finished_message, refused_message, request_of
+
+_POLL_SECONDS_WITHOUT_KVMANAGER = 0.2
+
+log = logging.getLogger("quire.engine")
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """Who gets a request's outputs."""
+
+    link: GatewayLink
+    attempt: int
+    submitted_at: float
+
+
+class EngineDriver:
+    """Owns an engine. `run` is the thread's body; every other public method may be called from the event loop."""
+
+    def __init__(self, engine: Engine, eos_token_ids: frozenset[int], seconds_without_kvmanager: float) -> None:
+        self._engine = engine
+        self._eos_token_ids = eos_token_ids
+        self._patience = seconds_without_kvmanager
+        self._loop = asyncio.get_running_loop()
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._owners: dict[str, _Owner] = {}
+        self._news: dict[GatewayLink, engine_pb2.StepOutput] = {}
+        self._stopping = False
+        self._without_kvmanager_since: float | None = time.monotonic()
+        self._empty = asyncio.Event()
+        self._draining = False
+
+    @property
+    def steps(self) -> int:
+        """Steps executed so far."""
+        return self._engine.scheduler.totals.steps
+
+    def submit(self, link: GatewayLink, submission: engine_pb2.Submission) -> None:
+        """Queue a request; a refusal comes as output."""
+        self._commands.put(lambda: self._submit(link, submission))
+
+    def cancel(self, link: GatewayLink, cancel: engine_pb2.Cancel) -> None:
+        """End a request of this link."""
+        self._commands.put(lambda: self._cancel(link, cancel))
+
+    def drop(self, link: GatewayLink) -> None:
+        """End all requests of a link that is gone."""
+        self._commands.put(lambda: self._drop(link))
+
+    def wake(self) -> None:
+        """Let the loop look at the block manager's answers."""
+        self._commands.put(lambda: None)
+
+    async def drain(self) -> None:
+        """Refuse new requests, and return when none is live."""
+        self._commands.put(self._begin_drain)
+        await self._empty.wait()
+
+    def stop(self) -> None:
+        """Let `run` return after its present turn."""
+        self._commands.put(self._stop)
+
+    def run(self) -> None:
+        """Turn the engine until stopped; sleep while a turn moves nothing."""
+        while not self._stopping:
+            self._take_commands()
+            self._watch_kvmanager()
+            turn = self._engine.turn()
+            if self._engine.last_failure is not None:
+                log.error("a step failed", exc_info=self._engine.last_failure)
+                self._engine.last_failure = None
+            self._deliver(turn.outputs)
+            if self._draining and self._engine.scheduler.empty:
+                self._loop.call_soon_threadsafe(self._empty.set)
+            if not turn.progressed:
+                self._sleep()
+
+    # On the engine's thread.
+
+    def _take_commands(self) -> None:
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _sleep(self) -> None:
+        waits = self._without_kvmanager_since is not None and not self._engine.scheduler.empty
+        try:
+            self._commands.get(timeout=_POLL_SECONDS_WITHOUT_KVMANAGER if waits else None)()
+        except queue.Empty:
+            return
+
+    def _watch_kvmanager(self) -> None:
+        if self._engine.blocks.ready:
+            self._without_kvmanager_since = None
+        elif self._without_kvmanager_since is None:
+            self._without_kvmanager_since = time.monotonic()
+        elif self._kvmanager_is_lost():
+            self._engine.scheduler.fail_all(Failure.BLOCK_MANAGER, self._lost_detail())
+
+    def _kvmanager_is_lost(self) -> bool:
+        since = self._without_kvmanager_since
+        return since is not None and time.monotonic() - since > self._patience
+
+    def _lost_detail(self) -> str:
+        return f"the engine has been without its KV manager for more than {self._patience:g} s"
+
+    def _submit(self, link: GatewayLink, submission: engine_pb2.Submission) -> None:
+        now = time.monotonic()
+        try:
+            if self._kvmanager_is_lost():
+                raise EngineUnavailable(self._lost_detail())
+            self._engine.scheduler.submit(request_of(submission, self._eos_token_ids, now))
+        except RequestRefused as refused:
+            self._output(link).refused.append(refused_message(submission, refused))
+        else:
+            self._owners[submission.request_id] = _Owner(link, submission.attempt, now)
+
+    def _cancel(self, link: GatewayLink, cancel: engine_pb2.Cancel) -> None:
+        owner = self._owners.get(cancel.request_id)
+        if owner and owner.link is link and owner.attempt == cancel.attempt:
+            self._engine.scheduler.cancel(cancel.request_id)
+
+    def _drop(self, link: GatewayLink) -> None:
+        for request_id in [request_id for request_id, owner in self._owners.items() if owner.link is link]:
+            self._engine.scheduler.cancel(request_id)
+
+    def _begin_drain(self) -> None:
+        self._draining = self._engine.scheduler.draining = True
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self._write(output)
+        news, self._news = self._news, {}
+        for link, message in news.items():
+            message.step = self.steps
+            self._loop.call_soon_threadsafe(link.push, message)
+
+    def _output(self, link: GatewayLink) -> engine_pb2.StepOutput:
+        return self._news.setdefault(link, engine_pb2.StepOutput())
+
+    def _write(self, output: Output) -> None:
+        owner = self._owners[output.request_id]
+        message = self._output(owner.link)
+        names = {"request_id": output.request_id, "attempt": owner.attempt}
+        match output:
+            case Started():
+                message.started.add(**names, cached_tokens=output.cached_tokens)
+            case Tokens():
+                message.tokens.add(**names, token_ids=output.token_ids)
+            case Finished():
+                del self._owners[output.request_id]
+                finished = finished_message(output.sequence, owner.attempt, owner.submitted_at, time.monotonic())
+                message.finished.append(finished)

@@ -1,0 +1,86 @@
+"""Between the engine's requests and outputs and the wire of its gateways."""
+
+from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists, RequestRefused
+from engine.request import FinishReason, Request, Sampling, Sequence, Stopping
+from quire.v1 import decoding_pb2, engine_pb2
+from services.duration import duration
+
+_REFUSALS = {
+    RequestExists: engine_pb2.REFUSAL_REASON_ALREADY_EXISTS,
+    InvalidRequest: engine_pb2.REFUSAL_REASON_INVALID,
+    QueueFull: engine_pb2.REFUSAL_REASON_QUEUE_FULL,
+    EngineUnavailable: engine_pb2.REFUSAL_REASON_UNAVAILABLE,
+}
+
+# Parts of a submission that this version does not serve. A gateway of the same version never sends them.
+_UNSERVED = ("logit_rules", "beam_search", "constraint", "logprobs", "prompt_logprobs", "timeout")
+
+
+def unserved_field(submission: engine_pb2.Submission) -> str | None:
+    """Return the first field of a submission that this version does not serve, None when it serves all."""
+    present = {descriptor.name for descriptor, _ in submission.ListFields()}
+    for name in _UNSERVED:
+        if name in present:
+            return name
+    if len(submission.samples) > 1 or submission.sampling.sample_count > 1:
+        return "sampling.sample_count"
+    return "stopping.min_tokens" if submission.stopping.min_tokens else None
+
+
+def request_of(submission: engine_pb2.Submission, eos_token_ids: frozenset[int], now: float) -> Request:
+    """Read a submission. `now` is the engine's clock, in seconds."""
+    sampling, stopping = submission.sampling, submission.stopping
+    ends = frozenset(stopping.stop_token_ids) | (frozenset() if stopping.ignore_eos else eos_token_ids)
+    generated = submission.samples[0].generated_token_ids if submission.samples else ()
+    return Request(
+        request_id=submission.request_id,
+        prompt=tuple(submission.prompt_token_ids),
+        sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
+        stopping=Stopping(stopping.max_tokens, ends),
+        salt=submission.salt,
+        priority=submission.priority,
+        arrival=now - submission.age.ToTimedelta().total_seconds(),
+        generated=tuple(generated),
+    )
+
+
+def refused_message(submission: engine_pb2.Submission, refused: RequestRefused) -> engine_pb2.RequestRefused:
+    """Write why a submission was not taken."""
+    return engine_pb2.RequestRefused(
+        request_id=submission.request_id,
+        attempt=submission.attempt,
+        reason=_REFUSALS[type(refused)],
+        detail=str(refused),
+        field=refused.field,
+    )
+
+
+def finished_message(sequence: Sequence, attempt: int, submitted_at: float, now: float) -> engine_pb2.RequestFinished:
+    """Write how a request ended. Times are those of the engine's clock, in seconds."""
+    assert sequence.finish is not None, "the sequence has ended"
+    scheduled = sequence.scheduled_at if sequence.scheduled_at is not None else now
+    first = sequence.first_token_at if sequence.first_token_at is not None else now
+    last = sequence.last_token_at if sequence.last_token_at is not None else first
+    end = engine_pb2.SampleEnd(reason=_finish_reason(sequence.finish), stop_token_id=sequence.stop_token)
+    return engine_pb2.RequestFinished(
+        request_id=sequence.request.request_id,
+        attempt=attempt,
+        samples=[end],
+        queued=duration(scheduled - submitted_at),
+        prefill=duration(first - scheduled),
+        decode=duration(last - first),
+        preemptions=sequence.preemptions,
+        recomputed_tokens=sequence.recomputed_tokens,
+        failure=_failure_reason(sequence),
+        detail=sequence.detail,
+    )
+
+
+def _finish_reason(reason: FinishReason) -> decoding_pb2.FinishReason.ValueType:
+    return decoding_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}")
+
+
+def _failure_reason(sequence: Sequence) -> engine_pb2.FailureReason.ValueType:
+    if sequence.failure is None:
+        return engine_pb2.FAILURE_REASON_UNSPECIFIED
+    return engine_pb2.FailureReason.Value(f"FAILURE_REASON_{sequence.failure.name}")

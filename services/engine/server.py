@@ -1,0 +1,113 @@
+"""The engine's bare server."""
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import PurePath
+
+from engine.loop import Engine
+from quire.v1 import engine_pb2, engine_pb2_grpc, kvmanager_pb2
+from services import transport
+from services.engine.assembly import EngineParts, assemble
+from services.engine.block_link import BlockLink
+from services.engine.driver import EngineDriver
+from services.engine.servicer import EngineServicer
+from services.engine.settings import EngineSettings
+from services.service import Readiness
+
+
+class EngineService:
+    """Serves one model: loads it, attaches its pool to the KV manager, and turns the engine on a thread of its own."""
+
+    name = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Make the server; it listens from `start` on, and is ready when the pool is attached."""
+        self._settings = settings
+        self._incarnation = time.time_ns()
+        self._address = settings.listen
+        self._driver: EngineDriver | None = None
+        self._link: BlockLink | None = None
+        self.readiness = Readiness()
+        self.server = transport.server(transport.LINK_MESSAGE_BYTES)
+        self._servicer = EngineServicer(settings.heartbeat_seconds)
+        engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self.server)
+
+    async def start(self) -> str:
+        """Listen; calls are answered with UNAVAILABLE until the model is loaded."""
+        self._address = transport.bind(self.server, self._settings.listen)
+        await self.server.start()
+        return self._address
+
+    async def run(self) -> None:
+        """Load the model and work until cancelled. Raises what made the engine impossible."""
+        parts = await asyncio.to_thread(assemble, self._settings)
+        engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
+        driver, link = self._connect(parts, engine_id)
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        thread = threading.Thread(target=self._drive, args=(driver, failed), name="engine", daemon=True)
+        async with asyncio.TaskGroup() as tasks:
+            thread.start()
+            tasks.create_task(link.run())
+            tasks.create_task(self._follow(link))
+            await failed
+
+    def _connect(self, parts: EngineParts, engine_id: str) -> tuple[EngineDriver, BlockLink]:
+        capacity = parts.scheduler.capacity
+        register = kvmanager_pb2.Register(
+            engine_id=engine_id,
+            incarnation=self._incarnation,
+            model_fingerprint=parts.loaded.fingerprint,
+            block_size=capacity.block_size,
+            device_blocks=capacity.device_blocks,
+        )
+        link = BlockLink(self._settings.kvmanager, register, lambda: driver.wake())
+        engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
+        driver = EngineDriver(engine, parts.loaded.eos_token_ids, self._settings.seconds_without_kvmanager)
+        self._driver, self._link = driver, link
+        self._servicer.begin(driver, self._description(parts, engine_id))
+        return driver, link
+
+    def _description(self, parts: EngineParts, engine_id: str) -> engine_pb2.GetEngineResponse:
+        capacity = parts.scheduler.capacity
+        return engine_pb2.GetEngineResponse(
+            model=self._settings.model_name or PurePath(self._settings.model).name,
+            engine_id=engine_id,
+            model_fingerprint=parts.loaded.fingerprint,
+            context_tokens=capacity.context_tokens,
+            vocabulary_size=capacity.vocabulary_size,
+            block_size=capacity.block_size,
+            device_blocks=capacity.device_blocks,
+            dtype=str(parts.loaded.dtype).removeprefix("torch."),
+        )
+
+    def _drive(self, driver: EngineDriver, failed: "asyncio.Future[None]") -> None:
+        """Be the engine's thread; when the loop breaks, so does the service."""
+        try:
+            driver.run()
+        except BaseException as error:
+            failed.get_loop().call_soon_threadsafe(failed.set_exception, error)
+
+    async def _follow(self, link: BlockLink) -> None:
+        """Be ready while the pool is attached."""
+        while True:
+            await link.attached.wait()
+            self.readiness.set(True)
+            await link.detached.wait()
+            self.readiness.set(False)
+
+    async def drain(self) -> None:
+        """Take no requests, and wait for those that run until the grace time is over."""
+        self.readiness.retire()
+        if self._driver:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._driver.drain(), self._settings.grace_seconds)
+
+    async def stop(self) -> None:
+        """Stop the engine's thread, let the KV manager drop the pool, and close the server."""
+        if self._driver and self._link:
+            self._driver.stop()
+            self._link.close()
+        await self.server.stop(grace=0)

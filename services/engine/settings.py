@@ -1,0 +1,41 @@
+"""Settings of an engine."""
+
+from dataclasses import dataclass
+
+from services.settings import check, setting
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """One model, its memory, the bounds of its steps, and the links to its neighbours."""
+
+    listen: str = setting("127.0.0.1:50052", "Address to listen on: host:port or unix:/path.")
+    kvmanager: str = setting("127.0.0.1:50053", "Address of the KV manager.")
+    model: str = setting("demo", "Model: demo, a local folder, a .gguf file, or a hub id.")
+    model_name: str = setting("", "Name under which clients ask for the model. Empty: as --model.")
+    engine_id: str = setting("", "Unique name at the KV manager. Empty: host name and address.")
+    device: str = setting(
+        "auto", "Where the model runs; auto takes a GPU if there is one.", choices=("auto", "cpu", "cuda")
+    )
+    dtype: str = setting(
+        "auto",
+        "Type of weights and cache; auto is float32 on a CPU, bfloat16 on a GPU.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    block_size: int = setting(16, "Tokens that one KV block holds.", least=1, most=4096)
+    device_blocks: int = setting(0, "Blocks of the pool. 0: as many as --cache-mib holds.", least=0)
+    cache_mib: int = setting(1024, "Memory for the KV cache in MiB, unless --device-blocks is given.", least=1)
+    token_budget: int = setting(512, "Tokens fed in one step at most, prompts and decoding together.", least=1)
+    max_sequences: int = setting(64, "Sequences that hold blocks at the same time at most.", least=1)
+    max_waiting: int = setting(1024, "Requests that wait for blocks at most.", least=1)
+    threads: int = setting(0, "Threads of the compute kernels. 0: torch decides.", least=0)
+    seconds_without_kvmanager: float = setting(
+        30.0, "Seconds without the KV manager after which requests fail.", least=0
+    )
+    heartbeat_seconds: float = setting(
+        2.0, "Seconds without output after which a gateway gets a heartbeat.", least=0.05
+    )
+    grace_seconds: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
+
+    def __post_init__(self) -> None:
+        check(self)

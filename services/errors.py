@@ -1,0 +1,101 @@
+"""What the services refuse beyond their cores, and the one table from domain errors to gRPC status.
+
+ServiceError
+├── InvalidField         a field is out of range; `field` is its path
+├── UnsupportedField     a part of the contract that this version does not serve; `field` is its path
+├── UnexpectedMessage    a message that does not belong at this place of a stream
+├── UnknownModel         no such model is served
+├── RequestIsLive        the request id is in use
+├── Overloaded           a queue is full
+├── Unavailable          draining, or another service is away
+├── DeadlinePassed       the time allowed is over
+└── GenerationFailed     the engine could not go on
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+import kvmanager
+from engine import errors as engine
+
+FIELD_METADATA = "quire-field"
+
+
+class ServiceError(Exception):
+    """Base of everything that a service refuses. `field` is the path of the field to blame, empty when none is."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class InvalidField(ServiceError):
+    """A field is out of range."""
+
+
+class UnsupportedField(ServiceError):
+    """A part of the contract that this version does not serve."""
+
+
+class UnexpectedMessage(ServiceError):
+    """A message that does not belong at this place of a stream."""
+
+
+class UnknownModel(ServiceError):
+    """No such model is served."""
+
+
+class RequestIsLive(ServiceError):
+    """The request id is in use."""
+
+
+class Overloaded(ServiceError):
+    """A queue is full."""
+
+
+class Unavailable(ServiceError):
+    """Draining, or another service is away."""
+
+
+class DeadlinePassed(ServiceError):
+    """The time allowed is over."""
+
+
+class GenerationFailed(ServiceError):
+    """The engine could not go on."""
+
+
+STATUS: dict[type[Exception], grpc.StatusCode] = {
+    kvmanager.InvalidRegistration: grpc.StatusCode.INVALID_ARGUMENT,
+    kvmanager.StepOutOfOrder: grpc.StatusCode.INVALID_ARGUMENT,
+    kvmanager.UnknownPool: grpc.StatusCode.NOT_FOUND,
+    kvmanager.StaleIncarnation: grpc.StatusCode.ABORTED,
+    kvmanager.SessionReplaced: grpc.StatusCode.ABORTED,
+    engine.RequestExists: grpc.StatusCode.ALREADY_EXISTS,
+    engine.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    engine.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    engine.EngineUnavailable: grpc.StatusCode.UNAVAILABLE,
+    InvalidField: grpc.StatusCode.INVALID_ARGUMENT,
+    UnsupportedField: grpc.StatusCode.UNIMPLEMENTED,
+    UnexpectedMessage: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownModel: grpc.StatusCode.NOT_FOUND,
+    RequestIsLive: grpc.StatusCode.ALREADY_EXISTS,
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+    GenerationFailed: grpc.StatusCode.INTERNAL,
+}
+
+
+@asynccontextmanager
+async def translated(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Turn a domain error raised inside into the call's status; the field to blame goes into trailing metadata."""
+    try:
+        yield
+    except tuple(STATUS) as error:
+        field = getattr(error, "field", "")
+        metadata = ((FIELD_METADATA, field),) if field else ()
+        await context.abort(STATUS[type(error)], str(error), metadata)

@@ -1,0 +1,100 @@
+"""Conversations into prompts, by the Jinja template that comes with a model."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class ChatTemplateError(ValueError):
+    """The model has no chat template, or its template does not accept the conversation."""
+
+
+class ChatTemplate:
+    """A model's chat template, rendered as Hugging Face Transformers renders it.
+
+    `source` is the Jinja text, None for a model without one. `special_tokens` are visible to the template under their
+    names, such as `bos_token`.
+    """
+
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+        """Return the prompt for pairs of role and content, oldest first, with the assistant's turn opened.
+
+        Raises ChatTemplateError.
+        """
+        if not messages:
+            raise ChatTemplateError("A conversation needs at least one message.")
+        try:
+            return self._template.render(
+                messages=[{"role": role, "content": content} for role, content in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        except ChatTemplateError:
+            raise
+        except Exception as error:  # a template is a program of the model's author and can fail in any way
+            raise ChatTemplateError(f"The chat template does not accept this conversation: {error}") from error
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        """Compiled when first used: a model with a broken template still answers plain text."""
+        if self._source is None:
+            raise ChatTemplateError("The model has no chat template.")
+        try:
+            return _environment().from_string(self._source)
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"The model's chat template is broken: {error}") from error
+
+
+class _GenerationTag(Extension):
+    """Accepts `{% generation %}`, which marks for training what the assistant said; here its body counts as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it as a set of the instance
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Speak the dialect of chat templates; in a sandbox, since they come with downloaded models."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own filter, leaves the characters special to HTML alone."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,145 @@
+"""The gateway's one multiplexed stream to an engine."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from quire.v1 import engine_pb2 as pb
+from quire.v1 import engine_pb2_grpc as pb_grpc
+from services import transport
+from services.errors import DeadlinePassed, RequestIsLive, Unavailable
+from services.service import Readiness
+
+_DESCRIBE_SECONDS = 5.0
+_RETRY_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
+
+log = logging.getLogger("quire.gateway")
+
+Event = pb.RequestStarted | pb.SampleTokens | pb.RequestFinished | pb.RequestRefused
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request given to the engine: what comes back for it, in order. None: the link broke."""
+
+    submission: pb.Submission
+    events: "asyncio.Queue[Event | None]" = field(default_factory=asyncio.Queue)
+
+    async def next_events(self, deadline: float | None) -> list[Event]:
+        """Wait for news and return all that is there.
+
+        Raises Unavailable when the link broke, DeadlinePassed when the event loop's clock reaches `deadline` first.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                events = [await self.events.get()]
+        except TimeoutError as error:
+            raise DeadlinePassed("timeout has passed", "timeout") from error
+        while not self.events.empty():
+            events.append(self.events.get_nowait())
+        if None in events:
+            raise Unavailable("the engine went away while it was answering")
+        return [event for event in events if event is not None]
+
+
+class EngineLink:
+    """Keeps the stream to one engine, and hands what it says to the requests concerned."""
+
+    def __init__(self, address: str, timeout_seconds: float) -> None:
+        """Remember where the engine is; `run` connects."""
+        self._address = address
+        self._timeout_seconds = timeout_seconds
+        self._outgoing: asyncio.Queue[pb.ServeRequest] = asyncio.Queue()
+        self._tickets: dict[str, Ticket] = {}
+        self._description: pb.GetEngineResponse | None = None
+        self.readiness = Readiness()
+
+    def description(self) -> pb.GetEngineResponse:
+        """Return what the engine says of itself. Raises Unavailable while it is away."""
+        if self._description is None:
+            raise Unavailable(f"the engine at {self._address} is away")
+        return self._description
+
+    def submit(self, submission: pb.Submission) -> Ticket:
+        """Give a request to the engine. Raises Unavailable while it is away, RequestIsLive when the id is in use."""
+        self.description()
+        if submission.request_id in self._tickets:
+            raise RequestIsLive(f"request_id {submission.request_id!r} is live", "request_id")
+        ticket = Ticket(submission)
+        self._tickets[submission.request_id] = ticket
+        self._outgoing.put_nowait(pb.ServeRequest(submission=submission))
+        return ticket
+
+    def cancel(self, ticket: Ticket, reason: pb.CancelReason.ValueType) -> None:
+        """End a request at the engine; its RequestFinished still comes."""
+        if self._tickets.get(ticket.submission.request_id) is ticket:
+            cancel = pb.Cancel(
+                request_id=ticket.submission.request_id, attempt=ticket.submission.attempt, reason=reason
+            )
+            self._outgoing.put_nowait(pb.ServeRequest(cancel=cancel))
+
+    def forget(self, ticket: Ticket) -> None:
+        """Drop whatever else comes for a request."""
+        if self._tickets.get(ticket.submission.request_id) is ticket:
+            del self._tickets[ticket.submission.request_id]
+
+    async def run(self) -> None:
+        """Connect, and connect again after each loss, until cancelled."""
+        failures = 0
+        while True:
+            connected = await self._connect_once()
+            failures = 0 if connected else failures + 1
+            await asyncio.sleep(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])
+
+    async def _connect_once(self) -> bool:
+        """Hold one stream until it ends; return whether it was up."""
+        self._outgoing = asyncio.Queue()
+        try:
+            async with transport.channel(self._address) as channel:
+                await self._converse(pb_grpc.EngineStub(channel))
+        except grpc.aio.AioRpcError as error:
+            log.log(self._loss_level(), "engine at %s: %s", self._address, error.details())
+        except TimeoutError:
+            log.log(self._loss_level(), "engine at %s: no word for %s s", self._address, self._timeout_seconds)
+        finally:
+            was_up = self.readiness.ready
+            self.readiness.set(False)
+            self._description = None
+            self._lose_tickets()
+        return was_up
+
+    def _loss_level(self) -> int:
+        return logging.WARNING if self.readiness.ready else logging.DEBUG
+
+    async def _converse(self, stub: "pb_grpc.EngineAsyncStub") -> None:
+        self._description = await stub.GetEngine(pb.GetEngineRequest(), timeout=_DESCRIBE_SECONDS)
+        call = stub.Serve(self._requests())
+        while True:
+            async with asyncio.timeout(self._timeout_seconds):
+                response = await call.read()
+            if not isinstance(response, pb.ServeResponse):
+                return
+            if not self.readiness.ready:
+                log.info("engine at %s serves %s", self._address, self._description.model)
+                self.readiness.set(True)
+            self._hand_out(response.step)
+
+    async def _requests(self) -> AsyncIterator[pb.ServeRequest]:
+        outgoing = self._outgoing
+        while True:
+            yield await outgoing.get()
+
+    def _hand_out(self, step: pb.StepOutput) -> None:
+        for events in (step.started, step.tokens, step.finished, step.refused):
+            for event in events:
+                ticket = self._tickets.get(event.request_id)
+                if ticket and ticket.submission.attempt == event.attempt:
+                    ticket.events.put_nowait(event)
+
+    def _lose_tickets(self) -> None:
+        for ticket in self._tickets.values():
+            ticket.events.put_nowait(None)
+        self._tickets.clear()

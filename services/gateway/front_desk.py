@@ -1,0 +1,150 @@
+"""Takes requests in: checks them, makes token ids of their prompts, and gives them to the engine."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
+from services.duration import duration
+from services.errors import InvalidField, Overloaded, Unavailable, UnknownModel
+from services.gateway.chat_template import ChatTemplateError
+from services.gateway.engine_link import EngineLink
+from services.gateway.generation import Generation
+from services.gateway.parameters import Parameters, StopRules, check_prompt
+from services.gateway.text_stream import TextStream
+from services.gateway.tokenizer import Tokenizer
+
+# Above this, tokenizing takes longer than other streams should wait.
+_LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
+
+
+class FrontDesk:
+    """Everything between a client's request and its generation."""
+
+    def __init__(self, link: EngineLink, tokenizer: Tokenizer, max_requests: int, clock: Callable[[], float]) -> None:
+        """Take at most `max_requests` at a time. `clock` is the event loop's, in seconds."""
+        self._link = link
+        self._tokenizer = tokenizer
+        self._max_requests = max_requests
+        self._clock = clock
+        self._live = 0
+        self._draining = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def generate(
+        self, request: gateway_pb2.GenerateRequest
+    ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+        """Yield what the client gets. Raises a ServiceError."""
+        arrival = self._clock()
+        self._admit()
+        try:
+            generation = await self._submit(request, arrival)
+            async with aclosing(generation.responses()) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            self._leave()
+
+    async def token_ids(self, model: str, prompt: gateway_pb2.Prompt) -> list[int]:
+        """Return the token ids of a prompt. Raises a ServiceError."""
+        self.describe(model)
+        check_prompt(prompt)
+        if prompt.WhichOneof("kind") == "token_ids":
+            return list(prompt.token_ids.ids)
+        try:
+            if prompt.ByteSize() <= _LONGEST_PROMPT_TOKENIZED_AT_ONCE:
+                return self._tokenize(prompt)
+            return await asyncio.to_thread(self._tokenize, prompt)
+        except ChatTemplateError as error:
+            raise InvalidField(f"prompt.chat: {error}", "prompt.chat") from error
+
+    def describe(self, model: str) -> engine_pb2.GetEngineResponse:
+        """Describe a model's engine; an empty name means the only one. Raises UnknownModel or Unavailable."""
+        description = self._link.description()
+        if model not in ("", description.model):
+            raise UnknownModel(f"model {model!r} is not served, {description.model!r} is", "model")
+        return description
+
+    async def drain(self) -> None:
+        """Refuse new requests from now on, and return when none is left."""
+        self._draining = True
+        await self._empty.wait()
+
+    def _admit(self) -> None:
+        if self._draining:
+            raise Unavailable("the gateway is draining")
+        if self._live >= self._max_requests:
+            raise Overloaded(f"{self._live} requests are under way, which is the limit")
+        self._live += 1
+        self._empty.clear()
+
+    def _leave(self) -> None:
+        self._live -= 1
+        if not self._live:
+            self._empty.set()
+
+    async def _submit(self, request: gateway_pb2.GenerateRequest, arrival: float) -> Generation:
+        description = self.describe(request.model)
+        parameters = Parameters.of(request)
+        _check_stop_tokens(parameters.stopping, description.vocabulary_size)
+        token_ids = await self.token_ids(request.model, request.prompt)
+        submission = engine_pb2.Submission(
+            request_id=parameters.request_id,
+            attempt=1,
+            prompt_token_ids=_checked_ids(token_ids, description.vocabulary_size),
+            samples=[engine_pb2.SampleState()],
+            sampling=parameters.sampling,
+            stopping=_engine_stopping(parameters.stopping, len(token_ids), description),
+            salt=parameters.salt.encode(),
+            priority=parameters.priority,
+            age=duration(self._clock() - arrival),
+        )
+        return Generation(
+            link=self._link,
+            ticket=self._link.submit(submission),
+            parameters=parameters,
+            model=description.model,
+            text=TextStream(self._tokenizer, parameters.stopping, parameters.special_tokens),
+            arrival=arrival,
+            clock=self._clock,
+        )
+
+    def _tokenize(self, prompt: gateway_pb2.Prompt) -> list[int]:
+        if prompt.WhichOneof("kind") == "text":
+            return self._tokenizer.encode(prompt.text)
+        return self._tokenizer.encode_chat([(message.role, message.content) for message in prompt.chat.messages])
+
+
+def _engine_stopping(
+    rules: StopRules, prompt_tokens: int, description: engine_pb2.GetEngineResponse
+) -> decoding_pb2.Stopping:
+    return decoding_pb2.Stopping(
+        max_tokens=_most_tokens(prompt_tokens, description) if rules.max_tokens is None else rules.max_tokens,
+        stop_token_ids=rules.token_ids,
+        ignore_eos=rules.ignore_eos,
+    )
+
+
+def _most_tokens(prompt_tokens: int, description: engine_pb2.GetEngineResponse) -> int:
+    """Return how many tokens fit after the prompt; at least 1, so that the engine says what does not fit.
+
+    The last token generated is never fed back, so it takes no slot in the pool.
+    """
+    slots = description.device_blocks * description.block_size + 1
+    return max(1, min(description.context_tokens, slots) - prompt_tokens)
+
+
+def _checked_ids(token_ids: list[int], vocabulary_size: int) -> list[int]:
+    for position, token in enumerate(token_ids):
+        if not 0 <= token < vocabulary_size:
+            field = f"prompt.token_ids.ids[{position}]"
+            raise InvalidField(f"{field} is {token}, the vocabulary has {vocabulary_size} tokens", field)
+    return token_ids
+
+
+def _check_stop_tokens(rules: StopRules, vocabulary_size: int) -> None:
+    for position, token in enumerate(rules.token_ids):
+        if not 0 <= token < vocabulary_size:
+            field = f"stopping.stop_token_ids[{position}]"
+            raise InvalidField(f"{field} is {token}, the vocabulary has {vocabulary_size} tokens", field)

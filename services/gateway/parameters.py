@@ -1,0 +1,141 @@
+"""A client's request, checked field by field and with defaults filled in."""
+
+import math
+import secrets
+import uuid
+from dataclasses import dataclass
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from services.errors import InvalidField, UnsupportedField
+
+_LONGEST_REQUEST_ID_BYTES = 128
+_MOST_STOP_STRINGS = 64
+_LONGEST_STOP_STRING_BYTES = 1024
+_SEED_BITS = 63
+
+
+@dataclass(frozen=True)
+class StopRules:
+    """When a sample ends. `max_tokens` None means as many as fit."""
+
+    max_tokens: int | None
+    strings: tuple[str, ...]
+    token_ids: tuple[int, ...]
+    include_stop: bool
+    ignore_eos: bool
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Everything of a request but its prompt. `timeout` is in seconds, None without limit."""
+
+    request_id: str
+    sampling: decoding_pb2.Sampling
+    stopping: StopRules
+    special_tokens: bool
+    salt: str
+    priority: int
+    timeout: float | None
+
+    @classmethod
+    def of(cls, request: gateway_pb2.GenerateRequest) -> "Parameters":
+        """Check a request. Raises InvalidField or UnsupportedField for the first field that is wrong."""
+        _check_served(request)
+        return cls(
+            request_id=_request_id(request.request_id),
+            sampling=_sampling(request.sampling),
+            stopping=_stopping(request.stopping),
+            special_tokens=request.output.special_tokens,
+            salt=request.cache.salt,
+            priority=request.priority,
+            timeout=_timeout(request),
+        )
+
+
+def check_prompt(prompt: gateway_pb2.Prompt) -> None:
+    """Raise InvalidField when there is nothing to continue."""
+    match prompt.WhichOneof("kind"):
+        case "text":
+            _require(prompt.text != "", "prompt.text", "is empty")
+        case "token_ids":
+            _require(len(prompt.token_ids.ids) > 0, "prompt.token_ids", "is empty")
+        case "chat":
+            _require(len(prompt.chat.messages) > 0, "prompt.chat.messages", "is empty")
+        case _:
+            raise InvalidField("prompt is missing: give text, token_ids or chat", "prompt")
+
+
+def _check_served(request: gateway_pb2.GenerateRequest) -> None:
+    _serve(not request.HasField("logit_rules"), "logit_rules")
+    _serve(not request.HasField("beam_search"), "beam_search")
+    _serve(not request.HasField("constraint"), "constraint")
+    _serve(not request.output.HasField("logprobs"), "output.logprobs")
+    _serve(not request.output.HasField("prompt_logprobs"), "output.prompt_logprobs")
+    _serve(request.stopping.min_tokens == 0, "stopping.min_tokens")
+    _serve(request.sampling.sample_count <= 1, "sampling.sample_count")
+
+
+def _serve(served: bool, field: str) -> None:
+    if not served:
+        raise UnsupportedField(f"{field} is not served by this version", field)
+
+
+def _request_id(given: str) -> str:
+    size = len(given.encode())
+    _require(
+        size <= _LONGEST_REQUEST_ID_BYTES, "request_id", f"has {size} bytes, the most is {_LONGEST_REQUEST_ID_BYTES}"
+    )
+    return given or uuid.uuid4().hex
+
+
+def _sampling(given: decoding_pb2.Sampling) -> decoding_pb2.Sampling:
+    sampling = decoding_pb2.Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, sample_count=1)
+    sampling.seed = secrets.randbits(_SEED_BITS)
+    sampling.MergeFrom(given)
+    temperature, top_p, min_p = sampling.temperature, sampling.top_p, sampling.min_p
+    _require(
+        math.isfinite(temperature) and temperature >= 0,
+        "sampling.temperature",
+        f"is {temperature}, it must be a finite number that is not negative",
+    )
+    _require(sampling.top_k >= 0, "sampling.top_k", f"is {sampling.top_k}, it must not be negative")
+    _require(0 < top_p <= 1, "sampling.top_p", f"is {top_p}, it must be above 0 and at most 1")
+    _require(0 <= min_p <= 1, "sampling.min_p", f"is {min_p}, it must be from 0 to 1")
+    _require(sampling.sample_count >= 1, "sampling.sample_count", f"is {sampling.sample_count}, it must be at least 1")
+    return sampling
+
+
+def _stopping(given: decoding_pb2.Stopping) -> StopRules:
+    limit = given.max_tokens if given.HasField("max_tokens") else None
+    _require(limit is None or limit >= 1, "stopping.max_tokens", f"is {limit}, it must be at least 1")
+    count = len(given.stop_strings)
+    _require(
+        count <= _MOST_STOP_STRINGS, "stopping.stop_strings", f"has {count} entries, the most is {_MOST_STOP_STRINGS}"
+    )
+    for index, text in enumerate(given.stop_strings):
+        size = len(text.encode())
+        _require(
+            1 <= size <= _LONGEST_STOP_STRING_BYTES,
+            f"stopping.stop_strings[{index}]",
+            f"has {size} bytes, it must have 1 to {_LONGEST_STOP_STRING_BYTES}",
+        )
+    return StopRules(
+        max_tokens=limit,
+        strings=tuple(given.stop_strings),
+        token_ids=tuple(given.stop_token_ids),
+        include_stop=given.include_stop,
+        ignore_eos=given.ignore_eos,
+    )
+
+
+def _timeout(request: gateway_pb2.GenerateRequest) -> float | None:
+    if not request.HasField("timeout"):
+        return None
+    seconds = request.timeout.ToTimedelta().total_seconds()
+    _require(seconds > 0, "timeout", f"is {seconds} s, it must be above 0")
+    return seconds
+
+
+def _require(holds: bool, field: str, fault: str) -> None:
+    if not holds:
+        raise InvalidField(f"{field} {fault}", field)

@@ -1,0 +1,61 @@
+"""The gateway's bare server."""
+
+import asyncio
+from contextlib import suppress
+
+from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from services import transport
+from services.gateway.engine_link import EngineLink
+from services.gateway.front_desk import FrontDesk
+from services.gateway.servicer import GatewayServicer, RequestParser
+from services.gateway.settings import GatewaySettings
+from services.gateway.tokenizer import Tokenizer
+from services.model_store import default_cache, resolve
+from services.service import Readiness
+from services.stage_display import StageDisplay
+
+
+class GatewayService:
+    """Serves clients with one engine's model."""
+
+    name = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Make the server; it listens from `start` on, and is ready while the engine is there."""
+        self._settings = settings
+        self._link = EngineLink(settings.engine, settings.link_timeout_seconds)
+        self._desk: FrontDesk | None = None
+        self.readiness = Readiness()
+        self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [RequestParser()])
+
+    async def start(self) -> str:
+        """Load the tokenizer and listen. Raises ModelUnavailable, TokenizerLoadError or RuntimeError."""
+        with StageDisplay() as display:
+            folder = resolve(self._settings.model, default_cache(), display)
+        clock = asyncio.get_running_loop().time
+        self._desk = FrontDesk(self._link, Tokenizer.load(folder), self._settings.max_requests, clock)
+        gateway_pb2_grpc.add_GatewayServicer_to_server(GatewayServicer(self._desk), self.server)
+        address = transport.bind(self.server, self._settings.listen)
+        await self.server.start()
+        return address
+
+    async def run(self) -> None:
+        """Keep the link to the engine until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._link.run())
+            tasks.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        async for ready in self._link.readiness.changes():
+            self.readiness.set(ready)
+
+    async def drain(self) -> None:
+        """Refuse new requests, and wait for those under way until the grace time is over."""
+        self.readiness.retire()
+        if self._desk:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._desk.drain(), self._settings.grace_seconds)
+
+    async def stop(self) -> None:
+        """Close the server; what is still under way is cancelled."""
+        await self.server.stop(grace=0)

@@ -1,0 +1,78 @@
+"""The calls of the gateway: hand the message to the front desk, and its answer to the client."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+
+from quire.v1 import gateway_pb2 as pb
+from quire.v1 import gateway_pb2_grpc as pb_grpc
+from services.errors import InvalidField, translated
+from services.gateway.front_desk import FrontDesk
+from services.gateway.utf8 import MalformedRequest, deserializer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
+
+
+class GatewayServicer(pb_grpc.GatewayServicer):
+    """Answers clients."""
+
+    def __init__(self, desk: FrontDesk) -> None:
+        self._desk = desk
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
+        """Stream a generation."""
+        async with translated(context):
+            _check_parsed(request)
+            async with aclosing(self._desk.generate(request)) as responses:
+                async for response in responses:
+                    yield response
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
+        """Tokenize a prompt."""
+        async with translated(context):
+            _check_parsed(request)
+            return pb.TokenizeResponse(token_ids=await self._desk.token_ids(request.model, request.prompt))
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
+        """Describe a model."""
+        async with translated(context):
+            _check_parsed(request)
+            engine = self._desk.describe(request.model)
+            return pb.GetModelResponse(
+                model=engine.model,
+                context_tokens=engine.context_tokens,
+                vocabulary_size=engine.vocabulary_size,
+                block_size=engine.block_size,
+                device_blocks=engine.device_blocks,
+                dtype=engine.dtype,
+            )
+
+
+class RequestParser(grpc.aio.ServerInterceptor):
+    """Parses the gateway's requests so that one with invalid UTF-8 reaches its handler as a MalformedRequest.
+
+    gRPC's own parsing would answer such a request with UNKNOWN and no field.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Give the handler of a gateway method another deserializer."""
+        handler = await continuation(handler_call_details)
+        service, _, method = handler_call_details.method.lstrip("/").partition("/")
+        if handler is None or service != _SERVICE.full_name:
+            return handler
+        request_type = GetMessageClass(_SERVICE.methods_by_name[method].input_type)
+        return handler._replace(request_deserializer=deserializer(request_type))
+
+
+def _check_parsed(request: object) -> None:
+    if isinstance(request, MalformedRequest):
+        raise InvalidField(request.message, request.field or "")

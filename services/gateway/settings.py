@@ -1,0 +1,22 @@
+"""Settings of the gateway."""
+
+from dataclasses import dataclass
+
+from services.settings import check, setting
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """Where clients come in, which engine answers, and how much may be under way."""
+
+    listen: str = setting("127.0.0.1:50051", "Address to listen on: host:port or unix:/path.")
+    engine: str = setting("127.0.0.1:50052", "Address of the engine.")
+    model: str = setting("demo", "Model whose tokenizer is used: demo, a local folder, a .gguf file, or a hub id.")
+    max_requests: int = setting(1024, "Requests under way at most; more are refused.", least=1)
+    link_timeout_seconds: float = setting(
+        10.0, "Seconds without a message after which the engine counts as gone.", least=0.1
+    )
+    grace_seconds: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,34 @@
+"""Turns a GGUF file into an ordinary Hugging Face folder: `python gguf_conversion.py FILE FOLDER`.
+
+It is a program of its own because it needs torch and transformers, which take seconds and gigabytes that
+the process asking for a model should not pay.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.utils.logging import disable_progress_bar
+
+
+def convert(source: Path, destination: Path) -> None:
+    """Write the model and the tokenizer of `source` to `destination`, with the weights in float32."""
+    model = AutoModelForCausalLM.from_pretrained(
+        source.parent,
+        gguf_file=source.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(gguf_file=source.name, dequantize=True),
+    )
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    # GGUF keeps the context length with the model alone, and a tokenizer without one claims 10^30 tokens.
+    tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
+    model.save_pretrained(destination)
+    tokenizer.save_pretrained(destination)
+    for file in destination.iterdir():
+        file.chmod(0o644)  # the weights are written for their owner only
+
+
+if __name__ == "__main__":
+    disable_progress_bar()
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

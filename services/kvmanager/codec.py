@@ -1,0 +1,164 @@
+"""Between the wire and the plain values of the KV manager's core."""
+
+from collections.abc import Iterable
+
+from kvmanager import (
+    Allocate,
+    BlockCounts,
+    Commit,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Length,
+    Pool,
+    PoolSpec,
+    Sequence,
+    Session,
+    Step,
+    StepResult,
+)
+from quire.v1 import kvmanager_pb2 as pb
+from services.errors import InvalidField, UnsupportedField
+
+_FREE_REASONS: dict[int, FreeReason] = {
+    pb.FreeReason.Value(f"FREE_REASON_{reason.name}"): reason for reason in FreeReason
+}
+
+
+def spec_of(message: pb.Register) -> PoolSpec:
+    """Read the pool that an engine describes. Raises InvalidRegistration, or UnsupportedField for a host tier."""
+    if message.host_blocks:
+        raise UnsupportedField(f"host_blocks is {message.host_blocks}, this version has no host tier", "host_blocks")
+    return PoolSpec(
+        engine_id=message.engine_id,
+        incarnation=message.incarnation,
+        model_fingerprint=message.model_fingerprint,
+        block_size=message.block_size,
+        device_blocks=message.device_blocks,
+    )
+
+
+def step_of(message: pb.Step) -> Step:
+    """Read a Step. Raises InvalidField where it makes no sense at all."""
+    return Step(
+        step=message.step,
+        commits=[Commit(item.sequence, item.first_index, list(item.token_ids)) for item in message.commits],
+        forks=[Fork(item.parent, item.child, item.length) for item in message.forks],
+        frees=[Free(item.sequence, _free_reason(item.reason), item.preempted_for_group) for item in message.frees],
+        extends=[
+            Extend(item.group, _pairs(item.sequences, item.room_tokens, "step.extends")) for item in message.extends
+        ],
+        allocates=[_allocate_of(item) for item in message.allocates],
+        lengths=[Length(*pair) for pair in _pairs(message.length_sequences, message.length_tokens, "step.lengths")],
+    )
+
+
+def _pairs(first: Iterable[int], second: Iterable[int], field: str) -> list[tuple[int, int]]:
+    try:
+        return list(zip(first, second, strict=True))
+    except ValueError as error:
+        raise InvalidField(f"{field}: its two arrays differ in length", field) from error
+
+
+def _free_reason(value: int) -> FreeReason:
+    if value not in _FREE_REASONS:
+        raise InvalidField(f"step.frees.reason is {value}, which is not a reason", "step.frees.reason")
+    return _FREE_REASONS[value]
+
+
+def _allocate_of(item: pb.Allocate) -> Allocate:
+    return Allocate(
+        group=item.group,
+        sequence=item.sequence,
+        request_id=item.request_id,
+        salt=item.salt,
+        token_ids=list(item.token_ids),
+        compute_tokens=item.compute_tokens,
+        spare_blocks=item.spare_blocks,
+    )
+
+
+def result_message(result: StepResult) -> pb.StepResult:
+    """Write the answer to a Step."""
+    message = pb.StepResult(
+        step=result.step,
+        sealed_blocks=[seal.block for seal in result.sealed],
+        sealed_keys=b"".join(seal.key for seal in result.sealed),
+        device=counts_message(result.device),
+        evicted_blocks=result.evicted_blocks,
+    )
+    for refusal in result.refusals:
+        message.refusals.add(
+            item=pb.StepItem.Value(f"STEP_ITEM_{refusal.item.name}"),
+            index=refusal.position,
+            reason=pb.StepRefusal.Value(f"STEP_REFUSAL_{refusal.reason.name}"),
+            detail=refusal.detail,
+        )
+    for change in result.tables:
+        message.tables.add(
+            sequence=change.sequence,
+            first_index=change.first_index,
+            block_ids=change.block_ids,
+            room_tokens=change.room_tokens,
+            cached_tokens=change.cached_tokens,
+        )
+    message.device_to_device.sources.extend(copy.source for copy in result.copies)
+    message.device_to_device.destinations.extend(copy.destination for copy in result.copies)
+    return message
+
+
+def counts_message(counts: BlockCounts) -> pb.BlockCounts:
+    """Write blocks by state."""
+    return pb.BlockCounts(free=counts.free, cached=counts.cached, held=counts.held, withheld=counts.withheld)
+
+
+def pool_message(session: Session) -> pb.PoolInfo:
+    """Write a pool's counts and totals."""
+    pool, totals = session.pool, session.totals
+    return pb.PoolInfo(
+        engine_id=pool.spec.engine_id,
+        incarnation=pool.spec.incarnation,
+        model_fingerprint=pool.spec.model_fingerprint,
+        block_size=pool.spec.block_size,
+        device_blocks=pool.spec.device_blocks,
+        device=counts_message(pool.device.counts),
+        session=session.number,
+        sequences=len(pool.sequences),
+        groups=len(pool.groups),
+        computed_tokens=pool.computed_tokens(),
+        shared_blocks=pool.device.shared,
+        saved_blocks=pool.device.saved,
+        totals=pb.PoolTotals(**vars(totals)),
+    )
+
+
+def sequence_message(sequence: Sequence, block_size: int) -> pb.SequenceInfo:
+    """Write a sequence with its table."""
+    return pb.SequenceInfo(
+        sequence=sequence.id,
+        group=sequence.group,
+        request_id=sequence.request_id,
+        block_ids=sequence.table,
+        computed_tokens=sequence.computed,
+        room_tokens=sequence.room,
+        committed_tokens=sequence.committed * block_size,
+    )
+
+
+def block_map_message(pool: Pool, first: int, count: int) -> pb.GetBlockMapResponse:
+    """Write the states of `count` blocks from `first` on, or of as many as there are."""
+    total = pool.spec.device_blocks
+    blocks = range(first, min(first + count, total + 1))
+    return pb.GetBlockMapResponse(
+        first_block=first,
+        states=[_state(pool, block) for block in blocks],
+        counts=[pool.device.count(block) for block in blocks],
+        next_block=blocks.stop if blocks.stop <= total else 0,
+    )
+
+
+def _state(pool: Pool, block: int) -> pb.BlockState.ValueType:
+    if pool.device.count(block):
+        return pb.BLOCK_STATE_HELD
+    return pb.BLOCK_STATE_FREE if pool.device.key(block) is None else pb.BLOCK_STATE_CACHED

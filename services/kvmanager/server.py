@@ -1,0 +1,49 @@
+"""The KV manager's bare server."""
+
+import asyncio
+import secrets
+from contextlib import suppress
+
+from kvmanager import KVManager
+from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
+from services import transport
+from services.kvmanager.servicer import KVManagerServicer
+from services.kvmanager.settings import KVManagerSettings
+from services.service import Readiness
+
+
+class KVManagerService:
+    """Serves one KVManager."""
+
+    name = kvmanager_pb2.DESCRIPTOR.services_by_name["KVManager"].full_name
+
+    def __init__(self, settings: KVManagerSettings) -> None:
+        """Make the server; it listens from `start` on."""
+        self._settings = settings
+        self.manager = KVManager(epoch=secrets.randbits(64))
+        self.readiness = Readiness()
+        self.server = transport.server(transport.LINK_MESSAGE_BYTES)
+        # The calls that this version does not serve are left to the generated base: they answer UNIMPLEMENTED.
+        self._servicer = KVManagerServicer(self.manager)  # type: ignore[abstract]
+        kvmanager_pb2_grpc.add_KVManagerServicer_to_server(self._servicer, self.server)
+
+    async def start(self) -> str:
+        """Listen; the service is ready at once."""
+        address = transport.bind(self.server, self._settings.listen)
+        await self.server.start()
+        self.readiness.set(True)
+        return address
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        await self.server.wait_for_termination()
+
+    async def drain(self) -> None:
+        """Wait until every engine has left, or the grace time is over."""
+        self.readiness.retire()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._servicer.all_left(), self._settings.grace_seconds)
+
+    async def stop(self) -> None:
+        """Close the server."""
+        await self.server.stop(grace=0)

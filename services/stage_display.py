@@ -1,0 +1,62 @@
+"""What a task that takes more than a moment tells of itself, and how a terminal shows it."""
+
+from typing import Protocol, Self
+
+from rich import progress
+from rich.console import Console
+
+
+class Progress(Protocol):
+    """Hears what is being done: called again and again while a stage lasts; a new stage ends the one before."""
+
+    def __call__(self, stage: str, done_bytes: int = 0, total_bytes: int | None = None) -> None:
+        """Take note; without `total_bytes` nobody knows how long the stage will last."""
+
+
+class StageDisplay:
+    """A Progress shown on stderr: as bars on a terminal, else as one line for each stage.
+
+    To be entered before use; leaving it completes the last bar, unless an exception ended the stage.
+    """
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bars = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._stage: str | None = None
+        self._task: progress.TaskID | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._task is None:
+            return
+        if kind is None:
+            self._complete(self._task)
+        self._bars.stop()
+
+    def __call__(self, stage: str, done_bytes: int = 0, total_bytes: int | None = None) -> None:
+        """Show how far `stage` has come."""
+        if stage != self._stage:
+            self._stage = stage
+            self._begin(stage)
+        if self._task is not None and total_bytes is not None:
+            self._bars.update(self._task, completed=min(done_bytes, total_bytes), total=total_bytes)
+
+    def _begin(self, stage: str) -> None:
+        if not self._console.is_interactive:
+            self._console.print(stage, markup=False, highlight=False, soft_wrap=True)
+            return
+        if self._task is not None:
+            self._complete(self._task)
+        self._bars.start()
+        self._task = self._bars.add_task(stage, total=None)
+
+    def _complete(self, task: progress.TaskID) -> None:
+        self._bars.update(task, completed=1, total=1)

@@ -1,0 +1,61 @@
+"""How Quire's gRPC servers and channels are set up: message limits, keepalive, addresses.
+
+The keepalive names are those of grpc's channel arguments: a wrong one is ignored without a word, so a test pings.
+"""
+
+from collections.abc import Sequence
+
+import grpc
+
+MIB = 1024 * 1024
+CLIENT_MESSAGE_BYTES = 4 * MIB
+LINK_MESSAGE_BYTES = 64 * MIB
+
+_PING_SECONDS = 10
+_PING_TIMEOUT_SECONDS = 5
+_FASTEST_CLIENT_PING_SECONDS = 5
+
+Options = list[tuple[str, int]]
+
+
+def server(message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+    """Make a server that takes messages of up to `message_bytes`, without services or address yet."""
+    options = [*_common_options(message_bytes), *_server_options()]
+    return grpc.aio.server(options=options, interceptors=interceptors)
+
+
+def channel(address: str, message_bytes: int = LINK_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """Open a channel of its own connection to `address` (`host:port` or `unix:/path`)."""
+    return grpc.aio.insecure_channel(address, options=channel_options(message_bytes))
+
+
+def channel_options(message_bytes: int = LINK_MESSAGE_BYTES) -> Options:
+    """Return the options of a channel: it pings also while idle, and sees a peer that stopped as a broken link."""
+    return [*_common_options(message_bytes), ("grpc.use_local_subchannel_pool", 1)]
+
+
+def bind(server: grpc.aio.Server, address: str) -> str:
+    """Listen on `address`; return it with the port that port 0 became. Raises RuntimeError when it is taken."""
+    port = server.add_insecure_port(address)
+    host, _, wanted = address.rpartition(":")
+    return f"{host}:{port}" if wanted == "0" and not address.startswith("unix:") else address
+
+
+def _common_options(message_bytes: int) -> Options:
+    return [
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.keepalive_time_ms", _PING_SECONDS * 1000),
+        ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_SECONDS * 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def _server_options() -> Options:
+    return [
+        ("grpc.http2.min_ping_interval_without_data_ms", _FASTEST_CLIENT_PING_SECONDS * 1000),
+        ("grpc.http2.max_ping_strikes", 3),
+        # Two servers on one port would share its connections without a word.
+        ("grpc.so_reuseport", 0),
+    ]
