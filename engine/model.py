@@ -70,7 +70,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Loaded
         context_tokens=config.max_position_embeddings,
         vocabulary_size=config.vocab_size,
         eos_token_ids=_eos_token_ids(model),
-        fingerprint=f"{fingerprint(folder)}-{dtype}".removeprefix("torch."),
+        fingerprint=f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}",
         dtype=dtype,
     )
 

@@ -11,8 +11,10 @@ from engine.request import Capacity
 class InProcessBlocks:
     """A block manager whose answers are there at once. `observe` sees every Step with its result, and the pool."""
 
-    def __init__(self, capacity: Capacity, observe: Callable[[kvmanager.Step, kvmanager.StepResult], None] | None = None):
-        spec = kvmanager.PoolSpec("engine", 1, "model", capacity.block_tokens, capacity.device_blocks)
+    def __init__(
+        self, capacity: Capacity, observe: Callable[[kvmanager.Step, kvmanager.StepResult], None] | None = None
+    ):
+        spec = kvmanager.PoolSpec("engine", 1, "model", capacity.block_size, capacity.device_blocks)
         self.manager = kvmanager.KVManager(epoch=1)
         self.session = self.manager.attach(spec)
         self.ready = True

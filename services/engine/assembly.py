@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from engine.attention import TorchBackend
 from engine.cache import CacheGeometry
@@ -31,10 +32,12 @@ def assemble(settings: EngineSettings) -> EngineParts:
     """Load the model and allocate its cache. Raises ModelUnavailable, ModelUnsupported or InvalidSetting."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    device = _device(settings.device)
+    disable_progress_bar()  # transformers' own; ours shows one for all that takes long
     with StageDisplay() as display:
         folder = resolve(settings.model, default_cache(), display)
-    device = _device(settings.device)
-    loaded = load_model(folder, _dtype(settings.dtype, device), device)
+        display(f"Loading {folder.name}")
+        loaded = load_model(folder, _dtype(settings.dtype, device), device)
     capacity = Capacity(
         context_tokens=loaded.context_tokens,
         vocabulary_size=loaded.vocabulary_size,

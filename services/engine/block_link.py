@@ -119,7 +119,7 @@ class BlockLink:
         self.detached.clear()
         self.attached.set()
         self._tell(_Event.ATTACHED)
-        async for response in call:
+        while isinstance(response := await call.read(), pb.PoolResponse):
             self._tell(result_of(response.result))
 
     async def _requests(self) -> AsyncIterator[pb.PoolRequest]:

@@ -1,0 +1,160 @@
+"""The command `quire` and its subcommands. Heavy imports wait until a subcommand needs them."""
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+# gRPC's C core logs connection news that users of a command cannot use. It reads this when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+import click
+
+from services.cli.options import options_of, settings_from
+from services.engine.settings import EngineSettings
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KVManagerSettings
+
+_ADDRESS = "127.0.0.1:50051"
+
+
+def main() -> None:
+    """Run the command line; settings also come from the environment, such as QUIRE_ENGINE_BLOCK_SIZE."""
+    cli.main(auto_envvar_prefix="QUIRE", prog_name="quire")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="quire")
+def cli() -> None:
+    """Quire serves large language models from paged memory.
+
+    `quire serve` starts everything; `quire generate` and `quire chat` talk to it. The services can also be started
+    one by one, on one machine or on several.
+    """
+
+
+@cli.command()
+@options_of(GatewaySettings, leave_out=("engine", "model", "grace_seconds"))
+@options_of(EngineSettings, leave_out=("listen", "kvmanager"))
+def serve(**values: Any) -> None:
+    """Start KV manager, engine and gateway as three processes.
+
+    They speak gRPC over Unix sockets; clients reach the gateway at --listen. Each line of their logs begins with the
+    service's name. Ctrl-C or SIGTERM lets running requests finish, then stops all three.
+    """
+    from services.cli.serve import serve as run
+
+    engine_values = {name: value for name, value in values.items() if name != "listen"}
+    engine = settings_from(EngineSettings, engine_values)
+    gateway = settings_from(GatewaySettings, values)
+    sys.exit(asyncio.run(run(engine, gateway)))
+
+
+@cli.command()
+@options_of(KVManagerSettings)
+def kvmanager(**values: Any) -> None:
+    """Start a KV manager: the bookkeeping of blocks for every engine that attaches."""
+    from services.cli.run_service import run_service
+    from services.kvmanager.server import KVManagerService
+
+    settings = settings_from(KVManagerSettings, values)
+    sys.exit(run_service("kvmanager", lambda: KVManagerService(settings)))
+
+
+@cli.command()
+@options_of(EngineSettings)
+def engine(**values: Any) -> None:
+    """Start an engine: one model, its KV cache and its attention steps."""
+    # Compute threads that spin while they wait take the core away from the other services of a small machine, and
+    # then wait for each other. The OpenMP runtime reads this when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from services.cli.run_service import run_service
+    from services.engine.server import EngineService
+
+    settings = settings_from(EngineSettings, values)
+    sys.exit(run_service("engine", lambda: EngineService(settings)))
+
+
+@cli.command()
+@options_of(GatewaySettings)
+def gateway(**values: Any) -> None:
+    """Start a gateway: what clients call."""
+    from services.cli.run_service import run_service
+    from services.gateway.server import GatewayService
+
+    settings = settings_from(GatewaySettings, values)
+    sys.exit(run_service("gateway", lambda: GatewayService(settings)))
+
+
+@cli.command()
+@click.argument("prompt")
+@click.option("--address", default=_ADDRESS, show_default=True, help="Address of the gateway.")
+@click.option("--model", default="", help="Name of the model. Empty: the only one.")
+@click.option("--max-tokens", type=int, help="Tokens to generate at most. Absent: what fits.")
+@click.option("--temperature", type=float, help="0 takes the most likely token. Absent: 1.")
+@click.option("--top-k", type=int, help="Keep the k most likely tokens.")
+@click.option("--top-p", type=float, help="Keep the most likely tokens up to this probability.")
+@click.option("--seed", type=int, help="Same seed, same answer.")
+@click.option("--stop", multiple=True, help="End where this text appears. Can be given several times.")
+@click.option("--system", help="A system message; makes the prompt a chat.")
+@click.option("--chat", "as_chat", is_flag=True, help="Give the prompt as a user's message, through the chat template.")
+@click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for the whole answer.")
+def generate(prompt: str, address: str, timeout: float, **options: Any) -> None:
+    """Generate a continuation of PROMPT and print it as it comes; "-" reads the prompt from standard input."""
+    from services.cli.talk import generate as run
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    sys.exit(asyncio.run(run(address, text, timeout, options)))
+
+
+@cli.command()
+@click.option("--address", default=_ADDRESS, show_default=True, help="Address of the gateway.")
+@click.option("--model", default="", help="Name of the model. Empty: the only one.")
+@click.option("--system", help="A system message to begin with.")
+@click.option("--max-tokens", type=int, default=512, show_default=True, help="Tokens of one answer at most.")
+@click.option("--temperature", type=float, help="0 takes the most likely token. Absent: 1.")
+@click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for one answer.")
+def chat(address: str, timeout: float, **options: Any) -> None:
+    """Chat with a model: type a line, read the answer; an empty line or Ctrl-D ends."""
+    from services.cli.talk import chat as run
+
+    sys.exit(asyncio.run(run(address, timeout, options)))
+
+
+@cli.command()
+@click.argument("address", default=_ADDRESS)
+@click.option("--service", default="quire.v1.Gateway", show_default=True, help='Service to ask for; "" is liveness.')
+@click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for the answer.")
+def health(address: str, service: str, timeout: float) -> None:
+    """Say whether the service at ADDRESS is ready; exit status 0 when it is."""
+    from services.cli.talk import health as run
+
+    sys.exit(asyncio.run(run(address, service, timeout)))
+
+
+@cli.command()
+@click.argument("name", default="demo")
+def model(name: str) -> None:
+    """Fetch the model NAME into the cache and print its folder; NAME is as for --model."""
+    from services.model_store import ModelUnavailable, default_cache, resolve
+    from services.stage_display import StageDisplay
+
+    try:
+        with StageDisplay() as display:
+            click.echo(resolve(name, default_cache(), display))
+    except ModelUnavailable as error:
+        raise click.ClickException(str(error)) from error
+
+
+@cli.command()
+@click.option("--results", type=click.Path(dir_okay=False), help="Also write the measured figures to this JSON file.")
+@options_of(EngineSettings, leave_out=("listen", "kvmanager", "model_name", "engine_id"))
+def demo(results: str | None, **values: Any) -> None:
+    """Start everything, send requests that share a long system prompt, and show what the block pool did."""
+    from services.cli.demo import demo as run
+
+    sys.exit(asyncio.run(run(settings_from(EngineSettings, values), results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Command-line options and environment variables of a settings dataclass, made from its fields."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from services.settings import InvalidSetting
+
+Settings = TypeVar("Settings")
+Command = Callable[..., Any]
+
+
+def options_of(settings_type: type, leave_out: Iterable[str] = (), **defaults: Any) -> Callable[[Command], Command]:
+    """Add an option for each field: `--block-size` for `block_size`. `defaults` replaces those of the fields."""
+    left_out = set(leave_out)
+    fields = [field for field in dataclasses.fields(settings_type) if field.name not in left_out]
+
+    def decorate(command: Command) -> Command:
+        for field in reversed(fields):
+            command = _option(field, defaults.get(field.name, field.default))(command)
+        return command
+
+    return decorate
+
+
+def settings_from(settings_type: type[Settings], values: dict[str, Any]) -> Settings:
+    """Make the settings of those values that it has fields for. Raises click.UsageError, naming the field."""
+    names = {field.name for field in dataclasses.fields(settings_type)}  # type: ignore[arg-type]
+    try:
+        return settings_type(**{name: value for name, value in values.items() if name in names})
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
+
+
+def arguments_of(settings: Any) -> list[str]:
+    """Return the command-line arguments that make these settings again."""
+    arguments = []
+    for field in dataclasses.fields(settings):
+        arguments += [_flag(field.name), str(getattr(settings, field.name))]
+    return arguments
+
+
+def _option(field: "dataclasses.Field[Any]", default: Any) -> Callable[[Command], Command]:
+    choices = field.metadata["choices"]
+    return click.option(
+        _flag(field.name),
+        field.name,
+        type=click.Choice(choices) if choices else type(field.default),
+        default=default,
+        show_default=default != "",
+        show_envvar=True,
+        help=field.metadata["meaning"],
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

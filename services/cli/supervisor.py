@@ -1,0 +1,120 @@
+"""Runs the three services as processes, over Unix sockets, and stops them in order."""
+
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from services.cli.client import watch_until_ready
+from services.cli.options import arguments_of
+from services.engine.settings import EngineSettings
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KVManagerSettings
+
+GATEWAY_SERVICE = "quire.v1.Gateway"
+
+# A service that does not stop within its own grace time and this is killed.
+_SECONDS_BEYOND_GRACE = 10.0
+
+Print = Callable[[str, str], None]
+
+
+class ServiceFailed(Exception):
+    """A service ended by itself; the message says which and why."""
+
+
+@dataclass
+class _Process:
+    label: str
+    grace_seconds: float
+    process: asyncio.subprocess.Process
+    echo: "asyncio.Task[None]"
+    last_line: str = ""
+
+
+class Supervisor:
+    """The three services as child processes. `show` gets each of their lines with the name of its service."""
+
+    def __init__(self, engine: EngineSettings, gateway: GatewaySettings, show: Print) -> None:
+        """Wire the services together; they run from `start` on."""
+        self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
+        self.kvmanager_address = f"unix:{self._folder / 'kvmanager.sock'}"
+        self.engine_address = f"unix:{self._folder / 'engine.sock'}"
+        self._engine = replace(engine, listen=self.engine_address, kvmanager=self.kvmanager_address)
+        self._gateway = replace(gateway, engine=self.engine_address, model=engine.model)
+        self._kvmanager = KVManagerSettings(listen=self.kvmanager_address)
+        self._show = show
+        self._processes: list[_Process] = []
+
+    @property
+    def address(self) -> str:
+        """Where clients find the gateway."""
+        return self._gateway.listen
+
+    async def start(self) -> None:
+        """Start all three, and return when the gateway is ready. Raises ServiceFailed."""
+        for settings in (self._kvmanager, self._engine, self._gateway):
+            await self._spawn(settings)
+        ready = asyncio.create_task(watch_until_ready(self.address, GATEWAY_SERVICE))
+        failed = asyncio.create_task(self.wait())
+        try:
+            await asyncio.wait({ready, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
+        finally:
+            for task in (ready, failed):
+                task.cancel()
+            await asyncio.gather(ready, failed, return_exceptions=True)
+
+    async def wait(self) -> None:
+        """Wait until a service ends by itself, and raise ServiceFailed."""
+        waits = {asyncio.create_task(child.process.wait()): child for child in self._processes}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            child = waits[done.pop()]
+            await child.echo
+            raise ServiceFailed(f"{child.label} ended with status {child.process.returncode}: {child.last_line}")
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def stop(self) -> None:
+        """Stop the gateway, then the engine, then the KV manager, each drained before the next."""
+        for child in reversed(self._processes):
+            with suppress(ProcessLookupError):
+                child.process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(child.process.wait(), child.grace_seconds + _SECONDS_BEYOND_GRACE)
+            except TimeoutError:
+                self._show(child.label, "did not stop in time and is killed")
+                child.process.kill()
+                await child.process.wait()
+            await child.echo
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _spawn(self, settings: KVManagerSettings | EngineSettings | GatewaySettings) -> None:
+        label = type(settings).__name__.removesuffix("Settings").lower()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "services.cli.main", label, *arguments_of(settings)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # Ctrl-C reaches the whole terminal's group; the order of stopping is decided here.
+            start_new_session=True,
+        )
+        child = _Process(label, settings.grace_seconds, process, asyncio.create_task(asyncio.sleep(0)))
+        child.echo = asyncio.create_task(self._echo(child))
+        self._processes.append(child)
+
+    async def _echo(self, child: _Process) -> None:
+        assert child.process.stdout is not None, "it was started with a pipe"
+        async for line in child.process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            child.last_line = text or child.last_line
+            self._show(child.label, text)

@@ -1,0 +1,109 @@
+"""The commands that talk to a running gateway: generate, chat, health."""
+
+from typing import Any
+
+import click
+import grpc
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from services import transport
+from services.cli import client
+
+Message = gateway_pb2.ChatMessage
+
+
+async def generate(address: str, text: str, timeout: float, options: dict[str, Any]) -> int:
+    """Print one answer as it comes, and its usage on stderr; return the exit status."""
+    request = _request(options)
+    system = options.get("system")
+    if system or options.get("as_chat"):
+        request.prompt.chat.messages.extend(_system(system))
+        request.prompt.chat.messages.append(Message(role="user", content=text))
+    else:
+        request.prompt.text = text
+    try:
+        async with transport.channel(address) as channel:
+            answer, finished = await _print_answer(channel, request, timeout)
+    except grpc.aio.AioRpcError as error:
+        return _fail(address, error)
+    if not answer.endswith("\n"):
+        click.echo()
+    click.echo(usage_line(finished), err=True)
+    return 0
+
+
+async def chat(address: str, timeout: float, options: dict[str, Any]) -> int:
+    """Answer line by line until an empty one; return the exit status."""
+    history = _system(options.get("system"))
+    async with transport.channel(address) as channel:
+        while line := _read_line():
+            history.append(Message(role="user", content=line))
+            request = _request(options)
+            request.prompt.chat.messages.extend(history)
+            try:
+                answer, _ = await _print_answer(channel, request, timeout)
+            except grpc.aio.AioRpcError as error:
+                return _fail(address, error)
+            click.echo()
+            history.append(Message(role="assistant", content=answer))
+    return 0
+
+
+async def health(address: str, service: str, timeout: float) -> int:
+    """Print a service's status; return 0 when it is SERVING."""
+    try:
+        status = await client.check_health(address, service, timeout)
+    except grpc.aio.AioRpcError as error:
+        return _fail(address, error)
+    click.echo(status)
+    return 0 if status == "SERVING" else 1
+
+
+def usage_line(finished: gateway_pb2.Finished) -> str:
+    """Say in one line what an answer took."""
+    usage, timing = finished.usage, finished.timing
+    seconds = timing.decode.ToTimedelta().total_seconds()
+    rate = f", {(usage.generated_tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
+    first = timing.time_to_first_token.ToTimedelta().total_seconds()
+    return (
+        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), {usage.generated_tokens} generated, "
+        f"first token after {first:.2f} s{rate}"
+    )
+
+
+def _request(options: dict[str, Any]) -> gateway_pb2.GenerateRequest:
+    sampling = {
+        name: options[name] for name in ("temperature", "top_k", "top_p", "seed") if options.get(name) is not None
+    }
+    stopping = decoding_pb2.Stopping(stop_strings=options.get("stop", ()), max_tokens=options.get("max_tokens"))
+    return gateway_pb2.GenerateRequest(
+        model=options["model"], sampling=decoding_pb2.Sampling(**sampling), stopping=stopping
+    )
+
+
+def _system(content: str | None) -> list[Message]:
+    return [Message(role="system", content=content)] if content else []
+
+
+async def _print_answer(
+    channel: grpc.aio.Channel, request: gateway_pb2.GenerateRequest, timeout: float
+) -> tuple[str, gateway_pb2.Finished]:
+    answer, finished = "", gateway_pb2.Finished()
+    async for response in client.generate(channel, request, timeout):
+        answer += response.delta.text
+        click.echo(response.delta.text, nl=False)
+        if response.HasField("finished"):
+            finished = response.finished
+    return answer, finished
+
+
+def _read_line() -> str:
+    try:
+        return click.prompt("you", default="", show_default=False, prompt_suffix="> ").strip()
+    except click.Abort:
+        return ""
+
+
+def _fail(address: str, error: grpc.aio.AioRpcError) -> int:
+    click.echo(f"{address}: {error.code().name}: {error.details()}", err=True)
+    return 1

@@ -1,0 +1,67 @@
+"""What many tests need: real models, small and smaller, and a running Quire."""
+
+import os
+
+# As in the engine's own process, and before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from services.model_store import default_cache, resolve
+from tests.running_quire import RunningQuire, start_quire
+from tests.tiny_models import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The folder of the demo model, which `make test` has fetched."""
+    return resolve("demo", default_cache(), lambda *_: None)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a tiny randomly initialised checkpoint with a tokenizer: `llama` (grouped heads), `gpt2` or `opt`."""
+    folders: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in folders:
+            folders[family] = make_tiny_model(family, tmp_path_factory.mktemp("models") / f"tiny-{family}")
+        return folders[family]
+
+    return make
+
+
+@pytest.fixture
+def quire() -> Iterator[Callable[..., RunningQuire]]:
+    """Starts `quire serve` with the given arguments; whatever still runs at the end is stopped."""
+    running: list[RunningQuire] = []
+
+    def start(*arguments: str) -> RunningQuire:
+        running.append(start_quire(*arguments))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def tiny_quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
+    """One Quire for all tests of a module, serving the tiny Llama from a pool of 64 blocks of 16 tokens."""
+    one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--max-sequences", "16")
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def demo_quire(demo_model: Path) -> Iterator[RunningQuire]:
+    """One Quire for all tests of a module, serving the demo model with its defaults."""
+    one = start_quire("--model", "demo")
+    yield one
+    one.close()

@@ -1,0 +1,123 @@
+"""Builders for the tests of the KV manager."""
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+
+import pytest
+
+from kvmanager import Allocate, Commit, Extend, Fork, Free, FreeReason, Pool, PoolSpec, Step
+
+
+def plain(value):
+    """Return everything that an object holds, to the last private field, as values that can be compared.
+
+    The order of dicts counts: it is the order of queues.
+    """
+    if isinstance(value, dict):
+        return [(plain(key), plain(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(plain, value))
+    if isinstance(value, (int, str, bytes, Enum)) or value is None:
+        return value
+    names = [field.name for field in fields(value)] if is_dataclass(value) else list(vars(value))
+    return [(name, plain(getattr(value, name))) for name in names]
+
+
+class Driver:
+    """An engine's end of a pool: numbers the Steps and checks the conservation law after each of them."""
+
+    def __init__(self, device_blocks, block_size, model_fingerprint):
+        self.pool = Pool(PoolSpec("engine", 1, model_fingerprint, block_size, device_blocks))
+        self.device = self.pool.device
+
+    def apply(self, **items):
+        result = self.pool.apply(Step(self.pool.last_step + 1, **items))
+        assert self.pool.violations() == []
+        return result
+
+    def accept(self, **items):
+        result = self.apply(**items)
+        assert result.refusals == []
+        return result
+
+    def refuse(self, **items):
+        """Apply a Step of one item, see that it is refused without a trace, and return the reason."""
+        before = self.state()
+        result = self.apply(**items)
+        assert self.state() == before
+        assert (result.sealed, result.tables, result.copies) == ([], [], [])
+        assert (result.granted_blocks, result.evicted_blocks, result.hit_tokens, result.query_tokens) == (0, 0, 0, 0)
+        (refusal,) = result.refusals
+        assert refusal.position == 0
+        return refusal.reason
+
+    def allocate(self, sequence, tokens, *, group=None, salt=b"", compute=None, spare=0):
+        """Begin a group with a sequence of the same id unless said otherwise, with room for all its tokens."""
+        compute = len(tokens) if compute is None else compute
+        item = Allocate(group or sequence, sequence, f"request-{sequence}", salt, tokens, compute, spare)
+        (table,) = self.accept(allocates=[item]).tables
+        return table
+
+    def commit(self, sequence, tokens):
+        """Commit what of a sequence's tokens fills blocks and is not committed yet."""
+        first, size = self.pool.sequences[sequence].committed, self.pool.spec.block_size
+        return self.accept(commits=[Commit(sequence, first, tokens[first * size : len(tokens) // size * size])])
+
+    def prefill(self, sequence, tokens, **options):
+        """Allocate and commit."""
+        table = self.allocate(sequence, tokens, **options)
+        if len(tokens) // self.pool.spec.block_size > self.pool.sequences[sequence].committed:
+            self.commit(sequence, tokens)
+        return table
+
+    def cache(self, sequence, tokens, **options):
+        """Prefill and free again: the blocks stay cached."""
+        table = self.prefill(sequence, tokens, **options)
+        self.free(sequence)
+        return table
+
+    def fork(self, parent, child, length):
+        return self.accept(forks=[Fork(parent, child, length)])
+
+    def extend(self, group, rooms):
+        return self.accept(extends=[Extend(group, list(rooms.items()))])
+
+    def free(self, *sequences, reason=FreeReason.FINISHED):
+        return self.accept(frees=[Free(sequence, reason) for sequence in sequences])
+
+    def table(self, sequence):
+        return list(self.pool.sequences[sequence].table)
+
+    def room(self, sequence):
+        return self.pool.sequences[sequence].room
+
+    def counts(self, blocks):
+        return [self.device.count(block) for block in blocks]
+
+    def keyed(self, blocks):
+        return [self.device.key(block) is not None for block in blocks]
+
+    def order(self):
+        return self.device.eviction_order()
+
+    def state(self):
+        """Return all of the pool but the number of its last Step."""
+        return [entry for entry in plain(self.pool) if entry[0] != "last_step"]
+
+
+@pytest.fixture
+def new_pool():
+    """Return a function that makes a pool with a Driver."""
+
+    def make(device_blocks=10, block_size=16, model_fingerprint="model"):
+        return Driver(device_blocks, block_size, model_fingerprint)
+
+    return make
+
+
+@pytest.fixture
+def state_of():
+    """Return a function that lists everything an object holds, as values that can be compared."""
+    return plain

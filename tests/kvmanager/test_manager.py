@@ -1,0 +1,189 @@
+import pytest
+
+from kvmanager import (
+    Allocate,
+    Commit,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    InvalidRegistration,
+    KVManager,
+    PoolSpec,
+    SessionReplaced,
+    StaleIncarnation,
+    Step,
+    StepOutOfOrder,
+    UnknownPool,
+)
+
+
+@pytest.fixture
+def manager():
+    return KVManager(epoch=7)
+
+
+def spec(engine_id="engine-a", incarnation=1, device_blocks=8):
+    return PoolSpec(engine_id, incarnation, "model", block_size=2, device_blocks=device_blocks)
+
+
+def allocate(sequence, tokens):
+    return Allocate(sequence, sequence, "request", b"", tokens, len(tokens))
+
+
+def test_each_engine_has_a_pool_of_its_own(manager):
+    a, b = manager.attach(spec("a")), manager.attach(spec("b", device_blocks=3))
+    manager.apply(a, Step(1, allocates=[allocate(1, [5, 6, 7])]))
+    assert a.pool.device.counts.held == 2
+    assert b.pool.device.counts == (3, 0, 0, 0)
+
+
+def test_every_attach_has_a_higher_number(manager):
+    numbers = [manager.attach(spec(engine_id)).number for engine_id in ("a", "b", "a", "b")]
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_newer_session_begins_with_an_empty_pool(manager):
+    older = manager.attach(spec())
+    manager.apply(older, Step(5, allocates=[allocate(1, [5, 6])]))
+    newer = manager.attach(spec())
+    assert newer.pool.device.counts == (8, 0, 0, 0)
+    assert manager.apply(newer, Step(1, allocates=[allocate(1, [5, 6])])).refusals == []
+
+
+def test_steps_of_a_replaced_session_are_refused_and_do_nothing(manager, state_of):
+    older = manager.attach(spec())
+    newer = manager.attach(spec())
+    before = state_of(older), state_of(newer)
+    with pytest.raises(SessionReplaced):
+        manager.apply(older, Step(1, allocates=[allocate(1, [5, 6])]))
+    assert (state_of(older), state_of(newer)) == before
+
+
+def test_an_older_incarnation_is_refused_and_the_attached_one_goes_on(manager):
+    session = manager.attach(spec(incarnation=20))
+    with pytest.raises(StaleIncarnation):
+        manager.attach(spec(incarnation=19))
+    assert manager.session("engine-a") is session
+    assert manager.apply(session, Step(1, allocates=[allocate(1, [5])])).refusals == []
+
+
+@pytest.mark.parametrize("incarnation", [20, 21])
+def test_the_same_or_a_newer_incarnation_takes_over(manager, incarnation):
+    older = manager.attach(spec(incarnation=20))
+    newer = manager.attach(spec(incarnation=incarnation))
+    assert manager.session("engine-a") is newer
+    with pytest.raises(SessionReplaced):
+        manager.apply(older, Step(1))
+
+
+def test_an_older_incarnation_of_another_engine_is_welcome(manager):
+    manager.attach(spec("a", incarnation=20))
+    assert manager.attach(spec("b", incarnation=3)).pool.spec.incarnation == 3
+
+
+def test_detach_drops_the_pool_and_later_steps_are_refused(manager):
+    session = manager.attach(spec())
+    manager.detach(session)
+    assert manager.sessions() == []
+    with pytest.raises(SessionReplaced):
+        manager.apply(session, Step(1))
+
+
+def test_after_a_detach_any_incarnation_may_attach(manager):
+    manager.detach(manager.attach(spec(incarnation=20)))
+    assert manager.attach(spec(incarnation=1)).pool.spec.incarnation == 1
+
+
+def test_detaching_a_replaced_session_drops_nothing(manager):
+    older = manager.attach(spec())
+    newer = manager.attach(spec())
+    manager.detach(older)
+    assert manager.session("engine-a") is newer
+    assert manager.apply(newer, Step(1)).device == (8, 0, 0, 0)
+
+
+def test_detaching_twice_is_detaching_once(manager):
+    session = manager.attach(spec())
+    manager.detach(session)
+    manager.detach(session)
+    assert manager.sessions() == []
+
+
+def test_sessions_are_listed_by_engine_id(manager):
+    for engine_id in ("b", "c", "a"):
+        manager.attach(spec(engine_id))
+    assert [session.pool.spec.engine_id for session in manager.sessions()] == ["a", "b", "c"]
+
+
+def test_an_empty_id_means_the_only_engine(manager):
+    session = manager.attach(spec())
+    assert manager.session("") is session
+
+
+@pytest.mark.parametrize(("attached", "asked"), [([], ""), ([], "a"), (["a", "b"], ""), (["a", "b"], "c")])
+def test_an_engine_that_is_not_attached_is_unknown_and_the_attached_are_named(manager, attached, asked):
+    for engine_id in attached:
+        manager.attach(spec(engine_id))
+    with pytest.raises(UnknownPool, match=", ".join(attached) or "none"):
+        manager.session(asked)
+
+
+def test_totals_count_what_the_steps_did(manager):
+    session = manager.attach(spec())
+    prompt = [1, 2, 3, 4, 5]
+
+    manager.apply(session, Step(1, allocates=[allocate(1, prompt)]))  # blocks 1, 2, 3
+    manager.apply(session, Step(2, commits=[Commit(1, 0, prompt[:4])], allocates=[allocate(2, prompt)]))  # 1, 2 and 4
+    manager.apply(session, Step(3, forks=[Fork(2, 3, 5)], extends=[Extend(2, [(2, 6), (3, 6)])]))  # copies 4 to 5
+    assert (session.totals.steps, session.totals.granted_blocks, session.totals.copied_blocks) == (3, 5, 1)
+    assert (session.totals.prefix_query_tokens, session.totals.prefix_hit_tokens) == (10, 4)
+    assert (session.totals.peak_held_blocks, session.totals.peak_saved_blocks) == (5, 4)
+
+    frees = [Free(3, FreeReason.PRUNED), Free(2, FreeReason.PREEMPTED), Free(1, FreeReason.FINISHED)]
+    manager.apply(session, Step(4, frees=frees))
+    manager.apply(session, Step(5, allocates=[allocate(4, list(range(50, 64)))]))  # 7 of 6 free and 2 cached blocks
+    assert session.totals.evicted_blocks == 1
+    assert (session.totals.preemptions, session.totals.refusals) == (1, 0)
+    assert (session.totals.peak_held_blocks, session.totals.peak_saved_blocks) == (7, 4)
+
+
+def test_totals_count_refusals_but_no_preemption_that_was_refused(manager):
+    session = manager.attach(spec())
+    manager.apply(session, Step(1, allocates=[allocate(1, [1]), allocate(1, [1])]))
+    frees = [Free(9, FreeReason.PREEMPTED), Free(1, FreeReason.PREEMPTED), Free(1, FreeReason.PREEMPTED)]
+    manager.apply(session, Step(2, commits=[Commit(1, 3, [0, 0])], frees=frees))
+    assert (session.totals.refusals, session.totals.preemptions) == (4, 1)
+
+
+def test_totals_do_not_count_a_step_out_of_order(manager):
+    session = manager.attach(spec())
+    manager.apply(session, Step(2))
+    with pytest.raises(StepOutOfOrder):
+        manager.apply(session, Step(2))
+    assert session.totals.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("engine_id", ""),
+        ("incarnation", 0),
+        ("block_size", 0),
+        ("device_blocks", 0),
+        ("device_blocks", -4),
+        ("host_blocks", -1),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused_by_the_name_of_the_field(field, value):
+    good = {
+        "engine_id": "a",
+        "incarnation": 1,
+        "model_fingerprint": "model",
+        "block_size": 1,
+        "device_blocks": 1,
+        "host_blocks": 0,
+    }
+    PoolSpec(**good)
+    with pytest.raises(InvalidRegistration, match=field):
+        PoolSpec(**good | {field: value})

@@ -1,0 +1,192 @@
+import pytest
+
+from kvmanager import OutOfBlocks, Tier
+
+
+@pytest.fixture
+def five():
+    """A tier of five blocks, all handed out."""
+    tier = Tier(5)
+    for _ in range(5):
+        tier.grant()
+    return tier
+
+
+@pytest.fixture
+def five_cached(five):
+    """A tier whose five blocks are cached under keys of their own, released in order of their ids."""
+    for block in range(1, 6):
+        five.seal(block, bytes([block]))
+    for block in range(1, 6):
+        five.release(block)
+    return five
+
+
+def grant_all(tier):
+    return [tier.grant() for _ in range(tier.available)]
+
+
+def test_a_new_tier_hands_out_1_to_n_and_never_0():
+    assert grant_all(Tier(5)) == [1, 2, 3, 4, 5]
+
+
+def test_a_released_block_is_handed_out_after_all_that_were_free_before():
+    tier = Tier(3)
+    first = tier.grant()
+    tier.release(first)
+    assert grant_all(tier) == [2, 3, 1]
+
+
+def test_blocks_without_key_go_before_all_cached_ones_each_kind_in_order_of_release(five):
+    five.seal(2, b"two")
+    five.seal(4, b"four")
+    for block in (4, 3, 2, 5, 1):
+        five.release(block)
+    assert five.eviction_order() == [3, 5, 1, 4, 2]
+    assert grant_all(five) == [3, 5, 1, 4, 2]
+
+
+def test_a_hit_leaves_the_middle_of_the_order_and_nothing_else_moves(five_cached):
+    five_cached.hold(3)
+    assert five_cached.eviction_order() == [1, 2, 4, 5]
+    assert five_cached.count(3) == 1
+    assert five_cached.counts == (0, 4, 1, 0)
+
+
+def test_a_hit_refreshes(five_cached):
+    five_cached.hold(2)
+    five_cached.release(2)
+    assert five_cached.eviction_order() == [1, 3, 4, 5, 2]
+
+
+def test_a_block_with_several_holders_joins_the_order_with_its_last_release(five_cached):
+    five_cached.hold(1)
+    five_cached.hold(1)
+    five_cached.hold(1)
+    assert (five_cached.shared, five_cached.saved) == (1, 2)
+    five_cached.release(1)
+    five_cached.release(1)
+    assert (five_cached.shared, five_cached.saved) == (0, 0)
+    assert 1 not in five_cached.eviction_order()
+    five_cached.release(1)
+    assert five_cached.eviction_order() == [2, 3, 4, 5, 1]
+
+
+def test_a_cached_block_keeps_its_key_until_it_is_handed_out(five_cached):
+    assert five_cached.find(b"\x01") == 1
+    assert five_cached.grant() == 1
+    assert five_cached.find(b"\x01") is None
+    assert five_cached.key(1) is None
+    assert [five_cached.key(block) for block in (2, 3, 4, 5)] == [b"\x02", b"\x03", b"\x04", b"\x05"]
+    assert five_cached.evicted == 1
+
+
+def test_handing_out_a_block_without_key_evicts_nothing(five):
+    five.release(3)
+    five.grant()
+    assert five.evicted == 0
+
+
+def test_a_lookup_reserves_and_refreshes_nothing(five_cached, state_of):
+    before = state_of(five_cached)
+    assert five_cached.find(b"\x01") == 1
+    assert five_cached.find(b"unknown") is None
+    assert state_of(five_cached) == before
+
+
+def test_of_blocks_with_one_key_the_first_sealed_answers(five):
+    five.seal(4, b"twin")
+    five.seal(2, b"twin")
+    five.seal(5, b"twin")
+    assert five.find(b"twin") == 4
+
+
+@pytest.mark.parametrize("evict_first", [4, 2])
+def test_of_two_blocks_with_one_key_evicting_one_leaves_the_other_and_evicting_both_none(five, evict_first):
+    five.seal(4, b"twin")
+    five.seal(2, b"twin")
+    five.release(evict_first)
+    assert five.grant() == evict_first
+    other = {4: 2, 2: 4}[evict_first]
+    assert five.find(b"twin") == other
+    five.release(other)
+    assert five.grant() == other
+    assert five.find(b"twin") is None
+
+
+def test_granting_from_an_empty_tier_is_refused_and_leaves_no_trace(five, state_of):
+    five.seal(1, b"one")
+    before = state_of(five)
+    for _ in range(2):
+        with pytest.raises(OutOfBlocks):
+            five.grant()
+    assert state_of(five) == before
+    assert five.available == 0
+
+
+def test_holding_a_block_that_is_free_is_an_error_and_leaves_no_trace(state_of):
+    tier = Tier(2)
+    before = state_of(tier)
+    with pytest.raises(KeyError):
+        tier.hold(1)
+    assert state_of(tier) == before
+
+
+def test_every_block_is_in_exactly_one_state(five_cached):
+    five_cached.grant()
+    five_cached.release(1)
+    five_cached.hold(3)
+    assert five_cached.counts == (1, 3, 1, 0)
+    assert five_cached.available == 4
+    assert five_cached.violations({3: 1}) == []
+
+
+def release_too_often(tier):
+    tier.release(2)
+
+
+def forget_a_holder(tier):
+    tier.hold(2)
+
+
+def lose_a_block(tier):
+    tier._cached.pop(2)
+
+
+def queue_a_block_twice(tier):
+    tier._free[2] = None
+
+
+def drop_a_key(tier):
+    tier._keys[2] = None
+
+
+def drop_from_the_index(tier):
+    del tier._index[b"\x02"]
+
+
+def miscount_savings(tier):
+    tier.saved += 1
+
+
+def miscount_shared(tier):
+    tier.shared += 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        release_too_often,
+        forget_a_holder,
+        lose_a_block,
+        queue_a_block_twice,
+        drop_a_key,
+        drop_from_the_index,
+        miscount_savings,
+        miscount_shared,
+    ],
+)
+def test_the_check_of_the_conservation_law_sees_damage(five_cached, damage):
+    assert five_cached.violations({}) == []
+    damage(five_cached)
+    assert five_cached.violations({}) != []

@@ -1,0 +1,104 @@
+"""Tiny randomly initialised checkpoints: real architectures, real tokenizers, milliseconds a step."""
+
+import json
+from pathlib import Path
+
+import tokenizers
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+VOCABULARY = 384
+CONTEXT = 2048
+
+# Weights this wide make greedy choices clear: with the usual 0.02 a random model's logits are nearly equal.
+_SPREAD = 0.3
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+_TRAINING_LINES = [
+    "The quick brown fox jumps over the lazy dog, again and again.",
+    "Blocks of keys and values are kept like pages of memory.",
+    "Größe, naïve, 北京, 東京, 🙂🚀, Ελληνικά, кириллица",
+]
+
+
+def make_tiny_model(family: str, folder: Path) -> Path:
+    """Write a checkpoint of `llama`, `gpt2` or `opt`, always the same weights, and return its folder."""
+    torch.manual_seed(7)
+    model = _MODELS[family]()
+    model.generation_config.eos_token_id = 0
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    _write_tokenizer(folder)
+    return folder
+
+
+def _llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=96,
+            intermediate_size=128,
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            max_position_embeddings=CONTEXT,
+            initializer_range=_SPREAD,
+            bos_token_id=1,
+            eos_token_id=0,
+        )
+    )
+
+
+def _gpt2() -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=64,
+            n_layer=3,
+            n_head=4,
+            n_positions=CONTEXT,
+            initializer_range=_SPREAD,
+            bos_token_id=1,
+            eos_token_id=0,
+        )
+    )
+
+
+def _opt() -> OPTForCausalLM:
+    return OPTForCausalLM(
+        OPTConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            word_embed_proj_dim=64,
+            ffn_dim=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=CONTEXT,
+            init_std=_SPREAD,
+            bos_token_id=1,
+            eos_token_id=0,
+        )
+    )
+
+
+_MODELS = {"llama": _llama, "gpt2": _gpt2, "opt": _opt}
+
+
+def _write_tokenizer(folder: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|end|>", "<|begin|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TRAINING_LINES, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": _CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
