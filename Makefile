@@ -13,7 +13,7 @@ help: ## list the targets
 	awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: .venv/installed ## start everything on the demo model and show it at work
-	$(BIN)/quire demo
+	$(BIN)/quire demo $(ARGS)
 
 serve: .venv/installed ## serve a model; options go into ARGS
 	$(BIN)/quire serve $(ARGS)
@@ -23,8 +23,11 @@ check: lint test ## lint, then test
 test: .venv/installed model ## run the tests
 	$(BIN)/pytest --ignore=tests/acceptance $(ARGS)
 
-acceptance: .venv/installed model ## run the acceptance tests, which take long
+acceptance: .venv/installed model ## run the acceptance tests, which take long; what passed is not run again
 	$(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
+
+bench-%: .venv/installed model
+	$(BIN)/python -m bench.$*
 
 lint: .venv/installed ## check format, style, types, imports and generated code
 	$(BIN)/ruff format --check .

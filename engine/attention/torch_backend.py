@@ -65,24 +65,31 @@ class TorchBackend:
             .expand(count, 1, heads // kv_heads, *visible.shape[1:])
             .reshape(count, 1, -1, visible.shape[-1])
         )
-        scores = torch.matmul(packed, key.transpose(-1, -2)) * scoring.scaling
-        if scoring.softcap is not None:
-            scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
-        weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1, dtype=torch.float32).to(value.dtype)
-        attended = torch.matmul(weights, value).view(count, kv_heads, heads // kv_heads, fed, size)
+        attended = _attention(packed, key, value, mask, scoring).view(count, kv_heads, heads // kv_heads, fed, size)
         return attended.permute(0, 3, 1, 2, 4).reshape(count, fed, heads, size)
 
     def _gather(self, layer: int, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return K and V as `[rows, kv_heads, slots, head_size]`; slots beyond a sequence's end are zero in V.
+        """Return K and V as `[rows, kv_heads, slots, head_size]`; slots beyond a sequence's end are zero.
 
         A weight of zero times a leftover infinity would be NaN, so what a former owner left there must not be read.
         """
         pages = self.cache[rows.tables, layer]
-        key, value = pages.unbind(2)
         slots = torch.arange(rows.tables.shape[1] * self.block_size, device=rows.tables.device)
-        beyond = slots >= rows.ends[:, None]
-        value = value.flatten(1, 2).masked_fill(beyond[:, :, None, None], 0)
-        return key.flatten(1, 2).transpose(1, 2), value.transpose(1, 2)
+        beyond = (slots >= rows.ends[:, None])[:, None, :, None]
+        key, value = (part.flatten(1, 2).transpose(1, 2).masked_fill(beyond, 0) for part in pages.unbind(2))
+        return key, value
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scoring: Scoring
+) -> torch.Tensor:
+    """Return softmax(q.k) v where the mask allows; torch's own operator, but for capped scores, which it lacks."""
+    if scoring.softcap is None:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scoring.scaling)
+    scores = torch.matmul(query, key.transpose(-1, -2)) * scoring.scaling
+    capped = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    weights = capped.masked_fill(~mask, float("-inf")).softmax(dim=-1, dtype=torch.float32)
+    return torch.matmul(weights.to(value.dtype), value)
 
 
 def _visible(rows: Rows, fed: int, slots: int, window: int | None) -> torch.Tensor:
