@@ -104,7 +104,7 @@ class Sequence:
     """A request on its way: its tokens, and the engine's own copy of its block table.
 
     `computed` counts the tokens whose K and V are in the cache, seen to be written; `room` those that its blocks can
-    take; `committed` the leading blocks that have keys.
+    take; `committed` the leading blocks that have keys; `told` the computed tokens that the block manager knows of.
     """
 
     id: int
@@ -114,6 +114,7 @@ class Sequence:
     room: int = 0
     computed: int = 0
     committed: int = 0
+    told: int = 0
     started: bool = False
     cached_tokens: int = 0
     preemptions: int = 0
@@ -165,4 +166,4 @@ class Sequence:
         """Forget the table: everything has to be computed again."""
         self.lost_tokens = max(self.lost_tokens, self.computed)
         self.table = []
-        self.room = self.computed = self.committed = 0
+        self.room = self.computed = self.committed = self.told = 0

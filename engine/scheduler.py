@@ -230,7 +230,7 @@ class Scheduler:
         if sequence.finish is not None:  # cancelled while its blocks were asked for
             self._give_back(sequence, FreeReason.CANCELLED)
             return
-        sequence.computed = cached_tokens
+        sequence.computed = sequence.told = cached_tokens
         sequence.committed = cached_tokens // self.capacity.block_size
         self._claims.settle(sequence, sequence.committed)
         recomputed = max(0, sequence.lost_tokens - cached_tokens)
@@ -321,7 +321,7 @@ class Scheduler:
         preempted = self._extend(step, plan)
         if not preempted:
             self._allocate(step)
-        step.lengths = [Length(sequence.id, sequence.computed) for sequence in self._running]
+        self._tell_lengths(step)
         if not step:
             return None
         self._last_step = step.step
@@ -344,6 +344,12 @@ class Scheduler:
             step.commits.append(Commit(sequence.id, sequence.committed, tokens))
             sequence.committed = done
             self._claims.settle(sequence, done)
+
+    def _tell_lengths(self, step: Step) -> None:
+        for sequence in self._running:
+            if sequence.computed != sequence.told:
+                sequence.told = sequence.computed
+                step.lengths.append(Length(sequence.id, sequence.computed))
 
     def _free(self, step: Step, free: Free, sequence: Sequence) -> None:
         step.frees.append(free)

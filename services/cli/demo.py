@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -18,11 +20,11 @@ from rich.text import Text
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc
 from services import transport
 from services.cli import client
+from services.cli.local_model import engine_with_folder
 from services.cli.supervisor import ServiceFailed, Supervisor
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
-from services.model_store import ModelUnavailable, default_cache, resolve
-from services.stage_display import StageDisplay
+from services.model_store import ModelUnavailable
 
 _ANSWER_SECONDS = 300.0
 _MAX_TOKENS = 48
@@ -55,34 +57,42 @@ class _Answer:
 
     question: str
     text: str = ""
+    first_token_at: float = 0.0
     started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)
     finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
 
 
-async def demo(engine: EngineSettings, results: str | None) -> int:
-    """Run the demonstration; return 0, or 1 after saying in one line what failed."""
+def demo(engine: EngineSettings, results: str | None) -> int:
+    """Run the demonstration; return 0, or 1 after saying in one line what failed, or 130 when interrupted."""
     console = Console(highlight=False)
-    begun = time.monotonic()
     try:
-        with StageDisplay() as display:
-            resolve(engine.model, default_cache(), display)
-        with tempfile.TemporaryDirectory(prefix="quire-demo-") as folder:
-            gateway = GatewaySettings(listen=f"unix:{folder}/gateway.sock")
-            lines: list[str] = []
-            supervisor = Supervisor(engine, gateway, lambda label, line: lines.append(f"{label}: {line}"))
-            try:
-                await _start(supervisor, console)
-                await _show(supervisor, console, begun, results)
-            finally:
-                await supervisor.stop()
+        asyncio.run(_demonstrate(engine_with_folder(engine), console, results))
     except (ModelUnavailable, ServiceFailed) as error:
         console.print(f"The demo cannot go on: {error}", style="red", markup=False)
         return 1
     except grpc.aio.AioRpcError as error:
         console.print(f"The demo cannot go on: {error.code().name}: {error.details()}", style="red", markup=False)
         return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("The demo was interrupted.")
+        return 130
     console.print("All three services have stopped.")
     return 0
+
+
+async def _demonstrate(engine: EngineSettings, console: Console, results: str | None) -> None:
+    this = asyncio.current_task()
+    assert this is not None, "a coroutine runs in a task"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)  # or the services would outlive this
+    with tempfile.TemporaryDirectory(prefix="quire-demo-") as folder:
+        gateway = GatewaySettings(listen=f"unix:{folder}/gateway.sock")
+        lines: list[str] = []
+        supervisor = Supervisor(engine, gateway, lambda label, line: lines.append(f"{label}: {line}"))
+        try:
+            await _start(supervisor, console)
+            await _show(supervisor, console, results)
+        finally:
+            await supervisor.stop()
 
 
 async def _start(supervisor: Supervisor, console: Console) -> None:
@@ -92,41 +102,38 @@ async def _start(supervisor: Supervisor, console: Console) -> None:
         await supervisor.start()
 
 
-async def _show(supervisor: Supervisor, console: Console, begun: float, results: str | None) -> None:
-    first_token_at: list[float] = []
+async def _show(supervisor: Supervisor, console: Console, results: str | None) -> None:
     async with transport.channel(supervisor.address) as channel:
         console.print(f"[bold]{len(_TOGETHER)} requests together[/], all with the same long system prompt:")
-        together = await _ask(channel, console, _TOGETHER, first_token_at)
+        together = await _ask(channel, console, _TOGETHER)
         console.print(f"\n[bold]{len(_AFTER)} more, after them[/]: the system prompt is in the cache by now:")
-        after = await _ask(channel, console, _AFTER, first_token_at)
+        after = await _ask(channel, console, _AFTER)
     pool = await _pool(supervisor.kvmanager_address)
-    figures = _figures([*together, *after], pool, min(first_token_at) - begun)
+    figures = _figures([*together, *after], pool)
     console.print(_table(figures))
     if results:
         Path(results).write_text(json.dumps(figures, indent=2) + "\n")
 
 
-async def _ask(
-    channel: grpc.aio.Channel, console: Console, questions: tuple[str, ...], first_token_at: list[float]
-) -> list[_Answer]:
+async def _ask(channel: grpc.aio.Channel, console: Console, questions: tuple[str, ...]) -> list[_Answer]:
     answers = [_Answer(question) for question in questions]
     if not console.is_interactive:
-        await asyncio.gather(*(_stream(channel, answer, first_token_at) for answer in answers))
+        await asyncio.gather(*(_stream(channel, answer) for answer in answers))
         for answer in answers:
             console.print(_paragraph(answer))
         return answers
     with Live(console=console, get_renderable=lambda: Group(*map(_paragraph, answers)), refresh_per_second=12):
-        await asyncio.gather(*(_stream(channel, answer, first_token_at) for answer in answers))
+        await asyncio.gather(*(_stream(channel, answer) for answer in answers))
     return answers
 
 
-async def _stream(channel: grpc.aio.Channel, answer: _Answer, first_token_at: list[float]) -> None:
+async def _stream(channel: grpc.aio.Channel, answer: _Answer) -> None:
     async for response in client.generate(channel, _request(answer.question), _ANSWER_SECONDS):
         match response.WhichOneof("event"):
             case "started":
                 answer.started = response.started
             case "delta":
-                first_token_at.append(time.monotonic())
+                answer.first_token_at = answer.first_token_at or time.time()
                 answer.text += response.delta.text
             case "finished":
                 answer.finished = response.finished
@@ -162,33 +169,57 @@ async def _pool(address: str) -> kvmanager_pb2.PoolInfo:
         return pool
 
 
-def _figures(answers: list[_Answer], pool: kvmanager_pb2.PoolInfo, start_seconds: float) -> dict[str, float]:
-    """Return the figures that are shown, by their name."""
+def _figures(answers: list[_Answer], pool: kvmanager_pb2.PoolInfo) -> dict[str, float]:
     timings = [answer.finished.timing for answer in answers]
-    first = [timing.time_to_first_token.ToTimedelta().total_seconds() for timing in timings]
     rates = [
         (answer.finished.usage.generated_tokens - 1) / answer.finished.timing.decode.ToTimedelta().total_seconds()
         for answer in answers
     ]
     return {
-        "blocks in the pool": pool.device_blocks,
-        "tokens in a block": pool.block_size,
-        "blocks held at the peak": pool.totals.peak_held_blocks,
-        "blocks saved by sharing at the peak": pool.totals.peak_saved_blocks,
-        "blocks cached now": pool.device.cached,
-        "blocks held now": pool.device.held,
-        "prompt tokens": pool.totals.prefix_query_tokens,
-        "prompt tokens found in the prefix cache": pool.totals.prefix_hit_tokens,
+        "device_blocks": pool.device_blocks,
+        "block_size": pool.block_size,
+        "peak_held_blocks": pool.totals.peak_held_blocks,
+        "peak_saved_blocks": pool.totals.peak_saved_blocks,
+        "cached_blocks": pool.device.cached,
+        "held_blocks": pool.device.held,
+        "prompt_tokens": pool.totals.prefix_query_tokens,
+        "prefix_hit_tokens": pool.totals.prefix_hit_tokens,
         "preemptions": pool.totals.preemptions,
-        "time to first token, median (s)": round(median(first), 3),
-        "tokens per second of one stream, median": round(median(rates), 1),
-        "from the command to the first token (s)": round(start_seconds, 2),
+        "time_to_first_token_seconds": round(
+            median(timing.time_to_first_token.ToTimedelta().total_seconds() for timing in timings), 3
+        ),
+        "stream_tokens_per_second": round(median(rates), 1),
+        "first_token_seconds": round(min(answer.first_token_at for answer in answers) - _process_start(), 2),
+        "first_token_at": min(answer.first_token_at for answer in answers),
     }
 
 
+_LABELS = {
+    "device_blocks": "blocks in the pool",
+    "block_size": "tokens in a block",
+    "peak_held_blocks": "blocks used at the peak",
+    "peak_saved_blocks": "blocks saved by sharing at the peak",
+    "cached_blocks": "blocks cached now",
+    "held_blocks": "blocks held now",
+    "prompt_tokens": "prompt tokens",
+    "prefix_hit_tokens": "prompt tokens found in the prefix cache",
+    "preemptions": "preemptions",
+    "time_to_first_token_seconds": "time to first token, median (s)",
+    "stream_tokens_per_second": "tokens per second of one stream, median",
+    "first_token_seconds": "from this command to its first token (s)",
+}
+
+
 def _table(figures: dict[str, float]) -> Table:
-    table = Table("What the block pool did", "", title_justify="left")
+    table = Table("What the block pool did", "")
     table.columns[1].justify = "right"
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,}")
+    for name, label in _LABELS.items():
+        table.add_row(label, f"{figures[name]:,}")
     return table
+
+
+def _process_start() -> float:
+    """Return when this process began, in seconds since 1970: imports are part of what a user waits for."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    up_seconds = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - up_seconds + ticks / int(os.sysconf("SC_CLK_TCK"))

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 # gRPC's C core logs connection news that users of a command cannot use. It reads this when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -14,6 +15,9 @@ from services.cli.options import options_of, settings_from
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
+
+if TYPE_CHECKING:
+    from services.service import Service
 
 _ADDRESS = "127.0.0.1:50051"
 
@@ -47,7 +51,7 @@ def serve(**values: Any) -> None:
     engine_values = {name: value for name, value in values.items() if name != "listen"}
     engine = settings_from(EngineSettings, engine_values)
     gateway = settings_from(GatewaySettings, values)
-    sys.exit(asyncio.run(run(engine, gateway)))
+    sys.exit(run(engine, gateway))
 
 
 @cli.command()
@@ -58,32 +62,46 @@ def kvmanager(**values: Any) -> None:
     from services.kvmanager.server import KVManagerService
 
     settings = settings_from(KVManagerSettings, values)
-    sys.exit(run_service("kvmanager", lambda: KVManagerService(settings)))
+    sys.exit(run_service("kvmanager", lambda: lambda: KVManagerService(settings)))
 
 
 @cli.command()
 @options_of(EngineSettings)
 def engine(**values: Any) -> None:
     """Start an engine: one model, its KV cache and its attention steps."""
-    # Compute threads that spin while they wait take the core away from the other services of a small machine, and
-    # then wait for each other. The OpenMP runtime reads this when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from services.cli.local_model import engine_with_folder
     from services.cli.run_service import run_service
-    from services.engine.server import EngineService
 
     settings = settings_from(EngineSettings, values)
-    sys.exit(run_service("engine", lambda: EngineService(settings)))
+
+    def prepare() -> "Callable[[], Service]":
+        local = engine_with_folder(settings)
+        # Compute threads that spin while they wait take the core away from the other services of a small machine, and
+        # then wait for each other. The OpenMP runtime reads this when torch is imported.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from services.engine.server import EngineService
+
+        return lambda: EngineService(local)
+
+    sys.exit(run_service("engine", prepare))
 
 
 @cli.command()
 @options_of(GatewaySettings)
 def gateway(**values: Any) -> None:
     """Start a gateway: what clients call."""
+    from services.cli.local_model import gateway_with_folder
     from services.cli.run_service import run_service
-    from services.gateway.server import GatewayService
 
     settings = settings_from(GatewaySettings, values)
-    sys.exit(run_service("gateway", lambda: GatewayService(settings)))
+
+    def prepare() -> "Callable[[], Service]":
+        local = gateway_with_folder(settings)
+        from services.gateway.server import GatewayService
+
+        return lambda: GatewayService(local)
+
+    sys.exit(run_service("gateway", prepare))
 
 
 @cli.command()
@@ -136,12 +154,11 @@ def health(address: str, service: str, timeout: float) -> None:
 @click.argument("name", default="demo")
 def model(name: str) -> None:
     """Fetch the model NAME into the cache and print its folder; NAME is as for --model."""
-    from services.model_store import ModelUnavailable, default_cache, resolve
-    from services.stage_display import StageDisplay
+    from services.cli.local_model import fetch
+    from services.model_store import ModelUnavailable
 
     try:
-        with StageDisplay() as display:
-            click.echo(resolve(name, default_cache(), display))
+        click.echo(fetch(name))
     except ModelUnavailable as error:
         raise click.ClickException(str(error)) from error
 
@@ -153,7 +170,7 @@ def demo(results: str | None, **values: Any) -> None:
     """Start everything, send requests that share a long system prompt, and show what the block pool did."""
     from services.cli.demo import demo as run
 
-    sys.exit(asyncio.run(run(settings_from(EngineSettings, values), results)))
+    sys.exit(run(settings_from(EngineSettings, values), results))
 
 
 if __name__ == "__main__":

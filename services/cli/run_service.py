@@ -18,11 +18,18 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 log = logging.getLogger("quire")
 
 
-def run_service(label: str, make: Callable[[], Service]) -> int:
-    """Run a service until SIGTERM or Ctrl-C, and return the exit status; a failure is told in one line."""
+def run_service(label: str, prepare: Callable[[], Callable[[], Service]]) -> int:
+    """Run a service until SIGTERM or Ctrl-C, and return the exit status; a failure is told in one line.
+
+    `prepare` does what may take long and must be interruptible: it fetches and imports what the service needs. What it
+    returns makes the service, and is called on the event loop.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the event loop takes over
     try:
-        asyncio.run(_run(label, make))
+        asyncio.run(_run(label, prepare()))
+    except KeyboardInterrupt:
+        log.info("%s was stopped before it began", label)
     except BaseException as error:
         cause = _first_cause(error)
         log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause))
@@ -31,8 +38,8 @@ def run_service(label: str, make: Callable[[], Service]) -> int:
 
 
 async def _run(label: str, make: Callable[[], Service]) -> None:
-    service = make()
     asked_to_stop = _stop_signals()
+    service = make()
     followers = [asyncio.create_task(_serve_health(service))]
     _add_reflection(service)
     try:

@@ -5,25 +5,28 @@ import signal
 
 from rich.console import Console
 
+from services.cli.local_model import engine_with_folder
 from services.cli.supervisor import Supervisor
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
-from services.model_store import ModelUnavailable, default_cache, resolve
-from services.stage_display import StageDisplay
+from services.model_store import ModelUnavailable
 
 _COLORS = {"kvmanager": "cyan", "engine": "magenta", "gateway": "green", "serve": "bold"}
 
 
-async def serve(engine: EngineSettings, gateway: GatewaySettings) -> int:
+def serve(engine: EngineSettings, gateway: GatewaySettings) -> int:
     """Run until a signal (status 0) or until a service fails (status 1)."""
     console = Console(stderr=True, highlight=False)
     try:
-        with StageDisplay() as display:
-            resolve(engine.model, default_cache(), display)
+        engine = engine_with_folder(engine)
     except ModelUnavailable as error:
         show(console, "serve", str(error))
         return 1
-    return await _supervise(Supervisor(engine, gateway, lambda label, line: show(console, label, line)), console)
+    except KeyboardInterrupt:
+        show(console, "serve", "stopping: asked to")
+        return 0
+    supervisor = Supervisor(engine, gateway, lambda label, line: show(console, label, line))
+    return asyncio.run(_supervise(supervisor, console))
 
 
 def show(console: Console, label: str, line: str) -> None:

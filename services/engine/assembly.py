@@ -1,6 +1,8 @@
 """Puts an engine together from its settings: model, cache, backend, scheduler. Takes seconds; run it on a thread."""
 
+import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -10,13 +12,13 @@ from engine.cache import CacheGeometry
 from engine.model import LoadedModel, load_model
 from engine.request import Capacity
 from engine.runner import ModelRunner
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Scheduler
 from services.engine.settings import EngineSettings
-from services.model_store import default_cache, resolve
 from services.settings import InvalidSetting
-from services.stage_display import StageDisplay
 
 _MIB = 1024 * 1024
+
+log = logging.getLogger("quire.engine")
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,14 @@ class EngineParts:
 
 
 def assemble(settings: EngineSettings) -> EngineParts:
-    """Load the model and allocate its cache. Raises ModelUnavailable, ModelUnsupported or InvalidSetting."""
+    """Load the model from its folder and allocate its cache. Raises ModelUnsupported or InvalidSetting."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = _device(settings.device)
-    disable_progress_bar()  # transformers' own; ours shows one for all that takes long
-    with StageDisplay() as display:
-        folder = resolve(settings.model, default_cache(), display)
-        display(f"Loading {folder.name}")
-        loaded = load_model(folder, _dtype(settings.dtype, device), device)
+    disable_progress_bar()
+    folder = Path(settings.model)
+    log.info("loading %s", folder.name)
+    loaded = load_model(folder, _dtype(settings.dtype, device), device)
     capacity = Capacity(
         context_tokens=loaded.context_tokens,
         vocabulary_size=loaded.vocabulary_size,
@@ -45,7 +46,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
         device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
     )
     backend = TorchBackend(loaded.geometry, capacity.block_size, capacity.device_blocks, loaded.dtype, device)
-    scheduler = Scheduler(capacity, _limits(settings))
+    scheduler = Scheduler(capacity, settings.limits())
     return EngineParts(loaded, scheduler, ModelRunner(loaded, backend, capacity.block_size))
 
 
@@ -71,10 +72,3 @@ def _device_blocks(settings: EngineSettings, geometry: CacheGeometry, dtype: tor
     if not blocks:
         raise InvalidSetting(f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes / _MIB:.1f} MiB")
     return blocks
-
-
-def _limits(settings: EngineSettings) -> Limits:
-    try:
-        return Limits(settings.token_budget, settings.max_sequences, settings.max_waiting)
-    except ValueError as error:
-        raise InvalidSetting(str(error)) from error

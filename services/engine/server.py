@@ -5,7 +5,6 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from pathlib import PurePath
 
 from engine.loop import Engine
 from quire.v1 import engine_pb2, engine_pb2_grpc, kvmanager_pb2
@@ -73,7 +72,7 @@ class EngineService:
     def _description(self, parts: EngineParts, engine_id: str) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity
         return engine_pb2.GetEngineResponse(
-            model=self._settings.model_name or PurePath(self._settings.model).name,
+            model=self._settings.served_name(),
             engine_id=engine_id,
             model_fingerprint=parts.loaded.fingerprint,
             context_tokens=capacity.context_tokens,

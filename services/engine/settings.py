@@ -1,13 +1,18 @@
 """Settings of an engine."""
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
-from services.settings import check, setting
+from engine.scheduler import Limits
+from services.settings import InvalidSetting, check, setting
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """One model, its memory, the bounds of its steps, and the links to its neighbours."""
+    """One model, its memory, the bounds of its steps, and the links to its neighbours.
+
+    The service itself takes a local folder as `model`; the command line makes one of every other name.
+    """
 
     listen: str = setting("127.0.0.1:50052", "Address to listen on: host:port or unix:/path.")
     kvmanager: str = setting("127.0.0.1:50053", "Address of the KV manager.")
@@ -39,3 +44,15 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        try:
+            self.limits()
+        except ValueError as error:
+            raise InvalidSetting(str(error)) from error
+
+    def limits(self) -> Limits:
+        """Return the bounds of a step and of the queue."""
+        return Limits(self.token_budget, self.max_sequences, self.max_waiting)
+
+    def served_name(self) -> str:
+        """Return the name under which clients ask for the model."""
+        return self.model_name or PurePath(self.model).name

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
@@ -10,9 +11,7 @@ from services.gateway.front_desk import FrontDesk
 from services.gateway.servicer import GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
 from services.gateway.tokenizer import Tokenizer
-from services.model_store import default_cache, resolve
 from services.service import Readiness
-from services.stage_display import StageDisplay
 
 
 class GatewayService:
@@ -29,11 +28,10 @@ class GatewayService:
         self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [RequestParser()])
 
     async def start(self) -> str:
-        """Load the tokenizer and listen. Raises ModelUnavailable, TokenizerLoadError or RuntimeError."""
-        with StageDisplay() as display:
-            folder = resolve(self._settings.model, default_cache(), display)
+        """Load the tokenizer from the model's folder and listen. Raises TokenizerLoadError or RuntimeError."""
+        tokenizer = Tokenizer.load(Path(self._settings.model))
         clock = asyncio.get_running_loop().time
-        self._desk = FrontDesk(self._link, Tokenizer.load(folder), self._settings.max_requests, clock)
+        self._desk = FrontDesk(self._link, tokenizer, self._settings.max_requests, clock)
         gateway_pb2_grpc.add_GatewayServicer_to_server(GatewayServicer(self._desk), self.server)
         address = transport.bind(self.server, self._settings.listen)
         await self.server.start()

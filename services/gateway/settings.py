@@ -7,7 +7,10 @@ from services.settings import check, setting
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """Where clients come in, which engine answers, and how much may be under way."""
+    """Where clients come in, which engine answers, and how much may be under way.
+
+    The service itself takes a local folder as `model`; the command line makes one of every other name.
+    """
 
     listen: str = setting("127.0.0.1:50051", "Address to listen on: host:port or unix:/path.")
     engine: str = setting("127.0.0.1:50052", "Address of the engine.")

@@ -23,7 +23,7 @@ from kvmanager import (
 )
 
 BLOCKS, SIZE, GROUPS = 8, 2, 4
-KINDS = ["allocates", "allocates", "commits", "commits", "extends", "extends", "forks", "frees", "lengths"]
+KINDS = ["allocates", "allocates", "commits", "commits", "extends", "extends", "forks", "forks", "frees", "lengths"]
 UNKNOWN = 99
 
 
@@ -237,7 +237,7 @@ class RandomSteps(RuleBasedStateMachine):
         blocks = known.room // SIZE - known.committed
         blocks = draw(st.integers(0, blocks + 1), "blocks") if rare or blocks < 1 else blocks
         tokens = known.prompt[known.committed * SIZE :][: blocks * SIZE]
-        wrong_count, wrong_index = (draw(st.integers(0, 1), "wrong") if rare else 0 for _ in range(2))
+        wrong_count, wrong_index = (draw(st.integers(low, 1), "wrong") if rare else 0 for low in (0, -1))
         missing = blocks * SIZE - len(tokens) + wrong_count
         tokens += draw(st.lists(letters, min_size=missing, max_size=missing), "tokens")
         return Commit(sequence, known.committed + wrong_index, tokens)
@@ -257,7 +257,7 @@ class RandomSteps(RuleBasedStateMachine):
         group = draw(st.sampled_from(groups or [UNKNOWN]), "group")
         asked = draw(st.permutations(self.members(group)), "members")
         asked += [self.some_sequence(draw)] if rare else []
-        return Extend(group, [(number, draw(st.integers(0, self.room_of(number) + 4), "room")) for number in asked])
+        return Extend(group, [(number, self.room_of(number) + draw(st.integers(-1, 4), "more")) for number in asked])
 
     def draw_lengths(self, draw, _rare):
         sequence = self.some_sequence(draw)

@@ -7,9 +7,9 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
 from hypothesis import strategies as st
+
 from quire.v1.decoding_pb2 import LogitRules, Stopping
 from quire.v1.gateway_pb2 import Chat, ChatMessage, GenerateRequest, Prompt, TokenIds
-
 from services.gateway.utf8 import (
     InvalidUtf8,
     MalformedMessage,
