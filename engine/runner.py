@@ -25,11 +25,11 @@ class ModelRunner:
             self._backend.copy_blocks(plan.copies)
         if not plan.work:
             return []
-        logits = self._forward(plan.work)
+        logits = self.forward(plan.work)
         draws = [Draw(work.sampling, work.sample_index, work.end) for work in plan.work if work.samples]
         return sample(logits, draws) if draws else []
 
-    def _forward(self, work: tuple[Work, ...]) -> torch.Tensor:
+    def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[sampling work, vocabulary]` logits of the last token of each work that samples."""
         token_ids = [token for item in work for token in item.token_ids]
         positions = [position for item in work for position in range(item.start, item.end)]

@@ -1,0 +1,83 @@
+"""Acceptance runs are long, so they can be resumed: what passed with the same code is not run again.
+
+Each case appends one JSON row to `bench/results/acceptance.jsonl`: the case, whether it passed, its figures, and a
+fingerprint of the code it ran on. Delete the file to run everything again.
+"""
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "bench" / "results" / "acceptance.jsonl"
+CODE = ("kvmanager", "engine", "services", "protos")
+
+Record = Callable[..., None]
+
+_FAILED = pytest.StashKey[bool]()
+_CODE = pytest.StashKey[str]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, before anything is started for it, what has passed with the same code."""
+    done = {(row["case"], row["code"]) for row in _rows() if row["passed"]}
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.stash[_CODE] = _code(item.path)
+            if (_case(item), item.stash[_CODE]) in done:
+                item.add_marker(pytest.mark.skip(reason="passed with the same code in an earlier run"))
+
+
+@pytest.fixture(autouse=True)
+def record(request: pytest.FixtureRequest) -> Iterator[Record]:
+    """Takes a case's figures, by name, and writes its row when it is over."""
+    figures: dict[str, Any] = {}
+    started = time.monotonic()
+    yield figures.update
+    row = {
+        "case": _case(request.node),
+        "passed": not request.node.stash.get(_FAILED, False),
+        "figures": figures,
+        "seconds": round(time.monotonic() - started, 1),
+        "commit": _commit(),
+        "code": request.node.stash[_CODE],
+    }
+    with ROWS.open("a") as rows:
+        rows.write(json.dumps(row) + "\n")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
+def _case(item: pytest.Item) -> str:
+    return item.nodeid.removeprefix("tests/acceptance/")
+
+
+def _code(test_file: Path) -> str:
+    """A hash of the test and of every source file that can change its result."""
+    digest = hashlib.sha256(test_file.read_bytes())
+    for folder in CODE:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+
+
+def _commit() -> str:
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip() or "unknown"

@@ -1,0 +1,72 @@
+"""Greedy tokens of the running program equal transformers' `generate`, whatever the block size, budget and pool."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from tests.acceptance.conftest import ROOT, Record
+from tests.reference import near_ties
+from tests.running_quire import RunningQuire
+
+LENGTHS = (1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 700, 1000, 1500)
+MAX_TOKENS = 24
+EOS = (2,)
+AT_A_TIME = 16
+ROOMY = 24_576  # tokens
+
+CASES = [
+    pytest.param(block_size, budget, ROOMY // block_size, 0, id=f"blocks of {block_size}, budget {budget}")
+    for block_size in (1, 8, 16, 64)
+    for budget in (64, 2048)
+]
+CASES.append(pytest.param(1, 2048, 1530, 10, id="a pool of 1530 tokens, at least 10 preemptions"))
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_model: Path) -> list[list[int]]:
+    """Token ids of English text: 24 prompts, each beginning elsewhere."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(demo_model / "tokenizer.json"))
+    ids = tokenizer.encode((ROOT / "docs" / "architecture.md").read_text()).ids
+    return [ids[37 * position : 37 * position + length] for position, length in enumerate(LENGTHS)]
+
+
+@pytest.mark.parametrize(("block_size", "budget", "device_blocks", "preemptions"), CASES)
+def test_greedy_tokens_equal_those_of_transformers(
+    quire: Callable[..., RunningQuire],
+    prompts: list[list[int]],
+    demo_model: Path,
+    record: Record,
+    block_size: int,
+    budget: int,
+    device_blocks: int,
+    preemptions: int,
+) -> None:
+    running = quire(
+        *("--block-size", str(block_size), "--token-budget", str(budget), "--device-blocks", str(device_blocks)),
+        *("--max-sequences", str(AT_A_TIME)),
+    )
+    with ThreadPoolExecutor(AT_A_TIME) as clients:
+        answers = list(clients.map(lambda prompt: running.generate(_request(prompt), timeout=1500), prompts))
+    pool = running.settled_pool()
+    ties = near_ties(demo_model, prompts, [answer.token_ids for answer in answers], MAX_TOKENS, EOS)
+    record(
+        prompts=len(prompts),
+        generated_tokens=sum(len(answer.token_ids) for answer in answers),
+        near_ties=ties,
+        preemptions=pool.totals.preemptions,
+        evicted_blocks=pool.totals.evicted_blocks,
+    )
+    assert pool.totals.preemptions >= preemptions
+    assert (pool.sequences, pool.device.held) == (0, 0)
+
+
+def _request(prompt: list[int]) -> gateway_pb2.GenerateRequest:
+    return gateway_pb2.GenerateRequest(
+        prompt=gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=prompt)),
+        sampling=decoding_pb2.Sampling(temperature=0),
+        stopping=decoding_pb2.Stopping(max_tokens=MAX_TOKENS),
+    )
