@@ -36,6 +36,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             driver, link = self._loaded(), GatewayLink()
             reader = asyncio.create_task(self._read(driver, link, requests))
             try:
+                yield _heartbeat(driver)  # at once: a gateway takes it for the link being up
                 while not reader.done():
                     yield await self._next_response(driver, link, reader)
                 await reader
@@ -69,7 +70,7 @@ class EngineServicer(pb_grpc.EngineServicer):
                 output.cancel()
                 with suppress(asyncio.CancelledError):
                     await output
-        return pb.ServeResponse(heartbeat=pb.Heartbeat(steps=driver.steps))
+        return _heartbeat(driver)
 
     async def _read(self, driver: EngineDriver, link: GatewayLink, requests: Requests) -> None:
         async for request in requests:
@@ -93,3 +94,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             field=field,
         )
         link.push(pb.StepOutput(step=driver.steps, refused=[refused]))
+
+
+def _heartbeat(driver: EngineDriver) -> pb.ServeResponse:
+    return pb.ServeResponse(heartbeat=pb.Heartbeat(steps=driver.steps))

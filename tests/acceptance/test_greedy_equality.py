@@ -13,17 +13,16 @@ from tests.reference import near_ties
 from tests.running_quire import RunningQuire
 
 LENGTHS = (1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 700, 1000, 1500)
-MAX_TOKENS = 24
 EOS = (2,)
 AT_A_TIME = 16
 ROOMY = 24_576  # tokens
 
 CASES = [
-    pytest.param(block_size, budget, ROOMY // block_size, 0, id=f"blocks of {block_size}, budget {budget}")
+    pytest.param(block_size, budget, ROOMY // block_size, 24, 0, id=f"blocks of {block_size}, budget {budget}")
     for block_size in (1, 8, 16, 64)
     for budget in (64, 2048)
 ]
-CASES.append(pytest.param(1, 2048, 1530, 10, id="a pool of 1530 tokens, at least 10 preemptions"))
+CASES.append(pytest.param(1, 2048, 1600, 96, 10, id="a pool of 1600 tokens, at least 10 preemptions"))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def prompts(demo_model: Path) -> list[list[int]]:
     return [ids[37 * position : 37 * position + length] for position, length in enumerate(LENGTHS)]
 
 
-@pytest.mark.parametrize(("block_size", "budget", "device_blocks", "preemptions"), CASES)
+@pytest.mark.parametrize(("block_size", "budget", "device_blocks", "max_tokens", "preemptions"), CASES)
 def test_greedy_tokens_equal_those_of_transformers(
     quire: Callable[..., RunningQuire],
     prompts: list[list[int]],
@@ -43,6 +42,7 @@ def test_greedy_tokens_equal_those_of_transformers(
     block_size: int,
     budget: int,
     device_blocks: int,
+    max_tokens: int,
     preemptions: int,
 ) -> None:
     running = quire(
@@ -50,9 +50,11 @@ def test_greedy_tokens_equal_those_of_transformers(
         *("--max-sequences", str(AT_A_TIME)),
     )
     with ThreadPoolExecutor(AT_A_TIME) as clients:
-        answers = list(clients.map(lambda prompt: running.generate(_request(prompt), timeout=1500), prompts))
+        answers = list(
+            clients.map(lambda prompt: running.generate(_request(prompt, max_tokens), timeout=1500), prompts)
+        )
     pool = running.settled_pool()
-    ties = near_ties(demo_model, prompts, [answer.token_ids for answer in answers], MAX_TOKENS, EOS)
+    ties = near_ties(demo_model, prompts, [answer.token_ids for answer in answers], max_tokens, EOS)
     record(
         prompts=len(prompts),
         generated_tokens=sum(len(answer.token_ids) for answer in answers),
@@ -64,9 +66,9 @@ def test_greedy_tokens_equal_those_of_transformers(
     assert (pool.sequences, pool.device.held) == (0, 0)
 
 
-def _request(prompt: list[int]) -> gateway_pb2.GenerateRequest:
+def _request(prompt: list[int], max_tokens: int) -> gateway_pb2.GenerateRequest:
     return gateway_pb2.GenerateRequest(
         prompt=gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=prompt)),
         sampling=decoding_pb2.Sampling(temperature=0),
-        stopping=decoding_pb2.Stopping(max_tokens=MAX_TOKENS),
+        stopping=decoding_pb2.Stopping(max_tokens=max_tokens),
     )
