@@ -1,0 +1,171 @@
+"""An engine in one process: scheduler, runner, and a block manager without a network. Its clock counts turns."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+import kvmanager
+from engine.attention import TorchBackend
+from engine.blocks import PoolLost, StepResult
+from engine.loop import Engine, Turn
+from engine.model import LoadedModel, load_model
+from engine.plan import Runner
+from engine.request import Capacity, Request, Sampling, Stopping
+from engine.request import Sequence as EngineSequence
+from engine.runner import ModelRunner
+from engine.scheduler import Finished, Limits, Scheduler, Started, Tokens
+from tests.in_process import InProcessBlocks
+
+GREEDY = Sampling(temperature=0.0)
+_MOST_TURNS = 5000
+
+Observer = Callable[[kvmanager.Step, kvmanager.StepResult], None]
+
+
+class FickleBlocks(InProcessBlocks):
+    """A block manager that answers late, and whose pool can be lost.
+
+    An answer that is there is held back for `delay` calls of `receive`.
+    """
+
+    def __init__(self, capacity: Capacity, observe: Observer | None = None) -> None:
+        super().__init__(capacity, observe)
+        self.delay = 0
+        self._lost = False
+
+    def receive(self) -> StepResult | None:
+        if self._lost:
+            self._lost = False
+            raise PoolLost
+        if self._answers and self.delay:
+            self.delay -= 1
+            return None
+        return super().receive()
+
+    def lose(self) -> None:
+        """Drop the pool, and every answer under way."""
+        self.manager.detach(self.session)
+        self._answers.clear()
+        self._lost, self.ready = True, False
+
+    def restore(self) -> None:
+        """Attach again, with an empty pool."""
+        self.session = self.manager.attach(self.session.pool.spec)
+        self.ready = True
+
+
+class EngineInProcess:
+    """Runs an engine turn by turn and keeps what it says: tokens, cached tokens and ends by request id."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        capacity: Capacity,
+        limits: Limits | None = None,
+        observe: Observer | None = None,
+        scheduler: Scheduler | None = None,
+    ) -> None:
+        self.blocks = FickleBlocks(capacity, observe)
+        self.scheduler = scheduler or Scheduler(capacity, limits or Limits())
+        self.engine = Engine(self.scheduler, runner, self.blocks, lambda: float(self.turns))
+        self.turns = 0
+        self.tokens: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        self.finished: dict[str, EngineSequence] = {}
+
+    def submit(
+        self,
+        prompt: Iterable[int],
+        max_tokens: int,
+        *,
+        sampling: Sampling = GREEDY,
+        stop: Iterable[int] = (),
+        request_id: str = "",
+        priority: int = 0,
+        salt: bytes = b"",
+    ) -> str:
+        """Queue a request that arrives now; return its id."""
+        request = Request(
+            request_id=request_id or f"r{len(self.tokens)}",
+            prompt=tuple(prompt),
+            sampling=sampling,
+            stopping=Stopping(max_tokens, frozenset(stop)),
+            salt=salt,
+            priority=priority,
+            arrival=float(self.turns),
+        )
+        self.scheduler.submit(request)
+        self.tokens[request.request_id] = []
+        return request.request_id
+
+    def turn(self) -> Turn:
+        self.turns += 1
+        turn = self.engine.turn()
+        for output in turn.outputs:
+            match output:
+                case Started():
+                    assert output.request_id not in self.cached, "a request starts once"
+                    self.cached[output.request_id] = output.cached_tokens
+                case Tokens():
+                    assert output.request_id not in self.finished, "nothing follows the end of a request"
+                    assert output.request_id in self.cached, "a request starts before its tokens"
+                    self.tokens[output.request_id] += output.token_ids
+                case Finished():
+                    assert output.request_id not in self.finished, "a request ends once"
+                    self.finished[output.request_id] = output.sequence
+        return turn
+
+    def run(self, most_turns: int = _MOST_TURNS) -> None:
+        """Turn until nothing is live, then check that every block came back. A turn that moves nothing is an error."""
+        for _ in range(most_turns):
+            if self.scheduler.empty:
+                self.assert_released()
+                return
+            turn = self.turn()
+            assert turn.progressed, "requests are live, but nothing moves"
+        raise AssertionError(f"requests are live after {most_turns} turns")
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **options: object) -> list[list[int]]:
+        """Run all prompts together; return the tokens of each."""
+        ids = [self.submit(prompt, max_tokens, **options) for prompt in prompts]  # type: ignore[arg-type]
+        self.run()
+        return [self.tokens[request_id] for request_id in ids]
+
+    def assert_released(self) -> None:
+        """Check the pool's books, and that nobody holds a block."""
+        pool = self.blocks.pool
+        assert pool.violations() == []
+        assert pool.device.counts.held == 0
+        assert not pool.sequences
+
+
+class ModelEngine(EngineInProcess):
+    """An engine with a real model on the CPU, in float32."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        block_size: int = 16,
+        device_blocks: int = 256,
+        token_budget: int = 512,
+        max_sequences: int = 64,
+        observe: Observer | None = None,
+    ) -> None:
+        self.folder = folder
+        self.loaded = loaded_model(folder)
+        capacity = Capacity(self.loaded.context_tokens, self.loaded.vocabulary_size, block_size, device_blocks)
+        self.backend = self.make_backend(block_size, device_blocks)
+        runner = ModelRunner(self.loaded, self.backend, block_size)
+        super().__init__(runner, capacity, Limits(token_budget, min(max_sequences, token_budget)), observe)
+
+    def make_backend(self, block_size: int, device_blocks: int) -> TorchBackend:
+        return TorchBackend(self.loaded.geometry, block_size, device_blocks)
+
+
+@functools.cache
+def loaded_model(folder: Path) -> LoadedModel:
+    """Load a model once for all tests; it keeps nothing of what it runs."""
+    return load_model(folder, torch.float32, torch.device("cpu"))
