@@ -32,7 +32,10 @@ class BlockCounts(NamedTuple):
 
 
 class Tier:
-    """Counts, keys and eviction order of the blocks of one tier. All operations are O(1) a block."""
+    """Counts, keys and eviction order of the blocks of one tier.
+
+    Every operation is O(1) a block, but evicting a block looks at the others that carry its key.
+    """
 
     def __init__(self, total: int) -> None:
         """Start with blocks 1 to `total`, all free, in that order. Block 0 belongs to nobody."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from kvmanager import (
     Allocate,
@@ -21,7 +21,7 @@ from kvmanager import (
     root_key,
 )
 
-BLOCKS, SIZE = 8, 2
+SIZE = 2
 PLANS = ["extend", "extend", "extend", "commit", "commit", "fork", "fork", "free", "nothing"]
 
 
@@ -41,14 +41,14 @@ class Twin:
 class Executed(RuleBasedStateMachine):
     """An engine in small. A slot holds what K and V at its position depend on: the salt and all tokens up to it."""
 
-    def __init__(self):
-        super().__init__()
-        self.pool = Pool(PoolSpec("engine", 1, "model", SIZE, BLOCKS))
-        self.tensor = [[None] * SIZE for _ in range(BLOCKS + 1)]
+    @initialize(blocks=st.integers(3, 8))
+    def begin(self, blocks):
+        self.pool = Pool(PoolSpec("engine", 1, "model", SIZE, blocks))
+        self.tensor = [[None] * SIZE for _ in range(blocks + 1)]
         self.sequences = {}
         self.last_id = 0
 
-    @rule(data=st.data(), prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), max_size=2))
+    @rule(data=st.data(), prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=7), max_size=2))
     def step(self, data, prompts):
         items, children, ended = self.plan(data.draw)
         asked = {}
@@ -142,7 +142,7 @@ class Executed(RuleBasedStateMachine):
             assert read == [
                 (sequence.salt, *sequence.tokens[: position + 1]) for position in range(len(sequence.tokens))
             ]
-        for block in range(1, BLOCKS + 1):
+        for block in range(1, len(self.tensor)):
             key = self.pool.device.key(block)
             if key is not None:
                 assert key == key_of(self.tensor[block])
@@ -166,7 +166,7 @@ def key_of(slots):
 
 
 Executed.TestCase.settings = settings(
-    max_examples=250,
+    max_examples=200,
     stateful_step_count=25,
     deadline=None,
     print_blob=True,

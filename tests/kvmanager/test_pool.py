@@ -643,6 +643,17 @@ class TestFork:
         small.free(1)
         assert small.pool.groups == {7: {2}}
 
+    def test_a_child_of_a_parent_without_keys_begins_the_chain_with_the_parents_salt(self, small):
+        small.allocate(1, [1, 2], salt=b"s")
+        small.fork(1, 2, 2)
+        assert small.commit(2, [1, 2]).sealed[0].key == block_key(root_key("model", b"s"), [1, 2])
+
+    def test_a_block_in_which_the_fork_left_no_room_cannot_be_committed_as_whole(self, small):
+        small.allocate(1, [1, 2])
+        small.fork(1, 2, 1)
+        for sequence in (1, 2):
+            assert small.refuse(commits=[Commit(sequence, 0, [1, 2])]) is StepRefusal.INVALID
+
     def test_after_a_fork_inside_a_committed_block_each_commits_its_own(self, parent):
         parent.fork(1, 2, 3)
         parent.extend(1, {1: 4, 2: 4})

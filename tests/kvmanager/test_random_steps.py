@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from kvmanager import (
     Allocate,
@@ -22,7 +22,7 @@ from kvmanager import (
     StepRefusal,
 )
 
-BLOCKS, SIZE, GROUPS = 8, 2, 4
+SIZE, GROUPS = 2, 4
 KINDS = ["allocates", "allocates", "commits", "commits", "extends", "extends", "forks", "forks", "frees", "lengths"]
 UNKNOWN = 99
 
@@ -50,9 +50,9 @@ def demand(condition, reason=StepRefusal.INVALID):
 class Twin:
     """What a pool should do, token by token. It counts by looking, undoes by copying, and its keys are the tokens."""
 
-    def __init__(self):
+    def __init__(self, blocks):
         self.sequences = {}
-        self.order = list(range(1, BLOCKS + 1))  # in which blocks are handed out
+        self.order = list(range(1, blocks + 1))  # in which blocks are handed out
         self.contents = {}  # of keyed blocks, in sealing order: salt and all tokens up to the block's end
         self.unread = []  # blocks without a holder that a copy of this Step reads
         self.answer = {}
@@ -191,10 +191,11 @@ letters = st.integers(0, 1)
 class RandomSteps(RuleBasedStateMachine):
     """Each rule is a Step of several items; it goes to two pools and to the twin."""
 
-    def __init__(self):
-        super().__init__()
-        self.pool, self.again = (Pool(PoolSpec("engine", 1, "model", SIZE, BLOCKS)) for _ in range(2))
-        self.twin = Twin()
+    @initialize(blocks=st.integers(3, 8))
+    def begin(self, blocks):
+        self.pool, self.again = (Pool(PoolSpec("engine", 1, "model", SIZE, blocks)) for _ in range(2))
+        self.twin = Twin(blocks)
+        self.blocks = range(1, blocks + 1)
         self.mirror = {}  # tables and rooms as an engine knows them: from answers alone
         self.last_id = 0
 
@@ -295,8 +296,8 @@ class RandomSteps(RuleBasedStateMachine):
 
     def check_state(self, result):
         device, twin = self.pool.device, self.twin
-        counts = [twin.count(block) for block in range(1, BLOCKS + 1)]
-        assert [device.count(block) for block in range(1, BLOCKS + 1)] == counts
+        counts = [twin.count(block) for block in self.blocks]
+        assert [device.count(block) for block in self.blocks] == counts
         assert device.eviction_order() == twin.order
         cached = sum(block in twin.contents for block in twin.order)
         held = sum(count > 0 for count in counts)
@@ -315,7 +316,7 @@ class RandomSteps(RuleBasedStateMachine):
 
     def check_keys(self):
         device, contents = self.pool.device, self.twin.contents
-        keys = {block: device.key(block) for block in range(1, BLOCKS + 1) if device.key(block) is not None}
+        keys = {block: device.key(block) for block in self.blocks if device.key(block) is not None}
         assert keys.keys() == contents.keys()
         pairs = {(key, contents[block]) for block, key in keys.items()}
         assert len(set(keys.values())) == len(set(contents.values())) == len(pairs)
@@ -330,7 +331,7 @@ class RandomSteps(RuleBasedStateMachine):
 
 
 RandomSteps.TestCase.settings = settings(
-    max_examples=250,
+    max_examples=200,
     stateful_step_count=20,
     deadline=None,
     print_blob=True,

@@ -636,7 +636,7 @@ class Fork(_message.Message):
     parent: _builtins.int
     child: _builtins.int
     length: _builtins.int
-    """Tokens shared. At most what the parent has computed."""
+    """Tokens shared. At most what the parent has room for."""
     def __init__(
         self,
         *,
