@@ -47,6 +47,7 @@ class Engine:
                 answered += 1
         except PoolLost:
             self.scheduler.forget_blocks()
+            answered += 1  # a new pool may be there already: the loop must not sleep before it has looked
         return answered
 
     def _execute(self, plan: StepPlan) -> None:

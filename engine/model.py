@@ -16,6 +16,7 @@ from engine.cache import CacheGeometry
 from engine.errors import ModelUnsupported
 
 _SAMPLED_BYTES = 65536
+_KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,27 @@ class LoadedModel:
 
 
 class _Probe:
-    """An attention backend that computes nothing, but notes what each layer hands over."""
+    """An attention backend that computes nothing, but notes what each layer hands over.
+
+    Raises ModelUnsupported where that has no place in a KV cache.
+    """
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int]] = {}
+        self.windows: dict[int, int | None] = {}
 
     def block_shape(self) -> tuple[int, ...]:
         return ()
 
-    def write(self, layer: int, key: torch.Tensor, _value: torch.Tensor, _batch: PagedBatch) -> None:
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, _batch: PagedBatch) -> None:
+        if layer in self.shapes:
+            raise ModelUnsupported(f"its layer {layer} attends more than once")
+        if key.shape != value.shape:
+            raise ModelUnsupported(f"its keys and values differ in shape, {list(key.shape)} and {list(value.shape)}")
         self.shapes[layer] = (key.shape[1], key.shape[2])
 
-    def attend(self, _layer: int, query: torch.Tensor, _batch: PagedBatch, _scoring: Scoring) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, _batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
+        self.windows[layer] = scoring.window
         return query
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
@@ -60,13 +70,16 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Loaded
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
         )
-    except (ValueError, OSError) as error:
+        model = model.to(device).eval()
+        geometry = _geometry(model)
+    except KeyError as error:
+        raise ModelUnsupported(f"{folder.name}: it does not use transformers' attention interface ({error})") from error
+    except (ModelUnsupported, ValueError, OSError) as error:
         raise ModelUnsupported(f"{folder.name}: {_first_line(error)}") from error
-    model = model.to(device).eval()
     config = model.config.get_text_config()
     return LoadedModel(
         model=model,
-        geometry=_geometry(model, folder.name),
+        geometry=geometry,
         context_tokens=config.max_position_embeddings,
         vocabulary_size=config.vocab_size,
         eos_token_ids=_eos_token_ids(model),
@@ -91,27 +104,28 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _geometry(model: Any, name: str) -> CacheGeometry:
+def _geometry(model: Any) -> CacheGeometry:
     """Run one token through the model, and see which layers come to paged attention with what heads."""
     probe = _Probe()
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-    with torch.inference_mode():
-        model(
-            input_ids=token,
-            position_ids=token,
-            use_cache=False,
-            paged=PagedContext(probe, PagedBatch.of((), 1, model.device)),
-        )
-    layers = model.config.get_text_config().num_hidden_layers
+    paged = PagedContext(probe, PagedBatch.of((), 1, model.device))
+    try:
+        with torch.inference_mode():
+            model(input_ids=token, position_ids=token, use_cache=False, paged=paged)
+    except (TypeError, AttributeError, RuntimeError) as error:
+        raise ModelUnsupported(f"it does not run with paged attention: {_first_line(error)}") from error
+    config = model.config.get_text_config()
+    layers = config.num_hidden_layers
     if sorted(probe.shapes) != list(range(layers)):
         raise ModelUnsupported(
-            f"{name}: only {len(probe.shapes)} of {layers} layers use transformers' attention interface, "
+            f"only {len(probe.shapes)} of {layers} layers use transformers' attention interface, "
             "so paged attention cannot take their place"
         )
     if len(set(probe.shapes.values())) != 1:
-        raise ModelUnsupported(
-            f"{name}: its layers differ in KV heads or head size, {sorted(set(probe.shapes.values()))}"
-        )
+        raise ModelUnsupported(f"its layers differ in KV heads or head size, {sorted(set(probe.shapes.values()))}")
+    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind not in _KNOWN_LAYERS or (kind == "sliding_attention" and probe.windows[layer] is None):
+            raise ModelUnsupported(f"its layer {layer} is of type {kind}, which paged attention does not know")
     return CacheGeometry(layers, *probe.shapes[0])
 
 

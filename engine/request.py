@@ -76,10 +76,12 @@ class Capacity:
             raise InvalidRequest("prompt is empty", "prompt")
         if limit < 1:
             raise InvalidRequest(f"stopping.max_tokens is {limit}, it must be at least 1", "stopping.max_tokens")
-        outside = next((token for token in request.prompt if not 0 <= token < self.vocabulary_size), None)
-        if outside is not None:
+        self._check_ids(request.prompt, "prompt.token_ids")
+        self._check_ids(request.generated, "samples.generated_token_ids")
+        if len(request.generated) >= limit:
             raise InvalidRequest(
-                f"prompt.token_ids has {outside}, the vocabulary has {self.vocabulary_size} tokens", "prompt.token_ids"
+                f"{len(request.generated)} tokens are generated already, stopping.max_tokens is {limit}",
+                "samples.generated_token_ids",
             )
         if length + limit > self.context_tokens:
             raise InvalidRequest(
@@ -94,6 +96,11 @@ class Capacity:
                 f"the pool has {self.device_blocks}",
                 "stopping.max_tokens",
             )
+
+    def _check_ids(self, token_ids: tuple[int, ...], field: str) -> None:
+        outside = next((token for token in token_ids if not 0 <= token < self.vocabulary_size), None)
+        if outside is not None:
+            raise InvalidRequest(f"{field} has {outside}, the vocabulary has {self.vocabulary_size} tokens", field)
 
 
 OrderKey = tuple[int, float, int]

@@ -14,6 +14,9 @@ from engine.request import Sampling
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+# Colder than this nothing but the most likely token can win, and logits divided by less could overflow.
+_LEAST_TEMPERATURE = 1e-30
+_LARGEST_UNIFORM = 1 - 2.0**-24  # the largest float32 below 1, where the noise would be -inf
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def _sample_rows(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    scaled = logits / _column(logits, [draw.sampling.temperature for draw in draws])
+    scaled = logits / _column(logits, [max(draw.sampling.temperature, _LEAST_TEMPERATURE) for draw in draws])
     filtered = _filter(scaled, draws)
     return (filtered + gumbel_noise(draws, logits.shape[-1], logits.device)).argmax(dim=-1)
 
@@ -52,9 +55,11 @@ def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     top_k = torch.tensor([p.top_k or logits.shape[-1] for p in parameters], device=logits.device)
     kept = ordered.masked_fill(ranks >= top_k[:, None], float("-inf"))
     probabilities = kept.softmax(dim=-1)
-    # A token stays while the more likely ones have not reached top_p yet, so the first always stays.
+    # A token stays while the more likely ones have not reached top_p yet, and the first always. A sum of 1 may be
+    # reached by rounding, so a top_p of 1 is no bound at all: a row must not depend on others having filters.
     before = probabilities.cumsum(dim=-1) - probabilities
-    kept = kept.masked_fill(before >= _column(logits, [p.top_p for p in parameters]), float("-inf"))
+    top_p = _column(logits, [p.top_p if p.top_p < 1 else float("inf") for p in parameters])
+    kept = kept.masked_fill((before >= top_p) & (ranks > 0), float("-inf"))
     least = probabilities[:, :1] * _column(logits, [p.min_p for p in parameters])
     kept = kept.masked_fill(probabilities < least, float("-inf"))
     return torch.empty_like(logits).scatter_(-1, order, kept)
@@ -67,6 +72,7 @@ def gumbel_noise(draws: Sequence[Draw], vocabulary: int, device: torch.device) -
     token_ids = torch.arange(vocabulary, dtype=torch.int64, device=device)
     bits = _mix(state + token_ids * _signed(_GOLDEN))
     uniform = ((bits >> 11) & ((1 << 53) - 1)).to(torch.float64).add_(0.5).mul_(2.0**-53).to(torch.float32)
+    uniform.clamp_(max=_LARGEST_UNIFORM)
     # log1p keeps the small uniforms exact: they make the large noise that wins.
     return -torch.log(-torch.log1p(-uniform))
 

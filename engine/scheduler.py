@@ -233,9 +233,6 @@ class Scheduler:
         sequence.computed = sequence.told = cached_tokens
         sequence.committed = cached_tokens // self.capacity.block_size
         self._claims.settle(sequence, sequence.committed)
-        recomputed = max(0, sequence.lost_tokens - cached_tokens)
-        sequence.recomputed_tokens += recomputed
-        self.totals.recomputed_tokens += recomputed
         insort(self._running, sequence, key=_key)
         if not sequence.started:
             sequence.started = True
@@ -280,11 +277,19 @@ class Scheduler:
         for work in plan.work:
             token = next(sampled) if work.samples else None
             sequence = self._by_id[work.sequence]
-            if sequence.table:  # else it was preempted while the step ran: the token counts, its K and V are gone
+            self._count_computed(sequence, work)
+            if sequence.table:
                 sequence.computed = work.end
-            self.totals.computed_tokens += len(work.token_ids)
+            else:  # it was preempted while the step ran: the token counts, its K and V are gone
+                sequence.lost_tokens = max(sequence.lost_tokens, work.end)
             if token is not None:
                 self._take_token(sequence, token, now)
+
+    def _count_computed(self, sequence: Sequence, work: Work) -> None:
+        recomputed = max(0, min(work.end, sequence.lost_tokens) - work.start)
+        sequence.recomputed_tokens += recomputed
+        self.totals.recomputed_tokens += recomputed
+        self.totals.computed_tokens += len(work.token_ids)
 
     def _take_token(self, sequence: Sequence, token: int, now: float) -> None:
         self.totals.generated_tokens += 1

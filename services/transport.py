@@ -3,7 +3,9 @@
 The keepalive names are those of grpc's channel arguments: a wrong one is ignored without a word, so a test pings.
 """
 
+import socket
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 
@@ -15,7 +17,13 @@ _PING_SECONDS = 10
 _PING_TIMEOUT_SECONDS = 5
 _FASTEST_CLIENT_PING_SECONDS = 5
 
+_UNIX = "unix:"
+
 Options = list[tuple[str, int]]
+
+
+class AddressUnavailable(Exception):
+    """An address that cannot be listened on; the message says why."""
 
 
 def server(message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
@@ -35,10 +43,30 @@ def channel_options(message_bytes: int = LINK_MESSAGE_BYTES) -> Options:
 
 
 def bind(server: grpc.aio.Server, address: str) -> str:
-    """Listen on `address`; return it with the port that port 0 became. Raises RuntimeError when it is taken."""
-    port = server.add_insecure_port(address)
+    """Listen on `address`; return it with the port that port 0 became. Raises AddressUnavailable."""
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise AddressUnavailable(f"cannot listen on {address}: {_obstacle(address)}") from error
     host, _, wanted = address.rpartition(":")
-    return f"{host}:{port}" if wanted == "0" and not address.startswith("unix:") else address
+    return f"{host}:{port}" if wanted == "0" and not address.startswith(_UNIX) else address
+
+
+def _obstacle(address: str) -> str:
+    """Ask the operating system why an address cannot be had: gRPC keeps that to itself."""
+    host, _, port = address.rpartition(":")
+    try:
+        family: int = socket.AF_UNIX
+        place: Any = address.removeprefix(_UNIX)
+        if not address.startswith(_UNIX):
+            family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port))[0]
+        with socket.socket(family) as listener:
+            listener.bind(place)
+    except ValueError:
+        return "it is neither host:port nor unix:/path"
+    except OSError as error:
+        return error.strerror or str(error)
+    return "gRPC cannot bind it"
 
 
 def _common_options(message_bytes: int) -> Options:

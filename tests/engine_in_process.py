@@ -21,6 +21,10 @@ from tests.in_process import InProcessBlocks
 GREEDY = Sampling(temperature=0.0)
 _MOST_TURNS = 5000
 
+class MadeToFail(Exception):
+    """A failure that a test wanted; any other failure of a step is raised where the turn was asked for."""
+
+
 Observer = Callable[[kvmanager.Step, kvmanager.StepResult], None]
 
 
@@ -74,6 +78,7 @@ class EngineInProcess:
         self.tokens: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
         self.finished: dict[str, EngineSequence] = {}
+        self.failures: list[MadeToFail] = []
 
     def submit(
         self,
@@ -85,8 +90,9 @@ class EngineInProcess:
         request_id: str = "",
         priority: int = 0,
         salt: bytes = b"",
+        age: float = 0.0,
     ) -> str:
-        """Queue a request that arrives now; return its id."""
+        """Queue a request that arrived `age` turns ago; return its id."""
         request = Request(
             request_id=request_id or f"r{len(self.tokens)}",
             prompt=tuple(prompt),
@@ -94,7 +100,7 @@ class EngineInProcess:
             stopping=Stopping(max_tokens, frozenset(stop)),
             salt=salt,
             priority=priority,
-            arrival=float(self.turns),
+            arrival=self.turns - age,
         )
         self.scheduler.submit(request)
         self.tokens[request.request_id] = []
@@ -103,6 +109,7 @@ class EngineInProcess:
     def turn(self) -> Turn:
         self.turns += 1
         turn = self.engine.turn()
+        self._note_failure()
         for output in turn.outputs:
             match output:
                 case Started():
@@ -116,6 +123,13 @@ class EngineInProcess:
                     assert output.request_id not in self.finished, "a request ends once"
                     self.finished[output.request_id] = output.sequence
         return turn
+
+    def _note_failure(self) -> None:
+        failure, self.engine.last_failure = self.engine.last_failure, None
+        if isinstance(failure, MadeToFail):
+            self.failures.append(failure)
+        elif failure is not None:
+            raise failure
 
     def run(self, most_turns: int = _MOST_TURNS) -> None:
         """Turn until nothing is live, then check that every block came back. A turn that moves nothing is an error."""

@@ -1,19 +1,24 @@
 """A running `quire serve`, as a user would start it, and clients to call it."""
 
 import os
+import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.v1 import (
+    engine_pb2_grpc,
     gateway_pb2,
     gateway_pb2_grpc,
     kvmanager_pb2,
@@ -26,23 +31,62 @@ STOP_SECONDS = 60
 CALL_SECONDS = 120
 
 
+class Output:
+    """What a process prints, and a way to wait for a line of it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.lines: list[str] = []
+        self._process = process
+        self._ended = False
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for(self, text: str, seconds: float = START_SECONDS, after: int = 0) -> str:
+        """Return the first line with `text` in it among those from number `after` on."""
+        deadline = time.monotonic() + seconds
+        with self._news:
+            while True:
+                if found := next((line for line in self.lines[after:] if text in line), None):
+                    return found
+                if self._ended or not self._news.wait(deadline - time.monotonic()):
+                    raise RuntimeError(f"no line with {text!r} came:\n" + "\n".join(self.lines))
+
+    def finish(self) -> None:
+        """Wait until the process has closed its output."""
+        self._reader.join(timeout=STOP_SECONDS)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            for line in self._process.stdout:
+                self._take(line.rstrip("\n"))
+        self._take(None)
+
+    def _take(self, line: str | None) -> None:
+        with self._news:
+            if line is None:
+                self._ended = True
+            else:
+                self.lines.append(line)
+            self._news.notify_all()
+
+
 class RunningQuire:
     """The three services as processes of their own, and channels to them."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[str],
-        addresses: dict[str, str],
-        lines: list[str],
-        reader: threading.Thread,
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[str], output: Output, folder: Path) -> None:
         self.process = process
-        self._reader = reader
-        self.addresses = addresses
-        self.lines = lines
-        self.channel = grpc.insecure_channel(addresses["gateway"], options=transport.channel_options())
+        self.output = output
+        self.lines = output.lines
+        self._folder = folder
+        places = output.wait_for("| ready: ").split("| ready: ")[1].split(", ")
+        self.addresses = dict(place.strip().split(" at ") for place in places)
+        self.channel = open_channel(self.addresses["gateway"])
         self.gateway = gateway_pb2_grpc.GatewayStub(self.channel)
-        self._kvmanager_channel = grpc.insecure_channel(addresses["KV manager"], options=transport.channel_options())
+        self._engine_channel = open_channel(self.addresses["engine"])
+        self.engine = engine_pb2_grpc.EngineStub(self._engine_channel)
+        self._kvmanager_channel = open_channel(self.addresses["KV manager"])
         self.kvmanager = kvmanager_pb2_grpc.KVManagerStub(self._kvmanager_channel)
 
     def generate(self, request: gateway_pb2.GenerateRequest, timeout: float = CALL_SECONDS) -> "Answer":
@@ -52,13 +96,13 @@ class RunningQuire:
     def pool(self) -> kvmanager_pb2.PoolInfo:
         return self.kvmanager.GetPool(kvmanager_pb2.GetPoolRequest(), timeout=10).pool
 
-    def settled_pool(self, seconds: float = 20) -> kvmanager_pb2.PoolInfo:
-        """Return the pool once no sequence is left in it: the last frees follow the last tokens by a step."""
+    def settled_pool(self, seconds: float = 20, sequences: int = 0) -> kvmanager_pb2.PoolInfo:
+        """Return the pool once no more than these sequences are left in it: frees follow the last tokens by a step."""
         deadline = threading.Event()
         timer = threading.Timer(seconds, deadline.set)
         timer.start()
         try:
-            while (pool := self.pool()).sequences and not deadline.wait(0.02):
+            while (pool := self.pool()).sequences > sequences and not deadline.wait(0.02):
                 pass
             return pool
         finally:
@@ -83,13 +127,74 @@ class RunningQuire:
 
     def close(self) -> int:
         """Stop it if it runs, and return the exit status."""
-        self.channel.close()
-        self._kvmanager_channel.close()
+        for channel in (self.channel, self._engine_channel, self._kvmanager_channel):
+            channel.close()
         if self.process.poll() is None:
             self.terminate()
-        status = self.process.wait(timeout=STOP_SECONDS)
-        self._reader.join(timeout=STOP_SECONDS)
+        try:
+            return self.ended()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def ended(self, seconds: float = STOP_SECONDS) -> int:
+        """Wait until it has ended by itself, and return the exit status."""
+        status = self.process.wait(timeout=seconds)
+        self.output.finish()
         return status
+
+
+class RunningService:
+    """One service as a process, started by its own command."""
+
+    def __init__(self, label: str, *arguments: str) -> None:
+        self.label = label
+        self.process = launch(label, *arguments)
+        self.output = Output(self.process)
+        self.address = self.output.wait_for("listens on").split("listens on ")[1]
+        self.channel = open_channel(self.address)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> int:
+        """Stop it if it runs, and return the exit status."""
+        self.channel.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+        status = self.process.wait(timeout=STOP_SECONDS)
+        self.output.finish()
+        return status
+
+
+class HealthWatch:
+    """A Health.Watch stream that is read all the time; `statuses` are those pushed so far."""
+
+    def __init__(self, channel: grpc.Channel, service: str) -> None:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        self.statuses: list[str] = []
+        self._pushed: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._call = stub.Watch(health_pb2.HealthCheckRequest(service=service))
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def next(self, seconds: float = CALL_SECONDS) -> str:
+        """Wait for the next status that is pushed. Raises queue.Empty."""
+        return self._pushed.get(timeout=seconds)
+
+    def close(self) -> None:
+        self._call.cancel()
+        self._reader.join(timeout=STOP_SECONDS)
+
+    def _read(self) -> None:
+        try:
+            for response in self._call:
+                status = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+                self.statuses.append(status)
+                self._pushed.put(status)
+        except grpc.RpcError:
+            self._pushed.put("BROKEN")
 
 
 class Answer:
@@ -101,6 +206,7 @@ class Answer:
         self.text = ""
         self.token_ids: list[int] = []
         self.events: list[str] = []
+        self.deltas: list[gateway_pb2.Delta] = []
 
     @classmethod
     def of(cls, responses: Iterator[gateway_pb2.GenerateResponse]) -> "Answer":
@@ -115,6 +221,7 @@ class Answer:
         if kind == "started":
             self.started = response.started
         elif kind == "delta":
+            self.deltas.append(response.delta)
             self.text += response.delta.text
             self.token_ids += response.delta.token_ids
         else:
@@ -123,13 +230,23 @@ class Answer:
 
 def start_quire(*arguments: str) -> RunningQuire:
     """Start `quire serve` on a Unix socket of its own and wait until it is ready."""
-    folder = tempfile.mkdtemp(prefix="quire-test-")
-    process = launch("serve", "--listen", f"unix:{folder}/gateway.sock", *arguments)
-    lines: list[str] = []
-    ready: Future[dict[str, str]] = Future()
-    reader = threading.Thread(target=_read_lines, args=(process, lines, ready), daemon=True)
-    reader.start()
-    return RunningQuire(process, ready.result(timeout=START_SECONDS), lines, reader)
+    return start_quires(arguments)[0]
+
+
+def start_quires(*arguments: tuple[str, ...]) -> list[RunningQuire]:
+    """Start one `quire serve` for each tuple of arguments, all together, and wait until each is ready."""
+    folders = [Path(tempfile.mkdtemp(prefix="quire-test-")) for _ in arguments]
+    processes = [
+        launch("serve", "--listen", f"unix:{folder}/gateway.sock", *own)
+        for folder, own in zip(folders, arguments, strict=True)
+    ]
+    outputs = [Output(process) for process in processes]
+    return [RunningQuire(*parts) for parts in zip(processes, outputs, folders, strict=True)]
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """Open a channel of its own connection."""
+    return grpc.insecure_channel(address, options=transport.channel_options())
 
 
 def launch(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -142,15 +259,3 @@ def launch(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, **environment},
     )
-
-
-def _read_lines(process: subprocess.Popen[str], lines: list[str], ready: "Future[dict[str, str]]") -> None:
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            lines.append(line.rstrip("\n"))
-            if "| ready: " in line and not ready.done():
-                places = line.split("| ready: ")[1].split(", ")
-                ready.set_result(dict(place.strip().split(" at ") for place in places))
-    if not ready.done():
-        ready.set_exception(RuntimeError("quire serve ended early:\n" + "\n".join(lines)))

@@ -11,8 +11,11 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from engine.attention.backend import AttentionBackend, PagedBatch, Scoring
+from engine.errors import ModelUnsupported
 
 ATTENTION_NAME = "quire_paged"
+# Tensors that models hand on to their attention although it has no use for them. Any other would change the result.
+_UNUSED_TENSORS = frozenset({"position_ids", "cache_position"})
 
 
 class PagedContext(NamedTuple):
@@ -27,19 +30,24 @@ def paged_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    _attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
     *,
     paged: PagedContext,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_others: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write K and V to their slots, then attend to the blocks.
 
     `query` is `[1, heads, tokens, head_size]`, `key` and `value` `[1, kv_heads, tokens, head_size]`; returns
-    `[1, tokens, heads, head_size]`.
+    `[1, tokens, heads, head_size]`. Raises ModelUnsupported where the model's attention is more than that.
     """
+    if attention_mask is not None:
+        raise ModelUnsupported("its attention has a mask of its own making, which paged attention does not know")
+    for name, other in others.items():
+        if isinstance(other, torch.Tensor) and name not in _UNUSED_TENSORS:
+            raise ModelUnsupported(f"its attention takes a tensor {name!r}, which paged attention does not know")
     layer = module.layer_idx
     assert isinstance(layer, int), "transformers numbers its attention layers"
     scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)

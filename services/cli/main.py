@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-# gRPC's C core logs connection news that users of a command cannot use. It reads this when it is imported.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# What gRPC's C core logs is of no use to users of a command: calls and `bind` say what failed. It reads this when it is
+# imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import click
 

@@ -2,18 +2,24 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from services.cli.health import HealthServicer
 from services.service import Service
 
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_LAST_SECONDS = 1.0
+# Set in a service's environment by whoever holds its standard input open for as long as it should run.
+STOP_WITH_STDIN = "QUIRE_STOP_WITH_STDIN"
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("quire")
 
@@ -24,12 +30,15 @@ def run_service(label: str, prepare: Callable[[], Callable[[], Service]]) -> int
     `prepare` does what may take long and must be interruptible: it fetches and imports what the service needs. What it
     returns makes the service, and is called on the event loop.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the event loop takes over
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    log.setLevel(logging.INFO)
+    for number in _STOP_SIGNALS:  # until the event loop takes over
+        signal.signal(number, _leave)
     try:
         asyncio.run(_run(label, prepare()))
     except KeyboardInterrupt:
         log.info("%s was stopped before it began", label)
+        return 0
     except BaseException as error:
         cause = _first_cause(error)
         log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause))
@@ -37,24 +46,35 @@ def run_service(label: str, prepare: Callable[[], Callable[[], Service]]) -> int
     return 0
 
 
+def _leave(*_: object) -> NoReturn:
+    """Nothing has begun that would have to be ended, and an exception could be swallowed by what is being imported."""
+    os._exit(0)
+
+
 async def _run(label: str, make: Callable[[], Service]) -> None:
     asked_to_stop = _stop_signals()
     service = make()
-    followers = [asyncio.create_task(_serve_health(service))]
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(service.name, service.readiness), service.server)
     _add_reflection(service)
     try:
         log.info("%s listens on %s", label, await service.start())
-        followers.append(asyncio.create_task(_announce(label, service)))
-        await _work(service, asked_to_stop)
+        await _work(label, service, asked_to_stop)
     finally:
-        for follower in followers:
-            follower.cancel()
         await service.stop()
+        await _calls_have_ended()
 
 
-async def _work(service: Service, asked_to_stop: asyncio.Event) -> None:
+async def _calls_have_ended() -> None:
+    """Let the handlers of calls that were cut off end by themselves: gRPC prints tracebacks when others cancel them."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=_LAST_SECONDS)
+
+
+async def _work(label: str, service: Service, asked_to_stop: asyncio.Event) -> None:
     work = asyncio.create_task(service.run())
     stop = asyncio.create_task(asked_to_stop.wait())
+    announcer = asyncio.create_task(_announce(label, service))
     try:
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -65,25 +85,25 @@ async def _work(service: Service, asked_to_stop: asyncio.Event) -> None:
         if work.done():
             work.result()
     finally:
-        for task in (work, stop):
+        for task in (work, stop, announcer):
             task.cancel()
-        await asyncio.gather(work, stop, return_exceptions=True)
+        await asyncio.gather(work, stop, announcer, return_exceptions=True)
 
 
 def _stop_signals() -> asyncio.Event:
     asked = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, asked.set)
+    if os.environ.get(STOP_WITH_STDIN):
+        loop.add_reader(sys.stdin, lambda: _stop_at_end(loop, asked))
     return asked
 
 
-async def _serve_health(service: Service) -> None:
-    """Answer "" with SERVING while the process lives, and the service's name with its readiness."""
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, service.server)
-    await servicer.set("", _SERVING)
-    async for ready in service.readiness.changes():
-        await servicer.set(service.name, _SERVING if ready else _NOT_SERVING)
+def _stop_at_end(loop: asyncio.AbstractEventLoop, asked: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 1):
+        loop.remove_reader(sys.stdin)
+        asked.set()
 
 
 def _add_reflection(service: Service) -> None:

@@ -46,8 +46,10 @@ async def _supervise(supervisor: Supervisor, console: Console) -> int:
     for task in (life, asked):
         task.cancel()
     await asyncio.gather(life, asked, return_exceptions=True)
-    show(console, "serve", f"stopping: {failure or 'asked to'}")
+    show(console, "serve", f"stopping: {'a service failed' if failure else 'asked to'}")
     await supervisor.stop()
+    if failure:
+        show(console, "serve", str(failure))
     return 1 if failure else 0
 
 

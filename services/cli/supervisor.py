@@ -1,6 +1,7 @@
 """Runs the three services as processes, over Unix sockets, and stops them in order."""
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from services.cli.client import watch_until_ready
 from services.cli.options import arguments_of
+from services.cli.run_service import STOP_WITH_STDIN
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
@@ -78,7 +80,7 @@ class Supervisor:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             child = waits[done.pop()]
             await child.echo
-            raise ServiceFailed(f"{child.label} ended with status {child.process.returncode}: {child.last_line}")
+            raise ServiceFailed(_how_it_ended(child))
         finally:
             for wait in waits:
                 wait.cancel()
@@ -102,7 +104,9 @@ class Supervisor:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "services.cli.main", label, *arguments_of(settings)),
-            stdin=asyncio.subprocess.DEVNULL,
+            # Never written to: it ends when this process does, however that comes, and then so does the service.
+            stdin=asyncio.subprocess.PIPE,
+            env={**os.environ, STOP_WITH_STDIN: "1"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             # Ctrl-C reaches the whole terminal's group; the order of stopping is decided here.
@@ -118,3 +122,10 @@ class Supervisor:
             text = line.decode(errors="replace").rstrip()
             child.last_line = text or child.last_line
             self._show(child.label, text)
+
+
+def _how_it_ended(child: _Process) -> str:
+    status = child.process.returncode
+    if status is not None and status < 0:
+        return f"{child.label} was ended by {signal.Signals(-status).name}"
+    return f"{child.label} ended with status {status}: {child.last_line}"

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from enum import Enum
+from dataclasses import dataclass
 
 import grpc
 
@@ -27,10 +27,18 @@ _FINAL = (grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.Status
 
 log = logging.getLogger("quire.engine")
 
+_Outgoing = asyncio.Queue[pb.PoolRequest | None]
 
-class _Event(Enum):
-    ATTACHED = 1
-    LOST = 2
+
+@dataclass(frozen=True)
+class _Attached:
+    """A stream is there. It has a queue of its own, so that what was meant for an older one never enters it."""
+
+    outgoing: _Outgoing
+
+
+class _Lost:
+    """The stream broke."""
 
 
 class PoolRefused(Exception):
@@ -46,9 +54,9 @@ class BlockLink:
         self._register = register
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self._incoming: deque[StepResult | _Event] = deque()
-        self._outgoing: asyncio.Queue[pb.PoolRequest | None] = asyncio.Queue()
-        self._ready = False
+        self._incoming: deque[StepResult | _Attached | _Lost] = deque()
+        self._outgoing: _Outgoing = asyncio.Queue()
+        self._sending: _Outgoing | None = None
         self.attached = asyncio.Event()
         self.detached = asyncio.Event()
 
@@ -57,11 +65,12 @@ class BlockLink:
     @property
     def ready(self) -> bool:
         """Whether a Step can be sent now."""
-        return self._ready
+        return self._sending is not None
 
     def send(self, step: Step) -> None:
         """Send a Step; lost with the stream if that breaks."""
-        self._loop.call_soon_threadsafe(self._outgoing.put_nowait, step_message(step))
+        assert self._sending is not None, "nothing is sent unless it is ready"
+        self._loop.call_soon_threadsafe(self._sending.put_nowait, step_message(step))
 
     def receive(self) -> StepResult | None:
         """Return the next answer. Raises PoolLost once for each broken stream."""
@@ -69,8 +78,8 @@ class BlockLink:
             incoming = self._incoming.popleft()
             if isinstance(incoming, StepResult):
                 return incoming
-            self._ready = incoming is _Event.ATTACHED
-            if incoming is _Event.LOST:
+            self._sending = incoming.outgoing if isinstance(incoming, _Attached) else None
+            if isinstance(incoming, _Lost):
                 raise PoolLost
         return None
 
@@ -105,7 +114,7 @@ class BlockLink:
             if was_attached:
                 self.attached.clear()
                 self.detached.set()
-                self._tell(_Event.LOST)
+                self._tell(_Lost())
         return was_attached
 
     async def _converse(self, stub: "pb_grpc.KVManagerAsyncStub") -> None:
@@ -118,7 +127,7 @@ class BlockLink:
         log.info("attached to the KV manager at %s, session %s", self._address, first.registered.session)
         self.detached.clear()
         self.attached.set()
-        self._tell(_Event.ATTACHED)
+        self._tell(_Attached(self._outgoing))
         while isinstance(response := await call.read(), pb.PoolResponse):
             self._tell(result_of(response.result))
 
@@ -129,6 +138,6 @@ class BlockLink:
         while (request := await outgoing.get()) is not None:
             yield request
 
-    def _tell(self, incoming: StepResult | _Event) -> None:
+    def _tell(self, incoming: StepResult | _Attached | _Lost) -> None:
         self._incoming.append(incoming)
         self._wake()

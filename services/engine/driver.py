@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.errors import EngineUnavailable, RequestRefused
+from engine.errors import RequestRefused
 from engine.loop import Engine
 from engine.request import Failure
 from engine.scheduler import Finished, Output, Started, Tokens
@@ -82,12 +82,12 @@ class EngineDriver:
         """Turn the engine until stopped; sleep while a turn moves nothing."""
         while not self._stopping:
             self._take_commands()
-            self._watch_kvmanager()
             turn = self._engine.turn()
+            self._watch_kvmanager()  # after the turn, which has taken in what became of it
             if self._engine.last_failure is not None:
                 log.error("a step failed", exc_info=self._engine.last_failure)
                 self._engine.last_failure = None
-            self._deliver(turn.outputs)
+            self._deliver([*turn.outputs, *self._engine.scheduler.take_outputs()])
             if self._draining and self._engine.scheduler.empty:
                 self._loop.call_soon_threadsafe(self._empty.set)
             if not turn.progressed:
@@ -111,21 +111,15 @@ class EngineDriver:
             self._without_kvmanager_since = None
         elif self._without_kvmanager_since is None:
             self._without_kvmanager_since = time.monotonic()
-        elif self._kvmanager_is_lost():
-            self._engine.scheduler.fail_all(Failure.BLOCK_MANAGER, self._lost_detail())
-
-    def _kvmanager_is_lost(self) -> bool:
-        since = self._without_kvmanager_since
-        return since is not None and time.monotonic() - since > self._patience
-
-    def _lost_detail(self) -> str:
-        return f"the engine has been without its KV manager for more than {self._patience:g} s"
+        elif time.monotonic() - self._without_kvmanager_since > self._patience:
+            detail = f"the engine has been without its KV manager for more than {self._patience:g} s"
+            self._engine.scheduler.fail_all(Failure.BLOCK_MANAGER, detail)
 
     def _submit(self, link: GatewayLink, submission: engine_pb2.Submission) -> None:
         now = time.monotonic()
         try:
-            if self._kvmanager_is_lost():
-                raise EngineUnavailable(self._lost_detail())
+            # What is still to be told of an ended request belongs to its owner, not to a new one of the same id.
+            self._write_all(self._engine.scheduler.take_outputs())
             self._engine.scheduler.submit(request_of(submission, self._eos_token_ids, now))
         except RequestRefused as refused:
             self._output(link).refused.append(refused_message(submission, refused))
@@ -148,8 +142,7 @@ class EngineDriver:
         self._stopping = True
 
     def _deliver(self, outputs: list[Output]) -> None:
-        for output in outputs:
-            self._write(output)
+        self._write_all(outputs)
         news, self._news = self._news, {}
         for link, message in news.items():
             message.step = self.steps
@@ -157,6 +150,10 @@ class EngineDriver:
 
     def _output(self, link: GatewayLink) -> engine_pb2.StepOutput:
         return self._news.setdefault(link, engine_pb2.StepOutput())
+
+    def _write_all(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self._write(output)
 
     def _write(self, output: Output) -> None:
         owner = self._owners[output.request_id]

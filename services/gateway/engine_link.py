@@ -27,6 +27,7 @@ class Ticket:
 
     submission: pb.Submission
     events: "asyncio.Queue[Event | None]" = field(default_factory=asyncio.Queue)
+    ended: bool = False
 
     async def next_events(self, deadline: float | None) -> list[Event]:
         """Wait for news and return all that is there.
@@ -54,6 +55,7 @@ class EngineLink:
         self._timeout_seconds = timeout_seconds
         self._outgoing: asyncio.Queue[pb.ServeRequest] = asyncio.Queue()
         self._tickets: dict[str, Ticket] = {}
+        self._given_up: dict[str, int] = {}  # attempts whose end the engine has not told yet, by request id
         self._description: pb.GetEngineResponse | None = None
         self.readiness = Readiness()
 
@@ -64,10 +66,14 @@ class EngineLink:
         return self._description
 
     def submit(self, submission: pb.Submission) -> Ticket:
-        """Give a request to the engine. Raises Unavailable while it is away, RequestIsLive when the id is in use."""
+        """Give a request to the engine, numbering the attempt.
+
+        Raises Unavailable while the engine is away, RequestIsLive when the id is in use.
+        """
         self.description()
         if submission.request_id in self._tickets:
             raise RequestIsLive(f"request_id {submission.request_id!r} is live", "request_id")
+        submission.attempt = self._given_up.get(submission.request_id, 0) + 1
         ticket = Ticket(submission)
         self._tickets[submission.request_id] = ticket
         self._outgoing.put_nowait(pb.ServeRequest(submission=submission))
@@ -82,9 +88,12 @@ class EngineLink:
             self._outgoing.put_nowait(pb.ServeRequest(cancel=cancel))
 
     def forget(self, ticket: Ticket) -> None:
-        """Drop whatever else comes for a request."""
-        if self._tickets.get(ticket.submission.request_id) is ticket:
-            del self._tickets[ticket.submission.request_id]
+        """Drop whatever else comes for a request; its id is free."""
+        request_id, attempt = ticket.submission.request_id, ticket.submission.attempt
+        if self._tickets.get(request_id) is ticket:
+            del self._tickets[request_id]
+            if not ticket.ended:
+                self._given_up[request_id] = attempt
 
     async def run(self) -> None:
         """Connect, and connect again after each loss, until cancelled."""
@@ -133,13 +142,20 @@ class EngineLink:
             yield await outgoing.get()
 
     def _hand_out(self, step: pb.StepOutput) -> None:
-        for events in (step.started, step.tokens, step.finished, step.refused):
+        for events, last in ((step.started, False), (step.tokens, False), (step.finished, True), (step.refused, True)):
             for event in events:
-                ticket = self._tickets.get(event.request_id)
-                if ticket and ticket.submission.attempt == event.attempt:
-                    ticket.events.put_nowait(event)
+                self._hand_over(event, last)
+
+    def _hand_over(self, event: Event, last: bool) -> None:
+        ticket = self._tickets.get(event.request_id)
+        if ticket and ticket.submission.attempt == event.attempt:
+            ticket.events.put_nowait(event)
+            ticket.ended = last
+        elif last and self._given_up.get(event.request_id) == event.attempt:
+            del self._given_up[event.request_id]
 
     def _lose_tickets(self) -> None:
         for ticket in self._tickets.values():
             ticket.events.put_nowait(None)
         self._tickets.clear()
+        self._given_up.clear()

@@ -48,10 +48,10 @@ class FrontDesk:
 
     async def token_ids(self, model: str, prompt: gateway_pb2.Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises a ServiceError."""
-        self.describe(model)
+        description = self.describe(model)
         check_prompt(prompt)
         if prompt.WhichOneof("kind") == "token_ids":
-            return list(prompt.token_ids.ids)
+            return _checked_ids(list(prompt.token_ids.ids), description.vocabulary_size)
         try:
             if prompt.ByteSize() <= _LONGEST_PROMPT_TOKENIZED_AT_ONCE:
                 return self._tokenize(prompt)
@@ -91,8 +91,7 @@ class FrontDesk:
         token_ids = await self.token_ids(request.model, request.prompt)
         submission = engine_pb2.Submission(
             request_id=parameters.request_id,
-            attempt=1,
-            prompt_token_ids=_checked_ids(token_ids, description.vocabulary_size),
+            prompt_token_ids=token_ids,
             samples=[engine_pb2.SampleState()],
             sampling=parameters.sampling,
             stopping=_engine_stopping(parameters.stopping, len(token_ids), description),

@@ -28,7 +28,7 @@ class GatewayService:
         self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [RequestParser()])
 
     async def start(self) -> str:
-        """Load the tokenizer from the model's folder and listen. Raises TokenizerLoadError or RuntimeError."""
+        """Load the tokenizer from the model's folder and listen. Raises TokenizerLoadError or AddressUnavailable."""
         tokenizer = Tokenizer.load(Path(self._settings.model))
         clock = asyncio.get_running_loop().time
         self._desk = FrontDesk(self._link, tokenizer, self._settings.max_requests, clock)

@@ -36,7 +36,7 @@ class KVManagerService:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        await self.server.wait_for_termination()
+        await asyncio.get_running_loop().create_future()
 
     async def drain(self) -> None:
         """Wait until every engine has left, or the grace time is over."""

@@ -1,0 +1,37 @@
+"""Brings models to this machine before a service is made that needs them: the services themselves know folders only."""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+from services.engine.settings import EngineSettings
+from services.gateway.settings import GatewaySettings
+from services.model_store import default_cache, resolve
+from services.stage_display import StageDisplay
+
+
+def fetch(name: str) -> Path:
+    """Return the folder of a model, bringing it here if need be, and show how far that is.
+
+    Raises ModelUnavailable. SIGTERM and Ctrl-C interrupt it with KeyboardInterrupt, and end what it has started.
+    """
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with StageDisplay() as display:
+            return resolve(name, default_cache(), display)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def engine_with_folder(settings: EngineSettings) -> EngineSettings:
+    """Return the settings with the model's folder in the place of its name; clients go on using the name.
+
+    Raises as `fetch` does.
+    """
+    return replace(settings, model=str(fetch(settings.model)), model_name=settings.served_name())
+
+
+def gateway_with_folder(settings: GatewaySettings) -> GatewaySettings:
+    """Return the settings with the model's folder in the place of its name. Raises as `fetch` does."""
+    return replace(settings, model=str(fetch(settings.model)))

@@ -1,0 +1,75 @@
+"""A model without tensors: its next token is a function of all that the blocks of a plan hold."""
+
+from collections.abc import Iterator, Sequence
+
+from engine.plan import StepPlan, Work
+from tests.engine_in_process import MadeToFail
+
+_NOTHING = -1
+
+
+class FakeRunner:
+    """Keeps a digest for each slot, of its own token and all before it, as K and V depend on them.
+
+    A token is drawn from the digests of all slots of its sequence and from the request's seed. So a block that is
+    shared wrongly, overwritten, or not written yet gives other tokens than `expected_tokens`.
+    """
+
+    def __init__(self, block_size: int, vocabulary: int) -> None:
+        self.fail_next = False
+        self.plans: list[StepPlan] = []
+        self._block_size = block_size
+        self._vocabulary = vocabulary
+        self._slots: dict[int, int] = {}
+
+    def execute(self, plan: StepPlan) -> list[int]:
+        for source, destination in plan.copies:
+            for offset in range(self._block_size):
+                digest = self._slots.get(source * self._block_size + offset, _NOTHING)
+                self._slots[destination * self._block_size + offset] = digest
+        written = [self._digests(work) for work in plan.work]
+        for work, digests in zip(plan.work, written, strict=True):
+            # A step that fails may have written anything where it was to write.
+            self._write(work, [_NOTHING] * len(digests) if self.fail_next else digests)
+        if self.fail_next:
+            self.fail_next = False
+            raise MadeToFail
+        self.plans.append(plan)
+        return [self._token(work) for work in plan.work if work.samples]
+
+    def _digests(self, work: Work) -> list[int]:
+        before = self._slots.get(self._slot(work, work.start - 1), _NOTHING) if work.start else 0
+        return list(_chain(before, work.token_ids))
+
+    def _write(self, work: Work, digests: list[int]) -> None:
+        for position, digest in enumerate(digests, work.start):
+            self._slots[self._slot(work, position)] = digest
+
+    def _token(self, work: Work) -> int:
+        held = [self._slots.get(self._slot(work, position), _NOTHING) for position in range(work.end)]
+        return _choice(held, work.sampling.seed, self._vocabulary)
+
+    def _slot(self, work: Work, position: int) -> int:
+        return work.block_table[position // self._block_size] * self._block_size + position % self._block_size
+
+
+def expected_tokens(
+    prompt: Sequence[int], seed: int, max_tokens: int, stop: frozenset[int], vocabulary: int
+) -> list[int]:
+    """Return what a request generates, whoever runs beside it."""
+    digests = list(_chain(0, prompt))
+    tokens: list[int] = []
+    while len(tokens) < max_tokens and not (tokens and tokens[-1] in stop):
+        tokens.append(_choice(digests, seed, vocabulary))
+        digests += _chain(digests[-1], tokens[-1:])
+    return tokens
+
+
+def _chain(before: int, token_ids: Sequence[int]) -> Iterator[int]:
+    for token in token_ids:
+        before = hash((before, token))
+        yield before
+
+
+def _choice(digests: list[int], seed: int, vocabulary: int) -> int:
+    return hash((seed, *digests)) % vocabulary

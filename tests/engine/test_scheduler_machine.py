@@ -1,0 +1,180 @@
+"""Random requests, cancellations, slow answers, lost pools and failing steps in tiny pools, and what always holds."""
+
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from engine.errors import InvalidRequest
+from engine.request import Capacity, FinishReason, Sampling
+from engine.scheduler import Limits
+from tests.engine.fake_runner import FakeRunner, expected_tokens
+from tests.engine.watched_scheduler import WatchedScheduler
+from tests.engine_in_process import EngineInProcess
+
+CONTEXT = 24
+VOCABULARY = 3
+PATIENCE = 2  # turns that may pass without any progress when answers are there at once
+TURNS_PER_TOKEN = 6
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop: frozenset[int]
+    seed: int
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        block_size=st.integers(1, 4),
+        device_blocks=st.integers(2, 12),
+        token_budget=st.integers(1, 12),
+        max_sequences=st.integers(1, 6),
+    )
+    def begin(self, block_size: int, device_blocks: int, token_budget: int, max_sequences: int) -> None:
+        capacity = Capacity(CONTEXT, VOCABULARY, block_size, device_blocks)
+        self.scheduler = WatchedScheduler(capacity, Limits(token_budget, min(max_sequences, token_budget)))
+        self.runner = FakeRunner(block_size, VOCABULARY)
+        self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
+        self.scheduler.pool = lambda: self.engine.blocks.pool
+        self.submitted: dict[str, _Submitted] = {}
+        self.away = 0
+        self.idle_turns = 0
+        self.cancelled: set[str] = set()
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple),
+        max_tokens=st.integers(1, 10),
+        priority=st.integers(0, 2),
+        age=st.integers(0, 3),
+        salt=st.sampled_from([b"", b"", b"x"]),
+        stop=st.sampled_from([frozenset[int](), frozenset({2})]),
+        copies=st.integers(1, 3),
+    )
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        priority: int,
+        age: int,
+        salt: bytes,
+        stop: frozenset[int],
+        copies: int,
+    ) -> None:
+        capacity = self.scheduler.capacity
+        fits = -(-(len(prompt) + max_tokens - 1) // capacity.block_size) <= capacity.device_blocks
+        for _ in range(copies):
+            seed = len(self.submitted)
+            try:
+                name = self.engine.submit(
+                    prompt,
+                    max_tokens,
+                    sampling=Sampling(seed=seed),
+                    stop=stop,
+                    priority=priority,
+                    salt=salt,
+                    age=age,
+                )
+            except InvalidRequest:
+                assert not fits
+                return
+            assert fits
+            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed)
+
+    @rule(turns=st.integers(1, 8))
+    def turn(self, turns: int) -> None:
+        for _ in range(turns):
+            self._turn()
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(["nobody", *self.submitted]))
+        if name not in self.engine.finished:
+            self.cancelled.add(name)
+        self.engine.scheduler.cancel(name)
+
+    @rule(turns=st.integers(1, 4))
+    def answer_slowly(self, turns: int) -> None:
+        self.engine.blocks.delay = turns
+
+    @rule(turns=st.integers(0, 4))
+    def lose_pool(self, turns: int) -> None:
+        if not self.away:
+            self.engine.blocks.lose()
+            self.away = turns + 1
+
+    @rule()
+    def fail_next_step(self) -> None:
+        self.runner.fail_next = True
+
+    def _turn(self) -> None:
+        if self.away:
+            self.away -= 1
+            if not self.away:
+                self.engine.blocks.restore()
+        excused = self.away or self.engine.blocks.delay
+        turn = self.engine.turn()
+        self.idle_turns = 0 if turn.progressed or excused else self.idle_turns + 1
+        assert self.scheduler.empty or self.idle_turns <= PATIENCE, "requests are live, but nothing moves"
+
+    @invariant()
+    def books_are_right(self) -> None:
+        assert self.engine.blocks.pool.violations() == []
+
+    @invariant()
+    def tokens_so_far_are_the_twins(self) -> None:
+        for name, tokens in self.engine.tokens.items():
+            assert tokens == self._expected(name)[: len(tokens)]
+
+    @invariant()
+    def every_request_is_live_or_has_ended(self) -> None:
+        live = self.scheduler._by_request.keys()
+        told = {output.request_id for output in self.scheduler._outputs if type(output).__name__ == "Finished"}
+        assert live | self.engine.finished.keys() | told == self.submitted.keys()
+        assert not live & self.engine.finished.keys()
+
+    def _expected(self, name: str) -> list[int]:
+        asked = self.submitted[name]
+        return expected_tokens(asked.prompt, asked.seed, asked.max_tokens, asked.stop, VOCABULARY)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.blocks.delay = 0
+        self.runner.fail_next = False
+        due = sum(len(one.prompt) + one.max_tokens for one in self.submitted.values())
+        for _ in range(self.away + PATIENCE + TURNS_PER_TOKEN * due):
+            if self.scheduler.empty and not self.away:
+                break
+            self._turn()
+        self._turn()  # what was cancelled after the last turn is told in the next
+        assert self.scheduler.empty, "requests are still live"
+        self.engine.assert_released()
+        self.scheduler.check_idle()
+        assert self.engine.finished.keys() == self.submitted.keys()
+        for name, sequence in self.engine.finished.items():
+            self._check_end(name, sequence.finish)
+
+    def _check_end(self, name: str, finish: FinishReason | None) -> None:
+        tokens, expected, stop = self.engine.tokens[name], self._expected(name), self.submitted[name].stop
+        if finish in (FinishReason.STOP, FinishReason.LENGTH):
+            assert tokens == expected
+            assert (finish is FinishReason.STOP) == (tokens[-1] in stop)
+        elif finish is FinishReason.CANCELLED:
+            assert name in self.cancelled
+        else:
+            assert finish is FinishReason.FAILED
+            assert self.engine.failures
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestRandomLives = SchedulerMachine.TestCase

@@ -1,0 +1,31 @@
+"""What the tests of the services share."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.running_quire import RunningQuire, RunningService, start_quire
+
+
+@pytest.fixture(scope="session")
+def tiny_quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
+    """One Quire for all these tests: a tiny Llama and 64 blocks of 16 tokens. Each test leaves it without requests."""
+    one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--max-sequences", "16")
+    yield one
+    assert one.settled_pool().sequences == 0
+    assert one.close() == 0
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Callable[..., RunningService]]:
+    """Starts services by their own commands; whatever still runs at the end of the module is stopped."""
+    running: list[RunningService] = []
+
+    def start(label: str, *arguments: str) -> RunningService:
+        running.append(RunningService(label, *arguments))
+        return running[-1]
+
+    yield start
+    for one in reversed(running):
+        one.close()

@@ -1,0 +1,394 @@
+"""Requests that a gateway must refuse, each while another client's stream goes on undisturbed."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from services.errors import FIELD_METADATA
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService, open_channel
+from tests.tiny_models import CONTEXT, VOCABULARY
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+UNSERVED = grpc.StatusCode.UNIMPLEMENTED
+
+PROMPT = "The quick brown fox"
+NEIGHBOUR_TOKENS = 300
+
+
+class Neighbour:
+    """Another client: it runs one stream after the other, each the same, and keeps what went wrong with them."""
+
+    def __init__(self, quire: RunningQuire) -> None:
+        self._quire = quire
+        self._channel = open_channel(quire.addresses["gateway"])
+        self._request = prompt_request("Pages of memory, again and", NEIGHBOUR_TOKENS)
+        self._expected = quire.generate(self._request).token_ids
+        self._stopping = False
+        self._news = threading.Condition()
+        self.tokens = 0
+        self.streams = 0
+        self.faults: list[str] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def see_it_go_on(self) -> None:
+        """Wait until it has got a token that was not there before."""
+        with self._news:
+            seen = self.tokens
+            assert self._news.wait_for(lambda: self.tokens > seen or self.faults, timeout=30)
+        assert self.faults == []
+
+    def close(self) -> None:
+        """Let the last stream run to its end."""
+        self._stopping = True
+        self._thread.join(CALL_SECONDS)
+        self._channel.close()
+
+    def _run(self) -> None:
+        while not self._stopping and not self.faults:
+            try:
+                self._stream()
+            except (grpc.RpcError, AssertionError) as error:
+                self._tell(fault=repr(error))
+
+    def _stream(self) -> None:
+        got: list[int] = []
+        for response in self._quire.gateway.Generate(self._request, timeout=CALL_SECONDS):
+            got += response.delta.token_ids
+            self._tell(tokens=len(response.delta.token_ids))
+        assert got == self._expected
+        self.streams += 1
+
+    def _tell(self, tokens: int = 0, fault: str = "") -> None:
+        with self._news:
+            self.tokens += tokens
+            self.faults += [fault] if fault else []
+            self._news.notify_all()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def neighbour(tiny_quire: RunningQuire) -> Iterator[Neighbour]:
+    one = Neighbour(tiny_quire)
+    yield one
+    one.close()
+    assert one.faults == []
+    assert one.streams > 0
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_disturbed(tiny_quire: RunningQuire, neighbour: Neighbour) -> Iterator[None]:
+    yield
+    neighbour.see_it_go_on()
+    assert tiny_quire.settled_pool(sequences=1).sequences <= 1, "a refused request holds blocks"
+
+
+def base() -> gateway_pb2.GenerateRequest:
+    return prompt_request(PROMPT, 4)
+
+
+def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
+    """Return the status, the message and the field to blame of a call that must not succeed."""
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    metadata = dict(caught.value.trailing_metadata())
+    return caught.value.code(), caught.value.details(), metadata.get(FIELD_METADATA, "")
+
+
+def refuse(quire: RunningQuire, request: gateway_pb2.GenerateRequest) -> tuple[grpc.StatusCode, str, str]:
+    return refusal(quire.gateway.Generate(request, timeout=CALL_SECONDS))
+
+
+def change(**fields: Any) -> Callable[[gateway_pb2.GenerateRequest], None]:
+    """Make a function that sets fields, such as sampling={"top_k": -1}; what was in them before is lost."""
+
+    def apply(request: gateway_pb2.GenerateRequest) -> None:
+        for name in fields:
+            request.ClearField(name)  # type: ignore[arg-type]
+        request.MergeFrom(gateway_pb2.GenerateRequest(**fields))
+
+    return apply
+
+
+def prompt(**kind: Any) -> Callable[[gateway_pb2.GenerateRequest], None]:
+    return change(prompt=kind)
+
+
+def sampling(**fields: Any) -> Callable[[gateway_pb2.GenerateRequest], None]:
+    return change(sampling=fields)
+
+
+def stopping(**fields: Any) -> Callable[[gateway_pb2.GenerateRequest], None]:
+    return change(stopping=fields)
+
+
+def timeout(seconds: float) -> Callable[[gateway_pb2.GenerateRequest], None]:
+    return change(timeout=timedelta(seconds=seconds))
+
+
+OUT_OF_RANGE = [
+    ("no prompt", prompt(), "prompt", "missing"),
+    ("an empty text", prompt(text=""), "prompt.text", "empty"),
+    ("no token ids", prompt(token_ids={}), "prompt.token_ids", "empty"),
+    ("no messages", prompt(chat={}), "prompt.chat.messages", "empty"),
+    ("a token id beyond the vocabulary", prompt(token_ids={"ids": [1, VOCABULARY]}), "prompt.token_ids.ids[1]", "384"),
+    ("a negative token id", prompt(token_ids={"ids": [-1]}), "prompt.token_ids.ids[0]", "-1"),
+    ("a negative temperature", sampling(temperature=-0.5), "sampling.temperature", "-0.5"),
+    ("a temperature that is no number", sampling(temperature=float("nan")), "sampling.temperature", "nan"),
+    ("an infinite temperature", sampling(temperature=float("inf")), "sampling.temperature", "inf"),
+    ("top_p 0", sampling(top_p=0), "sampling.top_p", "0"),
+    ("top_p above 1", sampling(top_p=1.5), "sampling.top_p", "1.5"),
+    ("top_p that is no number", sampling(top_p=float("nan")), "sampling.top_p", "nan"),
+    ("a negative top_k", sampling(top_k=-1), "sampling.top_k", "-1"),
+    ("min_p above 1", sampling(min_p=2), "sampling.min_p", "2"),
+    ("a negative min_p", sampling(min_p=-0.1), "sampling.min_p", "-0.1"),
+    ("no samples", sampling(sample_count=0), "sampling.sample_count", "0"),
+    ("max_tokens 0", stopping(max_tokens=0), "stopping.max_tokens", "0"),
+    ("negative max_tokens", stopping(max_tokens=-5), "stopping.max_tokens", "-5"),
+    ("300 stop strings", stopping(stop_strings=["x"] * 300), "stopping.stop_strings", "300"),
+    ("an empty stop string", stopping(stop_strings=["x", ""]), "stopping.stop_strings[1]", "0 bytes"),
+    ("a stop string of 2000 bytes", stopping(stop_strings=["ö" * 1000]), "stopping.stop_strings[0]", "2000 bytes"),
+    ("a stop token beyond the vocabulary", stopping(stop_token_ids=[3, 400]), "stopping.stop_token_ids[1]", "400"),
+    ("a negative stop token", stopping(stop_token_ids=[-7]), "stopping.stop_token_ids[0]", "-7"),
+    ("a request id of 129 bytes", change(request_id="i" * 129), "request_id", "129"),
+    ("a timeout of 0", timeout(0), "timeout", "0"),
+    ("a negative timeout", timeout(-1), "timeout", "-1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field", "reason"), [case[1:] for case in OUT_OF_RANGE], ids=[case[0] for case in OUT_OF_RANGE]
+)
+def test_a_value_out_of_range_is_refused_naming_its_field(
+    tiny_quire: RunningQuire, spoil: Callable[[gateway_pb2.GenerateRequest], None], field: str, reason: str
+) -> None:
+    request = base()
+    spoil(request)
+    code, message, blamed = refuse(tiny_quire, request)
+    assert (code, blamed) == (INVALID, field)
+    assert message.startswith(field)
+    assert reason in message.removeprefix(field)
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens", "numbers"),
+    [
+        (40, CONTEXT - 39, ("40", str(CONTEXT - 39), str(CONTEXT))),  # one token over the context
+        (1000, 26, ("1000", "26", "65", "64")),  # one block over the pool
+        (CONTEXT + 1, None, (str(CONTEXT + 1), str(CONTEXT))),
+        (1025, None, ("1025", "65", "64")),
+    ],
+)
+def test_a_request_that_can_never_fit_is_refused_naming_both_numbers(
+    tiny_quire: RunningQuire, prompt_tokens: int, max_tokens: int | None, numbers: tuple[str, ...]
+) -> None:
+    request = base()
+    request.prompt.token_ids.ids.extend([5] * prompt_tokens)
+    request.stopping.ClearField("max_tokens")
+    if max_tokens is not None:
+        request.stopping.max_tokens = max_tokens
+    code, message, blamed = refuse(tiny_quire, request)
+    assert (code, blamed) == (INVALID, "stopping.max_tokens")
+    for number in ("prompt", "stopping.max_tokens", *numbers):
+        assert number in message
+
+
+UNSERVED_FIELDS = [
+    (change(logit_rules={"repetition_penalty": 1.1}), "logit_rules"),
+    (change(beam_search={"width": 2}), "beam_search"),
+    (change(constraint={"regex": "a+"}), "constraint"),
+    (change(output={"logprobs": 1}), "output.logprobs"),
+    (change(output={"prompt_logprobs": 0}), "output.prompt_logprobs"),
+    (stopping(min_tokens=3), "stopping.min_tokens"),
+    (sampling(sample_count=2), "sampling.sample_count"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "field"), UNSERVED_FIELDS, ids=[field for _, field in UNSERVED_FIELDS])
+def test_a_field_that_is_not_served_yet_is_refused_by_name_instead_of_ignored(
+    tiny_quire: RunningQuire, spoil: Callable[[gateway_pb2.GenerateRequest], None], field: str
+) -> None:
+    request = base()
+    spoil(request)
+    code, message, blamed = refuse(tiny_quire, request)
+    assert (code, blamed) == (UNSERVED, field)
+    assert field in message
+
+
+def test_an_unknown_model_is_not_found_by_any_call(tiny_quire: RunningQuire) -> None:
+    gateway = tiny_quire.gateway
+    request = base()
+    request.model = "gpt-9"
+    calls = [
+        lambda: gateway.Generate(request),
+        lambda: [gateway.Tokenize(gateway_pb2.TokenizeRequest(model="gpt-9", prompt=request.prompt))],
+        lambda: [gateway.GetModel(gateway_pb2.GetModelRequest(model="gpt-9"))],
+    ]
+    for call in calls:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call())
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert "gpt-9" in caught.value.details()
+        assert "tiny-llama" in caught.value.details()
+        assert (FIELD_METADATA, "model") in caught.value.trailing_metadata()
+
+
+def test_tokenize_refuses_an_empty_prompt(tiny_quire: RunningQuire) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        tiny_quire.gateway.Tokenize(gateway_pb2.TokenizeRequest())
+    assert caught.value.code() == INVALID
+    assert (FIELD_METADATA, "prompt") in caught.value.trailing_metadata()
+
+
+def test_tokenize_refuses_token_ids_outside_the_vocabulary(tiny_quire: RunningQuire) -> None:
+    request = gateway_pb2.TokenizeRequest()
+    request.prompt.token_ids.ids.append(VOCABULARY)
+    with pytest.raises(grpc.RpcError) as caught:
+        tiny_quire.gateway.Tokenize(request)
+    assert caught.value.code() == INVALID
+    assert (FIELD_METADATA, "prompt.token_ids.ids[0]") in caught.value.trailing_metadata()
+
+
+def test_the_id_of_a_live_request_is_refused_and_free_again_after_it(tiny_quire: RunningQuire) -> None:
+    request = prompt_request(PROMPT, 400)
+    request.request_id = "twice"
+    live = tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS)
+    assert next(live).HasField("started")
+    code, message, blamed = refuse(tiny_quire, request)
+    assert (code, blamed) == (grpc.StatusCode.ALREADY_EXISTS, "request_id")
+    assert "twice" in message
+    assert next(live).delta.token_ids, "the refusal ended the live request"
+    live.cancel()
+    request.stopping.max_tokens = 2
+    assert len(answer_of_freed_id(tiny_quire, request)) == 2
+
+
+def answer_of_freed_id(quire: RunningQuire, request: gateway_pb2.GenerateRequest) -> list[int]:
+    """Try until the gateway has heard of the cancellation, which gives no event."""
+    for _ in range(1000):
+        try:
+            return quire.generate(request).token_ids
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.ALREADY_EXISTS:
+                raise
+    raise AssertionError("the id stays in use after its request was cancelled")
+
+
+# Bytes that are no message
+
+
+def raw_call(quire: RunningQuire, method: str, data: bytes) -> Any:
+    """Send bytes as a request."""
+    return quire.channel.unary_stream(f"/quire.v1.Gateway/{method}", None, None)(data, timeout=CALL_SECONDS)
+
+
+def test_a_stop_string_that_is_not_utf8_is_refused_naming_its_place(tiny_quire: RunningQuire) -> None:
+    request = base()
+    request.stopping.stop_strings.extend(["fine", "XYZ"])
+    data = request.SerializeToString().replace(b"XYZ", b"X\xffZ")
+    code, message, blamed = refusal(raw_call(tiny_quire, "Generate", data))
+    assert (code, blamed) == (INVALID, "stopping.stop_strings[1]")
+    assert message == "stopping.stop_strings[1] is not valid UTF-8"
+
+
+def test_a_prompt_that_is_not_utf8_is_refused_by_tokenize_too(tiny_quire: RunningQuire) -> None:
+    request = gateway_pb2.TokenizeRequest()
+    request.prompt.text = "XYZ"
+    data = request.SerializeToString().replace(b"XYZ", b"\xc3\x28!")
+    assert refusal(raw_call(tiny_quire, "Tokenize", data)) == (INVALID, "prompt.text is not valid UTF-8", "prompt.text")
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize", "GetModel"])
+def test_bytes_that_are_no_message_are_refused(tiny_quire: RunningQuire, method: str) -> None:
+    code, message, blamed = refusal(raw_call(tiny_quire, method, b"\xff" * 1000))
+    assert (code, blamed) == (INVALID, "")
+    assert message == f"the bytes are not a quire.v1.{method}Request"
+
+
+def test_an_unknown_method_is_unimplemented(tiny_quire: RunningQuire) -> None:
+    assert refusal(raw_call(tiny_quire, "Regenerate", b""))[0] == grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    ("mib", "code"),
+    [
+        (20, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (4.1, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (3.9, grpc.StatusCode.NOT_FOUND),  # it is read, and then its model is looked for
+    ],
+)
+def test_a_gateway_takes_messages_of_4_mib_and_no_more(
+    tiny_quire: RunningQuire, mib: float, code: grpc.StatusCode
+) -> None:
+    request = base()
+    request.model = "gpt-9"
+    request.prompt.text = "x" * int(mib * 1024 * 1024)
+    assert refuse(tiny_quire, request)[0] == code
+
+
+def test_a_prompt_that_takes_long_to_tokenize_is_refused_without_holding_up_others(
+    tiny_quire: RunningQuire, neighbour: Neighbour
+) -> None:
+    request = base()
+    request.prompt.text = "Words " * 100_000
+    call = tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS)
+    neighbour.see_it_go_on()
+    code, message, _ = refusal(call)
+    assert code == INVALID
+    assert str(CONTEXT) in message
+
+
+# A second gateway of the same engine
+
+
+@pytest.fixture(scope="module")
+def strict_gateway(
+    tiny_quire: RunningQuire,
+    tiny_model: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    service: Callable[..., RunningService],
+) -> RunningService:
+    """A gateway that takes one request at a time, and whose chat template wants the user to speak first."""
+    folder = tmp_path_factory.mktemp("strict") / "model"
+    shutil.copytree(tiny_model("llama"), folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% if messages[0].role != 'user' %}{{ raise_exception('The user speaks first.') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    one = service(
+        *("gateway", "--listen", "127.0.0.1:0", "--max-requests", "1"),
+        *("--engine", tiny_quire.addresses["engine"], "--model", str(folder)),
+    )
+    one.output.wait_for("gateway is ready")
+    return one
+
+
+def test_a_chat_that_the_template_rejects_is_refused_with_the_templates_words(strict_gateway: RunningService) -> None:
+    request = base()
+    request.prompt.chat.messages.add(role="assistant", content="Hello?")
+    stub = gateway_stub(strict_gateway)
+    code, message, blamed = refusal(stub.Generate(request, timeout=CALL_SECONDS))
+    assert (code, blamed) == (INVALID, "prompt.chat")
+    assert message.startswith("prompt.chat: ")
+    assert message.endswith("The user speaks first.")
+
+
+def test_a_gateway_with_as_many_requests_as_it_may_have_refuses_the_next(strict_gateway: RunningService) -> None:
+    stub = gateway_stub(strict_gateway)
+    live = stub.Generate(prompt_request(PROMPT, 300), timeout=CALL_SECONDS)
+    assert next(live).HasField("started")
+    code, message, blamed = refusal(stub.Generate(base(), timeout=CALL_SECONDS))
+    assert (code, blamed) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+    assert "1 request" in message
+    live.cancel()
+
+
+def gateway_stub(gateway: RunningService) -> gateway_pb2_grpc.GatewayStub:
+    return gateway_pb2_grpc.GatewayStub(gateway.channel)

@@ -1,0 +1,334 @@
+"""What Generate, Tokenize and GetModel answer, called on a running Quire with a tiny model."""
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+import tokenizers
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
+from tests.tiny_models import CONTEXT, VOCABULARY
+
+EOS = 0
+POOL_TOKENS = 64 * 16
+PROMPT = "Blocks of keys and values"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Callable[[str], Path]) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(tiny_model("llama") / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_quire: RunningQuire) -> Answer:
+    """The most likely continuation of PROMPT, which other answers must agree with."""
+    return tiny_quire.generate(prompt_request(PROMPT, 60))
+
+
+def seconds(duration: object) -> float:
+    return duration.ToTimedelta().total_seconds()  # type: ignore[attr-defined]
+
+
+def ids_request(ids: list[int], max_tokens: int | None = 8) -> gateway_pb2.GenerateRequest:
+    request = prompt_request("")
+    request.prompt.token_ids.ids.extend(ids)
+    request.stopping.ClearField("max_tokens")
+    if max_tokens is not None:
+        request.stopping.max_tokens = max_tokens
+    return request
+
+
+def numbered_ids(count: int, start: int) -> list[int]:
+    """Prompts that share no prefix with each other: each has a `start` of its own."""
+    return [2 + (start + 7 * position) % (VOCABULARY - 2) for position in range(count)]
+
+
+# The stream
+
+
+def test_a_stream_is_started_once_then_deltas_then_finished_once(whole: Answer) -> None:
+    assert whole.events == ["started"] + ["delta"] * len(whole.deltas) + ["finished"]
+    assert whole.started.model == "tiny-llama"
+    assert whole.started.max_tokens == 60
+
+
+def test_finished_counts_the_tokens_and_says_why_it_ended(whole: Answer, tokenizer: tokenizers.Tokenizer) -> None:
+    assert [sample.reason for sample in whole.finished.samples] == [decoding_pb2.FINISH_REASON_LENGTH]
+    assert whole.finished.samples[0].WhichOneof("matched") is None
+    assert len(whole.token_ids) == 60
+    assert whole.finished.usage == gateway_pb2.Usage(
+        prompt_tokens=len(tokenizer.encode(PROMPT).ids), generated_tokens=60
+    )
+    assert whole.started.prompt_tokens == whole.finished.usage.prompt_tokens
+
+
+def test_finished_says_where_the_time_went(whole: Answer) -> None:
+    timing = whole.finished.timing
+    assert 0 < seconds(timing.prefill) <= seconds(timing.time_to_first_token) < seconds(timing.total)
+    assert 0 < seconds(timing.decode) < seconds(timing.total)
+    assert seconds(timing.queued) + seconds(timing.prefill) + seconds(timing.decode) <= seconds(timing.total)
+    assert timing.preemptions == 0
+
+
+def test_tokens_come_one_by_one_as_they_are_made(whole: Answer) -> None:
+    assert len(whole.deltas) > 30, "60 tokens in few messages are no stream"
+
+
+@pytest.mark.parametrize("special_tokens", [False, True])
+def test_text_is_the_tokenizers_decode_of_the_token_ids(
+    tiny_quire: RunningQuire, tokenizer: tokenizers.Tokenizer, special_tokens: bool
+) -> None:
+    shown = 0
+    for seed in range(3):
+        request = prompt_request(PROMPT, 150, seed=seed)
+        request.output.special_tokens = special_tokens
+        answer = tiny_quire.generate(request)
+        assert answer.text == tokenizer.decode(answer.token_ids, skip_special_tokens=not special_tokens)
+        shown += answer.text.count("<|")
+    assert (shown > 0) == special_tokens, "150 random tokens contain special ones"
+
+
+def test_a_given_request_id_comes_back_and_an_absent_one_is_made(tiny_quire: RunningQuire) -> None:
+    request = prompt_request(PROMPT, 1)
+    made = [tiny_quire.generate(request).started.request_id for _ in range(2)]
+    assert "" not in made
+    assert made[0] != made[1]
+    request.request_id = "mine"
+    assert tiny_quire.generate(request).started.request_id == "mine"
+
+
+# Prompts
+
+
+def test_a_text_and_its_token_ids_are_the_same_prompt(
+    tiny_quire: RunningQuire, whole: Answer, tokenizer: tokenizers.Tokenizer
+) -> None:
+    ids = tokenizer.encode(PROMPT).ids
+    assert list(tiny_quire.gateway.Tokenize(tokenize_request(text=PROMPT)).token_ids) == ids
+    assert tiny_quire.generate(ids_request(ids, 60)).token_ids == whole.token_ids
+
+
+def test_a_chat_is_the_prompt_that_its_template_makes(
+    tiny_quire: RunningQuire, tokenizer: tokenizers.Tokenizer
+) -> None:
+    messages = [("system", "Be brief."), ("user", "北京 <|end|>?")]
+    chat = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role=role, content=text) for role, text in messages])
+    written = "<|system|>Be brief.\n<|user|>北京 <|end|>?\n<|assistant|>"
+    ids = tokenizer.encode(written, add_special_tokens=False).ids
+    assert list(tiny_quire.gateway.Tokenize(tokenize_request(chat=chat)).token_ids) == ids
+    request = prompt_request("", 20)
+    request.prompt.chat.CopyFrom(chat)
+    answer = tiny_quire.generate(request)
+    assert answer.started.prompt_tokens == len(ids)
+    assert answer.token_ids == tiny_quire.generate(ids_request(ids, 20)).token_ids
+
+
+def test_tokenize_gives_token_ids_back_as_they_are(tiny_quire: RunningQuire) -> None:
+    ids = gateway_pb2.TokenIds(ids=[5, 5, 0, 1])
+    assert list(tiny_quire.gateway.Tokenize(tokenize_request(token_ids=ids)).token_ids) == [5, 5, 0, 1]
+
+
+def tokenize_request(model: str = "", **prompt: object) -> gateway_pb2.TokenizeRequest:
+    return gateway_pb2.TokenizeRequest(model=model, prompt=gateway_pb2.Prompt(**prompt))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", "tiny-llama"])
+def test_get_model_describes_the_model_by_its_name_or_none(tiny_quire: RunningQuire, name: str) -> None:
+    assert tiny_quire.gateway.GetModel(gateway_pb2.GetModelRequest(model=name)) == gateway_pb2.GetModelResponse(
+        model="tiny-llama",
+        context_tokens=CONTEXT,
+        vocabulary_size=VOCABULARY,
+        block_size=16,
+        device_blocks=64,
+        dtype="float32",
+    )
+
+
+# Ends
+
+
+def ending_with_eos(quire: RunningQuire) -> tuple[int, Answer]:
+    """Find a seed whose sampled answer meets the end-of-sequence token, and goes on after it."""
+    for seed in range(20):
+        answer = quire.generate(prompt_request(PROMPT, 150, seed=seed))
+        if EOS in answer.token_ids[5:-5] and EOS not in answer.token_ids[:5]:
+            return seed, answer
+    raise AssertionError("20 seeds without an end-of-sequence token")
+
+
+def test_the_models_own_end_token_ends_a_stream_unless_it_is_ignored(
+    tiny_quire: RunningQuire, tokenizer: tokenizers.Tokenizer
+) -> None:
+    seed, ignoring = ending_with_eos(tiny_quire)
+    ended = tiny_quire.generate(prompt_request(PROMPT, 150, seed=seed, ignore_eos=False))
+    length = ignoring.token_ids.index(EOS) + 1
+    assert ended.token_ids == ignoring.token_ids[:length]
+    assert ended.text == tokenizer.decode(ended.token_ids[:-1])
+    assert ended.finished.usage.generated_tokens == length
+    sample = ended.finished.samples[0]
+    assert (sample.reason, sample.WhichOneof("matched"), sample.stop_token_id) == (
+        decoding_pb2.FINISH_REASON_STOP,
+        "stop_token_id",
+        EOS,
+    )
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_a_stop_token_ends_a_stream_and_is_shown_if_wanted(
+    tiny_quire: RunningQuire, tokenizer: tokenizers.Tokenizer, whole: Answer, include_stop: bool
+) -> None:
+    stop = whole.token_ids[12]
+    length = whole.token_ids.index(stop) + 1
+    request = prompt_request(PROMPT, 60)
+    request.stopping.stop_token_ids.extend([VOCABULARY - 1 if stop != VOCABULARY - 1 else 5, stop])
+    request.stopping.include_stop = include_stop
+    request.output.special_tokens = True
+    answer = tiny_quire.generate(request)
+    assert answer.token_ids == whole.token_ids[:length]
+    shown = answer.token_ids if include_stop else answer.token_ids[:-1]
+    assert answer.text == tokenizer.decode(shown, skip_special_tokens=False)
+    assert answer.finished.samples[0].stop_token_id == stop
+    assert answer.finished.samples[0].reason == decoding_pb2.FINISH_REASON_STOP
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_a_stop_string_made_of_several_deltas_ends_the_text_exactly_there(
+    tiny_quire: RunningQuire, whole: Answer, include_stop: bool
+) -> None:
+    texts = [delta.text for delta in whole.deltas]
+    before = "".join(texts[:10])
+    stop = "".join(texts[10:16])
+    begin = whole.text.index(stop)
+    request = prompt_request(PROMPT, 1000)
+    request.stopping.stop_strings.extend(["nowhere in this text", stop[1:-1]])
+    request.stopping.include_stop = include_stop
+    granted = tiny_quire.settled_pool().totals.granted_blocks
+    answer = tiny_quire.generate(request)
+    pool = tiny_quire.settled_pool()
+    assert len(before) <= begin
+    assert answer.text == whole.text[: begin + len(stop) - 1 if include_stop else begin + 1]
+    assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
+    assert len(answer.token_ids) <= 16
+    assert answer.finished.usage.generated_tokens == len(answer.token_ids)
+    sample = answer.finished.samples[0]
+    assert (sample.reason, sample.stop_string) == (decoding_pb2.FINISH_REASON_STOP, stop[1:-1])
+    assert pool.device.held == 0
+    assert pool.totals.granted_blocks - granted < 10, "the engine went on after the stop string"
+
+
+def test_text_that_only_begins_like_a_stop_string_is_all_there_in_the_end(
+    tiny_quire: RunningQuire, whole: Answer
+) -> None:
+    request = prompt_request(PROMPT, 60)
+    request.stopping.stop_strings.extend([whole.text[-4:] + "more", whole.text[8:12] + "\0\0"])
+    answer = tiny_quire.generate(request)
+    assert (answer.text, answer.token_ids) == (whole.text, whole.token_ids)
+    assert answer.finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH
+
+
+def test_without_max_tokens_a_stream_goes_on_until_the_pool_is_full(tiny_quire: RunningQuire) -> None:
+    assert POOL_TOKENS < CONTEXT
+    answer = tiny_quire.generate(ids_request(numbered_ids(1000, 0), None))
+    # The last token is never fed back, so it takes no slot.
+    assert answer.started.max_tokens == len(answer.token_ids) == POOL_TOKENS + 1 - 1000
+    assert answer.finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH
+
+
+# Random numbers
+
+
+def test_a_seed_repeats_an_answer_and_another_seed_gives_another(tiny_quire: RunningQuire) -> None:
+    first, again, other = (tiny_quire.generate(prompt_request(PROMPT, 20, seed=seed)) for seed in (5, 5, 6))
+    assert first.token_ids == again.token_ids != other.token_ids
+    assert first.started.sampling.seed == 5
+
+
+def test_without_a_seed_one_is_drawn_and_repeats_the_answer_when_given_back(tiny_quire: RunningQuire) -> None:
+    request = prompt_request(PROMPT, 20)
+    request.sampling.temperature = 1
+    drawn, other = tiny_quire.generate(request), tiny_quire.generate(request)
+    assert drawn.token_ids != other.token_ids
+    seed = drawn.started.sampling.seed
+    assert seed != other.started.sampling.seed
+    assert tiny_quire.generate(prompt_request(PROMPT, 20, seed=seed)).token_ids == drawn.token_ids
+
+
+def test_started_fills_in_the_defaults_of_sampling(tiny_quire: RunningQuire) -> None:
+    request = gateway_pb2.GenerateRequest(stopping=decoding_pb2.Stopping(max_tokens=1))
+    request.prompt.text = PROMPT
+    sampling = tiny_quire.generate(request).started.sampling
+    assert sampling.HasField("seed")
+    sampling.ClearField("seed")
+    assert sampling == decoding_pb2.Sampling(temperature=1, top_k=0, top_p=1, min_p=0, sample_count=1)
+
+
+# The prefix cache
+
+
+def test_the_same_prompt_again_is_found_in_the_cache_and_continues_the_same(tiny_quire: RunningQuire) -> None:
+    prompt = numbered_ids(40, 1)
+    first, second = (tiny_quire.generate(ids_request(prompt, 20)) for _ in range(2))
+    assert (first.started.cached_tokens, second.started.cached_tokens) == (0, 32)
+    assert second.finished.usage.cached_tokens == 32
+    assert first.token_ids == second.token_ids
+
+
+def test_another_salt_shares_nothing(tiny_quire: RunningQuire) -> None:
+    request = ids_request(numbered_ids(40, 2), 4)
+    cached = []
+    for salt in ("", "mine", "yours", "mine"):
+        request.cache.salt = salt
+        cached.append(tiny_quire.generate(request).started.cached_tokens)
+    assert cached == [0, 0, 0, 32]
+
+
+# Time and order
+
+
+def test_a_timeout_that_passes_ends_the_call_and_gives_its_blocks_back(tiny_quire: RunningQuire) -> None:
+    request = prompt_request(PROMPT, 900)
+    request.timeout.FromTimedelta(timedelta(seconds=0.3))
+    granted = tiny_quire.settled_pool().totals.granted_blocks
+    call = tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS)
+    kinds = []
+    with pytest.raises(grpc.RpcError) as caught:
+        kinds.extend(response.WhichOneof("event") for response in call)
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert ("quire-field", "timeout") in caught.value.trailing_metadata()
+    assert "finished" not in kinds
+    pool = tiny_quire.settled_pool()
+    assert pool.device.held == 0
+    assert pool.totals.granted_blocks - granted < 50, "the engine went on after the deadline"
+
+
+def test_a_smaller_priority_is_served_before_an_earlier_request(tiny_quire: RunningQuire) -> None:
+    """One request holds so much of the pool that two more have to wait; each of these fits alone only."""
+    holder = tiny_quire.gateway.Generate(ids_request(numbered_ids(600, 3), 400), timeout=CALL_SECONDS)
+    assert next(holder).HasField("started")
+    order: queue.SimpleQueue[str] = queue.SimpleQueue()
+    clients = []
+    for place, (name, priority) in enumerate((("early", 3), ("urgent", -3))):
+        request = ids_request(numbered_ids(900, 4 + place), 2)
+        request.priority = priority
+        call = tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS)
+        clients.append(threading.Thread(target=note_events, args=(call, name, order)))
+        tiny_quire.gateway.GetModel(gateway_pb2.GetModelRequest())  # when it is answered, the request is in the queue
+    for client in clients:
+        client.start()
+    assert order.empty()
+    holder.cancel()
+    for client in clients:
+        client.join()
+    assert [order.get() for _ in range(4)] == ["urgent started", "urgent finished", "early started", "early finished"]
+
+
+def note_events(call: object, name: str, order: "queue.SimpleQueue[str]") -> None:
+    for response in call:  # type: ignore[attr-defined]
+        if not response.HasField("delta"):
+            order.put(f"{name} {response.WhichOneof('event')}")

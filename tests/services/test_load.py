@@ -1,0 +1,72 @@
+"""Many clients at once, and clients that go away: nothing may be held for them afterwards."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from quire.v1 import gateway_pb2
+from tests.load import cancel_at_random, kill_a_client_mid_stream, let_deadlines_pass, prompt_request, run_streams
+from tests.running_quire import Answer, RunningQuire
+
+PROMPTS = [
+    "The quick brown fox jumps over the lazy dog, again and again.",
+    "Blocks of keys and values are kept like pages of memory.",
+    "Größe, naïve, 北京, 東京, 🙂🚀, Ελληνικά, кириллица",
+]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_held_afterwards(tiny_quire: RunningQuire) -> Iterator[None]:
+    yield
+    pool = tiny_quire.settled_pool()
+    assert (pool.sequences, pool.groups, pool.device.held, pool.computed_tokens) == (0, 0, 0, 0)
+    assert pool.device.free + pool.device.cached == pool.device_blocks
+    assert len(tiny_quire.generate(prompt_request("And now?", 3)).token_ids) == 3
+
+
+def mixed_requests(count: int) -> list[gateway_pb2.GenerateRequest]:
+    """Make requests of different lengths, half of them sampled, which share long prefixes and fill the pool."""
+    return [
+        prompt_request(
+            f"{PROMPTS[number % 3]} {PROMPTS[number // 3 % 3]} {number}",
+            max_tokens=45 + number,
+            seed=number if number % 2 else None,
+        )
+        for number in range(count)
+    ]
+
+
+def long_request(number: int) -> gateway_pb2.GenerateRequest:
+    return prompt_request(f"{PROMPTS[number % 3]} {number}", max_tokens=500)
+
+
+def tokens_of(answers: list[Answer]) -> list[list[int]]:
+    return [answer.token_ids for answer in answers]
+
+
+def test_64_streams_at_once_get_the_same_tokens_as_each_alone(tiny_quire: RunningQuire) -> None:
+    requests = mixed_requests(16)
+    preempted = tiny_quire.pool().totals.preemptions
+    together = run_streams(tiny_quire, requests * 4, concurrency=64)
+    assert tiny_quire.pool().totals.preemptions > preempted, "the pool was never short: this proves little"
+    assert tiny_quire.pool().totals.peak_saved_blocks > 0
+    alone = run_streams(tiny_quire, requests, concurrency=1)
+    assert tokens_of(together) == tokens_of(alone) * 4
+    assert [answer.text for answer in together] == [answer.text for answer in alone] * 4
+    assert [len(answer.token_ids) for answer in alone] == [request.stopping.max_tokens for request in requests]
+
+
+def test_requests_cancelled_at_random_moments_leave_nothing(tiny_quire: RunningQuire) -> None:
+    moments = cancel_at_random(tiny_quire, long_request, count=60, seed=1)
+    assert moments[0] > 0, "some were cancelled before they began"
+    assert len(moments) > 4
+
+
+def test_requests_whose_deadline_passes_leave_nothing(tiny_quire: RunningQuire) -> None:
+    let_deadlines_pass(tiny_quire, long_request, count=20, seed=2)
+
+
+def test_a_client_that_is_killed_mid_stream_leaves_nothing(tiny_quire: RunningQuire) -> None:
+    granted = tiny_quire.pool().totals.granted_blocks
+    kill_a_client_mid_stream(tiny_quire, prompt_request("My client dies.", 1000))
+    assert tiny_quire.settled_pool().totals.granted_blocks - granted < 50, "the engine went on without the client"

@@ -1,0 +1,99 @@
+"""How `quire serve` ends when it is asked to: readiness first, then the requests under way, then the processes."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, Answer, HealthWatch, RunningQuire, start_quires
+
+GATEWAY = "quire.v1.Gateway"
+STREAMS = 6
+PROMPT = "The quick brown fox"
+REQUEST = prompt_request(PROMPT, 200)
+ENDLESS = prompt_request(PROMPT, 1900)
+SHORT_GRACE_SECONDS = 0.5
+
+
+@pytest.fixture(scope="module")
+def quires(tiny_model: Callable[[str], Path]) -> Iterator[dict[str, RunningQuire]]:
+    """One Quire for each way to end it, started together because that takes less time."""
+    common = ("--model", str(tiny_model("llama")), "--device-blocks", "256", "--max-sequences", "16")
+    short = ("--grace-seconds", str(SHORT_GRACE_SECONDS))
+    started = start_quires(common, common, (*common, *short))
+    yield dict(zip(("SIGTERM", "SIGINT", "short grace"), started, strict=True))
+    for one in started:
+        one.close()
+
+
+def begin(quire: RunningQuire, count: int) -> list[grpc.Call]:
+    """Begin streams, and return when each of them has its first blocks."""
+    request = REQUEST if count == STREAMS else ENDLESS
+    calls = [quire.gateway.Generate(request, timeout=CALL_SECONDS) for _ in range(count)]
+    for call in calls:
+        assert next(call).HasField("started")
+    return calls
+
+
+def finish(call: grpc.Call) -> Answer | grpc.StatusCode:
+    try:
+        return Answer.of(call)
+    except grpc.RpcError as error:
+        return error.code()
+
+
+def assert_nothing_is_left(quire: RunningQuire, services: dict[str, int]) -> None:
+    assert sorted(services) == ["engine", "gateway", "kvmanager"]
+    assert [name for name, pid in services.items() if Path(f"/proc/{pid}").exists()] == []
+    folder = Path(quire.addresses["engine"].removeprefix("unix:")).parent
+    assert folder.name.startswith("quire-")
+    assert not folder.exists()
+    assert not [line for line in quire.lines if "Traceback" in line or "Error" in line]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(
+    quires: dict[str, RunningQuire], name: str
+) -> None:
+    quire = quires[name]
+    expected = quire.generate(REQUEST).token_ids
+    services = quire.children()
+    watch = HealthWatch(quire.channel, GATEWAY)
+    assert watch.next() == "SERVING"
+    calls = begin(quire, STREAMS)
+    with ThreadPoolExecutor(STREAMS) as clients:
+        quire.process.send_signal(signal.Signals[name])
+        assert watch.next() == "NOT_SERVING"
+        with pytest.raises(grpc.RpcError) as refused:
+            quire.generate(REQUEST)
+        assert (refused.value.code(), refused.value.details()) == (
+            grpc.StatusCode.UNAVAILABLE,
+            "the gateway is draining",
+        )
+        assert all(call.is_active() for call in calls), "the requests were over before: this proves nothing"
+        answers = list(clients.map(finish, calls))
+    assert [isinstance(answer, Answer) and answer.token_ids for answer in answers] == [expected] * STREAMS
+    assert quire.ended() == 0
+    assert_nothing_is_left(quire, services)
+    watch.close()
+
+
+def test_a_grace_time_that_is_too_short_cuts_requests_off_and_ends_all_the_same(
+    quires: dict[str, RunningQuire],
+) -> None:
+    quire = quires["short grace"]
+    services = quire.children()
+    calls = begin(quire, 2)
+    quire.terminate()
+    begun = time.monotonic()
+    with ThreadPoolExecutor(len(calls)) as clients:
+        codes = list(clients.map(finish, calls))
+    assert codes == [grpc.StatusCode.UNAVAILABLE] * 2
+    assert quire.ended() == 0
+    assert time.monotonic() - begun < 10, "3 services with half a second each"
+    assert_nothing_is_left(quire, services)

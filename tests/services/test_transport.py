@@ -1,0 +1,131 @@
+"""The options of servers and channels are in effect: gRPC ignores a misspelt one without a word."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire.v1 import engine_pb2, kvmanager_pb2
+from services import transport
+from services.cli.health import HealthServicer
+from services.service import Readiness
+from tests.load import prompt_request
+from tests.running_quire import RunningQuire
+
+MIB = 1024 * 1024
+
+# The fastest that gRPC's own clients ping is once a second. Four pings too early are too many.
+OBSERVED_SECONDS = 8
+
+
+def quiet_server(fastest_ping_seconds: int, monkeypatch: pytest.MonkeyPatch) -> grpc.aio.Server:
+    """Make a server on which a health can be watched that never changes."""
+    monkeypatch.setattr(transport, "_FASTEST_CLIENT_PING_SECONDS", fastest_ping_seconds)
+    server = transport.server(transport.CLIENT_MESSAGE_BYTES)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer("quiet", Readiness()), server)
+    return server
+
+
+async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int) -> str | None:
+    """Hold a stream on which nothing happens, pinging all the time; return how the server ended it, None if not."""
+    address = transport.bind(server, "127.0.0.1:0")
+    await server.start()
+    options = dict(transport.channel_options()) | {"grpc.keepalive_time_ms": ping_milliseconds}
+    async with grpc.aio.insecure_channel(address, options=list(options.items())) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="quiet"))
+        await call.read()
+        try:
+            await asyncio.wait_for(call.read(), OBSERVED_SECONDS)
+        except TimeoutError:
+            return None
+        except grpc.aio.AioRpcError as error:
+            return error.details()
+        finally:
+            call.cancel()
+            await server.stop(grace=0)
+    raise AssertionError("a health that never changes changed")
+
+
+def test_a_client_that_pings_too_often_is_sent_away_and_one_within_bounds_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def both() -> list[str | None]:
+        patient, strict = quiet_server(1, monkeypatch), quiet_server(5, monkeypatch)
+        return await asyncio.gather(end_of_idle_stream(patient, 1300), end_of_idle_stream(strict, 1000))
+
+    assert asyncio.run(both()) == [None, "Too many pings"]
+
+
+def test_clients_may_ping_every_5_seconds_and_quires_own_channels_stay_within_that() -> None:
+    own = dict(transport.channel_options())
+    assert transport._FASTEST_CLIENT_PING_SECONDS == 5
+    assert own["grpc.keepalive_time_ms"] > 5000
+    assert own["grpc.keepalive_permit_without_calls"] == 1
+
+
+def test_two_servers_do_not_share_a_port() -> None:
+    async def bind_twice() -> None:
+        first, second = (transport.server(MIB) for _ in "ab")
+        address = transport.bind(first, "127.0.0.1:0")
+        try:
+            with pytest.raises(transport.AddressUnavailable, match=f"{address}: Address already in use"):
+                transport.bind(second, address)
+        finally:
+            await first.stop(grace=0)
+            await second.stop(grace=0)
+
+    asyncio.run(bind_twice())
+
+
+# Links between services take 64 MiB; what the gateway takes is in test_bad_input.
+
+
+def register(mib: float) -> list[kvmanager_pb2.PoolRequest]:
+    message = kvmanager_pb2.Register(
+        engine_id="large", incarnation=1, model_fingerprint="x" * int(mib * MIB), block_size=1, device_blocks=1
+    )
+    return [
+        kvmanager_pb2.PoolRequest(register=message),
+        kvmanager_pb2.PoolRequest(report=kvmanager_pb2.ReportPage(last=True)),
+    ]
+
+
+def test_the_kv_manager_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
+    responses = list(tiny_quire.kvmanager.Attach(iter(register(5)), timeout=60))
+    assert [response.WhichOneof("kind") for response in responses] == ["registered"]
+
+
+def submission(mib: float) -> list[engine_pb2.ServeRequest]:
+    return [engine_pb2.ServeRequest(submission=engine_pb2.Submission(request_id="large", salt=b"x" * int(mib * MIB)))]
+
+
+def test_the_engine_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
+    for response in tiny_quire.engine.Serve(iter(submission(5)), timeout=60):
+        if response.step.refused:
+            assert response.step.refused[0].field == "prompt"
+            return
+    raise AssertionError("the submission without a prompt was not answered")
+
+
+@pytest.mark.parametrize("service", ["kvmanager", "engine"])
+def test_no_link_takes_messages_above_64_mib(tiny_quire: RunningQuire, service: str) -> None:
+    unbounded = [("grpc.max_send_message_length", -1)]
+    address = tiny_quire.addresses["KV manager" if service == "kvmanager" else "engine"]
+    method = "/quire.v1.KVManager/Attach" if service == "kvmanager" else "/quire.v1.Engine/Serve"
+    requests = register(64.1) if service == "kvmanager" else submission(64.1)
+    with grpc.insecure_channel(address, options=unbounded) as channel:
+        call = channel.stream_stream(method)(iter([requests[0].SerializeToString()]), timeout=60)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_prompt_that_the_gateway_takes_gets_through_to_the_engine_whole(tiny_quire: RunningQuire) -> None:
+    """3 MiB of token ids at the gateway are as much on the link to the engine, which says what does not fit."""
+    request = prompt_request("")
+    request.prompt.token_ids.ids.extend([300] * (1024 * 1024))
+    with pytest.raises(grpc.RpcError) as caught:
+        tiny_quire.generate(request)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert str(1024 * 1024) in caught.value.details()
