@@ -10,6 +10,10 @@ ServiceError
 ├── Unavailable          draining, or another service is away
 ├── DeadlinePassed       the time allowed is over
 └── GenerationFailed     the engine could not go on
+
+Without a row, because no call ends with them: the KV manager's ItemRefused, which are written into a StepResult; the
+engine's RequestRefused, which concern one of many requests on a stream, so they travel in its messages and the gateway
+makes its own errors of them; and the engine's ModelUnsupported and BlockManagerBroken, which end the process.
 """
 
 from collections.abc import AsyncIterator
@@ -19,7 +23,6 @@ from typing import Any
 import grpc
 
 import kvmanager
-from engine import errors as engine
 
 FIELD_METADATA = "quire-field"
 
@@ -74,10 +77,6 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     kvmanager.UnknownPool: grpc.StatusCode.NOT_FOUND,
     kvmanager.StaleIncarnation: grpc.StatusCode.ABORTED,
     kvmanager.SessionReplaced: grpc.StatusCode.ABORTED,
-    engine.RequestExists: grpc.StatusCode.ALREADY_EXISTS,
-    engine.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    engine.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    engine.EngineUnavailable: grpc.StatusCode.UNAVAILABLE,
     InvalidField: grpc.StatusCode.INVALID_ARGUMENT,
     UnsupportedField: grpc.StatusCode.UNIMPLEMENTED,
     UnexpectedMessage: grpc.StatusCode.INVALID_ARGUMENT,
@@ -98,4 +97,9 @@ async def translated(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterat
     except tuple(STATUS) as error:
         field = getattr(error, "field", "")
         metadata = ((FIELD_METADATA, field),) if field else ()
-        await context.abort(STATUS[type(error)], str(error), metadata)
+        await context.abort(status_of(error), str(error), metadata)
+
+
+def status_of(error: Exception) -> grpc.StatusCode:
+    """Return the status of a domain error: that of the nearest of its types with a row in the table."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)

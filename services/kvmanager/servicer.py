@@ -63,18 +63,20 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         async with translated(context):
             if request.tier == pb.TIER_HOST:
                 raise UnsupportedField("tier: this version has no host tier", "tier")
+            if request.first_block < 0:
+                raise InvalidField(f"first_block is {request.first_block}, it must not be negative", "first_block")
+            count = _page_size(request.block_count, _LARGEST_BLOCK_PAGE, "block_count")
             pool = self._manager.session(request.engine_id).pool
-            count = min(request.block_count or _LARGEST_BLOCK_PAGE, _LARGEST_BLOCK_PAGE)
-            return codec.block_map_message(pool, max(1, request.first_block), max(0, count))
+            return codec.block_map_message(pool, request.first_block or 1, count)
 
     async def ListSequences(  # noqa: N802
         self, request: pb.ListSequencesRequest, context: Context
     ) -> pb.ListSequencesResponse:
         """Show a page of one pool's sequences."""
         async with translated(context):
-            pool = self._manager.session(request.engine_id).pool
-            size = min(request.page_size or _LARGEST_SEQUENCE_PAGE, _LARGEST_SEQUENCE_PAGE)
+            size = _page_size(request.page_size, _LARGEST_SEQUENCE_PAGE, "page_size")
             after = _page_start(request.page_token)
+            pool = self._manager.session(request.engine_id).pool
             ids = sorted(sequence for sequence in pool.sequences if sequence > after)
             page = [codec.sequence_message(pool.sequences[id_], pool.spec.block_size) for id_ in ids[:size]]
             return pb.ListSequencesResponse(sequences=page, next_page_token=str(ids[size - 1]) if ids[size:] else "")
@@ -114,7 +116,14 @@ def _check_empty(page: pb.ReportPage) -> None:
         raise UnsupportedField("report: this version adopts empty reports only", "report")
 
 
+def _page_size(wanted: int, largest: int, field: str) -> int:
+    if wanted < 0:
+        raise InvalidField(f"{field} is {wanted}, it must not be negative", field)
+    return min(wanted or largest, largest)
+
+
 def _page_start(token: str) -> int:
-    if token and not token.isdecimal():
-        raise InvalidField(f"page_token is {token!r}, which no answer gave", "page_token")
-    return int(token or 0)
+    try:
+        return int(token or 0)
+    except ValueError as error:
+        raise InvalidField(f"page_token is {token[:100]!r}, which no answer gave", "page_token") from error

@@ -139,7 +139,7 @@ class WatchedScheduler(Scheduler):
         """Nothing is left of requests that are over."""
         assert self.empty
         assert not self._by_id
-        assert not (self._waiting or self._running or self._admitting or self._copies)
+        assert [self._waiting, self._running, self._admitting, self._copies] == [[], [], {}, []]
         assert not self._claims._owners
         assert not self._claims._claims
         assert self._mirror.available == self.capacity.device_blocks

@@ -1,0 +1,280 @@
+"""Paged attention against a naive one in float64 that knows no blocks."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention import AttentionBackend, PagedBatch, TorchBackend
+from engine.attention.backend import Scoring
+from engine.blocks import Copy
+from engine.cache import CacheGeometry
+from engine.plan import Work
+from engine.request import Sampling
+
+CPU = torch.device("cpu")
+TOLERANCE = 2e-5
+POISONS = (math.nan, math.inf, -math.inf)
+
+
+class Feed(NamedTuple):
+    """A sequence of a batch: how many tokens are in the cache already, and how many are fed."""
+
+    prefix: int
+    fed: int
+
+
+@dataclass
+class Case:
+    """Shapes of a batch. Every layer but the last one tested is there to be left alone."""
+
+    feeds: Sequence[Feed]
+    block_size: int = 16
+    kv_heads: int = 2
+    group: int = 2
+    head_size: int = 8
+    scoring: Scoring = Scoring(0.25)
+    layers: int = 2
+    poison: float = math.nan
+    seed: int = 0
+    tables: list[list[int]] = field(default_factory=list)
+
+    @property
+    def geometry(self) -> CacheGeometry:
+        return CacheGeometry(self.layers, self.kv_heads, self.head_size)
+
+    def run(self) -> float:
+        """Return the largest error of paged attention over all fed tokens."""
+        torch.manual_seed(self.seed)
+        used = sum(-(-(prefix + fed) // self.block_size) for prefix, fed in self.feeds)
+        backend: AttentionBackend = TorchBackend(self.geometry, self.block_size, used + 3)
+        backend.cache.fill_(self.poison)  # type: ignore[attr-defined]
+        self._scatter_tables(used + 3)
+        layer = self.layers - 1
+        keys, values = ([self._random(sum(feed), self.kv_heads) for feed in self.feeds] for _ in range(2))
+        queries = [self._random(feed.fed, self.kv_heads * self.group) for feed in self.feeds]
+        for number, (prefix, _) in enumerate(self.feeds):
+            if prefix:
+                batch = self._batch([(number, 0, prefix)])
+                backend.write(layer, keys[number][:prefix].float(), values[number][:prefix].float(), batch)
+        batch = self._batch([(number, prefix, fed) for number, (prefix, fed) in enumerate(self.feeds)])
+        fed_keys, fed_values = (
+            torch.cat([whole[feed.prefix :] for whole, feed in zip(wholes, self.feeds, strict=True)]).float()
+            for wholes in (keys, values)
+        )
+        backend.write(layer, fed_keys, fed_values, batch)
+        found = backend.attend(layer, torch.cat(queries).float(), batch, self.scoring)
+        expected = torch.cat(
+            [
+                naive_attention(query, key, value, self.scoring)
+                for query, key, value in zip(queries, keys, values, strict=True)
+            ]
+        )
+        assert found.shape == expected.shape
+        return float((found - expected).abs().max().nan_to_num(math.inf))
+
+    def _scatter_tables(self, blocks: int) -> None:
+        free = list(range(1, blocks + 1))
+        random.Random(self.seed).shuffle(free)
+        self.tables = [[free.pop() for _ in range(-(-(prefix + fed) // self.block_size))] for prefix, fed in self.feeds]
+
+    def _batch(self, parts: list[tuple[int, int, int]]) -> PagedBatch:
+        work = []
+        for number, start, count in parts:
+            table = self.tables[number][: -(-(start + count) // self.block_size)]
+            work.append(Work(number, (0,) * count, start, tuple(table), True, Sampling()))
+        return PagedBatch.of(work, self.block_size, CPU)
+
+    def _random(self, tokens: int, heads: int) -> torch.Tensor:
+        return torch.randn(tokens, heads, self.head_size, dtype=torch.float64) * 2
+
+
+def naive_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    """Attend token by token and head by head; the queries are those of the last tokens."""
+    tokens, (fed, heads, _) = len(key), query.shape
+    output = torch.empty_like(query)
+    for row in range(fed):
+        position = tokens - fed + row
+        first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
+        for head in range(heads):
+            shared = head // (heads // key.shape[1])
+            scores = key[first : position + 1, shared] @ query[row, head] * scoring.scaling
+            if scoring.softcap is not None:
+                scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+            weights = torch.exp(scores - scores.max())
+            output[row, head] = weights @ value[first : position + 1, shared] / weights.sum()
+    return output
+
+
+MIXED = (Feed(0, 1), Feed(37, 1), Feed(16, 1), Feed(0, 33), Feed(20, 13), Feed(63, 1), Feed(15, 17), Feed(3, 1))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 8, 16, 32, 64])
+def test_any_block_size(block_size: int) -> None:
+    assert Case(MIXED, block_size=block_size).run() < TOLERANCE
+
+
+@pytest.mark.parametrize(("kv_heads", "group"), [(4, 1), (2, 3), (2, 4), (1, 1), (1, 8)])
+def test_grouped_heads_and_a_single_head_for_all(kv_heads: int, group: int) -> None:
+    assert Case(MIXED, kv_heads=kv_heads, group=group).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("head_size", [1, 7, 64, 80, 128])
+def test_any_head_size(head_size: int) -> None:
+    assert Case(MIXED, head_size=head_size, scoring=Scoring(head_size**-0.5)).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 16, 17, 1000])
+def test_a_sliding_window_hides_what_is_farther_back(window: int) -> None:
+    assert Case(MIXED, scoring=Scoring(0.25, window=window)).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
+@pytest.mark.parametrize("window", [None, 5])
+def test_scores_are_capped(softcap: float, window: int | None) -> None:
+    assert Case(MIXED, scoring=Scoring(0.25, window, softcap)).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("scoring", [Scoring(0.25), Scoring(0.25, 5), Scoring(0.25, None, 5.0)])
+def test_what_others_left_in_unused_slots_does_not_leak(poison: float, scoring: Scoring) -> None:
+    assert Case(MIXED, scoring=scoring, poison=poison).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("feeds", [[Feed(0, 1)], [Feed(0, 50)], [Feed(49, 1)], [Feed(16, 16)], [Feed(31, 1)] * 9])
+def test_batches_of_one_kind(feeds: list[Feed]) -> None:
+    assert Case(feeds).run() < TOLERANCE
+
+
+def test_long_sequences_beside_short_ones() -> None:
+    assert Case([Feed(1500, 1), Feed(0, 1), Feed(700, 40), Feed(2, 1)], head_size=4).run() < TOLERANCE
+
+
+def test_the_comparison_sees_a_wrong_window_and_a_wrong_head() -> None:
+    """The tests above can fail: the same batch with another scoring is far off."""
+    right = Case(MIXED)
+    assert right.run() < TOLERANCE
+    torch.manual_seed(0)
+    key, value = torch.randn(2, 20, 2, 8, dtype=torch.float64)
+    query = torch.randn(20, 4, 8, dtype=torch.float64)
+    plain = naive_attention(query, key, value, Scoring(0.25))
+    for other in (Scoring(0.3), Scoring(0.25, 19), Scoring(0.25, None, 2.0)):
+        assert (naive_attention(query, key, value, other) - plain).abs().max() > 0.01
+    assert (naive_attention(query.flip(1), key, value, Scoring(0.25)) - plain.flip(1)).abs().max() > 0.01
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    feeds=st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 2, 5, 19])).map(lambda pair: Feed(*pair)),
+        min_size=1,
+        max_size=6,
+    ),
+    block_size=st.integers(1, 20),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    head_size=st.integers(1, 9),
+    window=st.none() | st.integers(1, 30),
+    softcap=st.none() | st.floats(0.5, 20),
+    poison=st.sampled_from(POISONS),
+    seed=st.integers(0, 10**6),
+)
+def test_any_batch_of_any_shape(
+    feeds: list[Feed],
+    block_size: int,
+    kv_heads: int,
+    group: int,
+    head_size: int,
+    window: int | None,
+    softcap: float | None,
+    poison: float,
+    seed: int,
+) -> None:
+    scoring = Scoring(0.3, window, softcap)
+    case = Case(feeds, block_size, kv_heads, group, head_size, scoring, poison=poison, seed=seed)
+    assert case.run() < TOLERANCE
+
+
+def test_bfloat16_stays_close() -> None:
+    torch.manual_seed(1)
+    backend = TorchBackend(CacheGeometry(1, 2, 16), 8, 8, torch.bfloat16)
+    batch = PagedBatch.of([Work(1, (0,) * 30, 0, (3, 1, 4, 2), True, Sampling())], 8, CPU)
+    key, value = torch.randn(2, 30, 2, 16, dtype=torch.bfloat16)
+    query = torch.randn(30, 4, 16, dtype=torch.bfloat16)
+    backend.write(0, key, value, batch)
+    found = backend.attend(0, query, batch, Scoring(0.25))
+    assert found.dtype == torch.bfloat16
+    expected = naive_attention(query.double(), key.double(), value.double(), Scoring(0.25))
+    assert (found - expected).abs().max() < 0.05
+
+
+class TestBlocks:
+    @pytest.fixture
+    def backend(self) -> TorchBackend:
+        backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6)
+        backend.cache.copy_(torch.arange(backend.cache.numel()).view_as(backend.cache))
+        return backend
+
+    def test_a_write_touches_its_own_slots_of_its_own_layer(self, backend: TorchBackend) -> None:
+        before = backend.cache.clone()
+        batch = PagedBatch.of(
+            [Work(1, (0,) * 3, 2, (5, 2), True, Sampling()), Work(2, (0,), 4, (1, 6), True, Sampling())], 4, CPU
+        )
+        key, value = torch.randn(2, 4, 2, 4)
+        backend.write(1, key, value, batch)
+        places = [(5, 2), (5, 3), (2, 0), (6, 0)]
+        for token, (block, slot) in enumerate(places):
+            assert torch.equal(backend.cache[block, 1, 0, slot], key[token])
+            assert torch.equal(backend.cache[block, 1, 1, slot], value[token])
+            before[block, 1, :, slot] = backend.cache[block, 1, :, slot]
+        assert torch.equal(backend.cache, before)
+
+    def test_attending_changes_nothing(self, backend: TorchBackend) -> None:
+        before = backend.cache.clone()
+        batch = PagedBatch.of([Work(1, (0,), 6, (5, 2), True, Sampling())], 4, CPU)
+        backend.attend(0, torch.randn(1, 4, 4), batch, Scoring(1.0))
+        assert torch.equal(backend.cache, before)
+
+    def test_copies_take_whole_blocks_of_all_layers(self, backend: TorchBackend) -> None:
+        before = backend.cache.clone()
+        backend.copy_blocks([Copy(1, 4), Copy(3, 6), Copy(1, 2)])
+        assert torch.equal(backend.cache[[4, 6, 2]], before[[1, 3, 1]])
+        assert torch.equal(backend.cache[[0, 1, 3, 5]], before[[0, 1, 3, 5]])
+
+    def test_no_copies_copy_nothing(self, backend: TorchBackend) -> None:
+        before = backend.cache.clone()
+        backend.copy_blocks([])
+        assert torch.equal(backend.cache, before)
+
+    def test_the_cache_has_a_block_more_than_the_pool_and_its_size_is_told(self) -> None:
+        geometry = CacheGeometry(3, 2, 4)
+        backend = TorchBackend(geometry, block_size=5, device_blocks=6, dtype=torch.float16)
+        assert backend.cache.shape == (7, 3, 2, *backend.block_shape())
+        assert backend.cache[0].nbytes == geometry.block_bytes(5, torch.float16)
+        assert backend.cache[0].is_contiguous(), "a block of all layers is one piece"
+
+
+class TestBatchLayout:
+    def test_decoding_sequences_go_together_and_each_prompt_by_itself(self) -> None:
+        work = [
+            Work(1, (7,), 4, (2, 5), True, Sampling()),
+            Work(2, (8, 9), 0, (3,), False, Sampling()),
+            Work(3, (6,), 0, (1,), True, Sampling()),
+        ]
+        batch = PagedBatch.of(work, 4, CPU)
+        assert batch.slots.tolist() == [20, 12, 13, 4]
+        decoding, prompt = batch.rows
+        assert decoding.tokens.tolist() == [[0], [3]]
+        assert decoding.tables.tolist() == [[2, 5], [1, 0]], "padded with the block that belongs to nobody"
+        assert decoding.ends.tolist() == [5, 1]
+        assert (prompt.tokens.tolist(), prompt.tables.tolist(), prompt.ends.tolist()) == ([[1, 2]], [[3]], [2])
+
+    def test_no_work_is_an_empty_batch(self) -> None:
+        batch = PagedBatch.of([], 4, CPU)
+        assert (batch.slots.tolist(), batch.rows) == ([], ())

@@ -1,0 +1,168 @@
+"""Which models are taken, which are refused with what reason, and what is known of those that are taken."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from engine.cache import CacheGeometry
+from engine.errors import ModelUnsupported
+from engine.model import fingerprint, load_model
+from tests.engine_in_process import ModelEngine
+from tests.reference import near_ties
+
+SMALL = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+GROUPED = SMALL | {
+    "intermediate_size": 96,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+LATENT = GROUPED | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+Tiny = Callable[[str], Path]
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Writes a random checkpoint of any family."""
+
+    def checkpoint(family: str, **config: Any) -> Path:
+        torch.manual_seed(3)
+        folder = tmp_path / family
+        AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**config)).save_pretrained(folder)
+        return folder
+
+    return checkpoint
+
+
+def load(folder: Path) -> Any:
+    return load_model(folder, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "reason"),
+    [
+        ("bloom", SMALL, "only 0 of 4 layers use transformers' attention interface"),
+        ("falcon", SMALL, "it does not use transformers' attention interface"),
+        ("falcon", SMALL | {"alibi": True}, "it does not use transformers' attention interface"),
+        ("gptj", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "it does not use transformers' attention"),
+        ("mpt", {"d_model": 64, "n_heads": 4, "n_layers": 2}, "it does not run with paged attention"),
+        ("mamba", SMALL | {"state_size": 4}, "only 0 of 4 layers use transformers' attention interface"),
+        ("qwen3_next", GROUPED, "only 1 of 4 layers use transformers' attention interface"),
+        ("gpt_oss", GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}, "takes a tensor 's_aux'"),
+        ("deepseek_v3", LATENT, r"its keys and values differ in shape, \[1, 4, 16\] and \[1, 4, 12\]"),
+        ("llama4_text", GROUPED | {"intermediate_size_mlp": 96}, "its layer 0 is of type chunked_attention"),
+        ("diffllama", GROUPED, "its layer 0 attends more than once"),
+        ("gemma4_text", GROUPED, "its layers differ in KV heads or head size"),
+        ("stablelm", GROUPED, "it does not run with paged attention"),
+        ("doge", GROUPED, "its attention has a mask of its own making"),
+    ],
+)
+def test_a_model_whose_attention_is_something_else_is_refused(
+    make: Make, family: str, config: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelUnsupported, match=f"^{family}: .*{reason}"):
+        load(make(family, **config))
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "gemma2", "phi3", "gpt_neox", "mixtral", "olmo3"])
+def test_families_that_use_the_interface_generate_the_same_tokens(make: Make, family: str) -> None:
+    windows = {"sliding_window": 8} if family in ("mistral", "gemma2", "phi3", "mixtral", "olmo3") else {}
+    folder = make(family, **GROUPED, **windows)
+    prompts = [list(range(1, 30)), [200, 100, 50], [7]]
+    engine = ModelEngine(folder, block_size=4, token_budget=10)
+    assert near_ties(folder, prompts, engine.generate(prompts, 12), 12) <= 1
+
+
+@pytest.mark.parametrize(("content", "name"), [("{}", "config.json"), ("not json", "config.json"), ("", "nothing")])
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str, name: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelUnsupported, match=f"^{tmp_path.name}: "):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "geometry"),
+    [("llama", CacheGeometry(3, 2, 16)), ("gpt2", CacheGeometry(3, 4, 16)), ("opt", CacheGeometry(3, 4, 16))],
+)
+def test_geometry_context_and_vocabulary_are_those_of_the_model(
+    tiny_model: Tiny, family: str, geometry: CacheGeometry
+) -> None:
+    loaded = load(tiny_model(family))
+    assert loaded.geometry == geometry
+    assert loaded.context_tokens == 2048
+    assert loaded.vocabulary_size == 384
+    assert loaded.eos_token_ids == {0}
+    assert geometry.block_bytes(8, torch.bfloat16) == 3 * 2 * 8 * geometry.kv_heads * 16 * 2
+
+
+def test_a_model_may_declare_many_ends_or_none(make: Make) -> None:
+    for declared, ends in (([3, 5], {3, 5}), (7, {7}), (None, set())):
+        assert load(make("llama", **GROUPED | {"eos_token_id": declared})).eos_token_ids == ends
+
+
+class TestFingerprint:
+    @pytest.fixture
+    def copy(self, tiny_model: Tiny, tmp_path: Path) -> Path:
+        return shutil.copytree(tiny_model("llama"), tmp_path / "another name")
+
+    def test_is_the_same_for_the_same_files_wherever_they_are(self, tiny_model: Tiny, copy: Path) -> None:
+        original = tiny_model("llama")
+        assert fingerprint(original) == fingerprint(original) == fingerprint(copy)
+        assert load(copy).fingerprint == load(original).fingerprint == f"{fingerprint(copy)}-float32"
+
+    def test_differs_between_models_and_precisions(self, tiny_model: Tiny) -> None:
+        names = {fingerprint(tiny_model(family)) for family in ("llama", "gpt2", "opt")}
+        assert len(names) == 3
+        folder = tiny_model("llama")
+        half = load_model(folder, torch.bfloat16, torch.device("cpu"))
+        assert half.fingerprint == f"{fingerprint(folder)}-bfloat16"
+        assert half.model.dtype == torch.bfloat16
+
+    @pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
+    def test_changes_with_the_first_and_the_last_weights(self, copy: Path, name: str) -> None:
+        before = fingerprint(copy)
+        weights = load_file(copy / "model.safetensors")
+        weights[name].view(-1)[0] += 1
+        save_file(weights, copy / "model.safetensors", {"format": "pt"})
+        assert fingerprint(copy) != before
+
+    def test_changes_with_the_configuration(self, copy: Path) -> None:
+        before = fingerprint(copy)
+        config = copy / "config.json"
+        config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 20000.0'))
+        assert fingerprint(copy) != before
+
+    def test_does_not_change_with_the_tokenizer(self, copy: Path) -> None:
+        before = fingerprint(copy)
+        (copy / "tokenizer_config.json").write_text("{}")
+        assert fingerprint(copy) == before

@@ -1,0 +1,366 @@
+"""Engine.Serve, spoken to as a gateway speaks to it."""
+
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
+from tests.running_quire import CALL_SECONDS, RunningQuire
+from tests.tiny_models import CONTEXT, VOCABULARY
+
+PROMPT = [20, 30, 40, 50, 60]
+
+
+class Link:
+    """A gateway's end of a Serve stream. Everything that was read is kept."""
+
+    def __init__(self, engine: engine_pb2_grpc.EngineStub) -> None:
+        self._outgoing: queue.SimpleQueue[engine_pb2.ServeRequest | None] = queue.SimpleQueue()
+        self._call = engine.Serve(iter(self._outgoing.get, None), timeout=CALL_SECONDS)
+        self.responses: list[engine_pb2.ServeResponse] = []
+
+    def submit(self, request_id: str, max_tokens: int = 20, **fields: Any) -> None:
+        self._outgoing.put(engine_pb2.ServeRequest(submission=submission(request_id, max_tokens, **fields)))
+
+    def cancel(self, request_id: str, attempt: int = 1) -> None:
+        self._outgoing.put(engine_pb2.ServeRequest(cancel=engine_pb2.Cancel(request_id=request_id, attempt=attempt)))
+
+    def send(self, message: engine_pb2.ServeRequest) -> None:
+        self._outgoing.put(message)
+
+    def read_until(self, holds: Callable[[engine_pb2.ServeResponse], object]) -> engine_pb2.ServeResponse:
+        """Read on until a message holds what is looked for, and return that one."""
+        for response in self._call:
+            self.responses.append(response)
+            if holds(response):
+                return response
+        raise AssertionError("the engine ended the stream")
+
+    def finish(self, request_id: str) -> engine_pb2.RequestFinished:
+        """Read until a request has ended."""
+        response = self.read_until(lambda response: ended(response, request_id))
+        return ended(response, request_id)[0]
+
+    def refusal(self, request_id: str) -> engine_pb2.RequestRefused:
+        """Read until a submission is refused."""
+        response = self.read_until(lambda response: response.step.refused)
+        (refused,) = response.step.refused
+        assert refused.request_id == request_id
+        return refused
+
+    def tokens(self, request_id: str) -> list[int]:
+        """Return the tokens read so far."""
+        steps = [response.step for response in self.responses]
+        return [
+            token for step in steps for news in step.tokens if news.request_id == request_id for token in news.token_ids
+        ]
+
+    def half_close(self) -> None:
+        """Say that nothing more comes, and read what the engine still says."""
+        self._outgoing.put(None)
+        self.responses.extend(self._call)
+
+    def break_off(self) -> None:
+        self._call.cancel()
+        self._outgoing.put(None)
+
+    def status(self) -> grpc.StatusCode:
+        """Read until the engine ends the stream with an error."""
+        with pytest.raises(grpc.RpcError) as caught:
+            self.responses.extend(self._call)
+        return caught.value.code()
+
+
+def submission(request_id: str, max_tokens: int = 20, **fields: Any) -> engine_pb2.Submission:
+    usual = {
+        "attempt": 1,
+        "prompt_token_ids": PROMPT,
+        "sampling": decoding_pb2.Sampling(temperature=0, top_p=1, seed=0),
+        "stopping": decoding_pb2.Stopping(max_tokens=max_tokens, ignore_eos=True),
+    }
+    return engine_pb2.Submission(request_id=request_id, **(usual | fields))
+
+
+def ended(response: engine_pb2.ServeResponse, request_id: str) -> list[engine_pb2.RequestFinished]:
+    return [finished for finished in response.step.finished if finished.request_id == request_id]
+
+
+@pytest.fixture
+def link(tiny_quire: RunningQuire) -> Iterator[Callable[[], Link]]:
+    """Begins links; all of them are broken off at the end, which must leave nothing."""
+    links: list[Link] = []
+
+    def begin() -> Link:
+        links.append(Link(tiny_quire.engine))
+        return links[-1]
+
+    yield begin
+    for one in links:
+        one.break_off()
+    pool = tiny_quire.settled_pool()
+    assert (pool.sequences, pool.device.held) == (0, 0)
+
+
+@pytest.fixture
+def gateway(link: Callable[[], Link]) -> Link:
+    return link()
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_quire: RunningQuire) -> list[int]:
+    """The first 300 tokens after PROMPT."""
+    link = Link(tiny_quire.engine)
+    link.submit("expected", 300)
+    link.finish("expected")
+    link.break_off()
+    return link.tokens("expected")
+
+
+def granted_blocks(quire: RunningQuire) -> int:
+    return quire.pool().totals.granted_blocks
+
+
+# What comes back
+
+
+def test_a_request_is_started_makes_tokens_and_finishes(gateway: Link, expected: list[int]) -> None:
+    gateway.submit("r", 20, attempt=3)
+    finished = gateway.finish("r")
+    assert gateway.tokens("r") == expected[:20]
+    steps = [response.step for response in gateway.responses if response.HasField("step")]
+    assert [step.step for step in steps] == sorted({step.step for step in steps})
+    started = [(event.request_id, event.attempt) for step in steps for event in step.started]
+    assert started == [("r", 3)]
+    assert {event.attempt for step in steps for event in step.tokens} == {3}
+    assert (finished.attempt, finished.preemptions, finished.recomputed_tokens) == (3, 0, 0)
+    assert [sample.reason for sample in finished.samples] == [decoding_pb2.FINISH_REASON_LENGTH]
+
+
+def test_the_news_of_one_step_for_a_gateway_are_one_message(gateway: Link, expected: list[int]) -> None:
+    gateway.submit("a", 100)
+    gateway.submit("b", 100)
+    gateway.finish("a")
+    together = [response for response in gateway.responses if len(response.step.tokens) == 2]
+    assert len(together) > 50
+    gateway.read_until(lambda _: gateway.tokens("b") == expected[:100])
+
+
+def test_each_gateway_hears_only_of_its_own_requests(link: Callable[[], Link], expected: list[int]) -> None:
+    links = {"a": link(), "b": link()}
+    for name, one in links.items():
+        one.submit(name, 30)
+    for name, one in links.items():
+        one.finish(name)
+        assert one.tokens(name) == expected[:30]
+        assert {news.request_id for response in one.responses for news in response.step.tokens} == {name}
+
+
+def test_an_idle_link_gets_a_heartbeat_at_once_and_again_after_a_while(gateway: Link) -> None:
+    gateway.read_until(lambda _: len(gateway.responses) == 2)
+    assert [response.WhichOneof("kind") for response in gateway.responses] == ["heartbeat"] * 2
+    assert gateway.responses[0].heartbeat.steps >= 0
+
+
+def test_a_request_begun_elsewhere_goes_on_where_it_was(gateway: Link, expected: list[int]) -> None:
+    gateway.submit("r", 20, samples=[engine_pb2.SampleState(generated_token_ids=expected[:15])], attempt=2)
+    gateway.finish("r")
+    assert gateway.tokens("r") == expected[15:20], "max_tokens counts from the prompt's end"
+
+
+def test_a_stop_token_is_among_the_tokens_and_named_at_the_end(gateway: Link, expected: list[int]) -> None:
+    stop = expected[7]
+    stopping = decoding_pb2.Stopping(max_tokens=50, stop_token_ids=[stop], ignore_eos=True)
+    gateway.submit("r", stopping=stopping)
+    (sample,) = gateway.finish("r").samples
+    assert gateway.tokens("r") == expected[: expected.index(stop) + 1]
+    assert (sample.reason, sample.stop_token_id) == (decoding_pb2.FINISH_REASON_STOP, stop)
+
+
+def test_get_engine_describes_what_the_pool_is_registered_as(tiny_quire: RunningQuire) -> None:
+    engine = tiny_quire.engine.GetEngine(engine_pb2.GetEngineRequest())
+    pool = tiny_quire.pool()
+    assert engine == engine_pb2.GetEngineResponse(
+        model="tiny-llama",
+        engine_id=pool.engine_id,
+        model_fingerprint=pool.model_fingerprint,
+        context_tokens=CONTEXT,
+        vocabulary_size=VOCABULARY,
+        block_size=pool.block_size,
+        device_blocks=pool.device_blocks,
+        dtype="float32",
+    )
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("same_link", [True, False])
+def test_a_second_submission_of_a_live_id_is_refused_and_the_first_goes_on(
+    link: Callable[[], Link], expected: list[int], same_link: bool
+) -> None:
+    first = link()
+    first.submit("r", 300)
+    first.read_until(lambda response: response.step.started)
+    second = first if same_link else link()
+    second.submit("r", 5, attempt=2)
+    refused = second.refusal("r")
+    assert (refused.attempt, refused.reason) == (2, engine_pb2.REFUSAL_REASON_ALREADY_EXISTS)
+    assert refused.field == "request_id"
+    first.finish("r")
+    assert first.tokens("r") == expected
+
+
+INVALID = {
+    "prompt": {"prompt_token_ids": []},
+    "prompt.token_ids": {"prompt_token_ids": [5, VOCABULARY]},
+    "stopping.max_tokens": {"stopping": decoding_pb2.Stopping(max_tokens=0)},
+}
+
+
+@pytest.mark.parametrize("field", INVALID)
+def test_what_can_never_be_served_is_refused_naming_the_field(gateway: Link, field: str) -> None:
+    gateway.submit("r", **INVALID[field])
+    refused = gateway.refusal("r")
+    assert (refused.reason, refused.field, refused.attempt) == (engine_pb2.REFUSAL_REASON_INVALID, field, 1)
+    assert refused.detail
+
+
+UNSERVED: dict[str, dict[str, Any]] = {
+    "logit_rules": {"logit_rules": decoding_pb2.LogitRules(presence_penalty=1)},
+    "beam_search": {"beam_search": decoding_pb2.BeamSearch()},
+    "constraint": {"constraint": decoding_pb2.OutputConstraint(json_object=True)},
+    "logprobs": {"logprobs": 0},
+    "prompt_logprobs": {"prompt_logprobs": 3},
+    "timeout": {"timeout": {"seconds": 5}},
+    "sampling.sample_count": {"sampling": decoding_pb2.Sampling(sample_count=2)},
+    "stopping.min_tokens": {"stopping": decoding_pb2.Stopping(max_tokens=5, min_tokens=2)},
+}
+
+
+@pytest.mark.parametrize("field", UNSERVED)
+def test_a_field_that_is_not_served_yet_is_refused_by_name(gateway: Link, field: str) -> None:
+    gateway.submit("r", **UNSERVED[field])
+    refused = gateway.refusal("r")
+    assert (refused.reason, refused.field) == (engine_pb2.REFUSAL_REASON_UNIMPLEMENTED, field)
+    assert field in refused.detail
+
+
+def test_several_samples_are_refused_by_name(gateway: Link) -> None:
+    gateway.submit("r", samples=[engine_pb2.SampleState()] * 2)
+    assert gateway.refusal("r").field == "sampling.sample_count"
+
+
+def test_an_empty_message_ends_the_link_and_its_requests(tiny_quire: RunningQuire, gateway: Link) -> None:
+    granted = granted_blocks(tiny_quire)
+    gateway.submit("r", 900)
+    gateway.read_until(lambda response: response.step.started)
+    gateway.send(engine_pb2.ServeRequest())
+    assert gateway.status() == grpc.StatusCode.INVALID_ARGUMENT
+    assert tiny_quire.settled_pool().sequences == 0
+    assert granted_blocks(tiny_quire) - granted < 50
+
+
+# What ends a request
+
+
+def test_a_cancel_ends_its_request(tiny_quire: RunningQuire, gateway: Link) -> None:
+    gateway.submit("r", 900)
+    gateway.read_until(lambda response: response.step.tokens)
+    gateway.cancel("r")
+    assert [sample.reason for sample in gateway.finish("r").samples] == [decoding_pb2.FINISH_REASON_CANCELLED]
+    assert len(gateway.tokens("r")) < 500
+    assert tiny_quire.settled_pool().device.held == 0
+
+
+def test_a_cancel_of_another_attempt_another_id_or_another_link_is_ignored(
+    link: Callable[[], Link], expected: list[int]
+) -> None:
+    gateway, stranger = link(), link()
+    gateway.submit("r", 300, attempt=2)
+    gateway.read_until(lambda response: response.step.tokens)
+    gateway.cancel("r", attempt=1)
+    gateway.cancel("r", attempt=3)
+    gateway.cancel("nobody", attempt=2)
+    stranger.cancel("r", attempt=2)
+    assert [sample.reason for sample in gateway.finish("r").samples] == [decoding_pb2.FINISH_REASON_LENGTH]
+    assert gateway.tokens("r") == expected
+
+
+def test_an_id_can_be_used_again_as_soon_as_its_request_is_cancelled(gateway: Link, expected: list[int]) -> None:
+    """All in one batch: the engine still has the end of the first to tell when the second is there."""
+    for attempt in range(1, 20):
+        gateway.submit("r", 900, attempt=attempt)
+        gateway.cancel("r", attempt)
+    gateway.submit("r", 10, attempt=20)
+    response = gateway.read_until(lambda response: any(end.attempt == 20 for end in response.step.finished))
+    last = [end for end in response.step.finished if end.attempt == 20]
+    assert [sample.reason for sample in last[0].samples] == [decoding_pb2.FINISH_REASON_LENGTH]
+    news = [news for response in gateway.responses for news in response.step.tokens if news.attempt == 20]
+    assert [token for one in news for token in one.token_ids] == expected[:10]
+
+
+@pytest.mark.parametrize("end", [Link.half_close, Link.break_off])
+def test_the_end_of_a_link_cancels_its_requests_and_no_others(
+    tiny_quire: RunningQuire, link: Callable[[], Link], expected: list[int], end: Callable[[Link], None]
+) -> None:
+    granted = granted_blocks(tiny_quire)
+    leaving, staying = link(), link()
+    leaving.submit("leaving", 900)
+    leaving.read_until(lambda response: response.step.tokens)
+    staying.submit("staying", 300)
+    staying.read_until(lambda response: response.step.tokens)
+    end(leaving)
+    staying.finish("staying")
+    assert staying.tokens("staying") == expected
+    assert tiny_quire.settled_pool().sequences == 0
+    assert granted_blocks(tiny_quire) - granted < 60
+
+
+# A gateway that does not read. Long ids make every message large, so that few fit into what gRPC buffers.
+
+
+@pytest.fixture
+def deaf(tiny_quire: RunningQuire) -> Iterator[Link]:
+    """A link over a connection that buffers no more than 64 KiB."""
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(tiny_quire.addresses["engine"], options=options) as channel:
+        one = Link(engine_pb2_grpc.EngineStub(channel))
+        yield one
+        one.break_off()
+    assert tiny_quire.settled_pool().sequences == 0
+
+
+def wait_until_over(quire: RunningQuire, request: int) -> None:
+    """Wait, without reading the link, until all requests since are over."""
+    while quire.pool().totals.prefix_query_tokens == request:
+        pass  # each look is a call
+    assert quire.settled_pool().sequences == 0
+
+
+def test_output_that_is_not_read_is_merged_and_nothing_of_it_lost(
+    tiny_quire: RunningQuire, deaf: Link, expected: list[int]
+) -> None:
+    before = tiny_quire.pool().totals.prefix_query_tokens
+    request_id = "r" * 20_000
+    deaf.submit(request_id, 200)
+    wait_until_over(tiny_quire, before)
+    deaf.finish(request_id)
+    assert deaf.tokens(request_id) == expected[:200]
+    assert len(deaf.responses) < 50
+
+
+def test_a_link_with_too_much_output_that_is_not_read_is_closed(tiny_quire: RunningQuire, deaf: Link) -> None:
+    before = tiny_quire.pool().totals.prefix_query_tokens
+    deaf.submit("r" * 60_000, 200)
+    wait_until_over(tiny_quire, before)
+    assert deaf.status() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_gateway_that_does_not_read_holds_nobody_up(gateway: Link, deaf: Link, expected: list[int]) -> None:
+    deaf.submit("d" * 20_000, 300)
+    gateway.submit("r", 300)
+    gateway.finish("r")
+    assert gateway.tokens("r") == expected

@@ -1,0 +1,268 @@
+"""The table from domain errors to status: it is complete, and a client sees every row of it."""
+
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import kvmanager
+from engine import errors as engine_errors
+from quire.v1 import (
+    decoding_pb2,
+    engine_pb2,
+    engine_pb2_grpc,
+    gateway_pb2,
+    gateway_pb2_grpc,
+    kvmanager_pb2,
+    kvmanager_pb2_grpc,
+)
+from services import errors
+from services.engine import output_codec
+from services.gateway import generation
+from tests.load import prompt_request
+from tests.running_quire import RunningService
+
+Status = grpc.StatusCode
+
+# As the documentation of services.errors says.
+NEVER_LEAVING = {
+    *(kvmanager.OutOfBlocks, kvmanager.UnknownSequence, kvmanager.IdInUse, kvmanager.InvalidItem),
+    *(engine_errors.RequestExists, engine_errors.InvalidRequest),
+    *(engine_errors.QueueFull, engine_errors.EngineUnavailable),
+    *(engine_errors.ModelUnsupported, engine_errors.BlockManagerBroken),
+}
+
+
+def leaves(base: type[Exception]) -> set[type[Exception]]:
+    """Return the classes of a tree that have no subclasses (but those of tests): they are raised."""
+    narrower = [kind for kind in base.__subclasses__() if not kind.__module__.startswith("tests.")]
+    return set().union(*(leaves(kind) for kind in narrower)) or {base}
+
+
+def test_every_domain_error_has_a_row_or_is_known_never_to_leave() -> None:
+    roots = (kvmanager.KVManagerError, engine_errors.EngineError, errors.ServiceError)
+    domain = set().union(*(leaves(root) for root in roots))
+    assert domain == set(errors.STATUS) | NEVER_LEAVING
+    assert not set(errors.STATUS) & NEVER_LEAVING
+
+
+def test_an_error_of_a_narrower_type_has_the_status_of_the_wider_one() -> None:
+    class TooLong(errors.InvalidField):
+        pass
+
+    assert errors.status_of(TooLong("x")) == Status.INVALID_ARGUMENT
+
+
+def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
+    assert set(output_codec._REFUSALS) == leaves(engine_errors.RequestRefused)
+    reasons = set(engine_pb2.RefusalReason.values()) - {engine_pb2.REFUSAL_REASON_UNSPECIFIED}
+    assert set(generation._REFUSALS) == reasons
+    assert set(output_codec._REFUSALS.values()) == reasons - {engine_pb2.REFUSAL_REASON_UNIMPLEMENTED}
+
+
+# Every row, provoked on real services. The engine is played by the test, because a real one does not fail on demand.
+
+
+class PlayedEngine(engine_pb2_grpc.EngineServicer):
+    """Ends each request as its id says, or leaves it without an answer."""
+
+    def GetEngine(self, _request: engine_pb2.GetEngineRequest, _context: Any) -> engine_pb2.GetEngineResponse:  # noqa: N802
+        return engine_pb2.GetEngineResponse(
+            model="played", context_tokens=100, vocabulary_size=384, block_size=16, device_blocks=10
+        )
+
+    def Serve(self, requests: Any, _context: Any) -> Iterator[engine_pb2.ServeResponse]:  # noqa: N802
+        yield engine_pb2.ServeResponse(heartbeat=engine_pb2.Heartbeat())
+        for request in requests:
+            if request.HasField("submission") and (step := self.end_of(request.submission)):
+                yield engine_pb2.ServeResponse(step=step)
+
+    def end_of(self, submission: engine_pb2.Submission) -> engine_pb2.StepOutput | None:
+        name = submission.request_id
+        names = {"request_id": name, "attempt": submission.attempt}
+        if name.startswith("REFUSAL_REASON"):
+            reason = engine_pb2.RefusalReason.Value(name)
+            refused = engine_pb2.RequestRefused(**names, reason=reason, detail="in words", field="a.field")
+            return engine_pb2.StepOutput(refused=[refused])
+        if name.startswith("FAILURE_REASON"):
+            failure = engine_pb2.FailureReason.Value(name)
+            samples = [engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_FAILED)]
+            finished = engine_pb2.RequestFinished(**names, samples=samples, failure=failure, detail="in words")
+            return engine_pb2.StepOutput(finished=[finished])
+        if name == "shutting down":
+            samples = [engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_CANCELLED)]
+            return engine_pb2.StepOutput(finished=[engine_pb2.RequestFinished(**names, samples=samples)])
+        return None
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    service: Callable[..., RunningService], tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[gateway_pb2_grpc.GatewayStub]:
+    address = f"unix:{tmp_path_factory.mktemp('engine')}/engine.sock"
+    with ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads)
+        engine_pb2_grpc.add_EngineServicer_to_server(PlayedEngine(), server)
+        server.add_insecure_port(address)
+        server.start()
+        one = service(
+            *("gateway", "--listen", "127.0.0.1:0", "--engine", address, "--model", str(tiny_model("llama"))),
+            *("--max-requests", "2", "--link-timeout-seconds", "600"),
+        )
+        one.output.wait_for("gateway is ready")
+        yield gateway_pb2_grpc.GatewayStub(one.channel)
+        server.stop(grace=0).wait()
+
+
+@pytest.fixture(scope="module")
+def manager(service: Callable[..., RunningService]) -> kvmanager_pb2_grpc.KVManagerStub:
+    return kvmanager_pb2_grpc.KVManagerStub(service("kvmanager", "--listen", "127.0.0.1:0").channel)
+
+
+def failure_of(call: Any) -> tuple[Status, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    return caught.value.code(), caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("request_id", "code"),
+    [
+        ("REFUSAL_REASON_ALREADY_EXISTS", Status.ALREADY_EXISTS),
+        ("REFUSAL_REASON_INVALID", Status.INVALID_ARGUMENT),
+        ("REFUSAL_REASON_QUEUE_FULL", Status.RESOURCE_EXHAUSTED),
+        ("REFUSAL_REASON_UNAVAILABLE", Status.UNAVAILABLE),
+        ("REFUSAL_REASON_UNIMPLEMENTED", Status.UNIMPLEMENTED),
+        ("REFUSAL_REASON_UNSPECIFIED", Status.INTERNAL),
+        ("FAILURE_REASON_STEP", Status.INTERNAL),
+        ("FAILURE_REASON_BLOCK_MANAGER", Status.UNAVAILABLE),
+        ("FAILURE_REASON_UNSPECIFIED", Status.INTERNAL),
+    ],
+)
+def test_the_engines_word_reaches_the_client_with_its_status(
+    gateway: gateway_pb2_grpc.GatewayStub, request_id: str, code: Status
+) -> None:
+    request = prompt_request("Hello")
+    request.request_id = request_id
+    call = gateway.Generate(request, timeout=10)
+    assert failure_of(call) == (code, "in words")
+    refused = request_id.startswith("REFUSAL")
+    assert dict(call.trailing_metadata()).get(errors.FIELD_METADATA) == ("a.field" if refused else None)
+
+
+def test_an_engine_that_shuts_down_makes_a_request_unavailable_not_finished(
+    gateway: gateway_pb2_grpc.GatewayStub,
+) -> None:
+    request = prompt_request("Hello")
+    request.request_id = "shutting down"
+    assert failure_of(gateway.Generate(request, timeout=10)) == (Status.UNAVAILABLE, "the engine is shutting down")
+
+
+def attach(manager: kvmanager_pb2_grpc.KVManagerStub, *messages: dict[str, Any]) -> Any:
+    requests = [kvmanager_pb2.PoolRequest(**message) for message in messages]
+    return manager.Attach(iter(requests), timeout=10)
+
+
+def register(incarnation: int = 1) -> dict[str, Any]:
+    return {
+        "register": kvmanager_pb2.Register(
+            engine_id="e", incarnation=incarnation, model_fingerprint="m", block_size=4, device_blocks=4
+        )
+    }
+
+
+REPORT = {"report": kvmanager_pb2.ReportPage(last=True)}
+STEP = {"step": kvmanager_pb2.Step(step=1)}
+
+
+class Held:
+    """A stream that stays open while others are tried."""
+
+    def __init__(self, manager: kvmanager_pb2_grpc.KVManagerStub, incarnation: int) -> None:
+        self.outgoing: queue.SimpleQueue[kvmanager_pb2.PoolRequest | None] = queue.SimpleQueue()
+        for message in (register(incarnation), REPORT):
+            self.outgoing.put(kvmanager_pb2.PoolRequest(**message))
+        self.call = manager.Attach(iter(self.outgoing.get, None), timeout=10)
+        next(self.call)
+
+    def close(self) -> None:
+        self.call.cancel()
+        self.outgoing.put(None)
+
+
+def stale_incarnation(_gateway: Any, manager: kvmanager_pb2_grpc.KVManagerStub) -> Status:
+    newer = Held(manager, 9)
+    try:
+        return failure_of(attach(manager, register(8), REPORT))[0]
+    finally:
+        newer.close()
+
+
+def session_replaced(_gateway: Any, manager: kvmanager_pb2_grpc.KVManagerStub) -> Status:
+    older = Held(manager, 10)
+    newer = Held(manager, 11)
+    try:
+        older.outgoing.put(kvmanager_pb2.PoolRequest(**STEP))
+        return failure_of(older.call)[0]
+    finally:
+        older.close()
+        newer.close()
+
+
+def generate(gateway: gateway_pb2_grpc.GatewayStub, **fields: Any) -> Status:
+    request = prompt_request("Hello")
+    request.MergeFrom(gateway_pb2.GenerateRequest(**fields))
+    return failure_of(gateway.Generate(request, timeout=10))[0]
+
+
+def while_unanswered(
+    gateway: gateway_pb2_grpc.GatewayStub, ids: tuple[str, ...], provoke: Callable[[], Status]
+) -> Status:
+    """Provoke an error while requests of these ids are under way."""
+    calls = [gateway.Generate(prompt_with_id(request_id), timeout=10) for request_id in ids]
+    gateway.GetModel(gateway_pb2.GetModelRequest())  # when it is answered, they have been taken
+    try:
+        return provoke()
+    finally:
+        for call in calls:
+            call.cancel()
+
+
+def prompt_with_id(request_id: str) -> gateway_pb2.GenerateRequest:
+    request = prompt_request("Hello")
+    request.request_id = request_id
+    return request
+
+
+PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
+    kvmanager.InvalidRegistration: lambda _, manager: failure_of(attach(manager, register(0)))[0],
+    kvmanager.StepOutOfOrder: lambda _, manager: failure_of(attach(manager, register(), REPORT, STEP, STEP))[0],
+    kvmanager.UnknownPool: lambda _, manager: failure_of(
+        manager.GetPool(kvmanager_pb2.GetPoolRequest(engine_id="nobody")) for _ in "x"
+    )[0],
+    kvmanager.StaleIncarnation: stale_incarnation,
+    kvmanager.SessionReplaced: session_replaced,
+    errors.UnexpectedMessage: lambda _, manager: failure_of(attach(manager, STEP))[0],
+    errors.InvalidField: lambda gateway, _: generate(gateway, sampling={"top_k": -1}),
+    errors.UnsupportedField: lambda gateway, _: generate(gateway, logit_rules={"presence_penalty": 1}),
+    errors.UnknownModel: lambda gateway, _: generate(gateway, model="nobody"),
+    errors.RequestIsLive: lambda gateway, _: while_unanswered(
+        gateway, ("live",), lambda: generate(gateway, request_id="live")
+    ),
+    errors.Overloaded: lambda gateway, _: while_unanswered(gateway, ("a", "b"), lambda: generate(gateway)),
+    errors.Unavailable: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_BLOCK_MANAGER"),
+    errors.DeadlinePassed: lambda gateway, _: generate(gateway, timeout=timedelta(seconds=0.05)),
+    errors.GenerationFailed: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_STEP"),
+}
+
+
+@pytest.mark.parametrize("error", errors.STATUS, ids=[error.__name__ for error in errors.STATUS])
+def test_every_row_of_the_table_is_seen_by_a_client(
+    gateway: gateway_pb2_grpc.GatewayStub, manager: kvmanager_pb2_grpc.KVManagerStub, error: type[Exception]
+) -> None:
+    assert PROVOCATIONS[error](gateway, manager) == errors.STATUS[error]
