@@ -21,6 +21,7 @@ from tests.in_process import InProcessBlocks
 GREEDY = Sampling(temperature=0.0)
 _MOST_TURNS = 5000
 
+
 class MadeToFail(Exception):
     """A failure that a test wanted; any other failure of a step is raised where the turn was asked for."""
 
@@ -38,10 +39,11 @@ class FickleBlocks(InProcessBlocks):
         super().__init__(capacity, observe)
         self.delay = 0
         self._lost = False
+        self._restored = True
 
     def receive(self) -> StepResult | None:
         if self._lost:
-            self._lost = False
+            self._lost, self.ready = False, self._restored
             raise PoolLost
         if self._answers and self.delay:
             self.delay -= 1
@@ -52,12 +54,13 @@ class FickleBlocks(InProcessBlocks):
         """Drop the pool, and every answer under way."""
         self.manager.detach(self.session)
         self._answers.clear()
-        self._lost, self.ready = True, False
+        self._lost, self.ready, self._restored = True, False, False
 
     def restore(self) -> None:
-        """Attach again, with an empty pool."""
+        """Attach again, with an empty pool; it can be used when the loss has been heard of."""
         self.session = self.manager.attach(self.session.pool.spec)
-        self.ready = True
+        self._restored = True
+        self.ready = not self._lost
 
 
 class EngineInProcess:

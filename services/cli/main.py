@@ -28,13 +28,23 @@ def main() -> None:
     cli.main(auto_envvar_prefix="QUIRE", prog_name="quire")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="quire")
+class _InOrderOfDefinition(click.Group):
+    def list_commands(self, _context: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    cls=_InOrderOfDefinition, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(package_name="quire", message="%(prog)s %(version)s")
 def cli() -> None:
     """Quire serves large language models from paged memory.
 
     `quire serve` starts everything; `quire generate` and `quire chat` talk to it. The services can also be started
     one by one, on one machine or on several.
+
+    Every option can also be set in the environment, under the name of its command: QUIRE_ENGINE_BLOCK_SIZE is the
+    --block-size of `quire engine`, QUIRE_SERVE_BLOCK_SIZE that of `quire serve`.
     """
 
 
@@ -58,7 +68,10 @@ def serve(**values: Any) -> None:
 @cli.command()
 @options_of(KVManagerSettings)
 def kvmanager(**values: Any) -> None:
-    """Start a KV manager: the bookkeeping of blocks for every engine that attaches."""
+    """Start a KV manager: the bookkeeping of blocks.
+
+    Any number of engines can attach to it, each with a pool of its own.
+    """
     from services.cli.run_service import run_service
     from services.kvmanager.server import KVManagerService
 
@@ -69,7 +82,10 @@ def kvmanager(**values: Any) -> None:
 @cli.command()
 @options_of(EngineSettings)
 def engine(**values: Any) -> None:
-    """Start an engine: one model, its KV cache and its attention steps."""
+    """Start an engine: one model with its KV cache.
+
+    It needs a KV manager, and waits for one that is not there yet.
+    """
     from services.cli.local_model import engine_with_folder
     from services.cli.run_service import run_service
 
@@ -90,7 +106,10 @@ def engine(**values: Any) -> None:
 @cli.command()
 @options_of(GatewaySettings)
 def gateway(**values: Any) -> None:
-    """Start a gateway: what clients call."""
+    """Start a gateway: what clients call.
+
+    It needs an engine, and waits for one that is not there yet. --model must mean the model that the engine serves.
+    """
     from services.cli.local_model import gateway_with_folder
     from services.cli.run_service import run_service
 
@@ -119,7 +138,10 @@ def gateway(**values: Any) -> None:
 @click.option("--chat", "as_chat", is_flag=True, help="Give the prompt as a user's message, through the chat template.")
 @click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for the whole answer.")
 def generate(prompt: str, address: str, timeout: float, **options: Any) -> None:
-    """Generate a continuation of PROMPT and print it as it comes; "-" reads the prompt from standard input."""
+    """Continue PROMPT, and print the text as it comes.
+
+    "-" as PROMPT reads it from standard input. What the answer took is said on standard error.
+    """
     from services.cli.talk import generate as run
 
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -134,7 +156,10 @@ def generate(prompt: str, address: str, timeout: float, **options: Any) -> None:
 @click.option("--temperature", type=float, help="0 takes the most likely token. Absent: 1.")
 @click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for one answer.")
 def chat(address: str, timeout: float, **options: Any) -> None:
-    """Chat with a model: type a line, read the answer; an empty line or Ctrl-D ends."""
+    """Chat with a model, line by line.
+
+    Type a line, read the answer; an empty line or Ctrl-D ends.
+    """
     from services.cli.talk import chat as run
 
     sys.exit(asyncio.run(run(address, timeout, options)))
@@ -142,10 +167,18 @@ def chat(address: str, timeout: float, **options: Any) -> None:
 
 @cli.command()
 @click.argument("address", default=_ADDRESS)
-@click.option("--service", default="quire.v1.Gateway", show_default=True, help='Service to ask for; "" is liveness.')
+@click.option(
+    "--service",
+    default="quire.v1.Gateway",
+    show_default=True,
+    help='Name of the service; "" asks whether the process lives.',
+)
 @click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for the answer.")
 def health(address: str, service: str, timeout: float) -> None:
-    """Say whether the service at ADDRESS is ready; exit status 0 when it is."""
+    """Say whether a service is ready.
+
+    Asks at ADDRESS, by default that of a gateway on this machine. The exit status is 0 when the answer is SERVING.
+    """
     from services.cli.talk import health as run
 
     sys.exit(asyncio.run(run(address, service, timeout)))
@@ -154,7 +187,10 @@ def health(address: str, service: str, timeout: float) -> None:
 @cli.command()
 @click.argument("name", default="demo")
 def model(name: str) -> None:
-    """Fetch the model NAME into the cache and print its folder; NAME is as for --model."""
+    """Fetch a model, and print its folder.
+
+    NAME is as for --model: demo, a local folder, a .gguf file, or a hub id.
+    """
     from services.cli.local_model import fetch
     from services.model_store import ModelUnavailable
 
@@ -168,7 +204,10 @@ def model(name: str) -> None:
 @click.option("--results", type=click.Path(dir_okay=False), help="Also write the measured figures to this JSON file.")
 @options_of(EngineSettings, leave_out=("listen", "kvmanager", "model_name", "engine_id"))
 def demo(results: str | None, **values: Any) -> None:
-    """Start everything, send requests that share a long system prompt, and show what the block pool did."""
+    """Start everything, and show what the block pool does.
+
+    It streams a few answers that share a long system prompt, and counts how often that was found in the cache.
+    """
     from services.cli.demo import demo as run
 
     sys.exit(run(settings_from(EngineSettings, values), results))

@@ -50,7 +50,6 @@ def _option(field: "dataclasses.Field[Any]", default: Any) -> Callable[[Command]
         type=click.Choice(choices) if choices else type(field.default),
         default=default,
         show_default=default != "",
-        show_envvar=True,
         help=field.metadata["meaning"],
     )
 

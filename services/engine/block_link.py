@@ -110,6 +110,7 @@ class BlockLink:
         except TimeoutError:
             log.warning("KV manager at %s did not answer within %s s", self._address, _REGISTER_SECONDS)
         finally:
+            self.close()  # grpc goes on waiting for requests after the stream broke, and would for ever
             was_attached = self.attached.is_set()
             if was_attached:
                 self.attached.clear()

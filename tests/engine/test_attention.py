@@ -20,6 +20,7 @@ from engine.request import Sampling
 
 CPU = torch.device("cpu")
 TOLERANCE = 2e-5
+PLAIN = Scoring(0.25)
 POISONS = (math.nan, math.inf, -math.inf)
 
 
@@ -39,7 +40,7 @@ class Case:
     kv_heads: int = 2
     group: int = 2
     head_size: int = 8
-    scoring: Scoring = Scoring(0.25)
+    scoring: Scoring = PLAIN
     layers: int = 2
     poison: float = math.nan
     seed: int = 0

@@ -251,7 +251,7 @@ def hub() -> Iterator[str]:
 
 def print_folder(name: str, cache: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run the command in a process of its own: the hub's client reads its environment when it is imported."""
-    places = {"HF_HOME": str(cache / "hub"), "QUIRE_CACHE": str(cache), "NO_PROXY": "127.0.0.1"}
+    places = {"HF_HOME": str(cache / "hub"), "QUIRE_CACHE": str(cache), "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
     return subprocess.run(
         [sys.executable, "-m", "services.model_store", name],
         env=os.environ | places | environment,

@@ -1,6 +1,8 @@
 """The options of servers and channels are in effect: gRPC ignores a misspelt one without a word."""
 
 import asyncio
+import threading
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -101,11 +103,17 @@ def submission(mib: float) -> list[engine_pb2.ServeRequest]:
 
 
 def test_the_engine_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
-    for response in tiny_quire.engine.Serve(iter(submission(5)), timeout=60):
-        if response.step.refused:
-            assert response.step.refused[0].field == "prompt"
-            return
-    raise AssertionError("the submission without a prompt was not answered")
+    answered = threading.Event()
+
+    def requests() -> Iterator[engine_pb2.ServeRequest]:
+        yield from submission(5)
+        answered.wait(60)  # half-closed, the link would be over before the answer
+
+    try:
+        refusals = (response.step.refused for response in tiny_quire.engine.Serve(requests(), timeout=60))
+        assert next(refused for refused in refusals if refused)[0].field == "prompt"
+    finally:
+        answered.set()
 
 
 @pytest.mark.parametrize("service", ["kvmanager", "engine"])

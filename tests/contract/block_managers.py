@@ -1,0 +1,257 @@
+"""The KV manager behind the engine's protocol: its core in process, and the service at the end of a real stream."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import kvmanager
+from engine.blocks import BlockManager, PoolLost, Step, StepResult
+from engine.request import Capacity
+from quire.v1 import kvmanager_pb2
+from services.engine.block_link import BlockLink, PoolRefused
+from services.kvmanager.server import KVManagerService
+from services.kvmanager.settings import KVManagerSettings
+from tests.engine_in_process import FickleBlocks
+
+SECONDS = 20  # far more than anything here takes
+ENGINE = "engine"
+
+_T = TypeVar("_T")
+
+
+class Refused(Exception):
+    """The manager will not have this engine."""
+
+
+class Link(Protocol):
+    """What an engine holds of the manager, and ways to wait for it."""
+
+    blocks: BlockManager
+
+    def wait(self) -> None:
+        """Return when `receive` may have something new."""
+
+    def wait_for_return(self) -> None:
+        """Return when a new pool is there, without a call of `receive`."""
+
+
+class Manager(Protocol):
+    """A KV manager that can go away and come back empty."""
+
+    def attach(self, block_size: int, device_blocks: int, incarnation: int = 1, engine_id: str = ENGINE) -> Link:
+        """Attach an engine. Raises Refused."""
+
+    def pool(self, engine_id: str = ENGINE) -> kvmanager.Pool:
+        """Return the books of an engine's pool. Raises UnknownPool."""
+
+    def stop(self) -> None:
+        """Go away, forgetting everything."""
+
+    def start(self) -> None:
+        """Come back."""
+
+    def close(self) -> None:
+        """End for good."""
+
+
+def answer(link: Link, step: Step) -> StepResult:
+    """Send a Step, and return its answer when it is there. Raises PoolLost."""
+    link.blocks.send(step)
+    return next_answer(link)
+
+
+def next_answer(link: Link) -> StepResult:
+    """Return the next answer when it is there. Raises PoolLost."""
+    while (result := link.blocks.receive()) is None:
+        link.wait()
+    return result
+
+
+def answers_until_lost(link: Link) -> list[StepResult]:
+    """Return the answers that come before the loss of the pool is told."""
+    answers = []
+    try:
+        while True:
+            answers.append(next_answer(link))
+    except PoolLost:
+        return answers
+
+
+def wait_until_ready(link: Link) -> None:
+    """Return when a Step can be sent."""
+    while not link.blocks.ready:
+        assert link.blocks.receive() is None
+        if not link.blocks.ready:
+            link.wait()
+
+
+class CoreManager:
+    """The core, called directly."""
+
+    def __init__(self) -> None:
+        self._links: list[_CoreLink] = []
+        self.start()
+
+    def attach(self, block_size: int, device_blocks: int, incarnation: int = 1, engine_id: str = ENGINE) -> Link:
+        spec = kvmanager.PoolSpec(engine_id, incarnation, "model", block_size, device_blocks)
+        try:
+            self._links.append(_CoreLink(self._manager, spec))
+        except kvmanager.StaleIncarnation as error:
+            raise Refused(str(error)) from error
+        return self._links[-1]
+
+    def pool(self, engine_id: str = ENGINE) -> kvmanager.Pool:
+        return self._manager.session(engine_id).pool
+
+    def stop(self) -> None:
+        for link in self._links:
+            link.blocks.lose()
+
+    def start(self) -> None:
+        self._manager = kvmanager.KVManager(epoch=1)
+        for link in self._links:
+            link.blocks.manager = self._manager
+            link.blocks.restore()
+
+    def close(self) -> None:
+        pass
+
+
+class _CoreLink:
+    def __init__(self, manager: kvmanager.KVManager, spec: kvmanager.PoolSpec) -> None:
+        self.blocks = _CoreBlocks(manager, spec)
+
+    def wait(self) -> None:
+        raise AssertionError("answers of the core are there at once, and there is none")
+
+    def wait_for_return(self) -> None:
+        pass
+
+
+class _CoreBlocks(FickleBlocks):
+    """Attached to a manager that others use too; who is replaced has lost the pool for good."""
+
+    def __init__(self, manager: kvmanager.KVManager, spec: kvmanager.PoolSpec) -> None:
+        super().__init__(Capacity(1, 1, spec.block_size, spec.device_blocks))
+        self.manager = manager
+        self.session = manager.attach(spec)
+
+    def send(self, step: Step) -> None:
+        try:
+            super().send(step)
+        except kvmanager.SessionReplaced:
+            self.lose()
+
+
+class LoopThread:
+    """An event loop on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="event loop", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine to its end."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(SECONDS)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SECONDS)
+        self._loop.close()
+
+
+class WireManager:
+    """The service on a Unix socket, and links to it, all on one event loop."""
+
+    def __init__(self, loop: LoopThread, socket: Path) -> None:
+        self._loop = loop
+        self._address = f"unix:{socket}"
+        self._links: list[WireLink] = []
+        self.start()
+
+    def attach(self, block_size: int, device_blocks: int, incarnation: int = 1, engine_id: str = ENGINE) -> Link:
+        register = kvmanager_pb2.Register(
+            engine_id=engine_id,
+            incarnation=incarnation,
+            model_fingerprint="model",
+            block_size=block_size,
+            device_blocks=device_blocks,
+        )
+        self._links.append(WireLink(self._loop, self._address, register))
+        wait_until_ready(self._links[-1])
+        return self._links[-1]
+
+    def pool(self, engine_id: str = ENGINE) -> kvmanager.Pool:
+        return self._service.manager.session(engine_id).pool
+
+    def stop(self) -> None:
+        self._loop.run(self._service.stop())
+        for link in self._links:
+            link.wait_until_broken()
+
+    def start(self) -> None:
+        self._service = self._loop.run(self._start())
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+        self._loop.run(self._service.stop())
+        self._loop.run(_all_ended())
+
+    async def _start(self) -> KVManagerService:
+        service = KVManagerService(KVManagerSettings(listen=self._address))
+        await service.start()
+        return service
+
+
+async def _all_ended() -> None:
+    """Check that no task is left: one for each broken stream would add up."""
+    for _ in range(1000):
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if not others:
+            return
+        await asyncio.wait(others, timeout=0.01)
+    raise AssertionError(f"tasks are left: {others}")
+
+
+class WireLink:
+    """The engine's link, its stream kept by a task on the event loop."""
+
+    blocks: BlockLink
+
+    def __init__(self, loop: LoopThread, address: str, register: kvmanager_pb2.Register) -> None:
+        self._loop = loop
+        self._news = threading.Event()
+        self._loop.run(self._begin(address, register))
+
+    def wait(self) -> None:
+        """Raises Refused when the link has ended because the manager will not have it."""
+        told = self._news.wait(SECONDS)
+        self._news.clear()
+        if self._task.done() and not self._task.cancelled() and (error := self._task.exception()):
+            assert isinstance(error, PoolRefused), error
+            if not self.blocks._incoming:
+                raise Refused(str(error))
+        assert told, "nothing came"
+
+    def wait_for_return(self) -> None:
+        self._loop.run(asyncio.wait_for(self.blocks.attached.wait(), SECONDS))
+
+    def wait_until_broken(self) -> None:
+        """Return when the stream has ended, whoever has heard of it."""
+        self._loop.run(asyncio.wait_for(self.blocks.detached.wait(), SECONDS))
+
+    def close(self) -> None:
+        self._loop.run(self._end())
+
+    async def _begin(self, address: str, register: kvmanager_pb2.Register) -> None:
+        self.blocks = BlockLink(address, register, self._news.set)
+        self._task = asyncio.create_task(self.blocks.run())
+        self._task.add_done_callback(lambda _: self._news.set())
+
+    async def _end(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

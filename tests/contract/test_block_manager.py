@@ -1,0 +1,319 @@
+"""What the engine may rely on, of the KV manager's core and of the real service at the end of a stream alike."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.blocks import (
+    Allocate,
+    Commit,
+    Extend,
+    Free,
+    FreeReason,
+    Length,
+    Refusal,
+    Step,
+    StepItem,
+    StepResult,
+    TableChange,
+)
+from engine.loop import Engine
+from engine.request import Capacity, Request, Sampling, Stopping
+from engine.scheduler import Finished, Limits, Scheduler, Tokens
+from tests.contract.block_managers import (
+    Link,
+    Manager,
+    Refused,
+    answer,
+    answers_until_lost,
+    next_answer,
+    wait_until_ready,
+)
+from tests.engine.fake_runner import FakeRunner, expected_tokens
+
+BLOCK = 2
+BLOCKS = 6
+
+
+@pytest.fixture
+def link(manager: Manager) -> Link:
+    return manager.attach(BLOCK, BLOCKS)
+
+
+def allocate(sequence: int, token_ids: list[int], compute: int = 100, spare: int = 0, salt: bytes = b"") -> Allocate:
+    return Allocate(sequence, sequence, f"request {sequence}", salt, token_ids, compute, spare)
+
+
+def refused(result: StepResult) -> list[tuple[StepItem, int]]:
+    return [(refusal.item, refusal.position) for refusal in result.refusals]
+
+
+class TestVerbs:
+    def test_an_allocated_sequence_has_a_table_and_room(self, link: Link) -> None:
+        assert link.blocks.ready
+        result = answer(link, Step(1, allocates=[allocate(7, [1, 2, 3])]))
+        assert result == StepResult(1, [], [TableChange(7, 0, [1, 2], 4, 0)], [], 4)
+
+    def test_a_long_prompt_gets_room_for_what_is_computed_next(self, link: Link) -> None:
+        result = answer(link, Step(1, allocates=[allocate(7, [1] * 9, compute=3)]))
+        assert result.tables == [TableChange(7, 0, [1, 2], 4, 0)]
+        result = answer(link, Step(2, extends=[Extend(7, [(7, 9)])]))
+        assert result.tables == [TableChange(7, 2, [3, 4, 5], 10, 0)]
+        assert result.available_blocks == 1
+
+    def test_asking_for_less_than_held_changes_nothing(self, link: Link) -> None:
+        answer(link, Step(1, allocates=[allocate(7, [1, 2, 3])]))
+        assert answer(link, Step(2, extends=[Extend(7, [(7, 2)])])) == StepResult(2, [], [], [], 4)
+
+    def test_a_committed_prefix_is_found_after_its_sequence_is_gone(self, link: Link) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3, 4, 5])]))
+        step = Step(2, commits=[Commit(1, 0, [1, 2, 3, 4])], frees=[Free(1, FreeReason.FINISHED)])
+        assert answer(link, step).available_blocks == BLOCKS
+        result = answer(link, Step(3, allocates=[allocate(2, [1, 2, 3, 4, 9]), allocate(3, [1, 2, 9])]))
+        first, second = result.tables
+        assert first == TableChange(2, 0, [1, 2, 4], 6, 4)
+        assert second == TableChange(3, 0, [1, 5], 4, 2)
+        assert result.available_blocks == 2
+
+    def test_a_salt_keeps_prefixes_apart(self, link: Link) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3], salt=b"\x00\xff")]))
+        answer(link, Step(2, commits=[Commit(1, 0, [1, 2])]))
+        tables = answer(
+            link, Step(3, allocates=[allocate(2, [1, 2, 3]), allocate(3, [1, 2, 3], salt=b"\x00\xff")])
+        ).tables
+        assert [table.cached_tokens for table in tables] == [0, 2]
+
+    def test_blocks_freed_in_a_step_are_given_out_in_it(self, link: Link) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1] * 12)]))
+        step = Step(2, frees=[Free(1, FreeReason.PREEMPTED, 2)], allocates=[allocate(2, [2] * 12)])
+        result = answer(link, step)
+        assert refused(result) == []
+        assert sorted(result.tables[0].block_ids) == [1, 2, 3, 4, 5, 6]
+        assert result.available_blocks == 0
+
+    def test_lengths_are_kept_for_others_to_see(self, manager: Manager, link: Link) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3]), allocate(2, [4])]))
+        answer(link, Step(2, lengths=[Length(1, 3), Length(2, 1)]))
+        assert manager.pool().computed_tokens() == 4
+
+    @pytest.mark.parametrize("reason", list(FreeReason))
+    def test_a_sequence_is_freed_for_any_reason(self, manager: Manager, link: Link, reason: FreeReason) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        assert answer(link, Step(2, frees=[Free(1, reason)])).available_blocks == BLOCKS
+        assert manager.pool().sequences == {}
+
+    def test_the_pool_has_what_was_asked_for(self, manager: Manager, link: Link) -> None:
+        answer(link, Step(1, allocates=[allocate(3, [1, 2, 3])]))
+        sequence = manager.pool().sequences[3]
+        assert (sequence.group, sequence.request_id, sequence.table, sequence.room) == (3, "request 3", [1, 2], 4)
+        assert manager.pool().spec.block_size == BLOCK
+        assert manager.pool().spec.device_blocks == BLOCKS
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("step", "item", "words"),
+        [
+            (Step(9, commits=[Commit(5, 0, [1, 2])]), StepItem.COMMIT, "no sequence 5"),
+            (Step(9, commits=[Commit(1, 0, [1])]), StepItem.COMMIT, "not a whole number of blocks"),
+            (Step(9, commits=[Commit(1, 1, [1, 2])]), StepItem.COMMIT, "first_index is 1"),
+            (Step(9, frees=[Free(5, FreeReason.FAILED)]), StepItem.FREE, "no sequence 5"),
+            (Step(9, extends=[Extend(1, [(1, 13)])]), StepItem.EXTEND, "5 blocks are needed, 4 are free"),
+            (Step(9, extends=[Extend(2, [(1, 5)])]), StepItem.EXTEND, "not of group 2"),
+            (Step(9, allocates=[allocate(1, [1])]), StepItem.ALLOCATE, "sequence 1 exists"),
+            (Step(9, allocates=[allocate(2, [])]), StepItem.ALLOCATE, "must not be empty"),
+            (Step(9, allocates=[allocate(2, [5] * 7, spare=1)]), StepItem.ALLOCATE, "5 blocks are needed, 4 are free"),
+            (Step(9, lengths=[Length(1, 5)]), StepItem.LENGTH, "there is room for 4"),
+        ],
+    )
+    def test_a_refused_item_is_named_and_nothing_of_it_is_done(
+        self, manager: Manager, link: Link, step: Step, item: StepItem, words: str
+    ) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        result = answer(link, step)
+        [refusal] = result.refusals
+        assert refusal[:2] == (item, 0)
+        assert words in refusal.detail
+        assert (result.tables, result.copies, result.available_blocks) == ([], [], 4)
+        assert list(manager.pool().sequences) == [1]
+        assert manager.pool().violations() == []
+
+    def test_the_other_items_of_the_step_are_done(self, link: Link) -> None:
+        result = answer(link, Step(1, allocates=[allocate(1, [1] * 10), allocate(2, [2] * 9), allocate(3, [3])]))
+        assert refused(result) == [(StepItem.ALLOCATE, 1)]
+        assert [table.sequence for table in result.tables] == [1, 3]
+        assert isinstance(result.refusals[0], Refusal)
+
+
+class TestAnswers:
+    def test_come_in_the_order_of_the_steps(self, link: Link) -> None:
+        for number in range(1, 60):
+            link.blocks.send(Step(number, frees=[Free(number, FreeReason.FINISHED)]))
+        results = [next_answer(link) for _ in range(1, 60)]
+        assert [result.step for result in results] == list(range(1, 60))
+        assert all(f"no sequence {result.step}" in result.refusals[0].detail for result in results)
+        assert link.blocks.receive() is None
+
+    def test_step_numbers_may_have_gaps(self, link: Link) -> None:
+        assert [answer(link, Step(number)).step for number in (3, 4, 1000)] == [3, 4, 1000]
+
+    def test_a_large_step_comes_through_whole(self, manager: Manager) -> None:
+        link = manager.attach(16, 60_000)
+        prompt = list(range(400_000))
+        result = answer(link, Step(1, allocates=[allocate(1, prompt, compute=len(prompt))]))
+        assert result.tables[0].block_ids == list(range(1, 25_001))
+        result = answer(link, Step(2, commits=[Commit(1, 0, prompt)], frees=[Free(1, FreeReason.FINISHED)]))
+        assert refused(result) == []
+        result = answer(link, Step(3, allocates=[allocate(2, prompt, compute=len(prompt))]))
+        assert result.tables[0].cached_tokens == 399_984
+
+
+class TestLoss:
+    def test_is_told_once_and_a_new_empty_pool_follows(self, manager: Manager, link: Link) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        answer(link, Step(2, commits=[Commit(1, 0, [1, 2])]))
+        manager.stop()
+        assert answers_until_lost(link) == []
+        assert not link.blocks.ready
+        assert link.blocks.receive() is None
+        manager.start()
+        wait_until_ready(link)
+        result = answer(link, Step(3, allocates=[allocate(1, [1, 2, 3])]))
+        assert result == StepResult(3, [], [TableChange(1, 0, [1, 2], 4, 0)], [], 4)
+        assert list(manager.pool().sequences) == [1]
+
+    def test_what_was_sent_before_the_loss_was_heard_of_reaches_no_new_pool(self, manager: Manager, link: Link) -> None:
+        """The engine may be long in a step: the pool is lost and there again before it looks."""
+        manager.stop()
+        manager.start()
+        link.wait_for_return()
+        if link.blocks.ready:
+            link.blocks.send(Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        assert answers_until_lost(link) == []
+        wait_until_ready(link)
+        result = answer(link, Step(2, allocates=[allocate(2, [4])]))
+        assert result == StepResult(2, [], [TableChange(2, 0, [1], 2, 0)], [], 5)
+        assert list(manager.pool().sequences) == [2]
+
+    def test_answers_under_way_are_lost_with_the_pool(self, manager: Manager, link: Link) -> None:
+        for number in range(1, 20):
+            link.blocks.send(Step(number, allocates=[allocate(number, [1])]))
+        manager.stop()
+        answered = [result.step for result in answers_until_lost(link)]
+        assert answered == list(range(1, len(answered) + 1)), "some may have come before, in order"
+        assert not link.blocks.ready
+        manager.start()
+        wait_until_ready(link)
+        assert answer(link, Step(20)) == StepResult(20, [], [], [], BLOCKS)
+
+
+class TestIncarnations:
+    def test_a_newer_one_replaces_the_older_with_an_empty_pool(self, manager: Manager, link: Link) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        newer = manager.attach(BLOCK, BLOCKS, incarnation=2)
+        assert answer(newer, Step(1, allocates=[allocate(9, [1])])).available_blocks == 5
+        link.blocks.send(Step(2, allocates=[allocate(2, [4])]))
+        assert answers_until_lost(link) == []
+        assert not link.blocks.ready
+        assert list(manager.pool().sequences) == [9]
+        assert answer(newer, Step(2)).available_blocks == 5
+
+    def test_an_older_one_is_refused_and_changes_nothing(self, manager: Manager) -> None:
+        newer = manager.attach(BLOCK, BLOCKS, incarnation=2)
+        answer(newer, Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        with pytest.raises(Refused, match="incarnation 1 is older than the attached 2"):
+            manager.attach(BLOCK, BLOCKS, incarnation=1)
+        assert answer(newer, Step(2)).available_blocks == 4
+
+    def test_engines_of_other_names_have_pools_of_their_own(self, manager: Manager, link: Link) -> None:
+        other = manager.attach(4, 3, engine_id="other")
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        assert answer(other, Step(1, allocates=[allocate(1, [1, 2, 3])])).tables == [TableChange(1, 0, [1], 4, 0)]
+        assert (manager.pool().device.available, manager.pool("other").device.available) == (4, 2)
+
+
+ids = st.integers(1, 5)
+tokens = st.lists(st.integers(0, 1), max_size=9)
+steps = st.lists(
+    st.builds(
+        Step,
+        step=st.just(0),
+        commits=st.lists(st.builds(Commit, ids, st.integers(0, 3), tokens), max_size=2),
+        frees=st.lists(st.builds(Free, ids, st.sampled_from(FreeReason), ids), max_size=2),
+        extends=st.lists(
+            st.builds(Extend, ids, st.lists(st.tuples(ids, st.integers(-1, 14)), min_size=1, max_size=2)), max_size=2
+        ),
+        allocates=st.lists(
+            st.builds(
+                allocate,
+                ids,
+                tokens,
+                compute=st.integers(0, 9),
+                spare=st.integers(-1, 3),
+                salt=st.sampled_from([b"", b"\xff\x00"]),
+            ),
+            max_size=3,
+        ),
+        lengths=st.lists(st.builds(Length, ids, st.integers(-1, 12)), max_size=2),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def test_random_steps_have_the_same_answers_in_process_and_over_grpc(make_manager: Callable[[str], Manager]) -> None:
+    core, wire = make_manager("in process"), make_manager("over gRPC")
+    lives = 0
+    accepted = 0
+
+    @settings(
+        max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+    )
+    @given(steps)
+    def same(asked: list[Step]) -> None:
+        nonlocal lives, accepted
+        lives += 1
+        links = [manager.attach(BLOCK, BLOCKS, incarnation=lives) for manager in (core, wire)]
+        for number, step in enumerate(asked, 1):
+            step.step = number
+            one, other = (answer(link, step) for link in links)
+            assert one == other
+            accepted += len(one.tables)
+        assert core.pool().violations() == wire.pool().violations() == []
+        assert core.pool().device.eviction_order() == wire.pool().device.eviction_order()
+
+    same()
+    assert accepted > 100
+
+
+@pytest.mark.parametrize("lose", [False, True])
+def test_an_engine_generates_the_same_tokens_whoever_keeps_its_books(manager: Manager, link: Link, lose: bool) -> None:
+    capacity = Capacity(40, 50, BLOCK, BLOCKS)
+    scheduler = Scheduler(capacity, Limits(8, 4, 20))
+    engine = Engine(scheduler, FakeRunner(BLOCK, 50), link.blocks, lambda: 0.0)
+    prompts = [tuple(range(length)) for length in range(1, 7)]
+    for number, prompt in enumerate(prompts):
+        scheduler.submit(Request(f"{number}", prompt, Sampling(seed=number), Stopping(6)))
+    told: dict[str, list[int]] = {f"{number}": [] for number in range(len(prompts))}
+    ends = 0
+    while not scheduler.empty:
+        turn = engine.turn()
+        assert engine.last_failure is None
+        for output in turn.outputs:
+            if isinstance(output, Tokens):
+                told[output.request_id] += output.token_ids
+            ends += isinstance(output, Finished)
+        if lose and ends == 2:
+            lose = False
+            manager.stop()
+            manager.start()
+        if not turn.progressed:
+            link.wait()
+    assert list(told.values()) == [
+        expected_tokens(prompt, number, 6, frozenset(), 50) for number, prompt in enumerate(prompts)
+    ]
+    assert ends == len(prompts)
+    assert manager.pool().violations() == []
+    assert manager.pool().device.counts.held == 0

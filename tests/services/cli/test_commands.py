@@ -1,0 +1,259 @@
+"""The command `quire` as people type it: help, generate, chat, health, model."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import click.testing
+import pytest
+
+from quire.v1 import gateway_pb2
+from services.cli.main import cli
+from tests.load import prompt_request
+from tests.running_quire import START_SECONDS, RunningQuire
+
+ROOT = Path(__file__).parent.parent.parent.parent
+PROMPT = "The quick brown fox"
+COMMANDS = ["", *cli.commands]
+
+
+def quire(*arguments: str, **keywords: object) -> "subprocess.CompletedProcess[str]":
+    """Run the command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli.main", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START_SECONDS,
+        **keywords,  # type: ignore[call-overload]
+    )
+
+
+def begin(*arguments: str, **keywords: object) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "services.cli.main", *arguments],
+        cwd=ROOT,
+        **keywords,  # type: ignore[call-overload]
+    )
+
+
+def request(max_tokens: int, prompt: str = PROMPT) -> gateway_pb2.GenerateRequest:
+    return prompt_request(prompt, max_tokens, ignore_eos=False)
+
+
+def chat_request(max_tokens: int, *turns: tuple[str, str]) -> gateway_pb2.GenerateRequest:
+    made = request(max_tokens)
+    made.prompt.chat.messages.extend(gateway_pb2.ChatMessage(role=role, content=text) for role, text in turns)
+    return made
+
+
+@pytest.fixture
+def at(tiny_quire: RunningQuire) -> tuple[str, ...]:
+    """The options that say where the gateway is and that answers are greedy."""
+    return ("--address", tiny_quire.addresses["gateway"], "--temperature", "0")
+
+
+# Help
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_a_command_does_in_lines_that_fit(command: str) -> None:
+    """In process, because ten processes take seconds and say the same."""
+    arguments = [command, "--help"] if command else ["--help"]
+    shown = click.testing.CliRunner(env={"COLUMNS": "80"}).invoke(cli, arguments, prog_name="quire")
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()
+    assert lines[0].startswith(f"Usage: quire {command}".rstrip())
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines[1:] if line.endswith("...")], "a summary is cut off"
+
+
+@pytest.mark.parametrize("command", cli.commands)
+def test_every_option_is_explained_in_sentences(command: str) -> None:
+    options = [parameter for parameter in cli.commands[command].params if isinstance(parameter, click.Option)]
+    assert [option.name for option in options if not (option.help or "").endswith(".")] == []
+
+
+def test_the_command_alone_shows_its_help_and_an_unknown_one_says_so() -> None:
+    alone, unknown = quire(), quire("server")
+    assert "Start KV manager, engine and gateway" in alone.stdout + alone.stderr
+    assert unknown.returncode == 2
+    assert "No such command 'server'" in unknown.stderr
+
+
+# generate
+
+
+def long_prompt(quire: RunningQuire) -> str:
+    """Find a prompt that goes on for long without running into the end token."""
+    for number in range(50):
+        prompt = f"{PROMPT} {number}"
+        if len(quire.generate(request(300, prompt)).token_ids) == 300:
+            return prompt
+    raise AssertionError("50 prompts end before their 300th token")
+
+
+def test_generate_prints_the_text_while_it_comes(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
+    prompt = long_prompt(tiny_quire)
+    expected = tiny_quire.generate(request(300, prompt))
+    process = begin("generate", *at, "--max-tokens", "300", prompt, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process, process.stdout, process.stderr:
+        chunks = [os.read(process.stdout.fileno(), 65536)]
+        assert tiny_quire.pool().sequences == 1, "the answer was over before its first text was there"
+        while chunk := os.read(process.stdout.fileno(), 65536):
+            chunks.append(chunk)
+        usage = process.stderr.read().decode()
+    assert process.returncode == 0
+    assert b"".join(chunks).decode().rstrip("\n") == expected.text.rstrip("\n")
+    assert len(chunks) > 20
+    assert f"{expected.finished.usage.prompt_tokens} prompt tokens" in usage
+    assert "300 generated" in usage
+    assert usage.count("\n") == 1
+
+
+def test_generate_reads_the_prompt_from_standard_input(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
+    prompt = "Größe: 北京\n🙂 and a second line\n"
+    done = quire("generate", *at, "--max-tokens", "10", "-", input=prompt)
+    assert done.returncode == 0
+    assert done.stdout.rstrip("\n") == tiny_quire.generate(request(10, prompt)).text.rstrip("\n")
+
+
+def test_generate_passes_its_options_on(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
+    wanted = chat_request(30, ("system", "Be brief."), ("user", PROMPT))
+    wanted.sampling.temperature = 1
+    wanted.sampling.top_k = 50
+    wanted.sampling.top_p = 0.95
+    wanted.sampling.seed = 11
+    whole = tiny_quire.generate(wanted)
+    stop = whole.text[8:11]
+    done = quire(
+        *("generate", *at[:2], "--system", "Be brief.", "--max-tokens", "30", "--temperature", "1"),
+        *("--top-k", "50", "--top-p", "0.95", "--seed", "11", "--stop", stop, PROMPT),
+    )
+    assert done.stdout.rstrip("\n") == whole.text[: whole.text.index(stop)].rstrip("\n")
+    assert done.returncode == 0
+    by_flag = quire("generate", *at, "--chat", "--max-tokens", "8", PROMPT)
+    assert by_flag.stdout.rstrip("\n") == tiny_quire.generate(chat_request(8, ("user", PROMPT))).text.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--address", "unix:/no/such/gateway.sock"), "unix:/no/such/gateway.sock: UNAVAILABLE: "),
+        (("--top-p", "5"), "INVALID_ARGUMENT: sampling.top_p is 5.0, it must be above 0 and at most 1"),
+        (("--model", "gpt-9"), "NOT_FOUND: model 'gpt-9' is not served, 'tiny-llama' is"),
+        (("--timeout", "0.001"), "DEADLINE_EXCEEDED: "),
+    ],
+)
+def test_generate_says_in_one_line_what_went_wrong(
+    at: tuple[str, ...], arguments: tuple[str, ...], reason: str
+) -> None:
+    done = quire("generate", *at, *arguments, PROMPT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_generate_and_its_request(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
+    process = begin(
+        *("generate", *at, "--max-tokens", "900", long_prompt(tiny_quire)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    os.read(process.stdout.fileno(), 100)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=START_SECONDS)
+    assert process.returncode == 1
+    assert errors.decode().strip() == "Aborted!"
+    assert tiny_quire.settled_pool(seconds=2).sequences == 0
+
+
+# chat
+
+
+def conversation(quire: RunningQuire) -> tuple[str, str]:
+    """Return what the model says to `Hello` and then to `And now?`."""
+    first = quire.generate(chat_request(12, ("system", "Be brief."), ("user", "Hello"))).text
+    history = (("system", "Be brief."), ("user", "Hello"), ("assistant", first), ("user", "And now?"))
+    return first, quire.generate(chat_request(12, *history)).text
+
+
+def test_chat_answers_line_by_line_and_remembers_what_was_said(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
+    first, second = conversation(tiny_quire)
+    done = quire("chat", *at, "--system", "Be brief.", "--max-tokens", "12", input="Hello\nAnd now?\n\nnot asked\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == f"you> {first}\nyou> {second}\nyou> ".splitlines()
+
+
+def test_chat_on_a_terminal_ends_with_ctrl_d(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
+    first, _ = conversation(tiny_quire)
+    terminal, inner = pty.openpty()
+    process = begin(
+        *("chat", *at, "--system", "Be brief.", "--max-tokens", "12"), stdin=inner, stdout=inner, stderr=inner
+    )
+    os.close(inner)
+    shown = read_until(terminal, lambda shown: shown.endswith("you> "))
+    os.write(terminal, b"Hello\n")
+    shown += read_until(terminal, lambda shown: shown.endswith("you> "))
+    os.write(terminal, b"\x04")
+    assert process.wait(timeout=START_SECONDS) == 0
+    os.close(terminal)
+    assert printable(first) in printable(shown)
+
+
+def read_until(terminal: int, holds: Callable[[str], bool]) -> str:
+    """Read what a program writes to its terminal until that holds."""
+    shown, deadline = b"", time.monotonic() + START_SECONDS
+    while not holds(shown.decode(errors="replace")):
+        assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], f"only {shown!r} came"
+        shown += os.read(terminal, 65536)
+    return shown.decode(errors="replace")
+
+
+def printable(text: str) -> str:
+    """Leave out what terminals change: line ends and control characters."""
+    return "".join(character for character in text if character.isprintable())
+
+
+# health and model
+
+
+@pytest.mark.parametrize(
+    ("service", "name", "status", "said"),
+    [
+        ("gateway", None, 0, "SERVING"),
+        ("gateway", "", 0, "SERVING"),
+        ("engine", "quire.v1.Engine", 0, "SERVING"),
+        ("engine", None, 1, "NOT_FOUND: 'quire.v1.Gateway' is not served here, quire.v1.Engine is"),
+        ("nobody", None, 1, "UNAVAILABLE: "),
+    ],
+)
+def test_health_says_how_a_service_is_by_its_exit_status_too(
+    tiny_quire: RunningQuire, service: str, name: str | None, status: int, said: str
+) -> None:
+    address = tiny_quire.addresses.get(service, "127.0.0.1:9")
+    done = quire("health", address, *(() if name is None else ("--service", name)))
+    assert done.returncode == status
+    assert said in (done.stderr if status else done.stdout)
+    assert (done.stdout + done.stderr).count("\n") == 1
+
+
+def test_model_prints_the_folder_alone(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("llama")
+    done = quire("model", str(folder))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder}\n", "")
+    missing = quire("model", "/no/model")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr.startswith("Error: /no/model is no model: ")
+    assert missing.stderr.count("\n") == 1

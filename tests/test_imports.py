@@ -1,0 +1,58 @@
+"""Arrows point one way: the cores know neither the network nor each other, and the services meet only on the wire.
+
+The rules are import-linter's contracts in pyproject.toml. What they must forbid at least stands here once more, so
+that a rule that is dropped is missed.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NETWORK = ("grpc", "google.protobuf", "asyncio", "socket", "threading", "os", "time", "random", "quire.v1.gateway_pb2")
+
+FORBIDDEN = {
+    "kvmanager": ("engine", "services", "torch", *NETWORK),
+    "engine": ("kvmanager", "services", *NETWORK),
+    "services.kvmanager": ("services.engine", "services.gateway"),
+    "services.engine": ("services.kvmanager", "services.gateway"),
+    "services.gateway": ("services.kvmanager", "services.engine"),
+}
+
+
+def check(folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Check the contracts of a folder's pyproject.toml on the packages beside it."""
+    command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", command, "--no-cache"], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_contracts_are_kept() -> None:
+    done = check(ROOT)
+    assert done.returncode == 0, done.stdout
+    assert "3 kept, 0 broken" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def offended(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What is said of a copy in which each package has a module that imports all that it must not."""
+    copy = tmp_path_factory.mktemp("copy")
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    for package in ("kvmanager", "engine", "services"):
+        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for package, modules in FORBIDDEN.items():
+        offence = copy / package.replace(".", "/") / "offence.py"
+        offence.write_text("".join(f"import {module}\n" for module in modules))
+    done = check(copy)
+    assert done.returncode == 1, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(("package", "module"), [(name, module) for name in FORBIDDEN for module in FORBIDDEN[name]])
+def test_an_import_against_the_arrows_is_noticed(offended: str, package: str, module: str) -> None:
+    shown = module if module.startswith(("services", "engine", "kvmanager")) else module.partition(".")[0]
+    assert f"{package}.offence -> {shown} (l." in offended
