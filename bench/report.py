@@ -60,6 +60,7 @@ def publish(benchmark: str, rows: list[Row], repetitions: int, **more: Any) -> N
         **more,
     }
     path = ROOT / "bench" / "results" / f"{benchmark}.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -48,6 +48,7 @@ def record(request: pytest.FixtureRequest) -> Iterator[Record]:
         "commit": _commit(),
         "code": request.node.stash[_CODE],
     }
+    ROWS.parent.mkdir(exist_ok=True)
     with ROWS.open("a") as rows:
         rows.write(json.dumps(row) + "\n")
 
