@@ -110,17 +110,7 @@ class RunningQuire:
 
     def children(self) -> dict[str, int]:
         """Process ids of the services by name."""
-        rows = subprocess.run(
-            ["ps", "--no-headers", "-o", "pid,args", "--ppid", str(self.process.pid)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-        pids = {}
-        for row in rows:
-            if found := re.match(r"\s*(\d+) .*services\.cli\.main (\w+)", row):
-                pids[found[2]] = int(found[1])
-        return pids
+        return children_of(self.process.pid)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -242,6 +232,15 @@ def start_quires(*arguments: tuple[str, ...]) -> list[RunningQuire]:
     ]
     outputs = [Output(process) for process in processes]
     return [RunningQuire(*parts) for parts in zip(processes, outputs, folders, strict=True)]
+
+
+def children_of(pid: int) -> dict[str, int]:
+    """Process ids by name of the services that a `quire serve` has started."""
+    rows = subprocess.run(
+        ["ps", "--no-headers", "-o", "pid,args", "--ppid", str(pid)], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    found = [re.match(r"\s*(\d+) .*services\.cli\.main (\w+)", row) for row in rows]
+    return {match[2]: int(match[1]) for match in found if match}
 
 
 def open_channel(address: str) -> grpc.Channel:

@@ -229,13 +229,12 @@ class WireLink:
 
     def wait(self) -> None:
         """Raises Refused when the link has ended because the manager will not have it."""
-        told = self._news.wait(SECONDS)
-        self._news.clear()
-        if self._task.done() and not self._task.cancelled() and (error := self._task.exception()):
+        if self._task.done() and not self._news.is_set():
+            error = self._task.exception()
             assert isinstance(error, PoolRefused), error
-            if not self.blocks._incoming:
-                raise Refused(str(error))
-        assert told, "nothing came"
+            raise Refused(str(error))
+        assert self._news.wait(SECONDS), "nothing came"
+        self._news.clear()
 
     def wait_for_return(self) -> None:
         self._loop.run(asyncio.wait_for(self.blocks.attached.wait(), SECONDS))

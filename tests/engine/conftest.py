@@ -7,7 +7,7 @@ import pytest
 import torch
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are slower on many threads, and the machine has other work."""
     threads = torch.get_num_threads()

@@ -131,10 +131,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_request_is_live_or_has_ended(self) -> None:
-        live = self.scheduler._by_request.keys()
-        told = {output.request_id for output in self.scheduler._outputs if type(output).__name__ == "Finished"}
-        assert live | self.engine.finished.keys() | told == self.submitted.keys()
-        assert not live & self.engine.finished.keys()
+        states = [self.scheduler.live(), self.scheduler.untold_ends(), *([name] for name in self.engine.finished)]
+        names = [name for state in states for name in state]
+        assert sorted(names) == sorted(self.submitted), "each is in exactly one state"
 
     def _expected(self, name: str) -> list[int]:
         asked = self.submitted[name]

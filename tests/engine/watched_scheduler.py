@@ -6,7 +6,7 @@ import kvmanager
 from engine.blocks import FreeReason, Step, StepItem, StepResult
 from engine.plan import StepPlan
 from engine.request import Capacity, Sequence
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Finished, Limits, Scheduler
 
 
 class WatchedScheduler(Scheduler):
@@ -45,6 +45,14 @@ class WatchedScheduler(Scheduler):
         self._check_refusals_foreseen(asked, result)
         self._check_mirror()
         self._check_states()
+
+    def live(self) -> list[str]:
+        """Ids of the requests that have not ended."""
+        return list(self._by_request)
+
+    def untold_ends(self) -> list[str]:
+        """Ids of those whose end the next turn will tell."""
+        return [output.request_id for output in self._outputs if isinstance(output, Finished)]
 
     # Laws.
 

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.running_quire import START_SECONDS, RunningQuire, launch, start_quires
+from services.engine.assembly import assemble
+from services.engine.settings import EngineSettings
+from services.settings import InvalidSetting
+from tests.running_quire import START_SECONDS, Output, RunningQuire, children_of, launch, start_quire
 
 
 @pytest.fixture
@@ -74,23 +77,16 @@ def test_a_gateway_whose_model_folder_has_no_tokenizer_says_so(tmp_path: Path) -
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_an_engine_that_cannot_start_says_why(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Both start together, because importing torch takes its time."""
-    model = ("--model", str(tiny_model("llama")))
-    without_gpu = launch("engine", "--listen", f"unix:{tmp_path}/a.sock", *model, "--device", "cuda")
-    too_small = launch(
-        *("engine", "--listen", f"unix:{tmp_path}/b.sock", *model, "--cache-mib", "1", "--block-size", "4096")
-    )
-    status, lines = end_of(without_gpu)
-    assert (status, lines[-1]) == (
-        1,
-        "engine cannot go on: InvalidSetting: device is 'cuda', but torch finds no GPU",
-    )
-    status, lines = end_of(too_small)
-    assert (status, lines[-1]) == (
-        1,
-        "engine cannot go on: InvalidSetting: cache_mib is 1, but one block takes 3.0 MiB",
-    )
+def test_an_engine_without_the_gpu_it_should_use_says_so(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    last = fail("engine", *some_listen(tmp_path), "--model", str(tiny_model("llama")), "--device", "cuda")
+    assert last == "engine cannot go on: InvalidSetting: device is 'cuda', but torch finds no GPU"
+
+
+def test_a_cache_too_small_for_one_block_is_refused_naming_both_sizes(tiny_model: Callable[[str], Path]) -> None:
+    """In process: another engine that starts only to end would take seconds."""
+    settings = EngineSettings(model=str(tiny_model("llama")), cache_mib=1, block_size=4096)
+    with pytest.raises(InvalidSetting, match=r"cache_mib is 1, but one block takes 3\.0 MiB"):
+        assemble(settings)
 
 
 # Under one command
@@ -115,25 +111,39 @@ def test_serve_without_its_model_names_it_and_starts_nothing() -> None:
 
 
 @pytest.fixture(scope="module")
-def quires(tiny_model: Callable[[str], Path]) -> Iterator[dict[str, RunningQuire]]:
-    """A Quire for each service to kill, started together because that takes less time."""
-    labels = ("kvmanager", "engine", "gateway")
-    started = start_quires(*[("--model", str(tiny_model("llama")), "--device-blocks", "16")] * len(labels))
-    yield dict(zip(labels, started, strict=True))
-    for one in started:
-        one.close()
+def serving(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
+    one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "16")
+    yield one
+    one.close()
 
 
-@pytest.mark.parametrize("label", ["kvmanager", "engine", "gateway"])
-def test_serve_ends_when_a_service_is_killed_and_names_it(quires: dict[str, RunningQuire], label: str) -> None:
-    quire = quires[label]
-    services = quire.children()
+def test_serve_ends_when_a_service_is_killed_and_names_it(serving: RunningQuire) -> None:
+    services = serving.children()
+    os.kill(services["engine"], signal.SIGKILL)
+    assert serving.ended() == 1
+    assert_ended_by_kill(serving.lines, "engine", services)
+
+
+@pytest.mark.parametrize("label", ["kvmanager", "gateway"])
+def test_serve_ends_when_a_service_is_killed_while_the_others_still_start(
+    tiny_model: Callable[[str], Path], tmp_path: Path, label: str
+) -> None:
+    process = launch("serve", *some_listen(tmp_path), "--model", str(tiny_model("llama")))
+    output = Output(process)
+    output.wait_for(f"{label} listens on")
+    services = children_of(process.pid)
     os.kill(services[label], signal.SIGKILL)
-    assert quire.ended() == 1
-    assert quire.lines[-1] == f"serve     | {label} was ended by SIGKILL"
+    assert process.wait(START_SECONDS) == 1
+    output.finish()
+    assert_ended_by_kill(output.lines, label, services)
+
+
+def assert_ended_by_kill(lines: list[str], label: str, services: dict[str, int]) -> None:
+    assert lines[-1] == f"serve     | {label} was ended by SIGKILL"
+    assert label in services
     assert [name for name, pid in services.items() if Path(f"/proc/{pid}").exists()] == []
-    assert_folder_is_gone(quire.lines)
-    assert not [line for line in quire.lines if "Traceback" in line]
+    assert_folder_is_gone(lines)
+    assert not [line for line in lines if "Traceback" in line]
 
 
 def assert_folder_is_gone(lines: list[str]) -> None:
@@ -149,10 +159,11 @@ def test_a_model_that_is_being_fetched_does_not_hold_up_a_signal(tmp_path: Path)
     (tmp_path / "models").mkdir()
     with (tmp_path / "models" / "SmolLM2-135M-Instruct-Q4_1.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for command, status in (("serve", 0), ("engine", 0), ("gateway", 0), ("demo", 130)):
-            for number in (signal.SIGTERM, signal.SIGINT):
-                process = launch(command, QUIRE_CACHE=str(tmp_path))
-                assert process.stdout is not None
-                assert "waiting for the process" in process.stdout.readline()
-                process.send_signal(number)
-                assert end_of(process)[0] == status
+        cases = [("serve", signal.SIGTERM, 0), ("serve", signal.SIGINT, 0), ("engine", signal.SIGTERM, 0)]
+        cases += [("gateway", signal.SIGINT, 0), ("demo", signal.SIGTERM, 130), ("demo", signal.SIGINT, 130)]
+        processes = [launch(command, QUIRE_CACHE=str(tmp_path)) for command, _, _ in cases]
+        for process, (_, number, status) in zip(processes, cases, strict=True):
+            assert process.stdout is not None
+            assert "waiting for the process" in process.stdout.readline()
+            process.send_signal(number)
+            assert end_of(process)[0] == status

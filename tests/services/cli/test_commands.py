@@ -21,6 +21,7 @@ from tests.running_quire import START_SECONDS, RunningQuire
 
 ROOT = Path(__file__).parent.parent.parent.parent
 PROMPT = "The quick brown fox"
+LONG = 150
 COMMANDS = ["", *cli.commands]
 
 
@@ -96,15 +97,15 @@ def long_prompt(quire: RunningQuire) -> str:
     """Find a prompt that goes on for long without running into the end token."""
     for number in range(50):
         prompt = f"{PROMPT} {number}"
-        if len(quire.generate(request(300, prompt)).token_ids) == 300:
+        if len(quire.generate(request(LONG, prompt)).token_ids) == LONG:
             return prompt
-    raise AssertionError("50 prompts end before their 300th token")
+    raise AssertionError("50 prompts end too early")
 
 
 def test_generate_prints_the_text_while_it_comes(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
     prompt = long_prompt(tiny_quire)
-    expected = tiny_quire.generate(request(300, prompt))
-    process = begin("generate", *at, "--max-tokens", "300", prompt, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    expected = tiny_quire.generate(request(LONG, prompt))
+    process = begin("generate", *at, "--max-tokens", str(LONG), prompt, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     with process, process.stdout, process.stderr:
@@ -117,7 +118,7 @@ def test_generate_prints_the_text_while_it_comes(tiny_quire: RunningQuire, at: t
     assert b"".join(chunks).decode().rstrip("\n") == expected.text.rstrip("\n")
     assert len(chunks) > 20
     assert f"{expected.finished.usage.prompt_tokens} prompt tokens" in usage
-    assert "300 generated" in usage
+    assert f"{LONG} generated" in usage
     assert usage.count("\n") == 1
 
 
