@@ -310,6 +310,16 @@ class TestOrder:
         assert max(room for step in rig.steps for extend in step.extends for _, room in extend.rooms) <= 8
         assert rig.blocks.session.totals.peak_held_blocks == 2
 
+    def test_a_newcomer_leaves_room_for_the_rest_of_the_prompts_that_run(self) -> None:
+        rig = Rig(device_blocks=6, limits=Limits(5, 4, 6))
+        rig.submit(range(18), 2)  # fed in pieces, 5 blocks in the end
+        while "r0" not in rig.cached:
+            rig.turn()
+        rig.submit([40] * 4, 2)  # 2 blocks in the end
+        rig.run()
+        assert rig.scheduler.totals.preemptions == 0
+        assert [free.reason.name for free in rig.frees()] == ["FINISHED"] * 2
+
     def test_one_that_asks_for_much_is_not_overtaken_for_ever(self) -> None:
         rig = Rig(device_blocks=6)
         rig.submit([1] * 3, 3)

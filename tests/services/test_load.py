@@ -57,13 +57,17 @@ def test_64_streams_at_once_get_the_same_tokens_as_each_alone(tiny_quire: Runnin
 
 
 def test_requests_cancelled_at_random_moments_leave_nothing(tiny_quire: RunningQuire) -> None:
+    granted = tiny_quire.pool().totals.granted_blocks
     moments = cancel_at_random(tiny_quire, long_request, count=60, seed=1)
     assert moments[0] > 0, "some were cancelled before they began"
     assert len(moments) > 4
+    assert tiny_quire.settled_pool().totals.granted_blocks - granted < 60 * 10, "the engine went on without the clients"
 
 
 def test_requests_whose_deadline_passes_leave_nothing(tiny_quire: RunningQuire) -> None:
+    granted = tiny_quire.pool().totals.granted_blocks
     let_deadlines_pass(tiny_quire, long_request, count=20, seed=2)
+    assert tiny_quire.settled_pool().totals.granted_blocks - granted < 20 * 10, "the engine went on after the deadlines"
 
 
 def test_a_client_that_is_killed_mid_stream_leaves_nothing(tiny_quire: RunningQuire) -> None:
