@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 import kvmanager
-from engine.blocks import FreeReason, Refusal, StepItem, StepResult, TableChange
+from engine.blocks import Copy, FreeReason, Refusal, StepItem, StepResult, TableChange
 from engine.errors import BlockManagerBroken, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
 from engine.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.scheduler import Limits, Scheduler
@@ -311,7 +311,7 @@ class TestOrder:
         assert rig.blocks.session.totals.peak_held_blocks == 2
 
     def test_a_newcomer_leaves_room_for_the_rest_of_the_prompts_that_run(self) -> None:
-        rig = Rig(device_blocks=6, limits=Limits(5, 4, 6))
+        rig = Rig(device_blocks=5, limits=Limits(5, 4, 6))
         rig.submit(range(18), 2)  # fed in pieces, 5 blocks in the end
         while "r0" not in rig.cached:
             rig.turn()
@@ -333,6 +333,21 @@ class TestOrder:
         rig.run()
         order = list(rig.finished)
         assert order.index("large") <= 4
+
+
+@pytest.mark.parametrize("length", [3, 4, 5])
+@pytest.mark.parametrize(("late", "most"), [(0, 0), (1, 1)])
+def test_an_answer_may_take_a_step_longer_without_delaying_anybody(length: int, late: int, most: int) -> None:
+    rig = Rig()
+    rig.submit([1] * length, 24)
+    while not rig.tokens["r0"]:
+        rig.turn()
+    start, sent = rig.turns, len(rig.steps)
+    while "r0" not in rig.finished:
+        rig.turn()
+        if len(rig.steps) > sent:
+            rig.blocks.delay, sent = late, len(rig.steps)
+    assert rig.turns - start <= 23 + most
 
 
 class TestFailures:
@@ -476,6 +491,41 @@ class TestAnswersThatCannotBe:
         scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
         with pytest.raises(BlockManagerBroken, match="step 1 was answered, None was asked"):
             scheduler.apply(StepResult(1, [], [], [], 8))
+
+
+class TestCopies:
+    """No item that is asked today makes copies; what an answer brings is carried out all the same."""
+
+    COPIES = (Copy(5, 1), Copy(6, 2))
+
+    @pytest.fixture
+    def answered(self) -> Scheduler:
+        scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
+        scheduler.submit(a_request())
+        assert scheduler.ask(scheduler.plan(0.0))
+        scheduler.apply(StepResult(1, [], [TableChange(1, 0, [1], 4, 0)], self.COPIES, 7))
+        return scheduler
+
+    def test_are_made_once_with_the_next_step(self, answered: Scheduler) -> None:
+        plan = answered.plan(0.0)
+        assert plan
+        assert plan.copies == self.COPIES
+        assert [work.sequence for work in plan.work] == [1]
+        answered.publish(plan, [9], 0.0)
+        following = answered.plan(0.0)
+        assert following
+        assert following.copies == ()
+
+    def test_are_made_though_their_sequence_has_ended(self, answered: Scheduler) -> None:
+        answered.cancel("new")
+        plan = answered.plan(0.0)
+        assert plan
+        assert (plan.copies, plan.work) == (self.COPIES, ())
+        assert answered.plan(0.0) is None
+
+    def test_of_a_lost_pool_are_forgotten(self, answered: Scheduler) -> None:
+        answered.forget_blocks()
+        assert answered.plan(0.0) is None
 
 
 def test_every_free_reason_of_an_end_is_told(rig: Rig) -> None:
