@@ -10,10 +10,14 @@ from engine.scheduler import Output, Scheduler
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn of the loop brought: outputs, and whether anything moved; if not, the loop may sleep."""
+    """What one turn of the loop brought: outputs, and whether anything moved; if not, the loop may sleep.
+
+    `step_seconds` is how long the step took that it executed, None if it executed none.
+    """
 
     outputs: list[Output]
     progressed: bool
+    step_seconds: float | None = None
 
 
 class Engine:
@@ -34,10 +38,9 @@ class Engine:
         step = self.scheduler.ask(plan) if self.blocks.ready else None
         if step is not None:
             self.blocks.send(step)
-        if plan is not None:
-            self._execute(plan)
+        seconds = None if plan is None else self._execute(plan)
         outputs = self.scheduler.take_outputs()
-        return Turn(outputs, progressed=bool(answered or plan or step or outputs))
+        return Turn(outputs, bool(answered or plan or step or outputs), seconds)
 
     def _receive(self) -> int:
         answered = 0
@@ -50,11 +53,15 @@ class Engine:
             answered += 1  # a new pool may be there already: the loop must not sleep before it has looked
         return answered
 
-    def _execute(self, plan: StepPlan) -> None:
+    def _execute(self, plan: StepPlan) -> float:
+        """Run a step and publish what it brought; return how many seconds it ran."""
+        begun = self._clock()
         try:
             token_ids = self._runner.execute(plan)
         except Exception as failure:
             self.last_failure = failure
             self.scheduler.fail(plan, f"step {plan.step} failed: {failure}")
-        else:
-            self.scheduler.publish(plan, token_ids, self._clock())
+            return self._clock() - begun
+        ended = self._clock()
+        self.scheduler.publish(plan, token_ids, ended)
+        return ended - begun

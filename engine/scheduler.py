@@ -97,6 +97,8 @@ class SchedulerTotals:
     generated_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    prompt_tokens: int = 0  # of requests when they were begun,
+    cached_tokens: int = 0  # and those of them found in the cache
 
 
 class Scheduler:
@@ -237,6 +239,8 @@ class Scheduler:
         if not sequence.started:
             sequence.started = True
             sequence.cached_tokens = cached_tokens
+            self.totals.prompt_tokens += len(sequence.request.prompt)
+            self.totals.cached_tokens += min(cached_tokens, len(sequence.request.prompt))
             self._outputs.append(Started(sequence.request.request_id, cached_tokens))
 
     # The next step.

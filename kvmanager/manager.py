@@ -4,11 +4,12 @@ A session is one Attach of an engine. Whoever attaches last owns the pool; what 
 refused.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from kvmanager.errors import SessionReplaced, StaleIncarnation, UnknownPool
 from kvmanager.pool import Pool, PoolSpec
-from kvmanager.step import FreeReason, Step, StepItem, StepResult
+from kvmanager.step import FreeReason, Step, StepItem, StepRefusal, StepResult
 
 
 @dataclass
@@ -21,7 +22,7 @@ class PoolTotals:
     granted_blocks: int = 0
     evicted_blocks: int = 0
     copied_blocks: int = 0
-    refusals: int = 0
+    refusals: Counter[StepRefusal] = field(default_factory=Counter)
     preemptions: int = 0
     peak_held_blocks: int = 0
     peak_saved_blocks: int = 0
@@ -35,7 +36,7 @@ class PoolTotals:
         self.granted_blocks += result.granted_blocks
         self.evicted_blocks += result.evicted_blocks
         self.copied_blocks += len(result.copies)
-        self.refusals += len(result.refusals)
+        self.refusals.update(refusal.reason for refusal in result.refusals)
         self.preemptions += sum(
             free.reason is FreeReason.PREEMPTED and position not in refused for position, free in enumerate(step.frees)
         )

@@ -56,6 +56,7 @@ class PoolSpec:
     block_size: int
     device_blocks: int
     host_blocks: int = 0
+    model: str = ""  # its name, for people
 
     def __post_init__(self) -> None:
         if not self.engine_id:
@@ -124,14 +125,28 @@ class Pool:
         return result
 
     def computed_tokens(self) -> int:
-        """Return the tokens computed in held blocks, those of shared blocks counted once."""
-        filled: dict[int, int] = {}
+        """Return the tokens computed in held blocks, those of shared blocks counted once.
+
+        Looks at sequences, not at all blocks of their tables: whoever shares a block usually has it full, so only
+        shared blocks that a holder has not filled need a closer look.
+        """
         size = self.spec.block_size
+        tokens = sum(sequence.computed for sequence in self.sequences.values()) - size * self.device.saved
+        for block, fills in self._unfilled_shared_blocks().items():
+            most = size if self.device.count(block) > len(fills) else max(fills)
+            tokens += most - sum(fills) + size * (len(fills) - 1)
+        return tokens
+
+    def _unfilled_shared_blocks(self) -> dict[int, list[int]]:
+        """Return the shared blocks that a holder has not filled, with the tokens that each such holder has in them."""
+        unfilled: dict[int, list[int]] = {}
         for sequence in self.sequences.values():
-            for index, block in enumerate(sequence.table):
-                tokens = min(size, max(0, sequence.computed - index * size))
-                filled[block] = max(tokens, filled.get(block, 0))
-        return sum(filled.values())
+            full, tokens = divmod(sequence.computed, self.spec.block_size)
+            for block in sequence.table[full:]:
+                if self.device.count(block) > 1:
+                    unfilled.setdefault(block, []).append(tokens)
+                tokens = 0
+        return unfilled
 
     def violations(self) -> list[str]:
         """Check the conservation law: free + cached + held = total, each id once, count = number of holders."""

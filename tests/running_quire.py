@@ -29,6 +29,10 @@ from services import transport
 START_SECONDS = 90
 STOP_SECONDS = 60
 CALL_SECONDS = 120
+# Tests run many side by side.
+ANY_METRICS_PORT = {
+    f"QUIRE_{command}_METRICS_LISTEN": "127.0.0.1:0" for command in ("SERVE", "KVMANAGER", "ENGINE", "GATEWAY")
+}
 
 
 class Output:
@@ -82,6 +86,7 @@ class RunningQuire:
         self._folder = folder
         places = output.wait_for("| ready: ").split("| ready: ")[1].split(", ")
         self.addresses = dict(place.strip().split(" at ") for place in places)
+        self.metrics_urls = {name: metrics_url(output, name) for name in ("gateway", "engine", "kvmanager")}
         self.channel = open_channel(self.addresses["gateway"])
         self.gateway = gateway_pb2_grpc.GatewayStub(self.channel)
         self._engine_channel = open_channel(self.addresses["engine"])
@@ -141,6 +146,7 @@ class RunningService:
         self.process = launch(label, *arguments)
         self.output = Output(self.process)
         self.address = self.output.wait_for("listens on").split("listens on ")[1]
+        self.metrics_url = metrics_url(self.output, label)
         self.channel = open_channel(self.address)
 
     def kill(self) -> None:
@@ -234,6 +240,11 @@ def start_quires(*arguments: tuple[str, ...]) -> list[RunningQuire]:
     return [RunningQuire(*parts) for parts in zip(processes, outputs, folders, strict=True)]
 
 
+def metrics_url(output: Output, label: str) -> str:
+    """Where a service says that it shows its metrics."""
+    return output.wait_for(f"{label} shows its metrics at ").split(" at ")[1]
+
+
 def children_of(pid: int) -> dict[str, int]:
     """Process ids by name of the services that a `quire serve` has started."""
     rows = subprocess.run(
@@ -256,5 +267,5 @@ def launch(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **environment},
+        env={**os.environ, **ANY_METRICS_PORT, **environment},
     )

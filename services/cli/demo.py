@@ -21,7 +21,7 @@ from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grp
 from services import transport
 from services.cli import client
 from services.cli.local_model import engine_with_folder
-from services.cli.supervisor import ServiceFailed, Supervisor
+from services.cli.supervisor import ServiceFailed, Supervisor, metrics_addresses
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.model_store import ModelUnavailable
@@ -87,7 +87,8 @@ async def _demonstrate(engine: EngineSettings, console: Console, results: str | 
     with tempfile.TemporaryDirectory(prefix="quire-demo-") as folder:
         gateway = GatewaySettings(listen=f"unix:{folder}/gateway.sock")
         lines: list[str] = []
-        supervisor = Supervisor(engine, gateway, lambda label, line: lines.append(f"{label}: {line}"))
+        no_metrics = metrics_addresses("")
+        supervisor = Supervisor(engine, gateway, lambda label, line: lines.append(f"{label}: {line}"), no_metrics)
         try:
             await _start(supervisor, console)
             await _show(supervisor, console, results)

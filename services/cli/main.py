@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _ADDRESS = "127.0.0.1:50051"
 
+_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
 
 def main() -> None:
     """Run the command line; settings also come from the environment, such as QUIRE_ENGINE_BLOCK_SIZE."""
@@ -31,6 +33,10 @@ def main() -> None:
 class _InOrderOfDefinition(click.Group):
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(self.commands)
+
+
+def _metrics_option(default: str, meaning: str = "Address of the metrics for Prometheus: host:port.") -> _Decorator:
+    return click.option("--metrics-listen", default=default, show_default=True, help=f"{meaning} Empty: none.")
 
 
 @click.group(
@@ -51,7 +57,12 @@ def cli() -> None:
 @cli.command()
 @options_of(GatewaySettings, leave_out=("engine", "model", "grace_seconds"))
 @options_of(EngineSettings, leave_out=("listen", "kvmanager"))
-def serve(**values: Any) -> None:
+@_metrics_option(
+    "127.0.0.1:9151",
+    "Address of the gateway's metrics for Prometheus: host:port. The engine's and the KV manager's are on the next two "
+    "ports.",
+)
+def serve(metrics_listen: str, **values: Any) -> None:
     """Start KV manager, engine and gateway as three processes.
 
     They speak gRPC over Unix sockets; clients reach the gateway at --listen. Each line of their logs begins with the
@@ -62,34 +73,45 @@ def serve(**values: Any) -> None:
     engine_values = {name: value for name, value in values.items() if name != "listen"}
     engine = settings_from(EngineSettings, engine_values)
     gateway = settings_from(GatewaySettings, values)
-    sys.exit(run(engine, gateway))
+    try:
+        sys.exit(run(engine, gateway, metrics_listen))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 @cli.command()
 @options_of(KVManagerSettings)
-def kvmanager(**values: Any) -> None:
+@_metrics_option("127.0.0.1:9153")
+def kvmanager(metrics_listen: str, **values: Any) -> None:
     """Start a KV manager: the bookkeeping of blocks.
 
     Any number of engines can attach to it, each with a pool of its own.
     """
     from services.cli.run_service import run_service
+    from services.kvmanager.metrics import KVManagerMetrics
     from services.kvmanager.server import KVManagerService
 
     settings = settings_from(KVManagerSettings, values)
-    sys.exit(run_service("kvmanager", lambda: lambda: KVManagerService(settings)))
+    metrics = KVManagerMetrics()
+    sys.exit(
+        run_service("kvmanager", lambda: lambda: KVManagerService(settings, metrics), metrics.registry, metrics_listen)
+    )
 
 
 @cli.command()
 @options_of(EngineSettings)
-def engine(**values: Any) -> None:
+@_metrics_option("127.0.0.1:9152")
+def engine(metrics_listen: str, **values: Any) -> None:
     """Start an engine: one model with its KV cache.
 
     It needs a KV manager, and waits for one that is not there yet.
     """
     from services.cli.local_model import engine_with_folder
     from services.cli.run_service import run_service
+    from services.engine.metrics import EngineMetrics
 
     settings = settings_from(EngineSettings, values)
+    metrics = EngineMetrics()
 
     def prepare() -> "Callable[[], Service]":
         local = engine_with_folder(settings)
@@ -98,30 +120,33 @@ def engine(**values: Any) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from services.engine.server import EngineService
 
-        return lambda: EngineService(local)
+        return lambda: EngineService(local, metrics)
 
-    sys.exit(run_service("engine", prepare))
+    sys.exit(run_service("engine", prepare, metrics.registry, metrics_listen))
 
 
 @cli.command()
 @options_of(GatewaySettings)
-def gateway(**values: Any) -> None:
+@_metrics_option("127.0.0.1:9151")
+def gateway(metrics_listen: str, **values: Any) -> None:
     """Start a gateway: what clients call.
 
     It needs an engine, and waits for one that is not there yet. --model must mean the model that the engine serves.
     """
     from services.cli.local_model import gateway_with_folder
     from services.cli.run_service import run_service
+    from services.gateway.metrics import GatewayMetrics
 
     settings = settings_from(GatewaySettings, values)
+    metrics = GatewayMetrics()
 
     def prepare() -> "Callable[[], Service]":
         local = gateway_with_folder(settings)
         from services.gateway.server import GatewayService
 
-        return lambda: GatewayService(local)
+        return lambda: GatewayService(local, metrics)
 
-    sys.exit(run_service("gateway", prepare))
+    sys.exit(run_service("gateway", prepare, metrics.registry, metrics_listen))
 
 
 @cli.command()

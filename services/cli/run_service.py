@@ -5,14 +5,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, disable_created_metrics
 
 from services.cli.health import HealthServicer
+from services.cli.metrics_server import metrics_server
 from services.service import Service
 
 _LAST_SECONDS = 1.0
@@ -24,18 +27,22 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 log = logging.getLogger("quire")
 
 
-def run_service(label: str, prepare: Callable[[], Callable[[], Service]]) -> int:
+def run_service(
+    label: str, prepare: Callable[[], Callable[[], Service]], metrics: CollectorRegistry, metrics_listen: str
+) -> int:
     """Run a service until SIGTERM or Ctrl-C, and return the exit status; a failure is told in one line.
 
     `prepare` does what may take long and must be interruptible: it fetches and imports what the service needs. What it
-    returns makes the service, and is called on the event loop.
+    returns makes the service, and is called on the event loop. The service's metrics are shown at `metrics_listen`,
+    unless that is empty.
     """
+    disable_created_metrics()  # a second series for each that counts, which nobody asks for
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
     for number in _STOP_SIGNALS:  # until the event loop takes over
         signal.signal(number, _leave)
     try:
-        asyncio.run(_run(label, prepare()))
+        asyncio.run(_run(label, prepare(), _metrics_shown(label, metrics, metrics_listen)))
     except KeyboardInterrupt:
         log.info("%s was stopped before it began", label)
         return 0
@@ -51,17 +58,30 @@ def _leave(*_: object) -> NoReturn:
     os._exit(0)
 
 
-async def _run(label: str, make: Callable[[], Service]) -> None:
+async def _run(label: str, make: Callable[[], Service], metrics_shown: AbstractAsyncContextManager[None]) -> None:
     asked_to_stop = _stop_signals()
     service = make()
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(service.name, service.readiness), service.server)
     _add_reflection(service)
-    try:
-        log.info("%s listens on %s", label, await service.start())
-        await _work(label, service, asked_to_stop)
-    finally:
-        await service.stop()
-        await _calls_have_ended()
+    async with metrics_shown:
+        try:
+            log.info("%s listens on %s", label, await service.start())
+            await _work(label, service, asked_to_stop)
+        finally:
+            await service.stop()
+            await _calls_have_ended()
+
+
+@asynccontextmanager
+async def _metrics_shown(label: str, metrics: CollectorRegistry, address: str) -> AsyncIterator[None]:
+    if not address:
+        yield
+        return
+    ProcessCollector(registry=metrics)
+    PlatformCollector(registry=metrics)
+    async with metrics_server(address, metrics) as url:
+        log.info("%s shows its metrics at %s", label, url)
+        yield
 
 
 async def _calls_have_ended() -> None:

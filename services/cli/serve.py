@@ -6,7 +6,7 @@ import signal
 from rich.console import Console
 
 from services.cli.local_model import engine_with_folder
-from services.cli.supervisor import Supervisor
+from services.cli.supervisor import Supervisor, metrics_addresses
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.model_store import ModelUnavailable
@@ -14,8 +14,9 @@ from services.model_store import ModelUnavailable
 _COLORS = {"kvmanager": "cyan", "engine": "magenta", "gateway": "green", "serve": "bold"}
 
 
-def serve(engine: EngineSettings, gateway: GatewaySettings) -> int:
-    """Run until a signal (status 0) or until a service fails (status 1)."""
+def serve(engine: EngineSettings, gateway: GatewaySettings, metrics_listen: str) -> int:
+    """Run until a signal (status 0) or until a service fails (status 1). Raises ValueError for a bad address."""
+    metrics = metrics_addresses(metrics_listen)
     console = Console(stderr=True, highlight=False)
     try:
         engine = engine_with_folder(engine)
@@ -25,7 +26,7 @@ def serve(engine: EngineSettings, gateway: GatewaySettings) -> int:
     except KeyboardInterrupt:
         show(console, "serve", "stopping: asked to")
         return 0
-    supervisor = Supervisor(engine, gateway, lambda label, line: show(console, label, line))
+    supervisor = Supervisor(engine, gateway, lambda label, line: show(console, label, line), metrics)
     return asyncio.run(_supervise(supervisor, console))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -22,8 +23,23 @@ GATEWAY_SERVICE = "quire.v1.Gateway"
 
 # A service that does not stop within its own grace time and this is killed.
 _SECONDS_BEYOND_GRACE = 10.0
+_LAST_PORT = 65535
 
 Print = Callable[[str, str], None]
+
+
+def metrics_addresses(first: str) -> dict[str, str]:
+    """Return where each service shows its metrics: the gateway at `first`, the others on the next ports.
+
+    Port 0 is any port, for each of them; an empty address is none. Raises ValueError for anything but host:port.
+    """
+    labels = ("gateway", "engine", "kvmanager")
+    if not first:
+        return dict.fromkeys(labels, "")
+    host, _, port = first.rpartition(":")
+    if not (host and port.isdecimal() and int(port) <= _LAST_PORT - len(labels)):
+        raise ValueError(f"metrics_listen is {first!r}, it must be host:port with two more ports behind it")
+    return {label: f"{host}:{int(port) and int(port) + offset}" for offset, label in enumerate(labels)}
 
 
 class ServiceFailed(Exception):
@@ -40,17 +56,25 @@ class _Process:
 
 
 class Supervisor:
-    """The three services as child processes. `show` gets each of their lines with the name of its service."""
+    """The three services as child processes. `show` gets each of their lines with the name of its service.
 
-    def __init__(self, engine: EngineSettings, gateway: GatewaySettings, show: Print) -> None:
+    `metrics` says where each shows its metrics, by the name of the service.
+    """
+
+    def __init__(self, engine: EngineSettings, gateway: GatewaySettings, show: Print, metrics: dict[str, str]) -> None:
         """Wire the services together; they run from `start` on."""
         self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
         self.kvmanager_address = f"unix:{self._folder / 'kvmanager.sock'}"
         self.engine_address = f"unix:{self._folder / 'engine.sock'}"
-        self._engine = replace(engine, listen=self.engine_address, kvmanager=self.kvmanager_address)
+        # Without a name of its own it would be called after its socket, which has another name at every start.
+        engine_id = engine.engine_id or platform.node()
+        self._engine = replace(
+            engine, listen=self.engine_address, kvmanager=self.kvmanager_address, engine_id=engine_id
+        )
         self._gateway = replace(gateway, engine=self.engine_address, model=engine.model)
         self._kvmanager = KVManagerSettings(listen=self.kvmanager_address)
         self._show = show
+        self._metrics = metrics
         self._processes: list[_Process] = []
 
     @property
@@ -103,7 +127,7 @@ class Supervisor:
         label = type(settings).__name__.removesuffix("Settings").lower()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "services.cli.main", label, *arguments_of(settings)),
+            *("-m", "services.cli.main", label, *arguments_of(settings), "--metrics-listen", self._metrics[label]),
             # Never written to: it ends when this process does, however that comes, and then so does the service.
             stdin=asyncio.subprocess.PIPE,
             env={**os.environ, STOP_WITH_STDIN: "1"},

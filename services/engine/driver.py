@@ -8,7 +8,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import RequestRefused
 from engine.loop import Engine
@@ -16,6 +16,7 @@ from engine.request import Failure
 from engine.scheduler import Finished, Output, Started, Tokens
 from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
+from services.engine.observer import EngineFigures, EngineObserver
 from services.engine.output_codec import finished_message, refused_message, request_of
 
 _POLL_SECONDS_WITHOUT_KVMANAGER = 0.2
@@ -35,10 +36,18 @@ class _Owner:
 class EngineDriver:
     """Owns an engine. `run` is the thread's body; every other public method may be called from the event loop."""
 
-    def __init__(self, engine: Engine, eos_token_ids: frozenset[int], seconds_without_kvmanager: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        eos_token_ids: frozenset[int],
+        seconds_without_kvmanager: float,
+        observer: EngineObserver,
+    ) -> None:
         self._engine = engine
         self._eos_token_ids = eos_token_ids
         self._patience = seconds_without_kvmanager
+        self._observer = observer
+        self._figures = self._count()
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._owners: dict[str, _Owner] = {}
@@ -52,6 +61,11 @@ class EngineDriver:
     def steps(self) -> int:
         """Steps executed so far."""
         return self._engine.scheduler.totals.steps
+
+    @property
+    def figures(self) -> EngineFigures:
+        """Requests and totals as of the last turn."""
+        return self._figures
 
     def submit(self, link: GatewayLink, submission: engine_pb2.Submission) -> None:
         """Queue a request; a refusal comes as output."""
@@ -82,12 +96,16 @@ class EngineDriver:
         """Turn the engine until stopped; sleep while a turn moves nothing."""
         while not self._stopping:
             self._take_commands()
+            self._figures = self._count()
             turn = self._engine.turn()
+            if turn.step_seconds is not None:
+                self._observer.stepped(turn.step_seconds)
             self._watch_kvmanager()  # after the turn, which has taken in what became of it
             if self._engine.last_failure is not None:
                 log.error("a step failed", exc_info=self._engine.last_failure)
                 self._engine.last_failure = None
             self._deliver([*turn.outputs, *self._engine.scheduler.take_outputs()])
+            self._figures = self._count()
             if self._draining and self._engine.scheduler.empty:
                 self._loop.call_soon_threadsafe(self._empty.set)
             if not turn.progressed:
@@ -98,6 +116,10 @@ class EngineDriver:
     def _take_commands(self) -> None:
         while not self._commands.empty():
             self._commands.get()()
+
+    def _count(self) -> EngineFigures:
+        scheduler = self._engine.scheduler
+        return EngineFigures(scheduler.running, scheduler.waiting, replace(scheduler.totals))
 
     def _sleep(self) -> None:
         waits = self._without_kvmanager_since is not None and not self._engine.scheduler.empty

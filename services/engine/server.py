@@ -12,6 +12,7 @@ from services import transport
 from services.engine.assembly import EngineParts, assemble
 from services.engine.block_link import BlockLink
 from services.engine.driver import EngineDriver
+from services.engine.observer import EngineObserver
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
 from services.service import Readiness
@@ -22,9 +23,13 @@ class EngineService:
 
     name = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 
-    def __init__(self, settings: EngineSettings) -> None:
-        """Make the server; it listens from `start` on, and is ready when the pool is attached."""
+    def __init__(self, settings: EngineSettings, observer: EngineObserver | None = None) -> None:
+        """Make the server; it listens from `start` on, and is ready when the pool is attached.
+
+        `observer` hears of its work.
+        """
         self._settings = settings
+        self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
         self._address = settings.listen
         self._driver: EngineDriver | None = None
@@ -61,11 +66,14 @@ class EngineService:
             model_fingerprint=parts.loaded.fingerprint,
             block_size=capacity.block_size,
             device_blocks=capacity.device_blocks,
+            model=self._settings.served_name(),
         )
         link = BlockLink(self._settings.kvmanager, register, lambda: driver.wake())
         engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
-        driver = EngineDriver(engine, parts.loaded.eos_token_ids, self._settings.seconds_without_kvmanager)
+        patience = self._settings.seconds_without_kvmanager
+        driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer)
         self._driver, self._link = driver, link
+        self._observer.began(self._settings.served_name(), engine_id, lambda: driver.figures)
         self._servicer.begin(driver, self._description(parts, engine_id))
         return driver, link
 

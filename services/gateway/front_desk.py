@@ -10,6 +10,8 @@ from services.errors import InvalidField, Overloaded, Unavailable, UnknownModel
 from services.gateway.chat_template import ChatTemplateError
 from services.gateway.engine_link import EngineLink
 from services.gateway.generation import Generation
+from services.gateway.measured import measured
+from services.gateway.observer import GatewayObserver
 from services.gateway.parameters import Parameters, StopRules, check_prompt
 from services.gateway.text_stream import TextStream
 from services.gateway.tokenizer import Tokenizer
@@ -21,9 +23,17 @@ _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
 class FrontDesk:
     """Everything between a client's request and its generation."""
 
-    def __init__(self, link: EngineLink, tokenizer: Tokenizer, max_requests: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        link: EngineLink,
+        tokenizer: Tokenizer,
+        max_requests: int,
+        observer: GatewayObserver,
+        clock: Callable[[], float],
+    ) -> None:
         """Take at most `max_requests` at a time. `clock` is the event loop's, in seconds."""
         self._link = link
+        self._observer = observer
         self._tokenizer = tokenizer
         self._max_requests = max_requests
         self._clock = clock
@@ -40,8 +50,12 @@ class FrontDesk:
         self._admit()
         try:
             generation = await self._submit(request, arrival)
-            async with aclosing(generation.responses()) as responses:
-                async for response in responses:
+            observer = self._observer.request(generation.model, self._link.description().engine_id)
+            async with (
+                aclosing(generation.responses()) as responses,
+                aclosing(measured(responses, observer, arrival, self._clock)) as observed,
+            ):
+                async for response in observed:
                     yield response
         finally:
             self._leave()

@@ -8,6 +8,7 @@ from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
 from services.gateway.engine_link import EngineLink
 from services.gateway.front_desk import FrontDesk
+from services.gateway.observer import GatewayObserver
 from services.gateway.servicer import GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
 from services.gateway.tokenizer import Tokenizer
@@ -19,9 +20,13 @@ class GatewayService:
 
     name = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        """Make the server; it listens from `start` on, and is ready while the engine is there."""
+    def __init__(self, settings: GatewaySettings, observer: GatewayObserver | None = None) -> None:
+        """Make the server; it listens from `start` on, and is ready while the engine is there.
+
+        `observer` hears of its work.
+        """
         self._settings = settings
+        self._observer = observer or GatewayObserver()
         self._link = EngineLink(settings.engine, settings.link_timeout_seconds)
         self._desk: FrontDesk | None = None
         self.readiness = Readiness()
@@ -31,7 +36,7 @@ class GatewayService:
         """Load the tokenizer from the model's folder and listen. Raises TokenizerLoadError or AddressUnavailable."""
         tokenizer = Tokenizer.load(Path(self._settings.model))
         clock = asyncio.get_running_loop().time
-        self._desk = FrontDesk(self._link, tokenizer, self._settings.max_requests, clock)
+        self._desk = FrontDesk(self._link, tokenizer, self._settings.max_requests, self._observer, clock)
         gateway_pb2_grpc.add_GatewayServicer_to_server(GatewayServicer(self._desk), self.server)
         address = transport.bind(self.server, self._settings.listen)
         await self.server.start()

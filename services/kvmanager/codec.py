@@ -36,6 +36,7 @@ def spec_of(message: pb.Register) -> PoolSpec:
         model_fingerprint=message.model_fingerprint,
         block_size=message.block_size,
         device_blocks=message.device_blocks,
+        model=message.model,
     )
 
 
@@ -129,7 +130,8 @@ def pool_message(session: Session) -> pb.PoolInfo:
         computed_tokens=pool.computed_tokens(),
         shared_blocks=pool.device.shared,
         saved_blocks=pool.device.saved,
-        totals=pb.PoolTotals(**vars(totals)),
+        totals=pb.PoolTotals(**vars(totals) | {"refusals": totals.refusals.total()}),
+        model=pool.spec.model,
     )
 
 

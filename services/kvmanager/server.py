@@ -2,11 +2,13 @@
 
 import asyncio
 import secrets
+import time
 from contextlib import suppress
 
 from kvmanager import KVManager
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services import transport
+from services.kvmanager.observer import PoolObserver
 from services.kvmanager.servicer import KVManagerServicer
 from services.kvmanager.settings import KVManagerSettings
 from services.service import Readiness
@@ -17,14 +19,16 @@ class KVManagerService:
 
     name = kvmanager_pb2.DESCRIPTOR.services_by_name["KVManager"].full_name
 
-    def __init__(self, settings: KVManagerSettings) -> None:
-        """Make the server; it listens from `start` on."""
+    def __init__(self, settings: KVManagerSettings, observer: PoolObserver | None = None) -> None:
+        """Make the server; it listens from `start` on. `observer` hears of its work."""
         self._settings = settings
         self.manager = KVManager(epoch=secrets.randbits(64))
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         # The calls that this version does not serve are left to the generated base: they answer UNIMPLEMENTED.
-        self._servicer = KVManagerServicer(self.manager)  # type: ignore[abstract]
+        self._servicer = KVManagerServicer(  # type: ignore[abstract]
+            self.manager, observer or PoolObserver(), time.perf_counter
+        )
         kvmanager_pb2_grpc.add_KVManagerServicer_to_server(self._servicer, self.server)
 
     async def start(self) -> str:

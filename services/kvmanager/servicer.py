@@ -1,7 +1,7 @@
 """The calls of the KV manager: read the message, call the core, write the answer."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -11,6 +11,7 @@ from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.errors import InvalidField, UnexpectedMessage, UnsupportedField, translated
 from services.kvmanager import codec
+from services.kvmanager.observer import PoolObserver
 
 _LARGEST_BLOCK_PAGE = 65536
 _LARGEST_SEQUENCE_PAGE = 1000
@@ -22,8 +23,10 @@ Requests = AsyncIterator[pb.PoolRequest]
 class KVManagerServicer(pb_grpc.KVManagerServicer):
     """One writer: every call runs on the server's one event loop, and the core's verbs do not wait."""
 
-    def __init__(self, manager: KVManager) -> None:
+    def __init__(self, manager: KVManager, observer: PoolObserver, clock: Callable[[], float]) -> None:
         self._manager = manager
+        self._observer = observer
+        self._clock = clock
         self._no_engine = asyncio.Event()
         self._no_engine.set()
 
@@ -36,6 +39,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         async with translated(context):
             session = await self._begin(requests)
             self._no_engine.clear()
+            self._observer.attached(session)
             try:
                 yield pb.PoolResponse(
                     registered=pb.Registered(manager_epoch=self._manager.epoch, session=session.number)
@@ -43,6 +47,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
                 async for request in requests:
                     yield pb.PoolResponse(result=self._step(session, request))
             finally:
+                self._observer.detached(session)
                 self._manager.detach(session)
                 if not self._manager.sessions():
                     self._no_engine.set()
@@ -96,7 +101,10 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         for name in ("pins", "swap_outs", "swap_ins"):
             if getattr(request.step, name):
                 raise UnsupportedField(f"step.{name}: this version does not serve it", f"step.{name}")
-        return codec.result_message(self._manager.apply(session, codec.step_of(request.step)))
+        begun = self._clock()
+        message = codec.result_message(self._manager.apply(session, codec.step_of(request.step)))
+        self._observer.stepped(session, self._clock() - begun)
+        return message
 
 
 async def _next(requests: Requests, kind: str) -> pb.PoolRequest:

@@ -14,6 +14,7 @@ from kvmanager import (
     StaleIncarnation,
     Step,
     StepOutOfOrder,
+    StepRefusal,
     UnknownPool,
 )
 
@@ -144,16 +145,17 @@ def test_totals_count_what_the_steps_did(manager):
     manager.apply(session, Step(4, frees=frees))
     manager.apply(session, Step(5, allocates=[allocate(4, list(range(50, 64)))]))  # 7 of 6 free and 2 cached blocks
     assert session.totals.evicted_blocks == 1
-    assert (session.totals.preemptions, session.totals.refusals) == (1, 0)
+    assert (session.totals.preemptions, session.totals.refusals) == (1, {})
     assert (session.totals.peak_held_blocks, session.totals.peak_saved_blocks) == (7, 4)
 
 
-def test_totals_count_refusals_but_no_preemption_that_was_refused(manager):
+def test_totals_count_refusals_by_reason_but_no_preemption_that_was_refused(manager):
     session = manager.attach(spec())
     manager.apply(session, Step(1, allocates=[allocate(1, [1]), allocate(1, [1])]))
     frees = [Free(9, FreeReason.PREEMPTED), Free(1, FreeReason.PREEMPTED), Free(1, FreeReason.PREEMPTED)]
     manager.apply(session, Step(2, commits=[Commit(1, 3, [0, 0])], frees=frees))
-    assert (session.totals.refusals, session.totals.preemptions) == (4, 1)
+    reasons = {StepRefusal.ALREADY_EXISTS: 1, StepRefusal.INVALID: 1, StepRefusal.UNKNOWN: 2}
+    assert (session.totals.refusals, session.totals.preemptions) == (reasons, 1)
 
 
 def test_totals_do_not_count_a_step_out_of_order(manager):

@@ -80,6 +80,15 @@ class Twin:
     def count(self, block):
         return sum(sequence.table.count(block) for sequence in self.sequences.values())
 
+    def computed_tokens(self):
+        """In each block, those of the holder that has most of it."""
+        filled = {}
+        for sequence in self.sequences.values():
+            for index, block in enumerate(sequence.table):
+                own = sequence.computed - index * SIZE
+                filled[block] = max(filled.get(block, 0), min(SIZE, max(0, own)))
+        return sum(filled.values())
+
     def find(self, content):
         return next((block for block, its in self.contents.items() if its == content), None)
 
@@ -304,6 +313,7 @@ class RandomSteps(RuleBasedStateMachine):
         assert result.device == device.counts == (len(twin.order) - cached, cached, held, 0)
         assert device.shared == sum(count > 1 for count in counts)
         assert device.saved == sum(counts) - held
+        assert self.pool.computed_tokens() == twin.computed_tokens()
         assert self.mirror == {number: (sequence.table, sequence.room) for number, sequence in twin.sequences.items()}
         assert {
             number: (sequence.group, sequence.table, sequence.room, sequence.computed, sequence.committed)

@@ -167,3 +167,22 @@ def test_a_model_that_is_being_fetched_does_not_hold_up_a_signal(tmp_path: Path)
             assert "waiting for the process" in process.stdout.readline()
             process.send_signal(number)
             assert end_of(process)[0] == status
+
+
+def test_a_service_that_cannot_show_its_metrics_does_not_start(taken: str, tmp_path: Path) -> None:
+    for address, reason in (
+        (taken, "Address already in use"),
+        ("nonsense", "it is not host:port"),
+        ("127.0.0.1:70000", "it is not host:port"),
+        ("256.0.0.1:0", "Name or service not known"),
+    ):
+        assert fail("kvmanager", *some_listen(tmp_path), "--metrics-listen", address) == (
+            f"kvmanager cannot go on: AddressUnavailable: cannot show metrics on {address}: {reason}"
+        )
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:65534", ":9151", "127.0.0.1:"])
+def test_quire_serve_wants_three_ports_for_its_metrics(address: str) -> None:
+    status, lines = end_of(launch("serve", "--metrics-listen", address))
+    assert status == 2
+    assert lines[-1] == (f"Error: metrics_listen is {address!r}, it must be host:port with two more ports behind it")

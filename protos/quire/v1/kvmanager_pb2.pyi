@@ -252,6 +252,7 @@ class Register(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Unique among engines; the default is host name and port."""
     incarnation: _builtins.int
@@ -266,6 +267,8 @@ class Register(_message.Message):
     """Blocks in device memory, ids 1 to this. At least 1."""
     host_blocks: _builtins.int
     """Blocks in host memory for swapping, ids 1 to this. 0: none."""
+    model: _builtins.str
+    """Name under which the engine serves its model, for people and metrics."""
     def __init__(
         self,
         *,
@@ -275,10 +278,11 @@ class Register(_message.Message):
         block_size: _builtins.int = ...,
         device_blocks: _builtins.int = ...,
         host_blocks: _builtins.int = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model_fingerprint", b"model_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model", b"model", "model_fingerprint", b"model_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1084,6 +1088,7 @@ class PoolInfo(_message.Message):
     SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
     SAVED_BLOCKS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     incarnation: _builtins.int
     model_fingerprint: _builtins.str
@@ -1102,6 +1107,8 @@ class PoolInfo(_message.Message):
     """Device blocks held more than once."""
     saved_blocks: _builtins.int
     """Table entries and pins beyond the first of each device block: blocks that sharing saves."""
+    model: _builtins.str
+    """Name under which the engine serves its model."""
     @_builtins.property
     def device(self) -> Global___BlockCounts:
         """Device blocks by state."""
@@ -1132,10 +1139,11 @@ class PoolInfo(_message.Message):
         shared_blocks: _builtins.int = ...,
         saved_blocks: _builtins.int = ...,
         totals: Global___PoolTotals | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "computed_tokens", b"computed_tokens", "device", b"device", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "groups", b"groups", "host", b"host", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model_fingerprint", b"model_fingerprint", "saved_blocks", b"saved_blocks", "sequences", b"sequences", "session", b"session", "shared_blocks", b"shared_blocks", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "computed_tokens", b"computed_tokens", "device", b"device", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "groups", b"groups", "host", b"host", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model", b"model", "model_fingerprint", b"model_fingerprint", "saved_blocks", b"saved_blocks", "sequences", b"sequences", "session", b"session", "shared_blocks", b"shared_blocks", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

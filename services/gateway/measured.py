@@ -1,0 +1,54 @@
+"""Tells an observer what a request's client gets, and when, without touching it."""
+
+from collections.abc import AsyncGenerator, Callable
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from services.errors import DeadlinePassed, GenerationFailed, ServiceError, Unavailable
+from services.gateway.observer import Ending, RequestObserver
+
+Responses = AsyncGenerator[gateway_pb2.GenerateResponse, None]
+
+
+async def measured(
+    responses: Responses, observer: RequestObserver, arrival: float, clock: Callable[[], float]
+) -> Responses:
+    """Pass the responses of one request on. `arrival` and `clock` are in seconds.
+
+    A request that was refused before an engine took it has no ending.
+    """
+    ending: Ending | None = Ending.ABORT  # what it is if the client leaves
+    last_tokens_at: float | None = None
+    try:
+        async for response in responses:
+            if count := len(response.delta.token_ids):
+                now = clock()
+                _tell_tokens(observer, count, now - arrival, None if last_tokens_at is None else now - last_tokens_at)
+                last_tokens_at = now
+            if response.HasField("finished"):
+                ending = _ending(response.finished)
+            yield response
+    except DeadlinePassed:
+        raise
+    except (Unavailable, GenerationFailed):
+        ending = Ending.ERROR
+        raise
+    except ServiceError:
+        ending = None
+        raise
+    finally:
+        if ending is not None:
+            observer.ended(ending, clock() - arrival)
+
+
+def _tell_tokens(observer: RequestObserver, count: int, since_arrival: float, since_last: float | None) -> None:
+    if since_last is not None:
+        observer.next_tokens(count, since_last)
+        return
+    observer.first_token(since_arrival)
+    if count > 1:
+        observer.next_tokens(count - 1, 0.0)
+
+
+def _ending(finished: gateway_pb2.Finished) -> Ending:
+    length = finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH
+    return Ending.LENGTH if length else Ending.STOP

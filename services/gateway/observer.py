@@ -1,0 +1,34 @@
+"""What can be heard of the gateway's requests, by whoever measures them."""
+
+from enum import Enum
+
+
+class Ending(Enum):
+    """How a request ended that an engine had taken; the values are those of vLLM's label `finished_reason`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class RequestObserver:
+    """Hears of one request. This one does nothing with it."""
+
+    def first_token(self, seconds: float) -> None:
+        """The first token came so many seconds after the request."""
+
+    def next_tokens(self, count: int, seconds: float) -> None:
+        """So many tokens came together, so many seconds after those before them."""
+
+    def ended(self, ending: Ending, seconds: float) -> None:
+        """The request ended so many seconds after it came."""
+
+
+class GatewayObserver:
+    """Hears of requests. This one does nothing with it."""
+
+    def request(self, model_name: str, engine_id: str) -> RequestObserver:
+        """A request for this model was given to this engine; return who hears the rest."""
+        del model_name, engine_id
+        return RequestObserver()

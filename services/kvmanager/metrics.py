@@ -1,0 +1,189 @@
+"""What the KV manager shows to Prometheus: the blocks of every pool, and how long Steps take.
+
+The names and labels are vLLM's, under the prefix `quire_`, where vLLM has the metric.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from kvmanager import Session, StepRefusal
+from services.kvmanager.observer import PoolObserver
+
+_LABELS = ("model_name", "engine")
+_TIER = "device"
+_STEP_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+
+_Values = dict[tuple[str, ...], float]
+
+# Name, meaning, labels beside model_name and engine, and the values by those labels.
+_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session], _Values]], ...] = (
+    (
+        "quire_kv_blocks",
+        "Blocks by state: free, cached (nobody holds it, but it can be hit), held, withheld by the audit.",
+        ("tier", "state"),
+        lambda session: {(_TIER, state): n for state, n in session.pool.device.counts._asdict().items()},
+    ),
+    (
+        "quire_kv_pool_blocks",
+        "Blocks of the pool, in whatever state.",
+        ("tier",),
+        lambda session: {(_TIER,): session.pool.spec.device_blocks},
+    ),
+    (
+        "quire_kv_cache_usage_perc",
+        "Share of the pool's blocks that are held, 0 to 1.",
+        (),
+        lambda session: {(): session.pool.device.counts.held / session.pool.spec.device_blocks},
+    ),
+    (
+        "quire_kv_held_tokens",
+        "Tokens computed in held blocks, those of shared blocks counted once.",
+        (),
+        lambda session: {(): session.pool.computed_tokens()},
+    ),
+    (
+        "quire_kv_held_slots",
+        "Tokens that held blocks could take.",
+        (),
+        lambda session: {(): session.pool.device.counts.held * session.pool.spec.block_size},
+    ),
+    (
+        "quire_kv_shared_blocks",
+        "Blocks held more than once.",
+        (),
+        lambda session: {(): session.pool.device.shared},
+    ),
+    (
+        "quire_kv_saved_blocks",
+        "Blocks that sharing saves: holders beyond the first, summed over blocks.",
+        (),
+        lambda session: {(): session.pool.device.saved},
+    ),
+    (
+        "quire_kv_sequences",
+        "Sequences with a block table.",
+        (),
+        lambda session: {(): len(session.pool.sequences)},
+    ),
+)
+
+# The same for what only grows while a pool is attached.
+_COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[Session], _Values]], ...] = (
+    (
+        "quire_prefix_cache_queries",
+        "Tokens of allocated prompts that were looked for in the prefix cache.",
+        (),
+        lambda session: {(): session.totals.prefix_query_tokens},
+    ),
+    (
+        "quire_prefix_cache_hits",
+        "Tokens of allocated prompts that were found in the prefix cache.",
+        (),
+        lambda session: {(): session.totals.prefix_hit_tokens},
+    ),
+    (
+        "quire_kv_granted_blocks",
+        "Blocks handed out.",
+        (),
+        lambda session: {(): session.totals.granted_blocks},
+    ),
+    (
+        "quire_kv_evicted_blocks",
+        "Cached blocks that lost their contents because their space was needed.",
+        (),
+        lambda session: {(): session.totals.evicted_blocks},
+    ),
+    (
+        "quire_kv_copied_blocks",
+        "Blocks copied before they were written to, because they were shared or keyed.",
+        (),
+        lambda session: {(): session.totals.copied_blocks},
+    ),
+    (
+        "quire_kv_refusals",
+        "Items of Steps that were refused, by reason.",
+        ("reason",),
+        lambda session: {(reason.name.lower(),): session.totals.refusals[reason] for reason in StepRefusal},
+    ),
+)
+
+
+class KVManagerMetrics(PoolObserver, Collector):
+    """Looks at the attached pools whenever it is scraped, and keeps a histogram of their Steps.
+
+    A pool's series begin with its session and end with it: what only grows starts anew when an engine attaches again.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._sessions: dict[str, Session] = {}
+        self._step_seconds = Histogram(
+            "quire_kv_step_seconds",
+            "Seconds to read, apply and answer one Step.",
+            _LABELS,
+            buckets=_STEP_SECONDS,
+            registry=self.registry,
+        )
+        self.registry.register(self)
+
+    def attached(self, session: Session) -> None:
+        """Show a pool, in the place of an older one of the engine."""
+        replaced = self._sessions.get(session.pool.spec.engine_id)
+        if replaced:
+            self._forget(replaced)
+        self._sessions[session.pool.spec.engine_id] = session
+        self._step_seconds.labels(*_labels_of(session))
+
+    def stepped(self, session: Session, seconds: float) -> None:
+        """Count a Step."""
+        self._step_seconds.labels(*_labels_of(session)).observe(seconds)
+
+    def detached(self, session: Session) -> None:
+        """Show a pool no longer; one that was replaced is not shown any more already."""
+        if self._sessions.get(session.pool.spec.engine_id) is session:
+            self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        del self._sessions[session.pool.spec.engine_id]
+        self._step_seconds.remove(*_labels_of(session))
+
+    def collect(self) -> Iterator[Metric]:
+        """Look at all pools."""
+        yield self._cache_config()
+        for name, meaning, labels, values in _GAUGES:
+            yield self._filled(GaugeMetricFamily(name, meaning, labels=(*_LABELS, *labels)), values)
+        for name, meaning, labels, values in _COUNTERS:
+            yield self._filled(CounterMetricFamily(name, meaning, labels=(*_LABELS, *labels)), values)
+
+    def describe(self) -> Iterable[Metric]:
+        """Name what `collect` gives, without looking at any pool."""
+        return self.collect()
+
+    def _filled(
+        self, family: GaugeMetricFamily | CounterMetricFamily, values: Callable[[Session], _Values]
+    ) -> GaugeMetricFamily | CounterMetricFamily:
+        for session in self._sessions.values():
+            for labels, value in values(session).items():
+                family.add_metric([*_labels_of(session), *labels], value)
+        return family
+
+    def _cache_config(self) -> InfoMetricFamily:
+        family = InfoMetricFamily("quire_cache_config", "How the pool is made.", labels=_LABELS)
+        for session in self._sessions.values():
+            spec = session.pool.spec
+            family.add_metric(
+                _labels_of(session),
+                {
+                    "block_size": str(spec.block_size),
+                    "num_gpu_blocks": str(spec.device_blocks),
+                    "num_cpu_blocks": str(spec.host_blocks),
+                },
+            )
+        return family
+
+
+def _labels_of(session: Session) -> tuple[str, str]:
+    return session.pool.spec.model, session.pool.spec.engine_id

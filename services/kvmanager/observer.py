@@ -1,0 +1,16 @@
+"""What can be heard of the KV manager at work, by whoever measures it."""
+
+from kvmanager import Session
+
+
+class PoolObserver:
+    """Hears of sessions and of their Steps, on the event loop. This one does nothing with it."""
+
+    def attached(self, session: Session) -> None:
+        """A session began; it may replace another one of the same engine."""
+
+    def stepped(self, session: Session, seconds: float) -> None:
+        """A Step was read, applied and answered in so many seconds."""
+
+    def detached(self, session: Session) -> None:
+        """A session ended."""

@@ -1,0 +1,215 @@
+"""What the services show to Prometheus is what happened."""
+
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from quire.v1 import gateway_pb2_grpc
+from tests.load import prompt_request, run_streams
+from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
+from tests.scrape import Scrape
+
+LABELS = {"model_name": "tiny-llama", "engine": platform.node()}
+
+# The names are an interface: dashboards and autoscalers ask for them. Beside each, its labels beyond LABELS.
+SHOWN = {
+    "gateway": {
+        "quire_time_to_first_token_seconds": (),
+        "quire_inter_token_latency_seconds": (),
+        "quire_e2e_request_latency_seconds": (),
+        "quire_request_success": ("finished_reason",),
+    },
+    "engine": {
+        "quire_num_requests_running": (),
+        "quire_num_requests_waiting": (),
+        "quire_num_preemptions": (),
+        "quire_prompt_tokens": (),
+        "quire_prompt_tokens_cached": (),
+        "quire_generation_tokens": (),
+        "quire_recomputed_tokens": (),
+        "quire_step_seconds": (),
+    },
+    "kvmanager": {
+        "quire_cache_config_info": ("block_size", "num_gpu_blocks", "num_cpu_blocks"),
+        "quire_kv_blocks": ("tier", "state"),
+        "quire_kv_pool_blocks": ("tier",),
+        "quire_kv_cache_usage_perc": (),
+        "quire_kv_held_tokens": (),
+        "quire_kv_held_slots": (),
+        "quire_kv_shared_blocks": (),
+        "quire_kv_saved_blocks": (),
+        "quire_kv_sequences": (),
+        "quire_prefix_cache_queries": (),
+        "quire_prefix_cache_hits": (),
+        "quire_kv_granted_blocks": (),
+        "quire_kv_evicted_blocks": (),
+        "quire_kv_copied_blocks": (),
+        "quire_kv_refusals": ("reason",),
+        "quire_kv_step_seconds": (),
+    },
+}
+
+
+def scrape(quire: RunningQuire, service: str) -> Scrape:
+    return Scrape.of(quire.metrics_urls[service])
+
+
+def difference(name: str, before: Scrape, after: Scrape, **labels: str) -> float:
+    return after.value(name, **labels) - before.value(name, **labels)
+
+
+@pytest.mark.parametrize("service", SHOWN)
+def test_each_service_shows_its_metrics_under_their_names_and_labels(tiny_quire: RunningQuire, service: str) -> None:
+    tiny_quire.generate(prompt_request("Once", 2))
+    families = scrape(tiny_quire, service).families
+    assert {name for name in families if name.startswith("quire_")} == SHOWN[service].keys()
+    for name, labels in SHOWN[service].items():
+        assert families[name].documentation
+        for sample in families[name].samples:
+            assert sample.labels.items() >= LABELS.items(), name
+            assert sample.labels.keys() - {"le"} == {*LABELS, *labels}, name
+
+
+@pytest.mark.parametrize("service", SHOWN)
+def test_each_process_shows_its_memory_and_no_series_of_creation_times(tiny_quire: RunningQuire, service: str) -> None:
+    shown = scrape(tiny_quire, service)
+    assert shown.value("process_resident_memory_bytes") > 1e6
+    assert [sample.name for sample in shown.samples if sample.name.endswith("_created")] == []
+
+
+def test_tokens_are_counted_as_the_clients_saw_them(tiny_quire: RunningQuire) -> None:
+    before = {service: scrape(tiny_quire, service) for service in SHOWN}
+    prompt = "the same beginning of some length, so that whole blocks of it can be shared, and then number "
+    first = [tiny_quire.generate(prompt_request(f"{prompt}{number}", 9)) for number in range(2)]
+    answers = [*first, *run_streams(tiny_quire, [prompt_request(f"{prompt}{n}", 9) for n in range(2, 8)], 6)]
+    tiny_quire.settled_pool()
+    after = {service: scrape(tiny_quire, service) for service in SHOWN}
+
+    usages = [answer.finished.usage for answer in answers]
+    assert sum(usage.cached_tokens for usage in usages) > 0
+    engine = before["engine"], after["engine"]
+    assert difference("quire_prompt_tokens_total", *engine) == sum(usage.prompt_tokens for usage in usages)
+    assert difference("quire_prompt_tokens_cached_total", *engine) == sum(usage.cached_tokens for usage in usages)
+    assert difference("quire_generation_tokens_total", *engine) == 8 * 9
+    assert difference("quire_step_seconds_count", *engine) >= 9
+    gateway = before["gateway"], after["gateway"]
+    assert difference("quire_time_to_first_token_seconds_count", *gateway) == 8
+    assert difference("quire_inter_token_latency_seconds_count", *gateway) == 8 * (9 - 1)
+    assert difference("quire_e2e_request_latency_seconds_count", *gateway) == 8
+    assert difference("quire_request_success_total", *gateway, finished_reason="length") == 8
+    waited = sum(answer.finished.timing.time_to_first_token.ToTimedelta().total_seconds() for answer in answers)
+    assert difference("quire_time_to_first_token_seconds_sum", *gateway) == pytest.approx(waited, rel=0.2, abs=0.02)
+    total = sum(answer.finished.timing.total.ToTimedelta().total_seconds() for answer in answers)
+    assert difference("quire_e2e_request_latency_seconds_sum", *gateway) == pytest.approx(total, rel=0.2, abs=0.02)
+
+
+def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQuire) -> None:
+    run_streams(tiny_quire, [prompt_request(f"prompt number {number}", 5) for number in range(12)], 6)
+    pool = tiny_quire.settled_pool()
+    shown = scrape(tiny_quire, "kvmanager")
+    states = shown.values("quire_kv_blocks", "state", tier="device")
+    assert states == {"free": pool.device.free, "cached": pool.device.cached, "held": 0, "withheld": 0}
+    assert states["cached"] > 0
+    assert sum(states.values()) == shown.value("quire_kv_pool_blocks", tier="device") == 64
+    assert shown.value("quire_prefix_cache_queries_total") == pool.totals.prefix_query_tokens
+    assert shown.value("quire_prefix_cache_hits_total") == pool.totals.prefix_hit_tokens
+    assert shown.value("quire_kv_granted_blocks_total") == pool.totals.granted_blocks
+    assert shown.value("quire_kv_evicted_blocks_total") == pool.totals.evicted_blocks
+    assert shown.value("quire_kv_step_seconds_count") == pool.totals.steps
+    reasons = shown.values("quire_kv_refusals_total", "reason")
+    assert reasons.keys() == {"out_of_blocks", "unknown", "already_exists", "invalid"}
+    assert sum(reasons.values()) == pool.totals.refusals
+    assert pool.model == "tiny-llama"
+
+
+def test_while_requests_run_their_blocks_and_tokens_are_shown_as_held(tiny_quire: RunningQuire) -> None:
+    call = tiny_quire.gateway.Generate(prompt_request("a prompt that is a little longer than one block", 200))
+    for _ in range(6):
+        next(call)
+    engine, manager = scrape(tiny_quire, "engine"), scrape(tiny_quire, "kvmanager")
+    call.cancel()
+    assert engine.value("quire_num_requests_running") == 1
+    assert engine.value("quire_num_requests_waiting") == 0
+    held = manager.value("quire_kv_blocks", tier="device", state="held")
+    assert held > 0
+    assert manager.value("quire_kv_cache_usage_perc") == pytest.approx(held / 64)
+    assert manager.value("quire_kv_held_slots") == held * 16
+    assert 0 < manager.value("quire_kv_held_tokens") <= held * 16
+    assert manager.value("quire_kv_sequences") == 1
+    tiny_quire.settled_pool()
+
+
+def test_a_request_left_by_its_client_counts_as_aborted_and_a_refused_one_not_at_all(tiny_quire: RunningQuire) -> None:
+    before = scrape(tiny_quire, "gateway")
+    call = tiny_quire.gateway.Generate(prompt_request("left", 500))
+    for _ in range(3):
+        next(call)
+    call.cancel()
+    with pytest.raises(grpc.RpcError):
+        tiny_quire.generate(prompt_request("too long " * 1000, 5))
+    with pytest.raises(grpc.RpcError):
+        tiny_quire.generate(prompt_request("late", 500), timeout=0.05)
+    tiny_quire.settled_pool()
+    after = scrape(tiny_quire, "gateway")
+    reasons = {
+        reason: difference("quire_request_success_total", before, after, finished_reason=reason)
+        for reason in ("stop", "length", "abort", "error")
+    }
+    assert reasons == {"stop": 0, "length": 0, "abort": 2, "error": 0}
+    assert difference("quire_e2e_request_latency_seconds_count", before, after) == 0
+
+
+def test_a_stop_string_counts_as_stop(tiny_quire: RunningQuire) -> None:
+    text = tiny_quire.generate(prompt_request("What follows", 20)).text
+    before = scrape(tiny_quire, "gateway")
+    request = prompt_request("What follows", 20)
+    request.stopping.stop_strings.append(text[5:8])
+    tiny_quire.generate(request)
+    after = scrape(tiny_quire, "gateway")
+    assert difference("quire_request_success_total", before, after, finished_reason="stop") == 1
+
+
+def test_a_pool_that_is_too_small_shows_evictions_preemptions_and_what_they_cost(
+    quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path]
+) -> None:
+    small = quire("--model", str(tiny_model("llama")), "--device-blocks", "12", "--max-sequences", "8")
+    answers = run_streams(small, [prompt_request(f"prompt number {number} of many", 60) for number in range(12)], 12)
+    pool = small.settled_pool()
+    engine, manager = scrape(small, "engine"), scrape(small, "kvmanager")
+    preemptions = sum(answer.finished.timing.preemptions for answer in answers)
+    recomputed = sum(answer.finished.usage.recomputed_tokens for answer in answers)
+    assert engine.value("quire_num_preemptions_total") == preemptions == pool.totals.preemptions > 0
+    assert engine.value("quire_recomputed_tokens_total") == recomputed > 0
+    assert manager.value("quire_kv_evicted_blocks_total") == pool.totals.evicted_blocks > 0
+
+
+def test_an_engine_that_dies_takes_its_series_along_and_its_requests_end_as_errors(
+    service: Callable[..., RunningService], tiny_model: Callable[[str], Path]
+) -> None:
+    model = str(tiny_model("llama"))
+    manager = service("kvmanager", "--listen", "127.0.0.1:0")
+    engine = service(
+        *("engine", "--listen", "127.0.0.1:0", "--kvmanager", manager.address, "--model", model),
+        *("--device-blocks", "64", "--engine-id", "one"),
+    )
+    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engine", engine.address, "--model", model)
+    gateway.output.wait_for("gateway is ready")
+    assert Scrape.of(manager.metrics_url).values("quire_kv_pool_blocks", "engine") == {"one": 64}
+
+    quire = gateway_pb2_grpc.GatewayStub(gateway.channel)
+    call = quire.Generate(prompt_request("cut short", 500))
+    for _ in range(3):
+        next(call)
+    engine.kill()
+    with pytest.raises(grpc.RpcError):
+        list(call)
+    ended = Scrape.of(gateway.metrics_url).values("quire_request_success_total", "finished_reason")
+    assert ended == {"stop": 0, "length": 0, "abort": 0, "error": 1}
+    deadline = time.monotonic() + CALL_SECONDS
+    while (shown := Scrape.of(manager.metrics_url)).has("quire_kv_pool_blocks") and time.monotonic() < deadline:
+        pass  # each look is a call
+    assert [sample for sample in shown.samples if "engine" in sample.labels] == []
