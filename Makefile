@@ -3,14 +3,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard protos/quire/v1/*.proto)
+DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test acceptance lint check proto clean model
+.PHONY: help demo serve test acceptance helm-check lint check proto dashboards clean model
 
 help: ## list the targets
-	awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: .venv/installed ## start everything on the demo model and show it at work
 	$(BIN)/quire demo $(ARGS)
@@ -26,6 +27,11 @@ test: .venv/installed model ## run the tests
 acceptance: .venv/installed model ## run the acceptance tests, which take long; what passed is not run again
 	$(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
 
+helm-check: .venv/installed ## check the Helm chart; needs helm
+	command -v "$${HELM:-helm}" >/dev/null || \
+		{ echo 'helm is not installed: install it, or name it with make helm-check HELM=...' >&2; exit 1; }
+	$(BIN)/pytest tests/deployment/test_helm_chart.py $(ARGS)
+
 bench-%: .venv/installed model
 	$(BIN)/python -m bench.$*
 
@@ -37,10 +43,18 @@ lint: .venv/installed ## check format, style, types, imports and generated code
 	fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
 	$(call generate,"$$fresh") || exit 1; \
 	diff -rq -x '*.proto' -x py.typed -x __pycache__ "$$fresh/quire" protos/quire >&2 || \
-		{ echo 'generated protos are stale: run make proto' >&2; exit 1; }
+		{ echo 'generated protos are stale: run make proto' >&2; exit 1; }; \
+	mkdir "$$fresh/dashboards"; \
+	$(BIN)/python deploy/grafana/block_utilization.py "$$fresh/dashboards"; \
+	for folder in $(DASHBOARDS); do \
+		diff -rq "$$fresh/dashboards" $$folder >&2 || { echo 'dashboards are stale: run make dashboards' >&2; exit 1; }; \
+	done
 
 proto: .venv/installed ## generate the Python code of protos/
 	$(call generate,protos)
+
+dashboards: .venv/installed ## generate the Grafana dashboards
+	$(BIN)/python deploy/grafana/block_utilization.py $(DASHBOARDS)
 
 clean: ## remove .venv, build outputs and caches, but no downloaded model
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -36,7 +36,7 @@ def run_service(
     returns makes the service, and is called on the event loop. The service's metrics are shown at `metrics_listen`,
     unless that is empty.
     """
-    disable_created_metrics()  # a second series for each that counts, which nobody asks for
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # else a second series for each that counts
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
     for number in _STOP_SIGNALS:  # until the event loop takes over
