@@ -1,0 +1,120 @@
+"""A real Prometheus: found on this machine or taken out of Debian's package, run with the project's configuration."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from services.model_store import default_cache
+from tests.running_quire import Output
+
+ROOT = Path(__file__).parents[1]
+CONFIGURATION = ROOT / "deploy" / "prometheus" / "prometheus.yml"
+PACKAGE_SECONDS = 180
+QUERY_SECONDS = 10
+STOP_SECONDS = 20
+
+Series = dict[str, Any]
+
+
+class NoPrometheus(Exception):
+    """Prometheus is not here and cannot be had; the message says why."""
+
+
+def prometheus_folder() -> Path:
+    """Return the folder with the commands prometheus and promtool; Debian's package is unpacked into the cache.
+
+    Nothing is installed on the system. Raises NoPrometheus.
+    """
+    installed = shutil.which("prometheus")
+    if installed and shutil.which("promtool"):
+        return Path(installed).parent
+    unpacked = default_cache().parent / "prometheus"
+    if not (unpacked / "usr" / "bin" / "prometheus").exists():
+        _unpack(unpacked)
+    return unpacked / "usr" / "bin"
+
+
+def _unpack(folder: Path) -> None:
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        raise NoPrometheus("prometheus is not installed, and this is no Debian whose package could be taken")
+    apt = folder.with_name("prometheus-package")
+    (apt / "lists").mkdir(parents=True, exist_ok=True)
+    own = [f"-oDir::State::lists={apt / 'lists'}", f"-oDir::Cache={apt}", "-oAPT::Sandbox::User=root"]
+    try:
+        for command in (
+            ["apt-get", *own, "-qq", "update"],
+            ["apt-get", *own, "-qq", "download", "prometheus"],
+        ):
+            subprocess.run(command, cwd=apt, check=True, capture_output=True, text=True, timeout=PACKAGE_SECONDS)
+        (package,) = apt.glob("prometheus_*.deb")
+        partly = folder.with_name("prometheus-partly")
+        subprocess.run(["dpkg", "-x", package, partly], check=True, capture_output=True, text=True)
+        partly.rename(folder)
+    except subprocess.TimeoutExpired as error:
+        raise NoPrometheus("Debian's package prometheus could not be had in time") from error
+    except subprocess.CalledProcessError as error:
+        raise NoPrometheus(f"Debian's package prometheus could not be had: {error.stderr.strip()[-300:]}") from error
+    finally:
+        shutil.rmtree(apt, ignore_errors=True)
+
+
+class RunningPrometheus:
+    """Scrapes services once a second. `targets` are their addresses by the names in the project's configuration."""
+
+    def __init__(self, commands: Path, folder: Path, targets: dict[str, str]) -> None:
+        configuration = folder / "prometheus.yml"
+        configuration.write_text(_configured(CONFIGURATION.read_text(), targets))
+        self.process = subprocess.Popen(
+            [
+                commands / "prometheus",
+                f"--config.file={configuration}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                "--web.listen-address=127.0.0.1:0",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._output = Output(self.process)
+        line = self._output.wait_for("TLS is disabled")
+        self.url = "http://" + line.split("address=")[1].split()[0]
+        self._output.wait_for("Server is ready")
+
+    def query(self, expression: str) -> list[Series]:
+        """Run an instant query."""
+        return self._get("query", query=expression)
+
+    def query_range(self, expression: str, start: float, end: float, step: float = 1.0) -> list[Series]:
+        """Run a query at every `step` seconds from `start` to `end`, in seconds since 1970."""
+        return self._get("query_range", query=expression, start=start, end=end, step=step)
+
+    def wait_until(self, expression: str, seconds: float = 30) -> None:
+        """Wait until a query returns something; only asking tells."""
+        deadline = time.monotonic() + seconds
+        while not self.query(expression):
+            assert time.monotonic() < deadline, f"{expression} stays empty"
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=STOP_SECONDS)
+        self._output.finish()
+
+    def _get(self, call: str, **parameters: Any) -> list[Series]:
+        url = f"{self.url}/api/v1/{call}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=QUERY_SECONDS) as answer:
+            return json.load(answer)["data"]["result"]
+
+
+def _configured(text: str, targets: dict[str, str]) -> str:
+    """Return the configuration with a scrape a second, and other addresses in the place of its own."""
+    text = re.sub(r"scrape_(interval|timeout): \d+s", r"scrape_\1: 1s", text)
+    for name, address in targets.items():
+        text, count = re.subn(rf"\b{name}:\d+", address, text)
+        assert count == 1, f"{name} is not scraped"
+    return text
