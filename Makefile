@@ -8,7 +8,7 @@ DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test acceptance helm-check lint check proto dashboards clean model
+.PHONY: help demo serve test acceptance helm-check compose-check lint check proto dashboards clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,7 +22,7 @@ serve: .venv/installed ## serve a model; options go into ARGS
 check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
-	$(BIN)/pytest --ignore=tests/acceptance $(ARGS)
+	$(BIN)/pytest --ignore=tests/acceptance --ignore=tests/deployment/test_compose.py $(ARGS)
 
 acceptance: .venv/installed model ## run the acceptance tests, which take long; what passed is not run again
 	$(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
@@ -31,6 +31,11 @@ helm-check: .venv/installed ## check the Helm chart; needs helm
 	command -v "$${HELM:-helm}" >/dev/null || \
 		{ echo 'helm is not installed: install it, or name it with make helm-check HELM=...' >&2; exit 1; }
 	$(BIN)/pytest tests/deployment/test_helm_chart.py $(ARGS)
+
+compose-check: .venv/installed ## build and run the stack of docker-compose.yml; needs a Docker daemon
+	docker info >/dev/null 2>&1 || \
+		{ echo 'no Docker daemon answers: start one, or name it in DOCKER_HOST' >&2; exit 1; }
+	$(BIN)/pytest tests/deployment/test_compose.py -v $(ARGS)
 
 bench-%: .venv/installed model
 	$(BIN)/python -m bench.$*

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DASHBOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "dashboards" / "block-utilization.json"
-# What Grafana puts in the place of its variables: everything, and four scrapes of a second.
-VARIABLES = {"$model_name": ".*", "$engine": ".*", "$__rate_interval": "4s"}
 
 
 @dataclass(frozen=True)
@@ -17,9 +15,10 @@ class Query:
     expression: str
     legend: str
 
-    def executable(self) -> str:
+    def executable(self, rate_interval: str = "4s") -> str:
+        """Put into the place of Grafana's variables all models, all engines, and a time of several scrapes."""
         expression = self.expression
-        for variable, value in VARIABLES.items():
+        for variable, value in (("$model_name", ".*"), ("$engine", ".*"), ("$__rate_interval", rate_interval)):
             expression = expression.replace(variable, value)
         assert "$" not in expression, f"{expression} has a variable that is not known here"
         return expression
@@ -31,9 +30,34 @@ class Query:
         return legend
 
 
+@dataclass(frozen=True)
+class Panel:
+    """What is drawn together."""
+
+    title: str
+    unit: str
+    most: float | None
+    stacked: bool
+    queries: tuple[Query, ...]
+
+
+def panels() -> list[Panel]:
+    """All panels, in order."""
+    found = []
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        defaults = panel["fieldConfig"]["defaults"]
+        found.append(
+            Panel(
+                panel["title"],
+                defaults["unit"],
+                defaults.get("max"),
+                "stacking" in defaults["custom"],
+                tuple(Query(panel["title"], target["expr"], target["legendFormat"]) for target in panel["targets"]),
+            )
+        )
+    return found
+
+
 def queries() -> list[Query]:
     """All queries of all panels."""
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [
-        Query(panel["title"], target["expr"], target["legendFormat"]) for panel in panels for target in panel["targets"]
-    ]
+    return [query for panel in panels() for query in panel.queries]
