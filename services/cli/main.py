@@ -69,14 +69,16 @@ def serve(metrics_listen: str, **values: Any) -> None:
     service's name. Ctrl-C or SIGTERM lets running requests finish, then stops all three.
     """
     from services.cli.serve import serve as run
+    from services.cli.supervisor import metrics_addresses
 
     engine_values = {name: value for name, value in values.items() if name != "listen"}
     engine = settings_from(EngineSettings, engine_values)
     gateway = settings_from(GatewaySettings, values)
     try:
-        sys.exit(run(engine, gateway, metrics_listen))
+        metrics = metrics_addresses(metrics_listen)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    sys.exit(run(engine, gateway, metrics))
 
 
 @cli.command()

@@ -6,7 +6,7 @@ import signal
 from rich.console import Console
 
 from services.cli.local_model import engine_with_folder
-from services.cli.supervisor import Supervisor, metrics_addresses
+from services.cli.supervisor import Supervisor
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.model_store import ModelUnavailable
@@ -14,9 +14,8 @@ from services.model_store import ModelUnavailable
 _COLORS = {"kvmanager": "cyan", "engine": "magenta", "gateway": "green", "serve": "bold"}
 
 
-def serve(engine: EngineSettings, gateway: GatewaySettings, metrics_listen: str) -> int:
-    """Run until a signal (status 0) or until a service fails (status 1). Raises ValueError for a bad address."""
-    metrics = metrics_addresses(metrics_listen)
+def serve(engine: EngineSettings, gateway: GatewaySettings, metrics: dict[str, str]) -> int:
+    """Run until a signal (status 0) or until a service fails (status 1). `metrics`: where each shows its metrics."""
     console = Console(stderr=True, highlight=False)
     try:
         engine = engine_with_folder(engine)

@@ -1,6 +1,7 @@
 """What the services show to Prometheus is what happened."""
 
 import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -213,3 +214,14 @@ def test_an_engine_that_dies_takes_its_series_along_and_its_requests_end_as_erro
     while (shown := Scrape.of(manager.metrics_url)).has("quire_kv_pool_blocks") and time.monotonic() < deadline:
         pass  # each look is a call
     assert [sample for sample in shown.samples if "engine" in sample.labels] == []
+
+
+def test_the_documentation_lists_exactly_these_metrics() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    tables = dict(zip(SHOWN, re.split(r"\n\n\| ", written)[1:], strict=False))
+    for service, names in SHOWN.items():
+        rows = re.findall(r"^\| `(quire_\w+)` \| (\w+) \|", tables[service], re.MULTILINE)
+        assert {name.removesuffix("_total") for name, _ in rows} == names.keys(), service
+        assert {name for name, kind in rows if kind == "counter"} == {
+            name for name, _ in rows if name.endswith("_total")
+        }
