@@ -154,13 +154,17 @@ def test_a_request_left_by_its_client_counts_as_aborted_and_a_refused_one_not_at
         tiny_quire.generate(prompt_request("too long " * 1000, 5))
     with pytest.raises(grpc.RpcError):
         tiny_quire.generate(prompt_request("late", 500), timeout=0.05)
+    late_by_its_own_limit = prompt_request("late", 500)
+    late_by_its_own_limit.timeout.FromMilliseconds(50)
+    with pytest.raises(grpc.RpcError):
+        tiny_quire.generate(late_by_its_own_limit)
     tiny_quire.settled_pool()
     after = scrape(tiny_quire, "gateway")
     reasons = {
         reason: difference("quire_request_success_total", before, after, finished_reason=reason)
         for reason in ("stop", "length", "abort", "error")
     }
-    assert reasons == {"stop": 0, "length": 0, "abort": 2, "error": 0}
+    assert reasons == {"stop": 0, "length": 0, "abort": 3, "error": 0}
     assert difference("quire_e2e_request_latency_seconds_count", before, after) == 0
 
 
