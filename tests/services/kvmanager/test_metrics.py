@@ -1,0 +1,42 @@
+"""The series of pools come and go with their sessions."""
+
+from prometheus_client import generate_latest
+
+from kvmanager import KVManager, PoolSpec
+from services.kvmanager.metrics import KVManagerMetrics
+from tests.scrape import Scrape
+
+
+def spec(engine_id: str, incarnation: int, blocks: int, model: str) -> PoolSpec:
+    return PoolSpec(engine_id, incarnation, "fingerprint", 16, blocks, model=model)
+
+
+def shown(metrics: KVManagerMetrics) -> Scrape:
+    return Scrape(generate_latest(metrics.registry).decode())
+
+
+def test_an_engine_that_attaches_again_is_shown_once_and_from_the_beginning() -> None:
+    manager, metrics = KVManager(epoch=1), KVManagerMetrics()
+    first = manager.attach(spec("one", 1, 8, "old"))
+    metrics.attached(first)
+    metrics.stepped(first, 0.01)
+    assert shown(metrics).values("quire_kv_step_seconds_count", "model_name") == {"old": 1}
+
+    second = manager.attach(spec("one", 2, 9, "new"))
+    metrics.attached(second)
+    for _ in range(2):
+        assert shown(metrics).values("quire_kv_pool_blocks", "model_name") == {"new": 9}
+        assert shown(metrics).values("quire_kv_step_seconds_count", "model_name") == {"new": 0}
+        metrics.detached(first)  # its stream breaks later than the new one begins
+
+
+def test_engines_are_shown_side_by_side_until_they_leave() -> None:
+    manager, metrics = KVManager(epoch=1), KVManagerMetrics()
+    sessions = [manager.attach(spec(name, 1, blocks, "model")) for name, blocks in (("one", 8), ("two", 9))]
+    for session in sessions:
+        metrics.attached(session)
+    assert shown(metrics).values("quire_kv_pool_blocks", "engine") == {"one": 8, "two": 9}
+    metrics.detached(sessions[0])
+    assert shown(metrics).values("quire_kv_pool_blocks", "engine") == {"two": 9}
+    metrics.detached(sessions[1])
+    assert not shown(metrics).has("quire_kv_pool_blocks")
