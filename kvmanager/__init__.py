@@ -3,6 +3,7 @@
 Pure and synchronous: values in, values out, no clock, no network, no tensor.
 """
 
+from kvmanager.books import Sequence
 from kvmanager.errors import (
     IdInUse,
     InvalidItem,
@@ -10,15 +11,18 @@ from kvmanager.errors import (
     ItemRefused,
     KVManagerError,
     OutOfBlocks,
+    PinTooLarge,
     SessionReplaced,
     StaleIncarnation,
     StepOutOfOrder,
+    UnknownPin,
     UnknownPool,
     UnknownSequence,
 )
 from kvmanager.keys import KEY_BYTES, block_key, root_key
 from kvmanager.manager import KVManager, PoolTotals, Session
-from kvmanager.pool import Pool, PoolSpec, Sequence
+from kvmanager.pool import Pool
+from kvmanager.pool_spec import PoolSpec
 from kvmanager.step import (
     Allocate,
     Commit,
@@ -28,15 +32,18 @@ from kvmanager.step import (
     Free,
     FreeReason,
     Length,
+    Pin,
     Refusal,
+    Reset,
     Seal,
     Step,
     StepItem,
     StepRefusal,
     StepResult,
     TableChange,
+    Unpin,
 )
-from kvmanager.tier import BlockCounts, Tier
+from kvmanager.tier import BlockCounts, Eviction, Tier
 
 __all__ = [
     "KEY_BYTES",
@@ -44,6 +51,7 @@ __all__ = [
     "BlockCounts",
     "Commit",
     "Copy",
+    "Eviction",
     "Extend",
     "Fork",
     "Free",
@@ -56,10 +64,13 @@ __all__ = [
     "KVManagerError",
     "Length",
     "OutOfBlocks",
+    "Pin",
+    "PinTooLarge",
     "Pool",
     "PoolSpec",
     "PoolTotals",
     "Refusal",
+    "Reset",
     "Seal",
     "Sequence",
     "Session",
@@ -72,8 +83,10 @@ __all__ = [
     "StepResult",
     "TableChange",
     "Tier",
+    "UnknownPin",
     "UnknownPool",
     "UnknownSequence",
+    "Unpin",
     "block_key",
     "root_key",
 ]

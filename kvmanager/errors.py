@@ -3,8 +3,10 @@
 KVManagerError
 ├── ItemRefused              one item of a Step; the others go on
 │   ├── OutOfBlocks          not enough free blocks now
-│   ├── UnknownSequence      no such sequence
+│   ├── UnknownSequence      no such sequence or group
+│   ├── UnknownPin           no such pin
 │   ├── IdInUse              the sequence or group exists
+│   ├── PinTooLarge          with this pinned, a live group would not fit
 │   └── InvalidItem          a number is out of range
 ├── InvalidRegistration      a pool that cannot be
 ├── StepOutOfOrder           a step number seen before
@@ -27,11 +29,19 @@ class OutOfBlocks(ItemRefused):
 
 
 class UnknownSequence(ItemRefused):
-    """The sequence does not exist."""
+    """The sequence or group does not exist."""
+
+
+class UnknownPin(ItemRefused):
+    """The pin does not exist."""
 
 
 class IdInUse(ItemRefused):
-    """The sequence or group exists already."""
+    """The sequence, group or pin exists already."""
+
+
+class PinTooLarge(ItemRefused):
+    """With this pinned, a live group would not fit into the rest."""
 
 
 class InvalidItem(ItemRefused):

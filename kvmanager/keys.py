@@ -7,16 +7,23 @@ the same model computed the same tokens for requests that may share.
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 KEY_BYTES = 32
 _SCHEME = b"quire-block-key-v1"
+_TOKEN_BYTES = 4
 
 
-def root_key(model_fingerprint: str, salt: bytes) -> bytes:
-    """Return the parent of a sequence's first key. Each part is preceded by its length, so no two pairs collide."""
+def root_key(model_fingerprint: str, salt: bytes, resets: int = 0) -> bytes:
+    """Return the parent of a sequence's first key. Each part is preceded by its length, so no two pairs collide.
+
+    `resets` counts how often the pool forgot its keys: what began before a reset never meets what began after it.
+    """
     digest = hashlib.sha256(_SCHEME)
-    for part in (model_fingerprint.encode(), salt):
+    parts = [model_fingerprint.encode(), salt]
+    if resets:
+        parts.append(resets.to_bytes(8, "little"))
+    for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()
 
@@ -24,3 +31,13 @@ def root_key(model_fingerprint: str, salt: bytes) -> bytes:
 def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Return the key of the full block that holds `token_ids` (each below 2**31) after the block of key `parent`."""
     return hashlib.sha256(parent + array("i", token_ids).tobytes()).digest()
+
+
+def block_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
+    """Yield the keys of the full blocks that `token_ids` fill after the block of key `parent`, one after the other."""
+    tokens = array("i", token_ids).tobytes()
+    width = _TOKEN_BYTES * block_size
+    sha256 = hashlib.sha256
+    for start in range(0, len(tokens) - width + 1, width):
+        parent = sha256(parent + tokens[start : start + width]).digest()
+        yield parent

@@ -8,7 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from kvmanager.errors import SessionReplaced, StaleIncarnation, UnknownPool
-from kvmanager.pool import Pool, PoolSpec
+from kvmanager.pool import Pool
+from kvmanager.pool_spec import PoolSpec
 from kvmanager.step import FreeReason, Step, StepItem, StepRefusal, StepResult
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from kvmanager.tier import BlockCounts
+from kvmanager.tier import BlockCounts, Eviction
+
+_NO_BLOCKS = BlockCounts(0, 0, 0)
 
 
 class FreeReason(Enum):
@@ -25,8 +27,11 @@ class StepItem(Enum):
     """The lists of a Step, in the order in which they are applied."""
 
     COMMIT = 1
+    PIN = 2
     FORK = 3
     FREE = 4
+    SWAP_OUT = 5
+    SWAP_IN = 6
     EXTEND = 7
     ALLOCATE = 8
     LENGTH = 9
@@ -39,6 +44,7 @@ class StepRefusal(Enum):
     UNKNOWN = 2
     ALREADY_EXISTS = 3
     INVALID = 4
+    PIN_TOO_LARGE = 6
 
 
 class Commit(NamedTuple):
@@ -47,6 +53,27 @@ class Commit(NamedTuple):
     sequence: int
     first_index: int
     token_ids: Sequence[int]
+
+
+class Pin(NamedTuple):
+    """Holds the leading blocks of a sequence, all of which must have keys, until they are unpinned."""
+
+    pin_id: str
+    sequence: int
+    block_count: int
+
+
+class Unpin(NamedTuple):
+    """Removes a pin."""
+
+    pin_id: str
+
+
+class Reset(NamedTuple):
+    """Forgets the keys of cached blocks, and takes those of held ones out of the index."""
+
+
+PinChange = Pin | Unpin | Reset
 
 
 class Fork(NamedTuple):
@@ -89,7 +116,7 @@ class Allocate(NamedTuple):
 
 
 class Length(NamedTuple):
-    """Says how many tokens of a sequence are computed, for exact fill counts."""
+    """Says how many tokens of a sequence are computed, for exact fill counts. A plain pair will do."""
 
     sequence: int
     tokens: int
@@ -101,15 +128,21 @@ class Step:
 
     step: int
     commits: Sequence[Commit] = ()
+    pins: Sequence[PinChange] = ()
     forks: Sequence[Fork] = ()
     frees: Sequence[Free] = ()
+    swap_outs: Sequence[int] = ()  # groups
+    swap_ins: Sequence[int] = ()
     extends: Sequence[Extend] = ()
     allocates: Sequence[Allocate] = ()
-    lengths: Sequence[Length] = ()
+    lengths: Sequence[tuple[int, int]] = ()
 
 
 class TableChange(NamedTuple):
-    """The new end of a sequence's table: entries from `first_index` on are `block_ids`."""
+    """The new end of a sequence's table: entries from `first_index` on are `block_ids`.
+
+    After a swap they are all of its entries, in the other tier.
+    """
 
     sequence: int
     first_index: int
@@ -128,30 +161,59 @@ class Refusal(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A block to copy within the device."""
+    """A block to copy to another one, in the same tier or in the other."""
 
     source: int
     destination: int
 
 
 class Seal(NamedTuple):
-    """A block that was given its key."""
+    """A block, and the key that it was given."""
 
     block: int
     key: bytes
 
 
+class Deed(NamedTuple):
+    """What a verb did, for whoever keeps the history: an item of a Step, and the blocks concerned.
+
+    `blocks` are those that were sealed, pinned, shared, given back, moved or granted. `other` is what else tells the
+    verb's story: the child of a fork, the item of a free, the miss of an allocate.
+    """
+
+    item: StepItem
+    sequence: int
+    group: int
+    blocks: Sequence[int]
+    evicted: Sequence[Eviction] = ()
+    other: object = None
+
+
 @dataclass
 class StepResult:
-    """What a Step did. The copies are safe as one parallel launch: no destination is a source."""
+    """What a Step did.
+
+    The copies are made in three launches, in this order: `device_to_host`, `host_to_device`, `copies` within the
+    device. Each is safe as one parallel launch: no destination is a source, and none is a destination twice.
+    """
 
     step: int
     refusals: list[Refusal] = field(default_factory=list)
     sealed: list[Seal] = field(default_factory=list)
+    host_sealed: list[Seal] = field(default_factory=list)
     tables: list[TableChange] = field(default_factory=list)
+    device_to_host: list[Copy] = field(default_factory=list)
+    host_to_device: list[Copy] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
-    device: BlockCounts = field(default_factory=lambda: BlockCounts(0, 0, 0))
+    device: BlockCounts = _NO_BLOCKS
+    host: BlockCounts = _NO_BLOCKS
     granted_blocks: int = 0
-    evicted_blocks: int = 0
+    evicted: list[Eviction] = field(default_factory=list)
     hit_tokens: int = 0
     query_tokens: int = 0
+    deeds: list[Deed] = field(default_factory=list)
+
+    @property
+    def evicted_blocks(self) -> int:
+        """How many keyed device blocks lost their keys because their space was needed."""
+        return len(self.evicted)

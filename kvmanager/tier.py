@@ -2,16 +2,21 @@
 
 Every id from 1 to `total` is in exactly one place:
 
-    free    count 0, no key       in `_free`, handed out first, in order of release
-    cached  count 0, with a key   in `_cached`, handed out next, least recently released first
-    held    count above 0         in `_counts` alone
+    free      count 0, no key       in `_free`, handed out first, in order of release
+    cached    count 0, with a key   in `_cached`, handed out next, least recently released first
+    held      count above 0         in `_counts` alone
+    withheld  taken out for good    in `_withheld`
 
 So the two queues together are the eviction order. A block keeps its key (and the memory its contents) until it is
 handed out again. Several blocks may carry one key, because tables are append-only and are never rewritten to a twin;
 the index answers with the one sealed first.
+
+The verbs of a pool run through here thousands of times a second: the methods that take many blocks at once are the
+fast ones.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvmanager.errors import OutOfBlocks
@@ -31,6 +36,13 @@ class BlockCounts(NamedTuple):
         return self.free + self.cached
 
 
+class Eviction(NamedTuple):
+    """A keyed block that was handed out again, and the key that it lost."""
+
+    block: int
+    key: bytes
+
+
 class Tier:
     """Counts, keys and eviction order of the blocks of one tier.
 
@@ -42,23 +54,31 @@ class Tier:
         self.total = total
         self.shared = 0  # blocks with count above 1
         self.saved = 0  # holders beyond the first, summed over blocks
-        self.evicted = 0  # keyed blocks handed out again, ever
+        self.evictions: list[Eviction] = []  # since the list was last taken
         self._counts = [0] * (total + 1)
         self._keys: list[bytes | None] = [None] * (total + 1)
-        self._index: dict[bytes, list[int]] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, total + 1))
+        # A key's carriers in sealing order; nearly every key has one, which then stands for itself.
+        self._index: dict[bytes, int | list[int]] = {}
+        self._free = deque(range(1, total + 1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._withheld: set[int] = set()
+        self._unfindable: set[int] = set()  # held blocks whose keys left the index
 
     @property
     def counts(self) -> BlockCounts:
         """Blocks by state."""
-        free, cached = len(self._free), len(self._cached)
-        return BlockCounts(free, cached, self.total - free - cached)
+        free, cached, withheld = len(self._free), len(self._cached), len(self._withheld)
+        return BlockCounts(free, cached, self.total - free - cached - withheld, withheld)
 
     @property
     def available(self) -> int:
         """Blocks that `grant` can hand out now."""
         return len(self._free) + len(self._cached)
+
+    @property
+    def empty_blocks(self) -> int:
+        """Blocks that `grant` can hand out without evicting any."""
+        return len(self._free)
 
     def count(self, block: int) -> int:
         """Return how many table entries and pins hold the block."""
@@ -70,85 +90,159 @@ class Tier:
 
     def find(self, key: bytes) -> int | None:
         """Return the block sealed first under `key`, None if there is none. Reserves nothing."""
-        blocks = self._index.get(key)
-        return blocks[0] if blocks else None
+        carriers = self._index.get(key)
+        return carriers[0] if type(carriers) is list else carriers  # type: ignore[return-value]
 
     def eviction_order(self) -> list[int]:
         """Return the blocks at count 0 in the order in which they will be handed out."""
         return [*self._free, *self._cached]
 
+    def take_evictions(self) -> list[Eviction]:
+        """Return the blocks that were evicted since the last call."""
+        evictions, self.evictions = self.evictions, []
+        return evictions
+
     def grant(self) -> int:
         """Hand out the next block at count 1, forgetting its key. Raises OutOfBlocks when none is left."""
         if self._free:
-            block, _ = self._free.popitem(last=False)
+            block = self._free.popleft()
         elif self._cached:
             block, _ = self._cached.popitem(last=False)
-            self._forget_key(block)
-            self.evicted += 1
+            self.evictions.append(Eviction(block, self._forget_key(block)))
         else:
             raise OutOfBlocks(f"none of {self.total} blocks is free")
         self._counts[block] = 1
         return block
 
+    def grant_many(self, number: int) -> list[int]:
+        """Hand out the next blocks; there must be so many."""
+        return [self.grant() for _ in range(number)]
+
     def hold(self, block: int) -> None:
         """Add a holder; a cached block leaves the eviction order, which is how a hit refreshes it."""
-        if self._counts[block]:
+        count = self._counts[block]
+        if count:
             self.saved += 1
-            self.shared += self._counts[block] == 1
+            self.shared += count == 1
         else:
             del self._cached[block]
-        self._counts[block] += 1
+        self._counts[block] = count + 1
+
+    def touch(self, block: int) -> None:
+        """Refresh a block without holding it: if it is cached, it is evicted last of all."""
+        if not self._counts[block]:
+            self._cached.move_to_end(block)
 
     def release(self, block: int) -> None:
         """Take a holder away; at count 0 the block joins the end of its queue."""
-        self._counts[block] -= 1
-        if self._counts[block]:
-            self.saved -= 1
-            self.shared -= self._counts[block] == 1
-        elif self._keys[block] is None:
-            self._free[block] = None
-        else:
-            self._cached[block] = None
+        self.release_many((block,))
+
+    def release_many(self, blocks: Iterable[int]) -> None:
+        """Take a holder of each block away, in this order."""
+        counts, keys = self._counts, self._keys
+        free, cached, unfindable = self._free, self._cached, self._unfindable
+        for block in blocks:
+            count = counts[block] - 1
+            counts[block] = count
+            if count:
+                self.saved -= 1
+                self.shared -= count == 1
+            elif keys[block] is None:
+                free.append(block)
+            elif unfindable and block in unfindable:
+                unfindable.remove(block)
+                keys[block] = None
+                free.append(block)
+            else:
+                cached[block] = None
 
     def seal(self, block: int, key: bytes) -> None:
         """Give a held block its key. It becomes the index's answer unless an earlier block carries the same key."""
         self._keys[block] = key
-        self._index.setdefault(key, []).append(block)
+        carriers = self._index.setdefault(key, block)
+        if type(carriers) is list:
+            carriers.append(block)
+        elif carriers != block:
+            self._index[key] = [carriers, block]  # type: ignore[list-item]
 
-    def _forget_key(self, block: int) -> None:
+    def park(self, key: bytes) -> int:
+        """Turn the free block that would be handed out next into a cached one under `key`; there must be one."""
+        block = self._free.popleft()
+        self.seal(block, key)
+        self._cached[block] = None
+        return block
+
+    def forget_keys(self) -> None:
+        """Empty the index: cached blocks become free, in their order; held ones keep their keys, but nobody finds them.
+
+        A key says what may not be overwritten, so a held block has it until its last holder leaves.
+        """
+        self._index.clear()
+        for block in self._cached:
+            self._keys[block] = None
+        self._free.extend(self._cached)
+        self._cached.clear()
+        self._unfindable = {block for block, key in enumerate(self._keys) if key is not None}
+
+    def withhold(self, block: int) -> None:
+        """Take a block at count 0 out of circulation."""
+        if block in self._cached:
+            del self._cached[block]
+            self._forget_key(block)
+        else:
+            self._free.remove(block)
+        self._withheld.add(block)
+
+    def _forget_key(self, block: int) -> bytes:
         key = self._keys[block]
         assert key is not None, "only keyed blocks are forgotten"
         self._keys[block] = None
         carriers = self._index[key]
-        carriers.remove(block)
-        if not carriers:
+        if type(carriers) is list:
+            carriers.remove(block)
+            if len(carriers) == 1:
+                self._index[key] = carriers[0]
+        else:
             del self._index[key]
+        return key
 
     def violations(self, holders: dict[int, int]) -> list[str]:
         """Check the tier against `holders`, the table entries and pins counted by block; a sentence for each fault."""
         faults = []
-        if self._free.keys() & self._cached.keys():
-            faults.append("a block is both free and cached")
+        places = [*self._free, *self._cached, *self._withheld]
+        if len(places) != len(set(places)):
+            faults.append("a block is in two of free, cached and withheld")
+        places_of = set(places)
         for block in range(1, self.total + 1):
-            faults += self._block_violations(block, holders.get(block, 0))
-        indexed = {block for carriers in self._index.values() for block in carriers}
-        keyed = {block for block, key in enumerate(self._keys) if key is not None}
-        if indexed != keyed:
-            faults.append(f"index and keys differ for blocks {sorted(indexed ^ keyed)}")
+            faults += self._block_violations(block, holders.get(block, 0), block in places_of)
+        faults += self._index_violations()
         if self.saved != sum(count - 1 for count in self._counts if count):
             faults.append(f"saved is {self.saved}, counts say otherwise")
         if self.shared != sum(count > 1 for count in self._counts):
             faults.append(f"shared is {self.shared}, counts say otherwise")
         return faults
 
-    def _block_violations(self, block: int, holders: int) -> list[str]:
+    def _index_violations(self) -> list[str]:
+        indexed = [
+            (block, key)
+            for key, carriers in self._index.items()
+            for block in (carriers if type(carriers) is list else [carriers])
+        ]
+        keyed = [
+            (block, key) for block, key in enumerate(self._keys) if key is not None and block not in self._unfindable
+        ]
+        if sorted(indexed) != keyed:
+            return [f"index and keys differ for blocks {sorted({block for block, _ in set(indexed) ^ set(keyed)})}"]
+        return []
+
+    def _block_violations(self, block: int, holders: int, placed: bool) -> list[str]:
         count, key = self._counts[block], self._keys[block]
-        free, cached = block in self._free, block in self._cached
         faults = []
         if count != holders:
             faults.append(f"block {block} has count {count} but {holders} holders")
-        if (free or cached) != (count == 0):
-            faults.append(f"block {block} of count {count} is {'' if free or cached else 'not '}in the eviction order")
-        if (free and key is not None) or (cached and key is None):
-            faults.append(f"block {block} is in the queue of blocks {'without' if free else 'with'} a key")
+        if placed != (count == 0):
+            faults.append(f"block {block} of count {count} is {'' if placed else 'not '}in the eviction order")
+        if not count and block not in self._withheld and (block in self._cached) != (key is not None):
+            kind = "with" if block in self._cached else "without"
+            faults.append(f"block {block} is in the queue of blocks {kind} a key")
         return faults

@@ -1,5 +1,6 @@
 """Builders for the tests of the KV manager."""
 
+from collections import deque
 from dataclasses import fields, is_dataclass
 from enum import Enum
 
@@ -15,7 +16,7 @@ def plain(value):
     """
     if isinstance(value, dict):
         return [(plain(key), plain(item)) for key, item in value.items()]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return [plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted(map(plain, value))

@@ -78,13 +78,14 @@ def test_a_cached_block_keeps_its_key_until_it_is_handed_out(five_cached):
     assert five_cached.find(b"\x01") is None
     assert five_cached.key(1) is None
     assert [five_cached.key(block) for block in (2, 3, 4, 5)] == [b"\x02", b"\x03", b"\x04", b"\x05"]
-    assert five_cached.evicted == 1
+    assert five_cached.take_evictions() == [(1, b"\x01")]
+    assert five_cached.take_evictions() == []
 
 
 def test_handing_out_a_block_without_key_evicts_nothing(five):
     five.release(3)
     five.grant()
-    assert five.evicted == 0
+    assert five.take_evictions() == []
 
 
 def test_a_lookup_reserves_and_refreshes_nothing(five_cached, state_of):
@@ -154,7 +155,7 @@ def lose_a_block(tier):
 
 
 def queue_a_block_twice(tier):
-    tier._free[2] = None
+    tier._free.append(2)
 
 
 def drop_a_key(tier):

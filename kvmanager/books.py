@@ -1,0 +1,159 @@
+"""The books of one pool: two tiers of blocks, the sequences with their tables, and the pins. Verbs write in them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
+from kvmanager.keys import root_key
+from kvmanager.pool_spec import PoolSpec
+from kvmanager.step import Copy, Seal, StepResult
+from kvmanager.tier import Eviction, Tier
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A sequence and its block table: append-only, filled left to right.
+
+    `room` counts the tokens that may be written; `computed` those that the engine says it has; `committed` the
+    leading blocks of the table that have keys as this sequence's own prefix, the last of which is `key` (or the
+    root, while there are none). The table is of host blocks while it is `swapped`, else of device blocks.
+    """
+
+    id: int
+    group: int
+    request_id: str
+    root: bytes
+    table: list[int] = field(default_factory=list)
+    room: int = 0
+    computed: int = 0
+    committed: int = 0
+    key: bytes = b""
+    swapped: bool = False
+
+    def __post_init__(self) -> None:
+        self.key = self.key or self.root
+
+
+class Books:
+    """State of a pool, and the small steps that several verbs have in common."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        """Start with every block free and no sequence."""
+        self.spec = spec
+        self.block_size = spec.block_size
+        self.device = Tier(spec.device_blocks)
+        self.host = Tier(spec.host_blocks)
+        self.sequences: dict[int, Sequence] = {}
+        self.groups: dict[int, list[int]] = {}  # members in order of their ids
+        self.pins: dict[str, list[int]] = {}
+        self.resets = 0
+        self._device_releases: list[int] = []
+        self._host_releases: list[int] = []
+
+    def root(self, salt: bytes) -> bytes:
+        """Return what the keys of a new sequence with this salt are chained to."""
+        return root_key(self.spec.model_fingerprint, salt, self.resets)
+
+    def sequence(self, number: int) -> Sequence:
+        """Return a sequence. Raises UnknownSequence."""
+        found = self.sequences.get(number)
+        if found is None:
+            raise UnknownSequence(f"there is no sequence {number}")
+        return found
+
+    def on_device(self, number: int) -> Sequence:
+        """Return a sequence whose blocks are in the device tier. Raises UnknownSequence or InvalidItem."""
+        found = self.sequence(number)
+        if found.swapped:
+            raise InvalidItem(f"sequence {number} is swapped out")
+        return found
+
+    def members(self, group: int) -> list[Sequence]:
+        """Return the sequences of a group, in order of their ids. Raises UnknownSequence."""
+        if group not in self.groups:
+            raise UnknownSequence(f"there is no group {group}")
+        return [self.sequences[number] for number in self.groups[group]]
+
+    def check_new(self, number: int) -> None:
+        """Raise InvalidItem or IdInUse unless a sequence can get this id."""
+        if number < 1:
+            raise InvalidItem(f"sequence is {number}, ids are at least 1")
+        if number in self.sequences:
+            raise IdInUse(f"sequence {number} exists")
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a new sequence in."""
+        self.sequences[sequence.id] = sequence
+        group = self.groups.setdefault(sequence.group, [])
+        group.append(sequence.id)
+        if len(group) > 1:
+            group.sort()
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence; its table is somebody else's business."""
+        del self.sequences[sequence.id]
+        group = self.groups[sequence.group]
+        group.remove(sequence.id)
+        if not group:
+            del self.groups[sequence.group]
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return how many blocks hold so many tokens."""
+        return -(-tokens // self.block_size)
+
+    def check_available(self, needed: int, kept: int = 0) -> None:
+        """Raise OutOfBlocks unless so many device blocks can be handed out besides `kept` of those that are idle."""
+        available = self.device.available - kept
+        if needed > available:
+            raise OutOfBlocks(f"{needed} blocks are needed, {available} are free")
+
+    def grant(self, number: int, result: StepResult) -> list[int]:
+        """Hand out device blocks; there must be so many. What is evicted for them moves to a free host block."""
+        blocks = self.device.grant_many(number)
+        result.granted_blocks += number
+        if self.device.evictions:
+            self._demote(self.device.take_evictions(), result)
+        return blocks
+
+    def _demote(self, evictions: list[Eviction], result: StepResult) -> None:
+        result.evicted += evictions
+        for block, key in evictions:
+            if self.host.empty_blocks and self.host.find(key) is None:
+                parked = self.host.park(key)
+                result.device_to_host.append(Copy(block, parked))
+                result.host_sealed.append(Seal(parked, key))
+
+    def release_after_step(self, blocks: Iterable[int]) -> None:
+        """Release device blocks that a copy of this Step reads: handed out within it, they could be overwritten."""
+        self._device_releases += blocks
+
+    def release_host_after_step(self, blocks: Iterable[int]) -> None:
+        """Release host blocks: a copy of this Step may read them after one that would write them."""
+        self._host_releases += blocks
+
+    def end_step(self) -> None:
+        """Do what waited for the end of the Step."""
+        if self._device_releases:
+            self.device.release_many(self._device_releases)
+            self._device_releases.clear()
+        if self._host_releases:
+            self.host.release_many(self._host_releases)
+            self._host_releases.clear()
+
+    def violations(self) -> list[str]:
+        """Check the conservation law: each id in one place, count = number of holders; a sentence for each fault."""
+        held: dict[int, int] = {}
+        held_in_host: dict[int, int] = {}
+        for sequence in self.sequences.values():
+            holders = held_in_host if sequence.swapped else held
+            for block in sequence.table:
+                holders[block] = holders.get(block, 0) + 1
+        for blocks in self.pins.values():
+            for block in blocks:
+                held[block] = held.get(block, 0) + 1
+        faults = self.device.violations(held)
+        faults += [f"host: {fault}" for fault in self.host.violations(held_in_host)]
+        members = {number for group in self.groups.values() for number in group}
+        if members != self.sequences.keys():
+            faults.append(f"groups and sequences differ: {sorted(members ^ self.sequences.keys())}")
+        return faults

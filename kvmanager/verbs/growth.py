@@ -1,0 +1,109 @@
+"""extend: room for more tokens, and copy-on-write."""
+
+from typing import NamedTuple
+
+from kvmanager.books import Books, Sequence
+from kvmanager.errors import InvalidItem
+from kvmanager.step import Copy, Deed, Extend, StepItem, StepResult, TableChange
+
+
+class _Write(NamedTuple):
+    """A block to make writable: a new entry of the table, or the replacement of a shared or keyed one."""
+
+    sequence: Sequence
+    entry: int
+    replaces: bool
+
+
+def extend(books: Books, item: Extend, result: StepResult) -> None:
+    """Make room in all named sequences of a group, or in none.
+
+    Any block between the old room and the new length that is shared or keyed is replaced by a copy, last block or not;
+    the last holder of a block without a key keeps it.
+    """
+    rooms = [(_member(books, item.group, number), tokens) for number, tokens in item.rooms]
+    if len(rooms) == 1:
+        sequence, tokens = rooms[0]
+        if sequence.room == len(sequence.table) * books.block_size:
+            _append(books, sequence, tokens, result)
+            return
+    if len({number for number, _ in item.rooms}) < len(rooms):
+        raise InvalidItem("a sequence is listed twice")
+    _rewrite(books, rooms, result)
+
+
+def _member(books: Books, group: int, number: int) -> Sequence:
+    member = books.on_device(number)
+    if member.group != group:
+        raise InvalidItem(f"sequence {number} is not of group {group}")
+    return member
+
+
+def _append(books: Books, sequence: Sequence, tokens: int, result: StepResult) -> None:
+    """Extend one sequence whose blocks are all granted in full: nearly every extend is this one."""
+    needed = -(-tokens // books.block_size) - len(sequence.table)
+    if needed <= 0:
+        return
+    books.check_available(needed)
+    seen = len(result.evicted)
+    blocks = books.grant(needed, result)
+    first = len(sequence.table)
+    sequence.table += blocks
+    sequence.room = len(sequence.table) * books.block_size
+    result.tables.append(TableChange(sequence.id, first, blocks, sequence.room))
+    result.deeds.append(Deed(StepItem.EXTEND, sequence.id, sequence.group, blocks, result.evicted[seen:]))
+
+
+def _rewrite(books: Books, rooms: list[tuple[Sequence, int]], result: StepResult) -> None:
+    # Counted before they are listed: a length out of all bounds must not cost memory.
+    books.check_available(sum(max(0, books.blocks_for(tokens) - len(member.table)) for member, tokens in rooms))
+    writes = _planned_writes(books, rooms)
+    books.check_available(len(writes))
+    old_rooms = [sequence.room for sequence, _ in rooms]
+    seen = len(result.evicted)
+    granted = [_make_writable(books, write, result) for write in writes]
+    for (sequence, tokens), old_room in zip(rooms, old_rooms, strict=True):
+        if tokens > old_room:
+            sequence.room = len(sequence.table) * books.block_size
+            first = old_room // books.block_size
+            result.tables.append(TableChange(sequence.id, first, sequence.table[first:], sequence.room))
+    if granted:
+        first_sequence = rooms[0][0]
+        result.deeds.append(
+            Deed(StepItem.EXTEND, first_sequence.id, first_sequence.group, granted, result.evicted[seen:])
+        )
+
+
+def _planned_writes(books: Books, rooms: list[tuple[Sequence, int]]) -> list[_Write]:
+    """List what has to be granted, changing nothing. Holders that move to a copy no longer count as sharing."""
+    moved: dict[int, int] = {}
+    writes = []
+    for sequence, tokens in rooms:
+        if tokens <= sequence.room:
+            continue
+        for index in range(sequence.room // books.block_size, books.blocks_for(tokens)):
+            if index >= len(sequence.table):
+                writes.append(_Write(sequence, index, replaces=False))
+            elif _needs_copy(books, block := sequence.table[index], moved.get(block, 0)):
+                moved[block] = moved.get(block, 0) + 1
+                writes.append(_Write(sequence, index, replaces=True))
+    return writes
+
+
+def _needs_copy(books: Books, block: int, moved: int) -> bool:
+    return books.device.count(block) - moved > 1 or books.device.key(block) is not None
+
+
+def _make_writable(books: Books, write: _Write, result: StepResult) -> int:
+    (block,) = books.grant(1, result)
+    if not write.replaces:
+        write.sequence.table.append(block)
+        return block
+    source = write.sequence.table[write.entry]
+    write.sequence.table[write.entry] = block
+    result.copies.append(Copy(source, block))
+    if books.device.count(source) > 1:
+        books.device.release(source)
+    else:
+        books.release_after_step((source,))
+    return block

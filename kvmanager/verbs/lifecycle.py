@@ -1,0 +1,93 @@
+"""commit, fork, free: what happens to a sequence between its first block and its end."""
+
+from kvmanager.books import Books, Sequence
+from kvmanager.errors import InvalidItem
+from kvmanager.keys import block_keys
+from kvmanager.step import Commit, Deed, Fork, Free, Seal, StepItem, StepResult, TableChange
+
+
+def commit(books: Books, item: Commit, result: StepResult) -> None:
+    """Give whole blocks their keys, chained to the sequence's last one."""
+    sequence = books.on_device(item.sequence)
+    blocks = _whole_blocks(books, sequence, item)
+    device = books.device
+    keys = list(block_keys(sequence.key, item.token_ids, books.block_size))
+    old_keys = [device.key(block) for block in blocks]
+    if any(old_keys):
+        _check_same_keys(blocks, old_keys, keys)
+    sealed = [Seal(block, key) for block, old, key in zip(blocks, old_keys, keys, strict=True) if old is None]
+    for block, key in sealed:
+        device.seal(block, key)
+    sequence.committed += len(blocks)
+    sequence.key = keys[-1]
+    result.sealed += sealed
+    result.deeds.append(Deed(StepItem.COMMIT, sequence.id, sequence.group, blocks))
+
+
+def _whole_blocks(books: Books, sequence: Sequence, item: Commit) -> list[int]:
+    count, rest = divmod(len(item.token_ids), books.block_size)
+    last = item.first_index + count
+    if rest or not count:
+        raise InvalidItem(f"token_ids has {len(item.token_ids)} tokens, which is not a whole number of blocks")
+    if item.first_index != sequence.committed:
+        raise InvalidItem(f"first_index is {item.first_index}, but {sequence.committed} blocks are committed")
+    if last * books.block_size > sequence.room:
+        raise InvalidItem(f"sequence {sequence.id} has room for {sequence.room} tokens, not for {last} blocks")
+    return sequence.table[item.first_index : last]
+
+
+def _check_same_keys(blocks: list[int], old_keys: list[bytes | None], keys: list[bytes]) -> None:
+    # A block shared by a fork may be committed through either sequence, but it has only one content.
+    for block, old, key in zip(blocks, old_keys, keys, strict=True):
+        if old not in (None, key):
+            raise InvalidItem(f"block {block} has another key already")
+
+
+def fork(books: Books, item: Fork, result: StepResult) -> None:
+    """Let a new sequence of the same group share the blocks below a length."""
+    parent = books.on_device(item.parent)
+    books.check_new(item.child)
+    if not 1 <= item.length <= parent.room:
+        raise InvalidItem(f"length is {item.length}, the parent has room for {parent.room} tokens")
+    _cut(books, parent, item.length)
+    for block in parent.table:
+        books.device.hold(block)
+    child = Sequence(item.child, parent.group, parent.request_id, parent.root, list(parent.table), item.length)
+    child.computed, child.committed, child.key = parent.computed, parent.committed, parent.key
+    books.add(child)
+    result.tables.append(TableChange(parent.id, len(parent.table), [], parent.room))
+    result.tables.append(TableChange(child.id, 0, list(child.table), child.room))
+    result.deeds.append(Deed(StepItem.FORK, parent.id, parent.group, child.table[:], other=child.id))
+
+
+def _cut(books: Books, sequence: Sequence, length: int) -> None:
+    """Drop blocks beyond `length` tokens, tail first, and take the room that is left of the last one away."""
+    keep = books.blocks_for(length)
+    books.device.release_many(reversed(sequence.table[keep:]))
+    del sequence.table[keep:]
+    sequence.room = length
+    sequence.computed = min(sequence.computed, length)
+    whole = length // books.block_size
+    if sequence.committed > whole:
+        sequence.committed = whole
+        sequence.key = _last_key(books, sequence)
+
+
+def _last_key(books: Books, sequence: Sequence) -> bytes:
+    if not sequence.committed:
+        return sequence.root
+    key = books.device.key(sequence.table[sequence.committed - 1])
+    assert key is not None, "committed blocks have keys"
+    return key
+
+
+def free(books: Books, item: Free, result: StepResult) -> None:
+    """Give a sequence's table back, tail first."""
+    sequence = books.sequence(item.sequence)
+    blocks = sequence.table[::-1]
+    if sequence.swapped:
+        books.release_host_after_step(blocks)
+    else:
+        books.device.release_many(blocks)
+    books.remove(sequence)
+    result.deeds.append(Deed(StepItem.FREE, sequence.id, sequence.group, blocks, other=item))
