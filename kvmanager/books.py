@@ -115,6 +115,15 @@ class Books:
             self._demote(self.device.take_evictions(), result)
         return blocks
 
+    def grant_one(self, result: StepResult) -> int:
+        """Hand out one device block. Raises OutOfBlocks when none is left."""
+        device = self.device
+        block = device.grant()
+        result.granted_blocks += 1
+        if device.evictions:
+            self._demote(device.take_evictions(), result)
+        return block
+
     def _demote(self, evictions: list[Eviction], result: StepResult) -> None:
         result.evicted += evictions
         for block, key in evictions:

@@ -5,9 +5,11 @@ own tokens. The chain starts from the model's fingerprint and the tenant's salt:
 the same model computed the same tokens for requests that may share.
 """
 
-import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import cache
+from hashlib import sha256
+from struct import Struct
 
 KEY_BYTES = 32
 _SCHEME = b"quire-block-key-v1"
@@ -19,7 +21,7 @@ def root_key(model_fingerprint: str, salt: bytes, resets: int = 0) -> bytes:
 
     `resets` counts how often the pool forgot its keys: what began before a reset never meets what began after it.
     """
-    digest = hashlib.sha256(_SCHEME)
+    digest = sha256(_SCHEME)
     parts = [model_fingerprint.encode(), salt]
     if resets:
         parts.append(resets.to_bytes(8, "little"))
@@ -30,14 +32,27 @@ def root_key(model_fingerprint: str, salt: bytes, resets: int = 0) -> bytes:
 
 def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Return the key of the full block that holds `token_ids` (each below 2**31) after the block of key `parent`."""
-    return hashlib.sha256(parent + array("i", token_ids).tobytes()).digest()
+    return sha256(parent + _packer(len(token_ids)).pack(*token_ids)).digest()
 
 
 def block_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
-    """Yield the keys of the full blocks that `token_ids` fill after the block of key `parent`, one after the other."""
-    tokens = array("i", token_ids).tobytes()
-    width = _TOKEN_BYTES * block_size
-    sha256 = hashlib.sha256
-    for start in range(0, len(tokens) - width + 1, width):
-        parent = sha256(parent + tokens[start : start + width]).digest()
-        yield parent
+    """Yield the keys of the full blocks that `token_ids` fill after the block of key `parent`, one after the other.
+
+    Token ids in an array of C ints are the fastest.
+    """
+    if isinstance(token_ids, array) and token_ids.typecode == "i":
+        tokens = token_ids.tobytes()
+        width = _TOKEN_BYTES * block_size
+        for start in range(0, len(tokens) - width + 1, width):
+            parent = sha256(parent + tokens[start : start + width]).digest()
+            yield parent
+    else:
+        pack = _packer(block_size).pack
+        for start in range(0, len(token_ids) - block_size + 1, block_size):
+            parent = sha256(parent + pack(*token_ids[start : start + block_size])).digest()
+            yield parent
+
+
+@cache
+def _packer(tokens: int) -> Struct:
+    return Struct(f"={tokens}i")

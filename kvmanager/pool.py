@@ -98,6 +98,8 @@ class Pool:
         verb: Callable[[Books, _Item, StepResult], None],
         result: StepResult,
     ) -> None:
+        if not items:
+            return
         books = self.books
         for position, item in enumerate(items):
             try:
@@ -107,15 +109,24 @@ class Pool:
 
     def _set_lengths(self, lengths: Iterable[tuple[int, int]], result: StepResult) -> None:
         # A plain loop: every running sequence has an entry in every Step.
-        sequences = self.books.sequences
+        find = self.books.sequences.get
+        all_known = True
+        for number, tokens in lengths:
+            sequence = find(number)
+            if sequence is not None and 0 <= tokens <= sequence.room:
+                sequence.computed = tokens
+            else:
+                all_known = False
+        if not all_known:
+            self._refuse_lengths(lengths, result)
+
+    def _refuse_lengths(self, lengths: Iterable[tuple[int, int]], result: StepResult) -> None:
         for position, (number, tokens) in enumerate(lengths):
-            sequence = sequences.get(number)
+            sequence = self.books.sequences.get(number)
             if sequence is None:
                 detail = f"there is no sequence {number}"
                 result.refusals.append(Refusal(StepItem.LENGTH, position, StepRefusal.UNKNOWN, detail))
-            elif 0 <= tokens <= sequence.room:
-                sequence.computed = tokens
-            else:
+            elif not 0 <= tokens <= sequence.room:
                 detail = f"{tokens} tokens computed, but there is room for {sequence.room}"
                 result.refusals.append(Refusal(StepItem.LENGTH, position, StepRefusal.INVALID, detail))
 

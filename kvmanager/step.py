@@ -177,6 +177,8 @@ class Seal(NamedTuple):
 class Deed(NamedTuple):
     """What a verb did, for whoever keeps the history: an item of a Step, and the blocks concerned.
 
+    Verbs write plain tuples of these fields, because making one of these takes as long as half a verb.
+
     `blocks` are those that were sealed, pinned, shared, given back, moved or granted. `other` is what else tells the
     verb's story: the child of a fork, the item of a free, the miss of an allocate.
     """
@@ -185,11 +187,11 @@ class Deed(NamedTuple):
     sequence: int
     group: int
     blocks: Sequence[int]
-    evicted: Sequence[Eviction] = ()
-    other: object = None
+    evicted: Sequence[Eviction]
+    other: object
 
 
-@dataclass
+@dataclass(slots=True)
 class StepResult:
     """What a Step did.
 
@@ -199,7 +201,8 @@ class StepResult:
 
     step: int
     refusals: list[Refusal] = field(default_factory=list)
-    sealed: list[Seal] = field(default_factory=list)
+    sealed_blocks: list[int] = field(default_factory=list)
+    sealed_keys: list[bytes] = field(default_factory=list)
     host_sealed: list[Seal] = field(default_factory=list)
     tables: list[TableChange] = field(default_factory=list)
     device_to_host: list[Copy] = field(default_factory=list)
@@ -211,7 +214,12 @@ class StepResult:
     evicted: list[Eviction] = field(default_factory=list)
     hit_tokens: int = 0
     query_tokens: int = 0
-    deeds: list[Deed] = field(default_factory=list)
+    deeds: list[tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], object]] = field(default_factory=list)
+
+    @property
+    def sealed(self) -> list[Seal]:
+        """The device blocks that were given a key, in this order."""
+        return list(map(Seal, self.sealed_blocks, self.sealed_keys))
 
     @property
     def evicted_blocks(self) -> int:

@@ -88,6 +88,11 @@ class Tier:
         """Return the block's key, None while it has none."""
         return self._keys[block]
 
+    def keys_of(self, blocks: Iterable[int]) -> list[bytes | None]:
+        """Return the blocks' keys."""
+        keys = self._keys
+        return [keys[block] for block in blocks]
+
     def find(self, key: bytes) -> int | None:
         """Return the block sealed first under `key`, None if there is none. Reserves nothing."""
         carriers = self._index.get(key)
@@ -116,7 +121,14 @@ class Tier:
 
     def grant_many(self, number: int) -> list[int]:
         """Hand out the next blocks; there must be so many."""
-        return [self.grant() for _ in range(number)]
+        free = self._free
+        if number > len(free):
+            return [self.grant() for _ in range(number)]
+        popleft, counts = free.popleft, self._counts
+        blocks = [popleft() for _ in range(number)]
+        for block in blocks:
+            counts[block] = 1
+        return blocks
 
     def hold(self, block: int) -> None:
         """Add a holder; a cached block leaves the eviction order, which is how a hit refreshes it."""
@@ -164,6 +176,14 @@ class Tier:
             carriers.append(block)
         elif carriers != block:
             self._index[key] = [carriers, block]  # type: ignore[list-item]
+
+    def seal_many(self, blocks: list[int], keys: list[bytes]) -> None:
+        """Give held blocks without a key theirs, as `seal` does."""
+        own, index = self._keys, self._index
+        for block, key in zip(blocks, keys, strict=True):
+            own[block] = key
+            if index.setdefault(key, block) is not block:
+                self.seal(block, key)
 
     def park(self, key: bytes) -> int:
         """Turn the free block that would be handed out next into a cached one under `key`; there must be one."""

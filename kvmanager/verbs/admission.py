@@ -6,7 +6,7 @@ from typing import NamedTuple
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks
 from kvmanager.keys import block_keys
-from kvmanager.step import Allocate, Copy, Deed, Seal, StepItem, StepResult, TableChange
+from kvmanager.step import Allocate, Copy, StepItem, StepResult, TableChange
 
 
 class Hit(NamedTuple):
@@ -67,7 +67,7 @@ def allocate(books: Books, item: Allocate, result: StepResult) -> None:
     result.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room, cached_tokens))
     story = Admission(item, cached_tokens, prefix.missed)
     evicted = result.evicted[seen:]
-    result.deeds.append(Deed(StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, story))
+    result.deeds.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, story))
 
 
 def _check_fits(books: Books, item: Allocate, hits: list[Hit]) -> None:
@@ -93,8 +93,9 @@ def _take_prefix(books: Books, sequence: Sequence, hits: list[Hit], result: Step
 
 
 def _bring_back(books: Books, hit: Hit, result: StepResult) -> int:
-    (block,) = books.grant(1, result)
+    block = books.grant_one(result)
     books.device.seal(block, hit.key)
-    result.sealed.append(Seal(block, hit.key))
+    result.sealed_blocks.append(block)
+    result.sealed_keys.append(hit.key)
     result.host_to_device.append(Copy(hit.host_block, block))
     return block

@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem
-from kvmanager.step import Copy, Deed, Extend, StepItem, StepResult, TableChange
+from kvmanager.step import Copy, Extend, StepItem, StepResult, TableChange
+
+_EXTEND = StepItem.EXTEND
 
 
 class _Write(NamedTuple):
@@ -21,12 +23,15 @@ def extend(books: Books, item: Extend, result: StepResult) -> None:
     Any block between the old room and the new length that is shared or keyed is replaced by a copy, last block or not;
     the last holder of a block without a key keeps it.
     """
-    rooms = [(_member(books, item.group, number), tokens) for number, tokens in item.rooms]
-    if len(rooms) == 1:
-        sequence, tokens = rooms[0]
+    if len(item.rooms) == 1:
+        ((number, tokens),) = item.rooms
+        sequence = books.sequences.get(number)
+        if sequence is None or sequence.swapped or sequence.group != item.group:
+            sequence = _member(books, item.group, number)  # says what is wrong
         if sequence.room == len(sequence.table) * books.block_size:
             _append(books, sequence, tokens, result)
             return
+    rooms = [(_member(books, item.group, number), tokens) for number, tokens in item.rooms]
     if len({number for number, _ in item.rooms}) < len(rooms):
         raise InvalidItem("a sequence is listed twice")
     _rewrite(books, rooms, result)
@@ -41,17 +46,21 @@ def _member(books: Books, group: int, number: int) -> Sequence:
 
 def _append(books: Books, sequence: Sequence, tokens: int, result: StepResult) -> None:
     """Extend one sequence whose blocks are all granted in full: nearly every extend is this one."""
-    needed = -(-tokens // books.block_size) - len(sequence.table)
+    table = sequence.table
+    first = len(table)
+    needed = -(-tokens // books.block_size) - first
     if needed <= 0:
         return
-    books.check_available(needed)
     seen = len(result.evicted)
-    blocks = books.grant(needed, result)
-    first = len(sequence.table)
-    sequence.table += blocks
-    sequence.room = len(sequence.table) * books.block_size
-    result.tables.append(TableChange(sequence.id, first, blocks, sequence.room))
-    result.deeds.append(Deed(StepItem.EXTEND, sequence.id, sequence.group, blocks, result.evicted[seen:]))
+    if needed == 1:
+        blocks = [books.grant_one(result)]
+    else:
+        books.check_available(needed)
+        blocks = books.grant(needed, result)
+    table += blocks
+    sequence.room = room = (first + needed) * books.block_size
+    result.tables.append(TableChange(sequence.id, first, blocks, room))
+    result.deeds.append((_EXTEND, sequence.id, sequence.group, blocks, result.evicted[seen:], None))
 
 
 def _rewrite(books: Books, rooms: list[tuple[Sequence, int]], result: StepResult) -> None:
@@ -69,9 +78,8 @@ def _rewrite(books: Books, rooms: list[tuple[Sequence, int]], result: StepResult
             result.tables.append(TableChange(sequence.id, first, sequence.table[first:], sequence.room))
     if granted:
         first_sequence = rooms[0][0]
-        result.deeds.append(
-            Deed(StepItem.EXTEND, first_sequence.id, first_sequence.group, granted, result.evicted[seen:])
-        )
+        evicted = result.evicted[seen:]
+        result.deeds.append((_EXTEND, first_sequence.id, first_sequence.group, granted, evicted, None))
 
 
 def _planned_writes(books: Books, rooms: list[tuple[Sequence, int]]) -> list[_Write]:
@@ -95,7 +103,7 @@ def _needs_copy(books: Books, block: int, moved: int) -> bool:
 
 
 def _make_writable(books: Books, write: _Write, result: StepResult) -> int:
-    (block,) = books.grant(1, result)
+    block = books.grant_one(result)
     if not write.replaces:
         write.sequence.table.append(block)
         return block

@@ -1,27 +1,45 @@
 """commit, fork, free: what happens to a sequence between its first block and its end."""
 
+from collections.abc import Sequence as Items
+
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem
-from kvmanager.keys import block_keys
-from kvmanager.step import Commit, Deed, Fork, Free, Seal, StepItem, StepResult, TableChange
+from kvmanager.keys import block_key, block_keys
+from kvmanager.step import Commit, Fork, Free, StepItem, StepResult, TableChange
+
+_COMMIT, _FORK, _FREE = StepItem.COMMIT, StepItem.FORK, StepItem.FREE
 
 
 def commit(books: Books, item: Commit, result: StepResult) -> None:
     """Give whole blocks their keys, chained to the sequence's last one."""
-    sequence = books.on_device(item.sequence)
+    sequence = books.sequences.get(item.sequence)
+    if sequence is None or sequence.swapped:
+        sequence = books.on_device(item.sequence)  # says what is wrong
     blocks = _whole_blocks(books, sequence, item)
-    device = books.device
-    keys = list(block_keys(sequence.key, item.token_ids, books.block_size))
-    old_keys = [device.key(block) for block in blocks]
-    if any(old_keys):
-        _check_same_keys(blocks, old_keys, keys)
-    sealed = [Seal(block, key) for block, old, key in zip(blocks, old_keys, keys, strict=True) if old is None]
-    for block, key in sealed:
-        device.seal(block, key)
+    sequence.key = _seal(books, blocks, sequence.key, item.token_ids, result)
     sequence.committed += len(blocks)
-    sequence.key = keys[-1]
-    result.sealed += sealed
-    result.deeds.append(Deed(StepItem.COMMIT, sequence.id, sequence.group, blocks))
+    result.deeds.append((_COMMIT, sequence.id, sequence.group, blocks, (), None))
+
+
+def _seal(books: Books, blocks: list[int], key: bytes, token_ids: Items[int], result: StepResult) -> bytes:
+    """Give blocks their keys where they have none yet, and return the last one."""
+    device = books.device
+    if len(blocks) == 1 and device.key(blocks[0]) is None:  # a decoding sequence has filled a block
+        key = block_key(key, token_ids)
+        device.seal(blocks[0], key)
+        result.sealed_blocks += blocks
+        result.sealed_keys.append(key)
+        return key
+    keys = list(block_keys(key, token_ids, books.block_size))
+    old_keys = device.keys_of(blocks)
+    _check_same_keys(blocks, old_keys, keys)
+    new = [position for position, old in enumerate(old_keys) if old is None]
+    new_blocks = [blocks[position] for position in new]
+    new_keys = [keys[position] for position in new]
+    device.seal_many(new_blocks, new_keys)
+    result.sealed_blocks += new_blocks
+    result.sealed_keys += new_keys
+    return keys[-1]
 
 
 def _whole_blocks(books: Books, sequence: Sequence, item: Commit) -> list[int]:
@@ -39,7 +57,7 @@ def _whole_blocks(books: Books, sequence: Sequence, item: Commit) -> list[int]:
 def _check_same_keys(blocks: list[int], old_keys: list[bytes | None], keys: list[bytes]) -> None:
     # A block shared by a fork may be committed through either sequence, but it has only one content.
     for block, old, key in zip(blocks, old_keys, keys, strict=True):
-        if old not in (None, key):
+        if old is not None and old != key:
             raise InvalidItem(f"block {block} has another key already")
 
 
@@ -57,7 +75,7 @@ def fork(books: Books, item: Fork, result: StepResult) -> None:
     books.add(child)
     result.tables.append(TableChange(parent.id, len(parent.table), [], parent.room))
     result.tables.append(TableChange(child.id, 0, list(child.table), child.room))
-    result.deeds.append(Deed(StepItem.FORK, parent.id, parent.group, child.table[:], other=child.id))
+    result.deeds.append((_FORK, parent.id, parent.group, child.table[:], (), child.id))
 
 
 def _cut(books: Books, sequence: Sequence, length: int) -> None:
@@ -90,4 +108,4 @@ def free(books: Books, item: Free, result: StepResult) -> None:
     else:
         books.device.release_many(blocks)
     books.remove(sequence)
-    result.deeds.append(Deed(StepItem.FREE, sequence.id, sequence.group, blocks, other=item))
+    result.deeds.append((_FREE, sequence.id, sequence.group, blocks, (), item))

@@ -2,7 +2,7 @@
 
 from kvmanager.books import Books
 from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin
-from kvmanager.step import Deed, Pin, PinChange, Reset, StepItem, StepResult, Unpin
+from kvmanager.step import Pin, PinChange, Reset, StepItem, StepResult, Unpin
 
 
 def change_pins(books: Books, item: PinChange, result: StepResult) -> None:
@@ -29,7 +29,7 @@ def _pin(books: Books, item: Pin, result: StepResult) -> None:
     for block in blocks:
         books.device.hold(block)
     books.pins[item.pin_id] = blocks
-    result.deeds.append(Deed(StepItem.PIN, sequence.id, sequence.group, blocks, other=item))
+    result.deeds.append((StepItem.PIN, sequence.id, sequence.group, blocks, (), item))
 
 
 def _check_others_fit(books: Books, blocks: list[int]) -> None:
@@ -52,7 +52,7 @@ def _unpin(books: Books, item: Unpin, result: StepResult) -> None:
         raise UnknownPin(f"there is no pin {item.pin_id!r}")
     blocks = books.pins.pop(item.pin_id)[::-1]
     books.device.release_many(blocks)
-    result.deeds.append(Deed(StepItem.PIN, 0, 0, blocks, other=item))
+    result.deeds.append((StepItem.PIN, 0, 0, blocks, (), item))
 
 
 def _reset(books: Books, item: Reset, result: StepResult) -> None:
@@ -60,4 +60,4 @@ def _reset(books: Books, item: Reset, result: StepResult) -> None:
     books.resets += 1
     books.device.forget_keys()
     books.host.forget_keys()
-    result.deeds.append(Deed(StepItem.PIN, 0, 0, (), other=item))
+    result.deeds.append((StepItem.PIN, 0, 0, (), (), item))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem, OutOfBlocks
-from kvmanager.step import Copy, Deed, Seal, StepItem, StepResult, TableChange
+from kvmanager.step import Copy, Seal, StepItem, StepResult, TableChange
 from kvmanager.tier import Tier
 
 
@@ -52,7 +52,9 @@ def swap_in(books: Books, group: int, result: StepResult) -> None:
     for table in tables:
         books.release_host_after_step(reversed(table))
     result.host_to_device += _copies(route)
-    result.sealed += _carry_keys(route, books.host, books.device)
+    for block, key in _carry_keys(route, books.host, books.device):
+        result.sealed_blocks.append(block)
+        result.sealed_keys.append(key)
     _tell(StepItem.SWAP_IN, members, result, seen)
 
 
@@ -124,5 +126,5 @@ def _tell(item: StepItem, members: list[Sequence], result: StepResult, seen: int
     evicted = [] if seen is None else result.evicted[seen:]
     for member in members:
         result.tables.append(TableChange(member.id, 0, member.table[:], member.room))
-        result.deeds.append(Deed(item, member.id, member.group, member.table[:], evicted))
+        result.deeds.append((item, member.id, member.group, member.table[:], evicted, None))
         evicted = []
