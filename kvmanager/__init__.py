@@ -8,6 +8,7 @@ from kvmanager.errors import (
     IdInUse,
     InvalidItem,
     InvalidRegistration,
+    InvalidReport,
     ItemRefused,
     KVManagerError,
     OutOfBlocks,
@@ -23,6 +24,7 @@ from kvmanager.keys import KEY_BYTES, block_key, root_key
 from kvmanager.manager import KVManager, PoolTotals, Session
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
+from kvmanager.report import PoolReport, SequenceReport, TierReport, adopt, report_of
 from kvmanager.step import (
     Allocate,
     Commit,
@@ -35,7 +37,6 @@ from kvmanager.step import (
     Pin,
     Refusal,
     Reset,
-    Seal,
     Step,
     StepItem,
     StepRefusal,
@@ -43,7 +44,7 @@ from kvmanager.step import (
     TableChange,
     Unpin,
 )
-from kvmanager.tier import BlockCounts, Eviction, Tier
+from kvmanager.tier import BlockCounts, Eviction, Seal, Tier
 
 __all__ = [
     "KEY_BYTES",
@@ -59,6 +60,7 @@ __all__ = [
     "IdInUse",
     "InvalidItem",
     "InvalidRegistration",
+    "InvalidReport",
     "ItemRefused",
     "KVManager",
     "KVManagerError",
@@ -67,12 +69,14 @@ __all__ = [
     "Pin",
     "PinTooLarge",
     "Pool",
+    "PoolReport",
     "PoolSpec",
     "PoolTotals",
     "Refusal",
     "Reset",
     "Seal",
     "Sequence",
+    "SequenceReport",
     "Session",
     "SessionReplaced",
     "StaleIncarnation",
@@ -83,10 +87,13 @@ __all__ = [
     "StepResult",
     "TableChange",
     "Tier",
+    "TierReport",
     "UnknownPin",
     "UnknownPool",
     "UnknownSequence",
     "Unpin",
+    "adopt",
     "block_key",
+    "report_of",
     "root_key",
 ]

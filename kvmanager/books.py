@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
 from kvmanager.keys import root_key
 from kvmanager.pool_spec import PoolSpec
-from kvmanager.step import Copy, Seal, StepResult
-from kvmanager.tier import Eviction, Tier
+from kvmanager.step import Copy, StepResult
+from kvmanager.tier import Eviction, Seal, Tier
 
 
 @dataclass(slots=True)
@@ -22,6 +22,8 @@ class Sequence:
     id: int
     group: int
     request_id: str
+    salt: bytes
+    resets: int  # of the pool, when it began
     root: bytes
     table: list[int] = field(default_factory=list)
     room: int = 0
@@ -37,12 +39,12 @@ class Sequence:
 class Books:
     """State of a pool, and the small steps that several verbs have in common."""
 
-    def __init__(self, spec: PoolSpec) -> None:
-        """Start with every block free and no sequence."""
+    def __init__(self, spec: PoolSpec, device: Tier, host: Tier) -> None:
+        """Start without sequences."""
         self.spec = spec
         self.block_size = spec.block_size
-        self.device = Tier(spec.device_blocks)
-        self.host = Tier(spec.host_blocks)
+        self.device = device
+        self.host = host
         self.sequences: dict[int, Sequence] = {}
         self.groups: dict[int, list[int]] = {}  # members in order of their ids
         self.pins: dict[str, list[int]] = {}
@@ -51,7 +53,7 @@ class Books:
         self._host_releases: list[int] = []
 
     def root(self, salt: bytes) -> bytes:
-        """Return what the keys of a new sequence with this salt are chained to."""
+        """Return what the keys of a sequence that begins now are chained to."""
         return root_key(self.spec.model_fingerprint, salt, self.resets)
 
     def sequence(self, number: int) -> Sequence:

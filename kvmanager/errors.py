@@ -9,6 +9,7 @@ KVManagerError
 │   ├── PinTooLarge          with this pinned, a live group would not fit
 │   └── InvalidItem          a number is out of range
 ├── InvalidRegistration      a pool that cannot be
+├── InvalidReport            a report that contradicts itself
 ├── StepOutOfOrder           a step number seen before
 ├── UnknownPool              no engine of this id is attached
 ├── StaleIncarnation         a newer incarnation of the engine is attached
@@ -50,6 +51,10 @@ class InvalidItem(ItemRefused):
 
 class InvalidRegistration(KVManagerError):
     """The described pool cannot be."""
+
+
+class InvalidReport(KVManagerError):
+    """The report contradicts itself; the message says where."""
 
 
 class StepOutOfOrder(KVManagerError):

@@ -41,9 +41,9 @@ _REFUSALS: dict[type[ItemRefused], StepRefusal] = {
 class Pool:
     """Block tables of one engine's sequences over a device tier and a host tier."""
 
-    def __init__(self, spec: PoolSpec) -> None:
-        """Start with every block free and no sequence."""
-        self.books = Books(spec)
+    def __init__(self, spec: PoolSpec, books: Books | None = None) -> None:
+        """Start with every block free and no sequence, or go on with `books`."""
+        self.books = books or Books(spec, Tier(spec.device_blocks), Tier(spec.host_blocks))
         self.last_step = 0
 
     @property

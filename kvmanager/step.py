@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from kvmanager.tier import BlockCounts, Eviction
+from kvmanager.tier import BlockCounts, Eviction, Seal
 
 _NO_BLOCKS = BlockCounts(0, 0, 0)
 
@@ -165,13 +165,6 @@ class Copy(NamedTuple):
 
     source: int
     destination: int
-
-
-class Seal(NamedTuple):
-    """A block, and the key that it was given."""
-
-    block: int
-    key: bytes
 
 
 class Deed(NamedTuple):

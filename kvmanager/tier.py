@@ -36,6 +36,13 @@ class BlockCounts(NamedTuple):
         return self.free + self.cached
 
 
+class Seal(NamedTuple):
+    """A block, and the key that it was given."""
+
+    block: int
+    key: bytes
+
+
 class Eviction(NamedTuple):
     """A keyed block that was handed out again, and the key that it lost."""
 
@@ -49,8 +56,11 @@ class Tier:
     Every operation is O(1) a block, but evicting a block looks at the others that carry its key.
     """
 
-    def __init__(self, total: int) -> None:
-        """Start with blocks 1 to `total`, all free, in that order. Block 0 belongs to nobody."""
+    def __init__(self, total: int, *, incomplete: bool = False) -> None:
+        """Start with blocks 1 to `total`, all free, in that order. Block 0 belongs to nobody.
+
+        An `incomplete` tier begins without any block: whoever adopts a report puts each into its place.
+        """
         self.total = total
         self.shared = 0  # blocks with count above 1
         self.saved = 0  # holders beyond the first, summed over blocks
@@ -59,10 +69,12 @@ class Tier:
         self._keys: list[bytes | None] = [None] * (total + 1)
         # A key's carriers in sealing order; nearly every key has one, which then stands for itself.
         self._index: dict[bytes, int | list[int]] = {}
-        self._free = deque(range(1, total + 1))
+        self._free: deque[int] = deque()
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._withheld: set[int] = set()
         self._unfindable: set[int] = set()  # held blocks whose keys left the index
+        if not incomplete:
+            self._free.extend(range(1, total + 1))
 
     @property
     def counts(self) -> BlockCounts:
@@ -204,6 +216,45 @@ class Tier:
         self._cached.clear()
         self._unfindable = {block for block, key in enumerate(self._keys) if key is not None}
 
+    # Writing and adopting reports.
+
+    def sealing_order(self) -> list[Seal]:
+        """Return the blocks in the index with their keys; those of one key stand in the order of their sealing."""
+        return [Seal(block, key) for key, carriers in self._index.items() for block in _listed(carriers)]
+
+    def unfindable(self) -> list[Seal]:
+        """Return the held blocks that were keyed before a reset, with their keys."""
+        return [Seal(block, key) for block in sorted(self._unfindable) if (key := self._keys[block]) is not None]
+
+    def withheld(self) -> list[int]:
+        """Return the blocks that were taken out of circulation."""
+        return sorted(self._withheld)
+
+    def count_holders(self, blocks: Iterable[int]) -> None:
+        """Add a holder of each block, whoever it is and wherever it was."""
+        for block in blocks:
+            count = self._counts[block]
+            self._counts[block] = count + 1
+            self.saved += count > 0
+            self.shared += count == 1
+
+    def seal_unfindable(self, block: int, key: bytes) -> None:
+        """Give a held block a key under which nobody finds it."""
+        self._keys[block] = key
+        self._unfindable.add(block)
+
+    def put_back(self, blocks: Iterable[int]) -> None:
+        """Put blocks at count 0 at the ends of their queues."""
+        for block in blocks:
+            if self._keys[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
+
+    def put_aside(self, blocks: Iterable[int]) -> None:
+        """Withhold blocks that are in no place yet."""
+        self._withheld.update(blocks)
+
     def withhold(self, block: int) -> None:
         """Take a block at count 0 out of circulation."""
         if block in self._cached:
@@ -243,11 +294,7 @@ class Tier:
         return faults
 
     def _index_violations(self) -> list[str]:
-        indexed = [
-            (block, key)
-            for key, carriers in self._index.items()
-            for block in (carriers if type(carriers) is list else [carriers])
-        ]
+        indexed = [(block, key) for key, carriers in self._index.items() for block in _listed(carriers)]
         keyed = [
             (block, key) for block, key in enumerate(self._keys) if key is not None and block not in self._unfindable
         ]
@@ -266,3 +313,7 @@ class Tier:
             kind = "with" if block in self._cached else "without"
             faults.append(f"block {block} is in the queue of blocks {kind} a key")
         return faults
+
+
+def _listed(carriers: int | list[int]) -> list[int]:
+    return carriers if isinstance(carriers, list) else [carriers]

@@ -52,7 +52,8 @@ def allocate(books: Books, item: Allocate, result: StepResult) -> None:
         raise IdInUse(f"group {item.group} exists")
     if not item.token_ids or item.compute_tokens < 1 or item.spare_blocks < 0:
         raise InvalidItem("token_ids and compute_tokens must not be empty, spare_blocks not negative")
-    sequence = Sequence(item.sequence, item.group, item.request_id, books.root(item.salt))
+    root = books.root(item.salt)
+    sequence = Sequence(item.sequence, item.group, item.request_id, item.salt, books.resets, root)
     prefix = find_prefix(books, sequence.root, item.token_ids)
     _check_fits(books, item, prefix.hits)
     seen = len(result.evicted)

@@ -1,6 +1,7 @@
 """commit, fork, free: what happens to a sequence between its first block and its end."""
 
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem
@@ -70,8 +71,7 @@ def fork(books: Books, item: Fork, result: StepResult) -> None:
     _cut(books, parent, item.length)
     for block in parent.table:
         books.device.hold(block)
-    child = Sequence(item.child, parent.group, parent.request_id, parent.root, list(parent.table), item.length)
-    child.computed, child.committed, child.key = parent.computed, parent.committed, parent.key
+    child = replace(parent, id=item.child, table=list(parent.table))
     books.add(child)
     result.tables.append(TableChange(parent.id, len(parent.table), [], parent.room))
     result.tables.append(TableChange(child.id, 0, list(child.table), child.room))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem, OutOfBlocks
-from kvmanager.step import Copy, Seal, StepItem, StepResult, TableChange
-from kvmanager.tier import Tier
+from kvmanager.step import Copy, StepItem, StepResult, TableChange
+from kvmanager.tier import Seal, Tier
 
 
 @dataclass
@@ -36,10 +36,10 @@ def swap_out(books: Books, group: int, result: StepResult) -> None:
     route = _route(members, books.device, books.host)
     tables = _move(members, route, books.host, books.host.grant_many)
     books.host.take_evictions()  # nobody hears of them: what the host tier has cached is a second chance, no promise
-    for table in tables:
-        books.device.release_many(reversed(table))
     result.device_to_host += _copies(route)
     result.host_sealed += _carry_keys(route, books.device, books.host)
+    for table in tables:  # last: a block may lose its key with its last holder
+        books.device.release_many(reversed(table))
     _tell(StepItem.SWAP_OUT, members, result)
 
 

@@ -1,0 +1,237 @@
+"""Reports: all there is to know of a pool, as its engine tells it when it attaches again.
+
+The same report always rebuilds the same pool: ids, counts, keys and the order in which blocks will be handed out.
+Writing one and adopting one take time by the size of the pool, so both are generators that pause between slices.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
+
+from kvmanager.books import Books, Sequence
+from kvmanager.errors import InvalidReport
+from kvmanager.keys import KEY_BYTES, root_key
+from kvmanager.pool import Pool
+from kvmanager.pool_spec import PoolSpec
+from kvmanager.tier import Seal, Tier
+
+_Entry = TypeVar("_Entry")
+
+# Entries that are looked at without a pause: well below a millisecond.
+_SLICE = 2000
+
+
+@dataclass
+class SequenceReport:
+    """A sequence: its table, in the host tier if it is swapped, and what its next block's key will be chained to.
+
+    `resets` is how often the pool had been reset when the sequence began.
+    """
+
+    sequence: int
+    group: int
+    request_id: str
+    salt: bytes
+    resets: int
+    block_ids: list[int]
+    room_tokens: int
+    computed_tokens: int
+    committed_blocks: int
+    swapped: bool = False
+
+
+@dataclass
+class TierReport:
+    """The blocks of a tier, but for its tables.
+
+    `keyed` is in sealing order, `unfindable` are held blocks that were keyed before a reset, `release_order` all blocks
+    at count 0 in the order in which they will be handed out.
+    """
+
+    keyed: list[Seal] = field(default_factory=list)
+    unfindable: list[Seal] = field(default_factory=list)
+    release_order: list[int] = field(default_factory=list)
+    withheld: list[int] = field(default_factory=list)
+
+
+@dataclass
+class PoolReport:
+    """A pool. Without sequences, pins and blocks it means: this pool holds nothing and begins anew."""
+
+    sequences: list[SequenceReport] = field(default_factory=list)
+    pins: dict[str, list[int]] = field(default_factory=dict)
+    device: TierReport = field(default_factory=TierReport)
+    host: TierReport = field(default_factory=TierReport)
+    resets: int = 0
+    last_step: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing of any block."""
+        return not (self.sequences or self.pins or self.device.release_order or self.device.withheld)
+
+
+def report_of(pool: Pool) -> PoolReport:
+    """Describe a pool. Adopting the answer gives an equal pool."""
+    books = pool.books
+    return PoolReport(
+        sequences=[_sequence_report(sequence) for sequence in books.sequences.values()],
+        pins={pin: list(blocks) for pin, blocks in books.pins.items()},
+        device=_tier_report(books.device),
+        host=_tier_report(books.host),
+        resets=books.resets,
+        last_step=pool.last_step,
+    )
+
+
+def _sequence_report(sequence: Sequence) -> SequenceReport:
+    return SequenceReport(
+        sequence=sequence.id,
+        group=sequence.group,
+        request_id=sequence.request_id,
+        salt=sequence.salt,
+        resets=sequence.resets,
+        block_ids=list(sequence.table),
+        room_tokens=sequence.room,
+        computed_tokens=sequence.computed,
+        committed_blocks=sequence.committed,
+        swapped=sequence.swapped,
+    )
+
+
+def _tier_report(tier: Tier) -> TierReport:
+    return TierReport(tier.sealing_order(), tier.unfindable(), tier.eviction_order(), tier.withheld())
+
+
+def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
+    """Rebuild a pool from a report; the generator's return value is the pool.
+
+    Raises InvalidReport, naming what contradicts itself, and leaves nothing behind.
+    """
+    books = Books(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
+    pool = Pool(spec, books)
+    books.resets, pool.last_step = report.resets, report.last_step
+    if report.empty:
+        yield from _fill_empty(books.device)
+        yield from _fill_empty(books.host)
+        return pool
+    yield from _adopt_tier("device", books.device, report.device, _holders(report, swapped=False))
+    yield from _adopt_tier("host", books.host, report.host, _holders(report, swapped=True))
+    for part in _slices(report.sequences):
+        for sequence in part:
+            _adopt_sequence(books, sequence)
+        yield
+    for pin, blocks in report.pins.items():
+        if not all(books.device.key(block) for block in blocks):
+            raise InvalidReport(f"pin {pin!r} holds a block without a key")
+        books.pins[pin] = list(blocks)
+    return pool
+
+
+def _fill_empty(tier: Tier) -> Iterator[None]:
+    for part in _slices(range(1, tier.total + 1)):
+        tier.put_back(part)
+        yield
+
+
+def _holders(report: PoolReport, *, swapped: bool) -> Iterator[int]:
+    for sequence in report.sequences:
+        if sequence.swapped == swapped:
+            yield from sequence.block_ids
+    if not swapped:
+        for blocks in report.pins.values():
+            yield from blocks
+
+
+def _adopt_tier(name: str, tier: Tier, report: TierReport, holders: Iterable[int]) -> Iterator[None]:
+    places = _Places(name, tier.total)
+    for part in _slices(holders):
+        places.take(part, again=True)
+        tier.count_holders(part)
+        yield
+    for seals in _slices(report.keyed):
+        _adopt_keys(places, tier, seals, tier.seal)
+        yield
+    for seals in _slices(report.unfindable):
+        _adopt_keys(places, tier, seals, tier.seal_unfindable)
+        yield
+    for part in _slices(report.release_order):
+        places.take(part)
+        tier.put_back(part)
+        yield
+    places.take(report.withheld)
+    tier.put_aside(report.withheld)
+    places.check_complete()
+
+
+class _Places:
+    """Sees to it that each block of a tier is in one place: in tables, in the release order, or withheld."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name = name
+        self.total = total
+        self._taken = bytearray(total + 1)
+
+    def check_id(self, block: int) -> None:
+        if not 1 <= block <= self.total:
+            raise InvalidReport(f"{self.name} has no block {block}, it has {self.total}")
+
+    def take(self, blocks: list[int], *, again: bool = False) -> None:
+        """Note the place of blocks; only the tables may name one `again`."""
+        for block in blocks:
+            self.check_id(block)
+            if self._taken[block] and not again:
+                raise InvalidReport(f"{self.name} block {block} is in two places")
+            self._taken[block] = 1
+
+    def check_complete(self) -> None:
+        if missing := self.total - sum(self._taken):
+            raise InvalidReport(f"{self.name}: {missing} blocks are in no table and in no order")
+
+
+def _adopt_keys(places: _Places, tier: Tier, seals: list[Seal], seal: Callable[[int, bytes], None]) -> None:
+    for block, key in seals:
+        places.check_id(block)
+        if len(key) != KEY_BYTES or tier.key(block) is not None:
+            raise InvalidReport(f"{places.name} block {block} has two keys, or one that is none")
+        seal(block, key)
+
+
+def _adopt_sequence(books: Books, report: SequenceReport) -> None:
+    size, table = books.block_size, report.block_ids
+    tier = books.host if report.swapped else books.device
+    if report.sequence < 1 or report.sequence in books.sequences:
+        raise InvalidReport(f"sequence {report.sequence} is listed twice, or is no id")
+    if not (len(table) - 1) * size < report.room_tokens <= len(table) * size:
+        raise InvalidReport(f"sequence {report.sequence} has {len(table)} blocks for {report.room_tokens} tokens")
+    if not 0 <= report.computed_tokens <= report.room_tokens or len(set(table)) < len(table):
+        raise InvalidReport(f"sequence {report.sequence} has a table that cannot be")
+    if not 0 <= report.committed_blocks * size <= report.room_tokens or not all(
+        tier.key(block) for block in table[: report.committed_blocks]
+    ):
+        raise InvalidReport(f"sequence {report.sequence}: a committed block has no key")
+    sequence = Sequence(
+        report.sequence,
+        report.group,
+        report.request_id,
+        report.salt,
+        report.resets,
+        root_key(books.spec.model_fingerprint, report.salt, report.resets),
+        list(table),
+        report.room_tokens,
+        report.computed_tokens,
+        report.committed_blocks,
+        swapped=report.swapped,
+    )
+    if report.committed_blocks:
+        sequence.key = tier.key(table[report.committed_blocks - 1]) or sequence.root
+    books.add(sequence)
+    if {books.sequences[member].swapped for member in books.groups[report.group]} != {report.swapped}:
+        raise InvalidReport(f"group {report.group} is partly swapped out")
+
+
+def _slices(entries: "Iterable[_Entry]") -> "Iterator[list[_Entry]]":
+    iterator = iter(entries)
+    while part := list(islice(iterator, _SLICE)):
+        yield part

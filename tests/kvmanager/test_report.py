@@ -1,0 +1,144 @@
+"""A report rebuilds the pool that wrote it, and one that contradicts itself rebuilds nothing."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from kvmanager import (
+    Allocate,
+    Commit,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    InvalidReport,
+    Pin,
+    Pool,
+    PoolReport,
+    PoolSpec,
+    Reset,
+    Step,
+    Unpin,
+    adopt,
+    report_of,
+)
+
+SIZE = 2
+
+
+def spec(device_blocks=12, host_blocks=6):
+    return PoolSpec("engine", 1, "model", SIZE, device_blocks, host_blocks)
+
+
+def adopted(spec_, report):
+    """Run an adoption to its end."""
+    adoption = adopt(spec_, report)
+    try:
+        while True:
+            next(adoption)
+    except StopIteration as end:
+        return end.value
+
+
+def random_step(pool, draw, number):  # noqa: C901  (a case for each verb)
+    """A Step of a few items that mostly make sense."""
+    items = {
+        name: [] for name in ("commits", "pins", "forks", "frees", "swap_outs", "swap_ins", "extends", "allocates")
+    }
+    lengths = []
+    for sequence in pool.sequences.values():
+        match draw.choice(("commit", "extend", "fork", "free", "swap", "pin", "length", "nothing")):
+            case "commit" if sequence.room // SIZE > sequence.committed:
+                tokens = [draw.randint(0, 1) for _ in range((sequence.room // SIZE - sequence.committed) * SIZE)]
+                items["commits"].append(Commit(sequence.id, sequence.committed, tokens))
+            case "extend":
+                items["extends"].append(Extend(sequence.group, [(sequence.id, sequence.room + draw.randint(1, 3))]))
+            case "fork":
+                items["forks"].append(
+                    Fork(sequence.id, number * 10 + len(items["forks"]), draw.randint(1, sequence.room))
+                )
+            case "free":
+                items["frees"].append(Free(sequence.id, FreeReason.FINISHED))
+            case "swap":
+                items["swap_ins" if sequence.swapped else "swap_outs"].append(sequence.group)
+            case "pin" if pool.books.pins and draw.random() < 0.5:
+                items["pins"].append(Unpin(draw.choice(sorted(pool.books.pins))))
+            case "pin" if sequence.committed:
+                items["pins"].append(Pin(f"pin-{number}-{sequence.id}", sequence.id, sequence.committed))
+            case "length":
+                lengths.append((sequence.id, draw.randint(0, sequence.room)))
+    if draw.random() < 0.1:
+        items["pins"].append(Reset())
+    prompt = [draw.randint(0, 1) for _ in range(draw.randint(1, 7))]
+    items["allocates"].append(Allocate(number * 10 + 9, number * 10 + 9, "request", b"salt", prompt, len(prompt)))
+    return Step(number, lengths=lengths, **items)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_adopting_a_pools_report_gives_an_equal_pool_that_answers_alike(seed):
+    draw = random.Random(seed)
+    pool = Pool(spec())
+    for number in range(1, draw.randint(2, 25)):
+        pool.apply(random_step(pool, draw, number))
+    again = adopted(spec(), report_of(pool))
+    assert again.violations() == []
+    assert report_of(again) == report_of(pool)
+    for number in range(100, 115):
+        step = random_step(pool, draw, number)
+        assert again.apply(step) == pool.apply(step)
+        assert report_of(again) == report_of(pool)
+    assert again.violations() == []
+
+
+def test_an_empty_report_begins_a_pool_anew(state_of):
+    assert state_of(adopted(spec(), PoolReport())) == state_of(Pool(spec()))
+    assert adopted(spec(), PoolReport(last_step=7)).last_step == 7
+
+
+def test_a_large_pool_is_adopted_in_slices():
+    pauses = sum(1 for _ in adopt(spec(100_000), PoolReport()))
+    assert pauses >= 40
+
+
+@pytest.fixture
+def report():
+    """Of a pool with a sequence, a swapped one, a pin, and cached and free blocks in both tiers."""
+    pool = Pool(spec())
+    pool.apply(
+        Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0, 1, 0, 1], 5), Allocate(2, 2, "b", b"", [0, 0, 0], 3)])
+    )
+    pool.apply(Step(2, commits=[Commit(1, 0, [1, 0, 1, 0]), Commit(2, 0, [0, 0])], swap_outs=[2]))
+    pool.apply(Step(3, pins=[Pin("pin", 1, 1)], allocates=[Allocate(3, 3, "c", b"", [1, 1, 1], 3)]))
+    pool.apply(Step(4, commits=[Commit(3, 0, [1, 1])], frees=[Free(3, FreeReason.FINISHED)]))
+    return report_of(pool)
+
+
+def first(report, **changes):
+    report.sequences[0] = replace(report.sequences[0], **changes)
+
+
+CONTRADICTIONS = {
+    "is in two places": lambda report: report.device.release_order.append(report.sequences[0].block_ids[0]),
+    "in no table and in no order": lambda report: report.device.release_order.pop(),
+    "host: 1 blocks are in no table": lambda report: report.host.release_order.pop(),
+    "device has no block 13": lambda report: report.device.release_order.append(13),
+    "device has no block 0": lambda report: first(report, block_ids=[0]),
+    "host has no block 7": lambda report: report.host.withheld.append(7),
+    "has two keys": lambda report: report.device.keyed.append(report.device.keyed[0]),
+    "or one that is none": lambda report: report.device.keyed.append((report.device.release_order[0], b"short")),
+    "a committed block has no key": lambda report: first(report, committed_blocks=3),
+    "blocks for 9 tokens": lambda report: first(report, room_tokens=9),
+    "a table that cannot be": lambda report: first(report, computed_tokens=7),
+    "listed twice, or is no id": lambda report: first(report, sequence=2),
+    "partly swapped out": lambda report: first(report, group=2),
+    "a block without a key": lambda report: report.pins.update(other=[report.sequences[0].block_ids[2]]),
+}
+
+
+@pytest.mark.parametrize("said", CONTRADICTIONS)
+def test_a_report_that_contradicts_itself_is_refused_saying_where(report, said):
+    adopted(spec(), report)
+    CONTRADICTIONS[said](report)
+    with pytest.raises(InvalidReport, match=said):
+        adopted(spec(), report)
