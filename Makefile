@@ -8,7 +8,7 @@ DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test acceptance helm-check compose-check lint check proto dashboards clean model
+.PHONY: help demo serve test fuzz acceptance helm-check compose-check lint check proto dashboards clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,6 +23,13 @@ check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
 	$(BIN)/pytest --ignore=tests/acceptance --ignore=tests/deployment/test_compose.py $(ARGS)
+
+fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 minutes
+	end=$$(($$(date +%s) + 1200)); \
+	while [ "$$(date +%s)" -lt "$$end" ]; do \
+		QUIRE_FUZZ=1 $(BIN)/pytest tests/kvmanager/test_random_steps.py tests/kvmanager/test_copies.py \
+			--timeout=1200 $(ARGS) || exit; \
+	done
 
 acceptance: .venv/installed model ## run the acceptance tests, which take long; what passed is not run again
 	$(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)

@@ -125,8 +125,16 @@ class StepResult:
     available_blocks: int
 
 
-class PoolLost(Exception):
-    """The block manager holds nothing of this pool any more; a new, empty one may follow."""
+class Reattached(Exception):
+    """The block manager was away, and has the pool again as the engine has it.
+
+    Steps that were not answered until now never will be: what they freed and committed is so, what they asked for was
+    not granted. `available_blocks` can be handed out now.
+    """
+
+    def __init__(self, available_blocks: int) -> None:
+        super().__init__(available_blocks)
+        self.available_blocks = available_blocks
 
 
 class BlockManager(Protocol):
@@ -142,5 +150,5 @@ class BlockManager(Protocol):
     def receive(self) -> StepResult | None:
         """Return the next answer, or None while there is none. Does not wait.
 
-        Raises PoolLost, once for each loss; Steps that were under way then are never answered.
+        Raises Reattached, once for each time that the block manager was away and came back.
         """

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.blocks import BlockManager, PoolLost
+from engine.blocks import BlockManager, Reattached
 from engine.plan import Runner, StepPlan
 from engine.scheduler import Output, Scheduler
 
@@ -48,9 +48,9 @@ class Engine:
             while (result := self.blocks.receive()) is not None:
                 self.scheduler.apply(result)
                 answered += 1
-        except PoolLost:
-            self.scheduler.forget_blocks()
-            answered += 1  # a new pool may be there already: the loop must not sleep before it has looked
+        except Reattached as reattached:
+            self.scheduler.undo_asked(reattached.available_blocks)
+            answered += 1  # answers may be there already: the loop must not sleep before it has looked
         return answered
 
     def _execute(self, plan: StepPlan) -> float:

@@ -168,18 +168,13 @@ class Scheduler:
         if sequence is not None:
             self._end(sequence, FinishReason.CANCELLED)
 
-    def forget_blocks(self) -> None:
-        """The pool is gone or new: every running request begins again, keeping its tokens and its place."""
-        for sequence in [*self._running, *self._admitting.values(), *(ended for ended, _ in self._to_free)]:
-            self._withdraw(sequence)
-            if sequence.finish is None:
-                insort(self._waiting, sequence, key=_key)
-        self._running.clear()
+    def undo_asked(self, available_blocks: int) -> None:
+        """The Step under way is never answered: its frees and commits hold, but nothing was granted."""
+        for sequence in self._admitting.values():
+            self._stay_waiting(sequence)
         self._admitting.clear()
-        self._to_free.clear()
-        self._copies.clear()
         self._asked = self._refused_at = None
-        self._mirror.clear()
+        self._mirror.available = available_blocks
 
     def take_outputs(self) -> list[Output]:
         """Return what is to be told since the last call."""

@@ -18,9 +18,12 @@ from kvmanager.errors import (
     StepOutOfOrder,
     UnknownPin,
     UnknownPool,
+    UnknownRequest,
     UnknownSequence,
 )
+from kvmanager.events import Event, PoolChange
 from kvmanager.keys import KEY_BYTES, block_key, root_key
+from kvmanager.ledger import Ledger
 from kvmanager.manager import KVManager, PoolTotals, Session
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
@@ -35,6 +38,7 @@ from kvmanager.step import (
     FreeReason,
     Length,
     Pin,
+    PinChange,
     Refusal,
     Reset,
     Step,
@@ -44,6 +48,7 @@ from kvmanager.step import (
     TableChange,
     Unpin,
 )
+from kvmanager.story import Explanation
 from kvmanager.tier import BlockCounts, Eviction, Seal, Tier
 
 __all__ = [
@@ -52,7 +57,9 @@ __all__ = [
     "BlockCounts",
     "Commit",
     "Copy",
+    "Event",
     "Eviction",
+    "Explanation",
     "Extend",
     "Fork",
     "Free",
@@ -64,11 +71,14 @@ __all__ = [
     "ItemRefused",
     "KVManager",
     "KVManagerError",
+    "Ledger",
     "Length",
     "OutOfBlocks",
     "Pin",
+    "PinChange",
     "PinTooLarge",
     "Pool",
+    "PoolChange",
     "PoolReport",
     "PoolSpec",
     "PoolTotals",
@@ -90,6 +100,7 @@ __all__ = [
     "TierReport",
     "UnknownPin",
     "UnknownPool",
+    "UnknownRequest",
     "UnknownSequence",
     "Unpin",
     "adopt",

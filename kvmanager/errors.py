@@ -12,6 +12,7 @@ KVManagerError
 ├── InvalidReport            a report that contradicts itself
 ├── StepOutOfOrder           a step number seen before
 ├── UnknownPool              no engine of this id is attached
+├── UnknownRequest           no event of the request is kept
 ├── StaleIncarnation         a newer incarnation of the engine is attached
 └── SessionReplaced          a newer session of the engine replaced this one
 """
@@ -63,6 +64,10 @@ class StepOutOfOrder(KVManagerError):
 
 class UnknownPool(KVManagerError):
     """No engine of this id is attached."""
+
+
+class UnknownRequest(KVManagerError):
+    """No event of the request is in the ledger: it never was here, or that is long ago."""
 
 
 class StaleIncarnation(KVManagerError):

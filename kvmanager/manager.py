@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from kvmanager.errors import SessionReplaced, StaleIncarnation, UnknownPool
+from kvmanager.ledger import Ledger
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.step import FreeReason, Step, StepItem, StepRefusal, StepResult
@@ -45,38 +46,55 @@ class PoolTotals:
         self.peak_saved_blocks = max(self.peak_saved_blocks, saved_blocks)
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
-    """One Attach: the pool it made, and its totals."""
+    """One Attach: the pool it made or adopted, and its totals.
+
+    `connected` is false from the moment when its stream broke: the pool is kept for a while, for others to see.
+    """
 
     number: int
     pool: Pool
     totals: PoolTotals
+    connected: bool = True
 
 
 class KVManager:
     """Owns every pool. Synchronous and without locks: all calls come from one thread of control."""
 
-    def __init__(self, epoch: int) -> None:
-        """Begin without pools. `epoch` is random, drawn anew by each process, and compared for equality only."""
+    def __init__(self, epoch: int, ledger: Ledger | None = None) -> None:
+        """Begin without pools. `epoch` is random, drawn anew by each process, and compared for equality only.
+
+        All that happens is recorded in `ledger`, by default one of the usual size.
+        """
         self.epoch = epoch
+        self.ledger = ledger or Ledger()
         self._sessions: dict[str, Session] = {}
         self._last_session = 0
 
-    def attach(self, spec: PoolSpec) -> Session:
-        """Begin a session with an empty pool, replacing any older session of the engine.
-
-        Raises StaleIncarnation while a newer incarnation of the engine is attached.
-        """
+    def check(self, spec: PoolSpec) -> None:
+        """Raise StaleIncarnation while a newer incarnation of the engine is attached, or was until lately."""
         current = self._sessions.get(spec.engine_id)
         if current and current.pool.spec.incarnation > spec.incarnation:
             raise StaleIncarnation(
                 f"engine {spec.engine_id}: incarnation {spec.incarnation} is older than the attached "
                 f"{current.pool.spec.incarnation}"
             )
+
+    def attach(self, spec: PoolSpec, pool: Pool | None = None) -> Session:
+        """Begin a session with an adopted pool, or an empty one, replacing any older session of the engine.
+
+        The totals of the same incarnation go on. Raises StaleIncarnation as `check` does.
+        """
+        self.check(spec)
+        current = self._sessions.get(spec.engine_id)
+        same_life = current is not None and current.pool.spec.incarnation == spec.incarnation
         self._last_session += 1
-        session = Session(self._last_session, Pool(spec), PoolTotals())
+        session = Session(
+            self._last_session, pool or Pool(spec), current.totals if current and same_life else PoolTotals()
+        )
         self._sessions[spec.engine_id] = session
+        self.ledger.attached(spec.engine_id, session.pool.sequences.values())
         return session
 
     def apply(self, session: Session, step: Step) -> StepResult:
@@ -85,12 +103,18 @@ class KVManager:
             raise SessionReplaced(f"session {session.number} of engine {session.pool.spec.engine_id} was replaced")
         result = session.pool.apply(step)
         session.totals.add(step, result, session.pool.device.saved)
+        self.ledger.record(session.pool.spec.engine_id, step, result)
         return result
+
+    def lose(self, session: Session) -> None:
+        """Note that a session's stream broke; its pool is kept until it is dropped by `detach` or replaced."""
+        session.connected = False
 
     def detach(self, session: Session) -> None:
         """End a session and drop its pool; a session that was replaced has none to drop."""
         if self._sessions.get(session.pool.spec.engine_id) is session:
             del self._sessions[session.pool.spec.engine_id]
+            self.ledger.detached(session.pool.spec.engine_id)
 
     def sessions(self) -> list[Session]:
         """Return the live sessions, in order of their engines' ids."""

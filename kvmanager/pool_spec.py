@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from kvmanager.errors import InvalidRegistration
 
 # Ids are 32 bits on the wire, and a pool keeps some hundred bytes for each block.
-LARGEST_TIER = 1 << 26
+LARGEST_TIER = 1 << 24
 
 
 @dataclass(frozen=True)

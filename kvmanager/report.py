@@ -69,7 +69,7 @@ class PoolReport:
     @property
     def empty(self) -> bool:
         """Whether it says nothing of any block."""
-        return not (self.sequences or self.pins or self.device.release_order or self.device.withheld)
+        return self == PoolReport(resets=self.resets, last_step=self.last_step)
 
 
 def report_of(pool: Pool) -> PoolReport:

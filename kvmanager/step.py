@@ -103,7 +103,8 @@ class Allocate(NamedTuple):
     """Begins a group with its first sequence: takes the cached prefix, and blocks for what is computed next.
 
     `compute_tokens` is how many tokens beyond the cached prefix get room now. Refused unless all of `token_ids` would
-    fit now with `spare_blocks` to spare: a prompt that could not be finished is not begun.
+    fit now with `spare_blocks` to spare: a prompt that could not be finished is not begun. `waited_seconds` is how long
+    the group has waited for this; it decides nothing.
     """
 
     group: int
@@ -113,6 +114,7 @@ class Allocate(NamedTuple):
     token_ids: Sequence[int]
     compute_tokens: int
     spare_blocks: int = 0
+    waited_seconds: float = 0.0
 
 
 class Length(NamedTuple):

@@ -73,7 +73,9 @@ class GenerationFailed(ServiceError):
 
 STATUS: dict[type[Exception], grpc.StatusCode] = {
     kvmanager.InvalidRegistration: grpc.StatusCode.INVALID_ARGUMENT,
+    kvmanager.InvalidReport: grpc.StatusCode.INVALID_ARGUMENT,
     kvmanager.StepOutOfOrder: grpc.StatusCode.INVALID_ARGUMENT,
+    kvmanager.UnknownRequest: grpc.StatusCode.NOT_FOUND,
     kvmanager.UnknownPool: grpc.StatusCode.NOT_FOUND,
     kvmanager.StaleIncarnation: grpc.StatusCode.ABORTED,
     kvmanager.SessionReplaced: grpc.StatusCode.ABORTED,

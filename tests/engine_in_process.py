@@ -8,7 +8,7 @@ import torch
 
 import kvmanager
 from engine.attention import TorchBackend
-from engine.blocks import PoolLost, StepResult
+from engine.blocks import Reattached, Step, StepResult
 from engine.loop import Engine, Turn
 from engine.model import LoadedModel, load_model
 from engine.plan import Runner
@@ -16,7 +16,8 @@ from engine.request import Capacity, Request, Sampling, Stopping
 from engine.request import Sequence as EngineSequence
 from engine.runner import ModelRunner
 from engine.scheduler import Finished, Limits, Scheduler, Started, Tokens
-from tests.in_process import InProcessBlocks
+from services.engine.replica import Replica
+from tests.in_process import InProcessBlocks, adopted
 
 GREEDY = Sampling(temperature=0.0)
 _MOST_TURNS = 5000
@@ -30,7 +31,7 @@ Observer = Callable[[kvmanager.Step, kvmanager.StepResult], None]
 
 
 class FickleBlocks(InProcessBlocks):
-    """A block manager that answers late, and whose pool can be lost.
+    """A block manager that answers late, and can be away.
 
     An answer that is there is held back for `delay` calls of `receive`.
     """
@@ -38,29 +39,35 @@ class FickleBlocks(InProcessBlocks):
     def __init__(self, capacity: Capacity, observe: Observer | None = None) -> None:
         super().__init__(capacity, observe)
         self.delay = 0
-        self._lost = False
-        self._restored = True
+        self._replica = Replica(self.session.pool.spec)
+        self._returned = False
+
+    def send(self, step: Step) -> None:
+        self._replica.sent(step)
+        super().send(step)
 
     def receive(self) -> StepResult | None:
-        if self._lost:
-            self._lost, self.ready = False, self._restored
-            raise PoolLost
+        if self._returned:
+            self._returned, self.ready = False, True
+            raise Reattached(self._replica.available_blocks)
         if self._answers and self.delay:
             self.delay -= 1
             return None
-        return super().receive()
+        result = super().receive()
+        if result is not None:
+            self._replica.answered(result)
+        return result
 
     def lose(self) -> None:
-        """Drop the pool, and every answer under way."""
-        self.manager.detach(self.session)
+        """Break the connection: what was done is answered to nobody."""
         self._answers.clear()
-        self._lost, self.ready, self._restored = True, False, False
+        self.ready = False
 
     def restore(self) -> None:
-        """Attach again, with an empty pool; it can be used when the loss has been heard of."""
-        self.session = self.manager.attach(self.session.pool.spec)
-        self._restored = True
-        self.ready = not self._lost
+        """Attach again, with a report of the pool."""
+        spec = self.session.pool.spec
+        self.session = self.manager.attach(spec, adopted(spec, self._replica.settle()))
+        self._returned = True
 
 
 class EngineInProcess:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import kvmanager
 from engine import blocks
 from engine.request import Capacity
+from services.engine.replica import core_step
 
 
 class InProcessBlocks:
@@ -26,26 +27,24 @@ class InProcessBlocks:
         return self.session.pool
 
     def send(self, step: blocks.Step) -> None:
-        core_step = to_core(step)
-        result = self.manager.apply(self.session, core_step)
+        asked = core_step(step)
+        result = self.manager.apply(self.session, asked)
         if self._observe:
-            self._observe(core_step, result)
+            self._observe(asked, result)
         self._answers.append(from_core(result))
 
     def receive(self) -> blocks.StepResult | None:
         return self._answers.popleft() if self._answers else None
 
 
-def to_core(step: blocks.Step) -> kvmanager.Step:
-    frees = [kvmanager.Free(f.sequence, kvmanager.FreeReason[f.reason.name], f.preempted_for_group) for f in step.frees]
-    return kvmanager.Step(
-        step=step.step,
-        commits=[kvmanager.Commit(*item) for item in step.commits],
-        frees=frees,
-        extends=[kvmanager.Extend(*item) for item in step.extends],
-        allocates=[kvmanager.Allocate(*item) for item in step.allocates],
-        lengths=[kvmanager.Length(*item) for item in step.lengths],
-    )
+def adopted(spec: kvmanager.PoolSpec, report: kvmanager.PoolReport) -> kvmanager.Pool:
+    """Run an adoption to its end."""
+    adoption = kvmanager.adopt(spec, report)
+    try:
+        while True:
+            next(adoption)
+    except StopIteration as end:
+        return end.value
 
 
 def from_core(result: kvmanager.StepResult) -> blocks.StepResult:

@@ -25,11 +25,17 @@ class Prefix(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """What else there is to say of an allocate."""
+    """What else there is to say of an allocate. It is kept, so there is no token id in it.
 
-    item: Allocate
+    `hit_blocks` of the prompt were found, `missed` is the key of the next one; None: there was none to look for.
+    """
+
+    request_id: str
+    prompt_tokens: int
     cached_tokens: int
+    hit_blocks: int
     missed: bytes | None
+    waited_seconds: float
 
 
 def find_prefix(books: Books, root: bytes, token_ids: Items[int]) -> Prefix:
@@ -66,7 +72,8 @@ def allocate(books: Books, item: Allocate, result: StepResult) -> None:
     result.hit_tokens += cached_tokens
     result.query_tokens += len(item.token_ids)
     result.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room, cached_tokens))
-    story = Admission(item, cached_tokens, prefix.missed)
+    hits, prompt = len(prefix.hits), len(item.token_ids)
+    story = Admission(item.request_id, prompt, cached_tokens, hits, prefix.missed, item.waited_seconds)
     evicted = result.evicted[seen:]
     result.deeds.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, story))
 

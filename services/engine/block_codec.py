@@ -1,7 +1,13 @@
 """Between the engine's block operations and the wire of the KV manager."""
 
 from engine import blocks
+from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
+
+
+def register_message(spec: PoolSpec) -> pb.Register:
+    """Write what an engine says of its pool."""
+    return pb.Register(**vars(spec))
 
 
 def step_message(step: blocks.Step) -> pb.PoolRequest:

@@ -1,8 +1,8 @@
 """The engine's stream to the KV manager: its block manager over the wire.
 
-The stream lives on the event loop; the engine's own thread sends and receives through two queues. What the stream
-tells (answers, a loss, a new pool) is kept in one queue in order, so the engine's thread sees a loss before anything
-that came after it.
+The stream lives on the event loop, and the replica of the pool with it; the engine's own thread sends and receives
+through two queues. What the stream tells (answers, a loss, a new stream) is kept in one queue in order. The stream is
+opened again only when the engine's thread has heard of the loss: then all that it ever sent is in the replica.
 """
 
 import asyncio
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from engine.blocks import PoolLost, Step, StepResult
+from engine.blocks import Reattached, Step, StepResult
+from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services import transport
-from services.engine.block_codec import result_of, step_message
+from services.engine.block_codec import register_message, result_of, step_message
+from services.engine.replica import Replica
+from services.engine.report_codec import pages_of
 
 _REGISTER_SECONDS = 10.0
 _FIRST_RETRY_SECONDS = 0.1
@@ -35,6 +38,8 @@ class _Attached:
     """A stream is there. It has a queue of its own, so that what was meant for an older one never enters it."""
 
     outgoing: _Outgoing
+    available_blocks: int
+    again: bool
 
 
 class _Lost:
@@ -48,15 +53,17 @@ class PoolRefused(Exception):
 class BlockLink:
     """Implements `engine.blocks.BlockManager` for the engine's thread; `run` keeps the stream on the event loop."""
 
-    def __init__(self, address: str, register: pb.Register, wake: Callable[[], None]) -> None:
+    def __init__(self, address: str, spec: PoolSpec, wake: Callable[[], None]) -> None:
         """Describe the pool. `wake` is called, on the event loop, whenever `receive` has something new."""
         self._address = address
-        self._register = register
+        self._replica = Replica(spec)
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._incoming: deque[StepResult | _Attached | _Lost] = deque()
         self._outgoing: _Outgoing = asyncio.Queue()
         self._sending: _Outgoing | None = None
+        self._loss_heard = asyncio.Event()
+        self._sessions = 0
         self.attached = asyncio.Event()
         self.detached = asyncio.Event()
 
@@ -68,28 +75,37 @@ class BlockLink:
         return self._sending is not None
 
     def send(self, step: Step) -> None:
-        """Send a Step; lost with the stream if that breaks."""
+        """Send a Step; its answer is lost with the stream if that breaks."""
         assert self._sending is not None, "nothing is sent unless it is ready"
-        self._loop.call_soon_threadsafe(self._sending.put_nowait, step_message(step))
+        self._loop.call_soon_threadsafe(self._post, self._sending, step, step_message(step))
 
     def receive(self) -> StepResult | None:
-        """Return the next answer. Raises PoolLost once for each broken stream."""
+        """Return the next answer. Raises Reattached when a broken stream was replaced."""
         while self._incoming:
-            incoming = self._incoming.popleft()
-            if isinstance(incoming, StepResult):
-                return incoming
-            self._sending = incoming.outgoing if isinstance(incoming, _Attached) else None
-            if isinstance(incoming, _Lost):
-                raise PoolLost
+            match self._incoming.popleft():
+                case StepResult() as result:
+                    return result
+                case _Lost():
+                    self._sending = None
+                    self._loop.call_soon_threadsafe(self._loss_heard.set)
+                case _Attached() as attached:
+                    self._sending = attached.outgoing
+                    if attached.again:
+                        raise Reattached(attached.available_blocks)
         return None
 
     # Called on the event loop.
 
     async def run(self) -> None:
-        """Attach, and attach again after each loss, until cancelled. Raises PoolRefused when there is no use."""
+        """Attach, and attach again after each loss, until cancelled.
+
+        Raises PoolRefused when there is no use, PoolDiffers when the manager's books are not the engine's.
+        """
         retry_seconds = _FIRST_RETRY_SECONDS
         while True:
             was_attached = await self._attach_once()
+            if was_attached:
+                await self._loss_heard.wait()
             retry_seconds = _FIRST_RETRY_SECONDS if was_attached else min(retry_seconds * 2, _LONGEST_RETRY_SECONDS)
             await asyncio.sleep(retry_seconds)
 
@@ -115,6 +131,7 @@ class BlockLink:
             if was_attached:
                 self.attached.clear()
                 self.detached.set()
+                self._loss_heard.clear()
                 self._tell(_Lost())
         return was_attached
 
@@ -128,16 +145,24 @@ class BlockLink:
         log.info("attached to the KV manager at %s, session %s", self._address, first.registered.session)
         self.detached.clear()
         self.attached.set()
-        self._tell(_Attached(self._outgoing))
+        self._sessions += 1
+        self._tell(_Attached(self._outgoing, self._replica.available_blocks, again=self._sessions > 1))
         while isinstance(response := await call.read(), pb.PoolResponse):
-            self._tell(result_of(response.result))
+            result = result_of(response.result)
+            self._replica.answered(result)
+            self._tell(result)
 
     async def _requests(self) -> AsyncIterator[pb.PoolRequest]:
-        yield pb.PoolRequest(register=self._register)
-        yield pb.PoolRequest(report=pb.ReportPage(last=True))
+        yield pb.PoolRequest(register=register_message(self._replica.spec))
+        for page in pages_of(self._replica.settle()):
+            yield pb.PoolRequest(report=page)
         outgoing = self._outgoing
         while (request := await outgoing.get()) is not None:
             yield request
+
+    def _post(self, outgoing: _Outgoing, step: Step, message: pb.PoolRequest) -> None:
+        self._replica.sent(step)
+        outgoing.put_nowait(message)
 
     def _tell(self, incoming: StepResult | _Attached | _Lost) -> None:
         self._incoming.append(incoming)

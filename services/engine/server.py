@@ -7,7 +7,8 @@ import time
 from contextlib import suppress
 
 from engine.loop import Engine
-from quire.v1 import engine_pb2, engine_pb2_grpc, kvmanager_pb2
+from kvmanager import PoolSpec
+from quire.v1 import engine_pb2, engine_pb2_grpc
 from services import transport
 from services.engine.assembly import EngineParts, assemble
 from services.engine.block_link import BlockLink
@@ -60,7 +61,7 @@ class EngineService:
 
     def _connect(self, parts: EngineParts, engine_id: str) -> tuple[EngineDriver, BlockLink]:
         capacity = parts.scheduler.capacity
-        register = kvmanager_pb2.Register(
+        spec = PoolSpec(
             engine_id=engine_id,
             incarnation=self._incarnation,
             model_fingerprint=parts.loaded.fingerprint,
@@ -68,7 +69,7 @@ class EngineService:
             device_blocks=capacity.device_blocks,
             model=self._settings.served_name(),
         )
-        link = BlockLink(self._settings.kvmanager, register, lambda: driver.wake())
+        link = BlockLink(self._settings.kvmanager, spec, lambda: driver.wake())
         engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
         patience = self._settings.seconds_without_kvmanager
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer)

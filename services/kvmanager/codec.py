@@ -1,6 +1,9 @@
 """Between the wire and the plain values of the KV manager's core."""
 
+from array import array
 from collections.abc import Iterable
+
+from google.protobuf.duration_pb2 import Duration
 
 from kvmanager import (
     Allocate,
@@ -10,32 +13,36 @@ from kvmanager import (
     Fork,
     Free,
     FreeReason,
-    Length,
-    Pool,
+    Pin,
+    PinChange,
     PoolSpec,
+    Reset,
     Sequence,
     Session,
     Step,
     StepResult,
+    Tier,
+    Unpin,
 )
 from quire.v1 import kvmanager_pb2 as pb
-from services.errors import InvalidField, UnsupportedField
+from services.errors import InvalidField
 
 _FREE_REASONS: dict[int, FreeReason] = {
     pb.FreeReason.Value(f"FREE_REASON_{reason.name}"): reason for reason in FreeReason
 }
 
+_LONGEST_SECONDS = 315_576_000_000  # of a Duration, as its documentation says
+
 
 def spec_of(message: pb.Register) -> PoolSpec:
-    """Read the pool that an engine describes. Raises InvalidRegistration, or UnsupportedField for a host tier."""
-    if message.host_blocks:
-        raise UnsupportedField(f"host_blocks is {message.host_blocks}, this version has no host tier", "host_blocks")
+    """Read the pool that an engine describes. Raises InvalidRegistration."""
     return PoolSpec(
         engine_id=message.engine_id,
         incarnation=message.incarnation,
         model_fingerprint=message.model_fingerprint,
         block_size=message.block_size,
         device_blocks=message.device_blocks,
+        host_blocks=message.host_blocks,
         model=message.model,
     )
 
@@ -44,15 +51,30 @@ def step_of(message: pb.Step) -> Step:
     """Read a Step. Raises InvalidField where it makes no sense at all."""
     return Step(
         step=message.step,
-        commits=[Commit(item.sequence, item.first_index, list(item.token_ids)) for item in message.commits],
+        commits=[Commit(item.sequence, item.first_index, array("i", item.token_ids)) for item in message.commits],
+        pins=[_pin_change(item) for item in message.pins],
         forks=[Fork(item.parent, item.child, item.length) for item in message.forks],
         frees=[Free(item.sequence, _free_reason(item.reason), item.preempted_for_group) for item in message.frees],
+        swap_outs=list(message.swap_outs),
+        swap_ins=list(message.swap_ins),
         extends=[
             Extend(item.group, _pairs(item.sequences, item.room_tokens, "step.extends")) for item in message.extends
         ],
         allocates=[_allocate_of(item) for item in message.allocates],
-        lengths=[Length(*pair) for pair in _pairs(message.length_sequences, message.length_tokens, "step.lengths")],
+        lengths=_pairs(message.length_sequences, message.length_tokens, "step.lengths"),
     )
+
+
+def _pin_change(item: pb.PinChange) -> PinChange:
+    match item.WhichOneof("kind"):
+        case "pin":
+            return Pin(item.pin.pin_id, item.pin.sequence, item.pin.block_count)
+        case "unpin":
+            return Unpin(item.unpin)
+        case "reset":
+            return Reset()
+        case _:
+            raise InvalidField("step.pins has an empty entry", "step.pins")
 
 
 def _pairs(first: Iterable[int], second: Iterable[int], field: str) -> list[tuple[int, int]]:
@@ -74,19 +96,29 @@ def _allocate_of(item: pb.Allocate) -> Allocate:
         sequence=item.sequence,
         request_id=item.request_id,
         salt=item.salt,
-        token_ids=list(item.token_ids),
+        token_ids=array("i", item.token_ids),
         compute_tokens=item.compute_tokens,
         spare_blocks=item.spare_blocks,
+        waited_seconds=_seconds(item.waited, "step.allocates.waited"),
     )
+
+
+def _seconds(value: Duration, field: str) -> float:
+    if not 0 <= value.seconds <= _LONGEST_SECONDS or not 0 <= value.nanos < 1_000_000_000:
+        raise InvalidField(f"{field} is {value.seconds} s and {value.nanos} ns, which is no duration", field)
+    return value.seconds + value.nanos / 1e9
 
 
 def result_message(result: StepResult) -> pb.StepResult:
     """Write the answer to a Step."""
     message = pb.StepResult(
         step=result.step,
-        sealed_blocks=[seal.block for seal in result.sealed],
-        sealed_keys=b"".join(seal.key for seal in result.sealed),
+        sealed_blocks=result.sealed_blocks,
+        sealed_keys=b"".join(result.sealed_keys),
+        host_sealed_blocks=[seal.block for seal in result.host_sealed],
+        host_sealed_keys=b"".join(seal.key for seal in result.host_sealed),
         device=counts_message(result.device),
+        host=counts_message(result.host),
         evicted_blocks=result.evicted_blocks,
     )
     for refusal in result.refusals:
@@ -104,8 +136,14 @@ def result_message(result: StepResult) -> pb.StepResult:
             room_tokens=change.room_tokens,
             cached_tokens=change.cached_tokens,
         )
-    message.device_to_device.sources.extend(copy.source for copy in result.copies)
-    message.device_to_device.destinations.extend(copy.destination for copy in result.copies)
+    for copies, lists in (
+        (result.device_to_host, message.device_to_host),
+        (result.host_to_device, message.host_to_device),
+        (result.copies, message.device_to_device),
+    ):
+        if copies:
+            lists.sources.extend(copy.source for copy in copies)
+            lists.destinations.extend(copy.destination for copy in copies)
     return message
 
 
@@ -123,7 +161,9 @@ def pool_message(session: Session) -> pb.PoolInfo:
         model_fingerprint=pool.spec.model_fingerprint,
         block_size=pool.spec.block_size,
         device_blocks=pool.spec.device_blocks,
+        host_blocks=pool.spec.host_blocks,
         device=counts_message(pool.device.counts),
+        host=counts_message(pool.host.counts),
         session=session.number,
         sequences=len(pool.sequences),
         groups=len(pool.groups),
@@ -148,19 +188,19 @@ def sequence_message(sequence: Sequence, block_size: int) -> pb.SequenceInfo:
     )
 
 
-def block_map_message(pool: Pool, first: int, count: int) -> pb.GetBlockMapResponse:
+def block_map_message(tier: Tier, first: int, count: int) -> pb.GetBlockMapResponse:
     """Write the states of `count` blocks from `first` on, or of as many as there are."""
-    total = pool.spec.device_blocks
-    blocks = range(first, min(first + count, total + 1))
+    blocks = range(first, min(first + count, tier.total + 1))
+    withheld = set(tier.withheld())
     return pb.GetBlockMapResponse(
         first_block=first,
-        states=[_state(pool, block) for block in blocks],
-        counts=[pool.device.count(block) for block in blocks],
-        next_block=blocks.stop if blocks.stop <= total else 0,
+        states=[pb.BLOCK_STATE_WITHHELD if block in withheld else _state(tier, block) for block in blocks],
+        counts=[tier.count(block) for block in blocks],
+        next_block=blocks.stop if blocks.stop <= tier.total else 0,
     )
 
 
-def _state(pool: Pool, block: int) -> pb.BlockState.ValueType:
-    if pool.device.count(block):
+def _state(tier: Tier, block: int) -> pb.BlockState.ValueType:
+    if tier.count(block):
         return pb.BLOCK_STATE_HELD
-    return pb.BLOCK_STATE_FREE if pool.device.key(block) is None else pb.BLOCK_STATE_CACHED
+    return pb.BLOCK_STATE_FREE if tier.key(block) is None else pb.BLOCK_STATE_CACHED

@@ -27,7 +27,7 @@ class KVManagerService:
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         # The calls that this version does not serve are left to the generated base: they answer UNIMPLEMENTED.
         self._servicer = KVManagerServicer(  # type: ignore[abstract]
-            self.manager, observer or PoolObserver(), time.perf_counter
+            self.manager, observer or PoolObserver(), time.perf_counter, settings.lease_seconds
         )
         kvmanager_pb2_grpc.add_KVManagerServicer_to_server(self._servicer, self.server)
 

@@ -2,17 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 
-from kvmanager import KVManager, Session
+from kvmanager import KVManager, Pool, PoolReport, PoolSpec, Session, adopt
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
-from services.errors import InvalidField, UnexpectedMessage, UnsupportedField, translated
+from services.duration import duration
+from services.errors import InvalidField, UnexpectedMessage, translated
 from services.kvmanager import codec
+from services.kvmanager.ledger_reading import LedgerReading
 from services.kvmanager.observer import PoolObserver
+from services.kvmanager.report_codec import ReportReader
 
+_BREAK_SECONDS = 0.05
 _LARGEST_BLOCK_PAGE = 65536
 _LARGEST_SEQUENCE_PAGE = 1000
 
@@ -23,10 +28,15 @@ Requests = AsyncIterator[pb.PoolRequest]
 class KVManagerServicer(pb_grpc.KVManagerServicer):
     """One writer: every call runs on the server's one event loop, and the core's verbs do not wait."""
 
-    def __init__(self, manager: KVManager, observer: PoolObserver, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, manager: KVManager, observer: PoolObserver, clock: Callable[[], float], lease_seconds: float
+    ) -> None:
         self._manager = manager
+        self._lease_seconds = lease_seconds
+        self._streams = 0
         self._observer = observer
         self._clock = clock
+        self._reading = LedgerReading(manager.ledger)
         self._no_engine = asyncio.Event()
         self._no_engine.set()
 
@@ -35,22 +45,20 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         await self._no_engine.wait()
 
     async def Attach(self, requests: Requests, context: Context) -> AsyncIterator[pb.PoolResponse]:  # noqa: N802
-        """Attach an engine, then answer its Steps until the stream ends, which drops the pool."""
+        """Attach an engine, then answer its Steps until the stream ends; a half-closed one drops the pool."""
         async with translated(context):
             session = await self._begin(requests)
-            self._no_engine.clear()
-            self._observer.attached(session)
+            self._connect(session)
             try:
-                yield pb.PoolResponse(
-                    registered=pb.Registered(manager_epoch=self._manager.epoch, session=session.number)
-                )
+                yield self._registered(session)
                 async for request in requests:
                     yield pb.PoolResponse(result=self._step(session, request))
+                    self._reading.tell()  # the engine has its answer
+                # A broken stream ends just as a half-closed one, but is cancelled a moment later.
+                await asyncio.sleep(_BREAK_SECONDS)
+                self._drop(session)
             finally:
-                self._observer.detached(session)
-                self._manager.detach(session)
-                if not self._manager.sessions():
-                    self._no_engine.set()
+                self._disconnect(session)
 
     async def ListPools(self, _request: pb.ListPoolsRequest, _context: Context) -> pb.ListPoolsResponse:  # noqa: N802
         """List the pools."""
@@ -66,13 +74,12 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
     ) -> pb.GetBlockMapResponse:
         """Show a page of one pool's blocks."""
         async with translated(context):
-            if request.tier == pb.TIER_HOST:
-                raise UnsupportedField("tier: this version has no host tier", "tier")
             if request.first_block < 0:
                 raise InvalidField(f"first_block is {request.first_block}, it must not be negative", "first_block")
             count = _page_size(request.block_count, _LARGEST_BLOCK_PAGE, "block_count")
             pool = self._manager.session(request.engine_id).pool
-            return codec.block_map_message(pool, request.first_block or 1, count)
+            tier = pool.host if request.tier == pb.TIER_HOST else pool.device
+            return codec.block_map_message(tier, request.first_block or 1, count)
 
     async def ListSequences(  # noqa: N802
         self, request: pb.ListSequencesRequest, context: Context
@@ -86,21 +93,60 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             page = [codec.sequence_message(pool.sequences[id_], pool.spec.block_size) for id_ in ids[:size]]
             return pb.ListSequencesResponse(sequences=page, next_page_token=str(ids[size - 1]) if ids[size:] else "")
 
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
+        """Tell a request's story."""
+        async with translated(context):
+            return await self._reading.explain(request.request_id)
+
+    async def WatchEvents(  # noqa: N802
+        self, request: pb.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchEventsResponse]:
+        """Stream the ledger."""
+        async with translated(context), aclosing(self._reading.watch(request.from_event)) as messages:
+            async for message in messages:
+                yield message
+
     async def _begin(self, requests: Requests) -> Session:
-        """Read Register and the report that follows it."""
+        """Read Register and the report that follows it, and adopt what that describes."""
         register = await _next(requests, "register")
         spec = codec.spec_of(register.register)
-        while not (page := (await _next(requests, "report")).report).last:
-            _check_empty(page)
-        _check_empty(page)
-        return self._manager.attach(spec)
+        self._manager.check(spec)
+        reader = ReportReader(spec)
+        last = False
+        while not last:
+            page = (await _next(requests, "report")).report
+            reader.add(page)
+            last = page.last
+        return self._manager.attach(spec, await _adopted(spec, reader.report))
+
+    def _registered(self, session: Session) -> pb.PoolResponse:
+        registered = pb.Registered(manager_epoch=self._manager.epoch, session=session.number)
+        registered.lease.CopyFrom(duration(self._lease_seconds))
+        return pb.PoolResponse(registered=registered)
+
+    def _connect(self, session: Session) -> None:
+        self._streams += 1
+        self._no_engine.clear()
+        self._observer.attached(session)
+        self._reading.tell()
+
+    def _disconnect(self, session: Session) -> None:
+        """Keep the pool of a broken stream for the lease's time: its engine may come back, and others see it."""
+        self._streams -= 1
+        if not self._streams:
+            self._no_engine.set()
+        if session in self._manager.sessions():
+            self._manager.lose(session)
+            asyncio.get_running_loop().call_later(self._lease_seconds, self._drop, session)
+
+    def _drop(self, session: Session) -> None:
+        self._observer.detached(session)
+        self._manager.detach(session)
+        self._reading.tell()
 
     def _step(self, session: Session, request: pb.PoolRequest) -> pb.StepResult:
         if request.WhichOneof("kind") != "step":
             raise _unexpected("step", request)
-        for name in ("pins", "swap_outs", "swap_ins"):
-            if getattr(request.step, name):
-                raise UnsupportedField(f"step.{name}: this version does not serve it", f"step.{name}")
         begun = self._clock()
         message = codec.result_message(self._manager.apply(session, codec.step_of(request.step)))
         self._observer.stepped(session, self._clock() - begun)
@@ -119,9 +165,16 @@ def _unexpected(expected: str, request: pb.PoolRequest) -> UnexpectedMessage:
     return UnexpectedMessage(f"expected {expected}, got {request.WhichOneof('kind') or 'an empty message'}")
 
 
-def _check_empty(page: pb.ReportPage) -> None:
-    if page != pb.ReportPage(last=page.last):
-        raise UnsupportedField("report: this version adopts empty reports only", "report")
+async def _adopted(spec: PoolSpec, report: PoolReport) -> Pool:
+    """Adopt a report a slice at a time: between slices, others get their answers."""
+    adoption = adopt(spec, report)
+    while True:
+        try:
+            next(adoption)
+        except StopIteration as end:
+            pool: Pool = end.value
+            return pool
+        await asyncio.sleep(0)
 
 
 def _page_size(wanted: int, largest: int, field: str) -> int:

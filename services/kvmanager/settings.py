@@ -10,6 +10,8 @@ class KVManagerSettings:
     """Where the KV manager listens, and how long it lets its engines leave."""
 
     listen: str = setting("127.0.0.1:50053", "Address to listen on: host:port or unix:/path.")
+    # Three times the time after which a silent engine's stream counts as broken: see services.transport.
+    lease_seconds: float = setting(30.0, "Seconds that the pool of an engine is kept after its stream broke.", least=0)
     grace_seconds: float = setting(45.0, "Seconds that attached engines have to leave after SIGTERM.", least=0)
 
     def __post_init__(self) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import kvmanager
-from engine.blocks import BlockManager, PoolLost, Step, StepResult
+from engine.blocks import BlockManager, Reattached, Step, StepResult
 from engine.request import Capacity
-from quire.v1 import kvmanager_pb2
 from services.engine.block_link import BlockLink, PoolRefused
+from services.engine.replica import Replica
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
 from tests.engine_in_process import FickleBlocks
@@ -33,12 +33,9 @@ class Link(Protocol):
     def wait(self) -> None:
         """Return when `receive` may have something new."""
 
-    def wait_for_return(self) -> None:
-        """Return when a new pool is there, without a call of `receive`."""
-
 
 class Manager(Protocol):
-    """A KV manager that can go away and come back empty."""
+    """A KV manager that can go away and come back without a memory; its engines report."""
 
     def attach(self, block_size: int, device_blocks: int, incarnation: int = 1, engine_id: str = ENGINE) -> Link:
         """Attach an engine. Raises Refused."""
@@ -57,26 +54,43 @@ class Manager(Protocol):
 
 
 def answer(link: Link, step: Step) -> StepResult:
-    """Send a Step, and return its answer when it is there. Raises PoolLost."""
+    """Send a Step, and return its answer when it is there. Raises Reattached."""
     link.blocks.send(step)
     return next_answer(link)
 
 
 def next_answer(link: Link) -> StepResult:
-    """Return the next answer when it is there. Raises PoolLost."""
+    """Return the next answer when it is there. Raises Reattached."""
     while (result := link.blocks.receive()) is None:
         link.wait()
     return result
 
 
-def answers_until_lost(link: Link) -> list[StepResult]:
-    """Return the answers that come before the loss of the pool is told."""
+def answers_until_reattached(link: Link) -> tuple[list[StepResult], int]:
+    """Return the answers that come before the return of the manager is told, and the available blocks told then."""
     answers = []
     try:
         while True:
             answers.append(next_answer(link))
-    except PoolLost:
-        return answers
+    except Reattached as reattached:
+        return answers, reattached.available_blocks
+
+
+def wait_until_away(link: Link) -> None:
+    """Return when no Step can be sent any more; no answer may come before."""
+    assert wait_until_away_whatever_comes(link) == []
+
+
+def wait_until_away_whatever_comes(link: Link) -> list[StepResult]:
+    """Return the answers that come until no Step can be sent any more."""
+    answers = []
+    while link.blocks.ready:
+        result = link.blocks.receive()
+        if result is not None:
+            answers.append(result)
+        elif link.blocks.ready:
+            link.wait()
+    return answers
 
 
 def wait_until_ready(link: Link) -> None:
@@ -126,17 +140,15 @@ class _CoreLink:
     def wait(self) -> None:
         raise AssertionError("answers of the core are there at once, and there is none")
 
-    def wait_for_return(self) -> None:
-        pass
-
 
 class _CoreBlocks(FickleBlocks):
-    """Attached to a manager that others use too; who is replaced has lost the pool for good."""
+    """Attached to a manager that others use too; who is replaced is away for good."""
 
     def __init__(self, manager: kvmanager.KVManager, spec: kvmanager.PoolSpec) -> None:
         super().__init__(Capacity(1, 1, spec.block_size, spec.device_blocks))
         self.manager = manager
         self.session = manager.attach(spec)
+        self._replica = Replica(spec)
 
     def send(self, step: Step) -> None:
         try:
@@ -173,14 +185,8 @@ class WireManager:
         self.start()
 
     def attach(self, block_size: int, device_blocks: int, incarnation: int = 1, engine_id: str = ENGINE) -> Link:
-        register = kvmanager_pb2.Register(
-            engine_id=engine_id,
-            incarnation=incarnation,
-            model_fingerprint="model",
-            block_size=block_size,
-            device_blocks=device_blocks,
-        )
-        self._links.append(WireLink(self._loop, self._address, register))
+        spec = kvmanager.PoolSpec(engine_id, incarnation, "model", block_size, device_blocks)
+        self._links.append(WireLink(self._loop, self._address, spec))
         wait_until_ready(self._links[-1])
         return self._links[-1]
 
@@ -202,7 +208,7 @@ class WireManager:
         self._loop.run(_all_ended())
 
     async def _start(self) -> KVManagerService:
-        service = KVManagerService(KVManagerSettings(listen=self._address))
+        service = KVManagerService(KVManagerSettings(listen=self._address, lease_seconds=0))
         await service.start()
         return service
 
@@ -222,10 +228,10 @@ class WireLink:
 
     blocks: BlockLink
 
-    def __init__(self, loop: LoopThread, address: str, register: kvmanager_pb2.Register) -> None:
+    def __init__(self, loop: LoopThread, address: str, spec: kvmanager.PoolSpec) -> None:
         self._loop = loop
         self._news = threading.Event()
-        self._loop.run(self._begin(address, register))
+        self._loop.run(self._begin(address, spec))
 
     def wait(self) -> None:
         """Raises Refused when the link has ended because the manager will not have it."""
@@ -236,9 +242,6 @@ class WireLink:
         assert self._news.wait(SECONDS), "nothing came"
         self._news.clear()
 
-    def wait_for_return(self) -> None:
-        self._loop.run(asyncio.wait_for(self.blocks.attached.wait(), SECONDS))
-
     def wait_until_broken(self) -> None:
         """Return when the stream has ended, whoever has heard of it."""
         self._loop.run(asyncio.wait_for(self.blocks.detached.wait(), SECONDS))
@@ -246,8 +249,8 @@ class WireLink:
     def close(self) -> None:
         self._loop.run(self._end())
 
-    async def _begin(self, address: str, register: kvmanager_pb2.Register) -> None:
-        self.blocks = BlockLink(address, register, self._news.set)
+    async def _begin(self, address: str, spec: kvmanager.PoolSpec) -> None:
+        self.blocks = BlockLink(address, spec, self._news.set)
         self._task = asyncio.create_task(self.blocks.run())
         self._task.add_done_callback(lambda _: self._news.set())
 

@@ -27,9 +27,10 @@ from tests.contract.block_managers import (
     Manager,
     Refused,
     answer,
-    answers_until_lost,
+    answers_until_reattached,
     next_answer,
-    wait_until_ready,
+    wait_until_away,
+    wait_until_away_whatever_comes,
 )
 from tests.engine.fake_runner import FakeRunner, expected_tokens
 
@@ -170,43 +171,69 @@ class TestAnswers:
         assert result.tables[0].cached_tokens == 399_984
 
 
-class TestLoss:
-    def test_is_told_once_and_a_new_empty_pool_follows(self, manager: Manager, link: Link) -> None:
+class TestAbsence:
+    """The manager goes away, forgets everything, and comes back."""
+
+    def test_its_return_is_told_once_and_the_pool_is_as_it_was(self, manager: Manager, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
         answer(link, Step(2, commits=[Commit(1, 0, [1, 2])]))
         manager.stop()
-        assert answers_until_lost(link) == []
-        assert not link.blocks.ready
+        wait_until_away(link)
         assert link.blocks.receive() is None
         manager.start()
-        wait_until_ready(link)
-        result = answer(link, Step(3, allocates=[allocate(1, [1, 2, 3])]))
-        assert result == StepResult(3, [], [TableChange(1, 0, [1, 2], 4, 0)], [], 4)
-        assert list(manager.pool().sequences) == [1]
+        assert answers_until_reattached(link) == ([], 4)
+        assert link.blocks.ready
+        assert link.blocks.receive() is None
+        result = answer(link, Step(3, allocates=[allocate(2, [1, 2, 3])]))
+        assert result == StepResult(3, [], [TableChange(2, 0, [1, 3], 4, 2)], [], 3)
+        assert list(manager.pool().sequences) == [1, 2]
 
-    def test_what_was_sent_before_the_loss_was_heard_of_reaches_no_new_pool(self, manager: Manager, link: Link) -> None:
-        """The engine may be long in a step: the pool is lost and there again before it looks."""
+    def test_what_was_sent_before_it_was_missed_is_granted_nothing(self, manager: Manager, link: Link) -> None:
+        """The engine may be long in a step: the manager is back before it looks."""
         manager.stop()
         manager.start()
-        link.wait_for_return()
         if link.blocks.ready:
             link.blocks.send(Step(1, allocates=[allocate(1, [1, 2, 3])]))
-        assert answers_until_lost(link) == []
-        wait_until_ready(link)
+        assert answers_until_reattached(link) == ([], BLOCKS)
         result = answer(link, Step(2, allocates=[allocate(2, [4])]))
         assert result == StepResult(2, [], [TableChange(2, 0, [1], 2, 0)], [], 5)
         assert list(manager.pool().sequences) == [2]
 
-    def test_answers_under_way_are_lost_with_the_pool(self, manager: Manager, link: Link) -> None:
+    def test_frees_and_commits_that_were_not_answered_hold(self, manager: Manager, link: Link) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3]), allocate(2, [4])]))
+        ended = Free(1, FreeReason.FINISHED)
+        link.blocks.send(Step(2, commits=[Commit(1, 0, [1, 2])], frees=[ended], allocates=[allocate(3, [5])]))
+        manager.stop()
+        wait_until_away_whatever_comes(link)
+        manager.start()
+        answers_until_reattached(link)
+        assert 1 not in manager.pool().sequences
+        assert answer(link, Step(3, allocates=[allocate(4, [1, 2, 3])])).tables[0].cached_tokens == 2
+
+    def test_answers_under_way_are_lost_and_what_was_answered_is_kept(self, manager: Manager, link: Link) -> None:
         for number in range(1, 20):
             link.blocks.send(Step(number, allocates=[allocate(number, [1])]))
         manager.stop()
-        answered = [result.step for result in answers_until_lost(link)]
-        assert answered == list(range(1, len(answered) + 1)), "some may have come before, in order"
-        assert not link.blocks.ready
+        answered = wait_until_away_whatever_comes(link)
+        assert [result.step for result in answered] == list(range(1, len(answered) + 1)), (
+            "in order, as far as they came"
+        )
         manager.start()
-        wait_until_ready(link)
-        assert answer(link, Step(20)) == StepResult(20, [], [], [], BLOCKS)
+        granted = sum(len(result.tables) for result in answered)
+        assert answers_until_reattached(link) == ([], BLOCKS - granted)
+        assert answer(link, Step(20)) == StepResult(20, [], [], [], BLOCKS - granted)
+        assert list(manager.pool().sequences) == list(range(1, granted + 1))
+
+    def test_the_order_in_which_blocks_are_handed_out_is_rebuilt(self, manager: Manager, link: Link) -> None:
+        answer(link, Step(1, allocates=[allocate(number, [number, number]) for number in (1, 2, 3, 4)]))
+        commits = [Commit(number, 0, [number, number]) for number in (3, 1)]
+        frees = [Free(number, FreeReason.FINISHED) for number in (3, 2, 1)]
+        answer(link, Step(2, commits=commits, frees=frees))
+        before = manager.pool().device.eviction_order()
+        manager.stop()
+        manager.start()
+        answers_until_reattached(link)
+        assert manager.pool().device.eviction_order() == before == [5, 6, 2, 3, 1]
 
 
 class TestIncarnations:
@@ -215,8 +242,7 @@ class TestIncarnations:
         newer = manager.attach(BLOCK, BLOCKS, incarnation=2)
         assert answer(newer, Step(1, allocates=[allocate(9, [1])])).available_blocks == 5
         link.blocks.send(Step(2, allocates=[allocate(2, [4])]))
-        assert answers_until_lost(link) == []
-        assert not link.blocks.ready
+        wait_until_away(link)
         assert list(manager.pool().sequences) == [9]
         assert answer(newer, Step(2)).available_blocks == 5
 

@@ -381,53 +381,59 @@ class TestFailures:
         rig.watched.check_idle()
 
 
-class TestLostPools:
+class TestABlockManagerThatIsAway:
+    @pytest.mark.parametrize("away", [1, 2, 7])
     @pytest.mark.parametrize("turns", range(1, 14))
-    def test_requests_begin_again_and_lose_no_token(self, rig: Rig, turns: int) -> None:
+    def test_loses_no_token_and_none_is_computed_twice(self, rig: Rig, turns: int, away: int) -> None:
         prompts = [[1, 2, 3, 4, 5], [6, 7], [8] * 9]
         for prompt in prompts:
             rig.submit(prompt, 6)
         for _ in range(turns):
             rig.turn()
         rig.blocks.lose()
-        rig.turn()
-        assert rig.scheduler.running == 0
+        for _ in range(away):
+            rig.turn()
         rig.blocks.restore()
         rig.run()
         for prompt, tokens in zip(prompts, rig.tokens.values(), strict=True):
             assert tokens == expected_tokens(prompt, 0, 6, frozenset(), VOCABULARY)
-        assert {one.preemptions for one in rig.finished.values()} == {0}
+        assert {(one.preemptions, one.recomputed_tokens) for one in rig.finished.values()} == {(0, 0)}
+        fed = [work.token_ids for plan in rig.runner.plans for work in plan.work]
+        assert sum(map(len, fed)) == rig.scheduler.totals.computed_tokens == sum(len(p) + 6 - 1 for p in prompts)
+        rig.watched.check_idle()
 
-    def test_what_was_computed_before_the_loss_is_counted_as_recomputed(self, rig: Rig) -> None:
-        rig.submit([1, 2, 3, 4, 5], 6)
-        while len(rig.tokens["r0"]) < 3:
-            rig.turn()
+    def test_has_cached_prefixes_still_when_it_comes_back(self, rig: Rig) -> None:
+        rig.submit([1, 2, 3, 4, 5, 6, 7, 8, 9], 3)
+        rig.run()
         rig.blocks.lose()
         rig.turn()
         rig.blocks.restore()
+        again = rig.submit([1, 2, 3, 4, 5, 6, 7, 8, 9], 3)
         rig.run()
-        assert rig.finished["r0"].recomputed_tokens == rig.scheduler.totals.recomputed_tokens == 7
-        assert rig.scheduler.totals.computed_tokens == 10 + 7
+        assert rig.cached[again] == 8
 
-    def test_a_turn_that_hears_of_a_loss_has_moved_something(self, rig: Rig) -> None:
-        # The new pool may be there already: who sleeps now could sleep for ever.
+    def test_that_has_come_back_is_something_that_moved(self, rig: Rig) -> None:
+        # Answers may be there already: who sleeps now could sleep for ever.
         rig.submit([1, 2, 3, 4, 5], 6)
         rig.turn()
         rig.turn()
         rig.blocks.lose()
+        while rig.turn().progressed:
+            pass
+        rig.blocks.restore()
         assert rig.turn().progressed
-        assert not rig.turn().progressed
 
-    def test_a_cancelled_request_is_not_freed_in_the_new_pool(self, rig: Rig) -> None:
+    def test_hears_of_a_request_cancelled_meanwhile_when_it_is_back(self, rig: Rig) -> None:
         name = rig.submit([1, 2, 3, 4, 5], 6)
         rig.turn()
         rig.turn()
-        rig.scheduler.cancel(name)
         rig.blocks.lose()
+        rig.scheduler.cancel(name)
         rig.turn()
+        assert rig.frees() == []
         rig.blocks.restore()
         rig.run()
-        assert rig.frees() == []
+        assert [free.reason.name for free in rig.frees()] == ["CANCELLED"]
         rig.watched.check_idle()
 
 
@@ -521,10 +527,6 @@ class TestCopies:
         plan = answered.plan(0.0)
         assert plan
         assert (plan.copies, plan.work) == (self.COPIES, ())
-        assert answered.plan(0.0) is None
-
-    def test_of_a_lost_pool_are_forgotten(self, answered: Scheduler) -> None:
-        answered.forget_blocks()
         assert answered.plan(0.0) is None
 
 

@@ -6,7 +6,20 @@ from enum import Enum
 
 import pytest
 
-from kvmanager import Allocate, Commit, Extend, Fork, Free, FreeReason, Pool, PoolSpec, Step
+from kvmanager import (
+    Allocate,
+    Commit,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Pin,
+    Pool,
+    PoolSpec,
+    Reset,
+    Step,
+    Unpin,
+)
 
 
 def plain(value):
@@ -29,9 +42,9 @@ def plain(value):
 class Driver:
     """An engine's end of a pool: numbers the Steps and checks the conservation law after each of them."""
 
-    def __init__(self, device_blocks, block_size, model_fingerprint):
-        self.pool = Pool(PoolSpec("engine", 1, model_fingerprint, block_size, device_blocks))
-        self.device = self.pool.device
+    def __init__(self, device_blocks, block_size, model_fingerprint, host_blocks):
+        self.pool = Pool(PoolSpec("engine", 1, model_fingerprint, block_size, device_blocks, host_blocks))
+        self.device, self.host = self.pool.device, self.pool.host
 
     def apply(self, **items):
         result = self.pool.apply(Step(self.pool.last_step + 1, **items))
@@ -48,7 +61,8 @@ class Driver:
         before = self.state()
         result = self.apply(**items)
         assert self.state() == before
-        assert (result.sealed, result.tables, result.copies) == ([], [], [])
+        assert (result.sealed, result.host_sealed, result.tables, result.deeds) == ([], [], [], [])
+        assert (result.device_to_host, result.host_to_device, result.copies) == ([], [], [])
         assert (result.granted_blocks, result.evicted_blocks, result.hit_tokens, result.query_tokens) == (0, 0, 0, 0)
         (refusal,) = result.refusals
         assert refusal.position == 0
@@ -88,6 +102,21 @@ class Driver:
     def free(self, *sequences, reason=FreeReason.FINISHED):
         return self.accept(frees=[Free(sequence, reason) for sequence in sequences])
 
+    def swap_out(self, *groups):
+        return self.accept(swap_outs=groups)
+
+    def swap_in(self, *groups):
+        return self.accept(swap_ins=groups)
+
+    def pin(self, pin_id, sequence, block_count):
+        return self.accept(pins=[Pin(pin_id, sequence, block_count)])
+
+    def unpin(self, *pin_ids):
+        return self.accept(pins=[Unpin(pin_id) for pin_id in pin_ids])
+
+    def reset(self):
+        return self.accept(pins=[Reset()])
+
     def table(self, sequence):
         return list(self.pool.sequences[sequence].table)
 
@@ -112,8 +141,8 @@ class Driver:
 def new_pool():
     """Return a function that makes a pool with a Driver."""
 
-    def make(device_blocks=10, block_size=16, model_fingerprint="model"):
-        return Driver(device_blocks, block_size, model_fingerprint)
+    def make(device_blocks=10, block_size=16, model_fingerprint="model", host_blocks=0):
+        return Driver(device_blocks, block_size, model_fingerprint, host_blocks)
 
     return make
 

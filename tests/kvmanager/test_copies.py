@@ -1,8 +1,9 @@
 """Random Steps executed on a small tensor: what a sequence reads through its table are its own tokens, always."""
 
+import copy
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, event, settings
+from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -13,16 +14,30 @@ from kvmanager import (
     Fork,
     Free,
     FreeReason,
+    Pin,
     Pool,
     PoolSpec,
+    Reset,
     Step,
     StepItem,
+    StepRefusal,
+    Unpin,
     block_key,
     root_key,
 )
+from tests.kvmanager.random_runs import random_runs
 
 SIZE = 2
-PLANS = ["extend", "extend", "extend", "commit", "commit", "fork", "fork", "free", "nothing"]
+PLANS = ["extend", "extend", "extend", "commit", "commit", "fork", "free", "pin", "swap out", "nothing"]
+SWAPPED_PLANS = ["swap in", "swap in", "free", "nothing"]
+LISTS = ("commits", "pins", "forks", "frees", "swap_outs", "swap_ins", "extends", "allocates")
+FOR_LACK_OF_SPACE = {
+    (StepItem.PIN, StepRefusal.PIN_TOO_LARGE),
+    (StepItem.SWAP_OUT, StepRefusal.OUT_OF_BLOCKS),
+    (StepItem.SWAP_IN, StepRefusal.OUT_OF_BLOCKS),
+    (StepItem.EXTEND, StepRefusal.OUT_OF_BLOCKS),
+    (StepItem.ALLOCATE, StepRefusal.OUT_OF_BLOCKS),
+}
 
 
 @dataclass
@@ -30,58 +45,72 @@ class Twin:
     """A sequence as a plain list of tokens: no blocks, nothing shared. `todo` is what is left of its prompt."""
 
     group: int
-    salt: bytes
+    root: tuple  # how often the pool had been reset, and the salt
     tokens: list[int] = field(default_factory=list)
     todo: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)  # the engine's mirror, from answers alone
     room: int = 0
     committed: int = 0
+    swapped: bool = False
 
 
 class Executed(RuleBasedStateMachine):
-    """An engine in small. A slot holds what K and V at its position depend on: the salt and all tokens up to it."""
+    """An engine in small. A slot holds what K and V at its position depend on: the root and all tokens up to it."""
 
-    @initialize(blocks=st.integers(3, 8))
-    def begin(self, blocks):
-        self.pool = Pool(PoolSpec("engine", 1, "model", SIZE, blocks))
-        self.tensor = [[None] * SIZE for _ in range(blocks + 1)]
+    @initialize(blocks=st.integers(3, 8), host_blocks=st.integers(0, 4))
+    def begin(self, blocks, host_blocks):
+        self.pool = Pool(PoolSpec("engine", 1, "model", SIZE, blocks, host_blocks))
+        self.device, self.host = ([[None] * SIZE for _ in range(total + 1)] for total in (blocks, host_blocks))
         self.sequences = {}
+        self.pins = {}  # what each holds, as if it were a sequence
+        self.resets = 0
         self.last_id = 0
 
     @rule(data=st.data(), prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=7), max_size=2))
     def step(self, data, prompts):
-        items, children, ended = self.plan(data.draw)
+        items = {name: [] for name in LISTS}
+        children, ended, pinned = self.plan(data.draw, items)
         asked = {}
         for prompt in prompts:
             self.last_id += 1
             salt = data.draw(st.sampled_from([b"", b"", b"salt"]), "salt")
             compute = data.draw(st.integers(1, len(prompt)), "compute")
             items["allocates"].append(Allocate(self.last_id, self.last_id, "request", salt, prompt, compute))
-            asked[self.last_id] = Twin(self.last_id, salt, todo=list(prompt))
-        result = self.pool.apply(Step(self.pool.last_step + 1, **items))
-        assert {refusal.item for refusal in result.refusals} <= {StepItem.EXTEND, StepItem.ALLOCATE}
+            asked[self.last_id] = Twin(self.last_id, (self.resets, salt), todo=list(prompt))
+        step = Step(self.pool.last_step + 1, **items)
+        result = self.pool.apply(step)
+        refused = {(refusal.item, refusal.position) for refusal in result.refusals}
+        self.check_refusals(step, result.refusals)
         self.sequences |= children
         for sequence in ended:
             del self.sequences[sequence]
+        for position, prefix in pinned.items():
+            if (StepItem.PIN, position) not in refused:
+                self.pins[step.pins[position].pin_id] = prefix
+        for kind, groups in ((StepItem.SWAP_OUT, step.swap_outs), (StepItem.SWAP_IN, step.swap_ins)):
+            self.swap([group for position, group in enumerate(groups) if (kind, position) not in refused])
         self.follow(result, asked)
-        for source, destination in data.draw(st.permutations(result.copies), "copies"):
-            self.tensor[destination] = list(self.tensor[source])
-            event("copy")
+        self.copy(data.draw, result)
         self.compute(data.draw)
         self.check()
 
-    def plan(self, draw):
-        """Draw what each sequence does; rooms are asked for in groups, one item each."""
-        items = {"commits": [], "forks": [], "frees": [], "extends": [], "allocates": []}
-        children, ended, rooms = {}, [], {}
+    def plan(self, draw, items):
+        """Draw what each sequence does; rooms are asked for in groups, one item each, as are swaps."""
+        children, ended, pinned, rooms, swaps = {}, [], {}, {}, set()
+        self.plan_pins(draw, items)
         for number, sequence in sorted(self.sequences.items()):
-            what = draw(st.sampled_from(PLANS), "plan")
+            what = draw(st.sampled_from(SWAPPED_PLANS if sequence.swapped else PLANS), "plan")
             written = len(sequence.tokens)
             if what == "commit" and written // SIZE > sequence.committed:
                 last = draw(st.integers(sequence.committed + 1, written // SIZE), "blocks")
                 tokens = sequence.tokens[sequence.committed * SIZE : last * SIZE]
                 items["commits"].append(Commit(number, sequence.committed, tokens))
                 sequence.committed = last
+            elif what == "pin" and sequence.committed:
+                count = draw(st.integers(1, sequence.committed), "pinned")
+                self.last_id += 1
+                pinned[len(items["pins"])] = Twin(0, sequence.root, sequence.tokens[: count * SIZE])
+                items["pins"].append(Pin(str(self.last_id), number, count))
             elif what == "fork" and written:
                 self.last_id += 1
                 length = draw(st.integers(max(1, written - 3), written), "length")
@@ -99,15 +128,57 @@ class Executed(RuleBasedStateMachine):
             elif what == "extend":
                 room = draw(st.integers(sequence.room, sequence.room + 3), "room")
                 rooms.setdefault(sequence.group, []).append((number, room))
+            elif what in ("swap out", "swap in"):
+                swaps.add((what, sequence.group))
         items["extends"] = [Extend(group, draw(st.permutations(members))) for group, members in rooms.items()]
-        return items, children, ended
+        self.plan_swaps(draw, items, swaps, {**self.sequences, **children}, ended)
+        return children, ended, pinned
+
+    def plan_pins(self, draw, items):
+        """Now and then give up a pin or forget all keys; pins come later in the list."""
+        for pin_id in sorted(self.pins):
+            if draw(st.integers(0, 3), "unpin") == 3:
+                items["pins"].append(Unpin(pin_id))
+                del self.pins[pin_id]
+        if draw(st.integers(0, 11), "reset") == 11:
+            items["pins"].append(Reset())
+            self.resets += 1
+            event("reset")
+
+    def plan_swaps(self, draw, items, swaps, sequences, ended):
+        """Swap whole groups, of which somebody is left. A group that goes and comes back in one Step may also grow."""
+        left = {sequence.group for number, sequence in sequences.items() if number not in ended}
+        for what, group in sorted(swaps):
+            if group in left:
+                items[what.replace(" ", "_") + "s"].append(group)
+        stay = set(items["swap_outs"])
+        for group in sorted(stay):
+            if draw(st.booleans(), "and back"):
+                items["swap_ins"].append(group)
+                stay.remove(group)
+        items["extends"] = [extend for extend in items["extends"] if extend.group not in stay]
+
+    def check_refusals(self, step, refusals):
+        """Only space may lack, and if half of a swap out and in was refused, what builds on it."""
+        for item, position, reason, _ in refusals:
+            if reason is StepRefusal.INVALID:
+                assert item in (StepItem.SWAP_IN, StepItem.EXTEND)
+                group = step.swap_ins[position] if item is StepItem.SWAP_IN else step.extends[position].group
+                assert group in step.swap_outs
+                assert group in step.swap_ins
+            else:
+                assert (item, reason) in FOR_LACK_OF_SPACE
 
     def cut(self, sequence, length):
         """What a fork does to the parent; the child is equal."""
         sequence.tokens = sequence.tokens[:length]
         sequence.todo = []
         sequence.committed = min(sequence.committed, length // SIZE)
-        return Twin(sequence.group, sequence.salt, list(sequence.tokens), committed=sequence.committed)
+        return Twin(sequence.group, sequence.root, list(sequence.tokens), committed=sequence.committed)
+
+    def swap(self, groups):
+        for sequence in self.sequences.values():
+            sequence.swapped ^= sequence.group in groups
 
     def follow(self, result, asked):
         for change in result.tables:
@@ -121,55 +192,65 @@ class Executed(RuleBasedStateMachine):
                 sequence.table[change.first_index :] = change.block_ids
                 sequence.room = change.room_tokens
 
+    def copy(self, draw, result):
+        """Run the lists one after the other, the pairs of each in any order; one by one it would be the same."""
+        device, host = copy.deepcopy((self.device, self.host))
+        for name, tiers, twins in (
+            ("device_to_host", (self.device, self.host), (device, host)),
+            ("host_to_device", (self.host, self.device), (host, device)),
+            ("copies", (self.device, self.device), (device, device)),
+        ):
+            pairs = getattr(result, name)
+            for order, (sources, destinations) in ((draw(st.permutations(pairs), name), tiers), (pairs, twins)):
+                for source, destination in order:
+                    destinations[destination] = list(sources[source])
+            if pairs:
+                event(name if len(pairs) == 1 else f"{name}: several")
+        assert (self.device, self.host) == (device, host)
+
     def compute(self, draw):
         """Write some of the tokens that there is room for."""
         for sequence in self.sequences.values():
-            count = draw(st.integers(0, sequence.room - len(sequence.tokens)), "written")
-            for _ in range(count):
+            most = 0 if sequence.swapped else sequence.room - len(sequence.tokens)
+            for _ in range(draw(st.integers(0, most), "written")):
                 position = len(sequence.tokens)
                 sequence.tokens.append(sequence.todo.pop(0) if sequence.todo else draw(st.integers(0, 1), "token"))
                 block, slot = sequence.table[position // SIZE], position % SIZE
-                self.tensor[block][slot] = (sequence.salt, *sequence.tokens)
+                self.device[block][slot] = (*sequence.root, *sequence.tokens)
 
     def check(self):
         assert self.pool.violations() == []
         for number, sequence in self.sequences.items():
             assert self.pool.sequences[number].table == sequence.table
-            read = [
-                self.tensor[sequence.table[position // SIZE]][position % SIZE]
-                for position in range(len(sequence.tokens))
-            ]
-            assert read == [
-                (sequence.salt, *sequence.tokens[: position + 1]) for position in range(len(sequence.tokens))
-            ]
-        for block in range(1, len(self.tensor)):
-            key = self.pool.device.key(block)
-            if key is not None:
-                assert key == key_of(self.tensor[block])
+            self.check_reads(self.host if sequence.swapped else self.device, sequence.table, sequence)
+        for pin_id, pinned in self.pins.items():
+            self.check_reads(self.device, self.pool.books.pins[pin_id], pinned)
+        for tier, tensor in ((self.pool.device, self.device), (self.pool.host, self.host)):
+            for block in range(1, len(tensor)):
+                if tier.key(block) is not None:
+                    assert tier.key(block) == key_of(tensor[block])
+
+    def check_reads(self, tensor, table, sequence):
+        positions = range(len(sequence.tokens))
+        read = [tensor[table[position // SIZE]][position % SIZE] for position in positions]
+        assert read == [(*sequence.root, *sequence.tokens[: position + 1]) for position in positions]
 
     def teardown(self):
-        self.pool.apply(
-            Step(self.pool.last_step + 1, frees=[Free(number, FreeReason.FINISHED) for number in self.sequences])
-        )
-        assert self.pool.device.counts.held == 0
+        frees = [Free(number, FreeReason.FINISHED) for number in self.sequences]
+        self.pool.apply(Step(self.pool.last_step + 1, pins=[Unpin(pin_id) for pin_id in self.pins], frees=frees))
+        assert self.pool.device.counts.held == self.pool.host.counts.held == 0
 
 
 def key_of(slots):
     """Compute the key that a block of these contents should have; None if its slots do not belong together."""
-    salt, *tokens = slots[-1]
-    if slots != [(salt, *tokens[: len(tokens) - SIZE + slot + 1]) for slot in range(SIZE)]:
+    resets, salt, *tokens = slots[-1]
+    if slots != [(resets, salt, *tokens[: len(tokens) - SIZE + slot + 1]) for slot in range(SIZE)]:
         return None
-    key = root_key("model", salt)
+    key = root_key("model", salt, resets)
     for start in range(0, len(tokens), SIZE):
         key = block_key(key, tokens[start : start + SIZE])
     return key
 
 
-Executed.TestCase.settings = settings(
-    max_examples=200,
-    stateful_step_count=25,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+Executed.TestCase.settings = random_runs(examples=300, steps=20)
 TestEverySequenceReadsItsOwnTokens = Executed.TestCase

@@ -1,9 +1,10 @@
 """Random Steps in a tiny universe, beside a twin that is too dumb to be wrong."""
 
 import copy
+import pickle
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, event, settings
+from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -15,27 +16,37 @@ from kvmanager import (
     Free,
     FreeReason,
     Length,
+    Pin,
     Pool,
     PoolSpec,
+    Reset,
     Step,
     StepItem,
     StepRefusal,
+    Unpin,
 )
+from tests.kvmanager.random_runs import random_runs
 
 SIZE, GROUPS = 2, 4
-KINDS = ["allocates", "allocates", "commits", "commits", "extends", "extends", "forks", "forks", "frees", "lengths"]
+KINDS = [
+    *("allocates", "allocates", "allocates", "commits", "commits", "commits", "extends", "extends", "forks"),
+    *("frees", "swap_outs", "swap_ins", "swap_ins", "pins", "lengths"),
+]
+ITEMS = [(kind, rare) for kind in KINDS for rare in [False] * 7 + [True]]
 UNKNOWN = 99
+COPIES = ("device_to_host", "host_to_device", "copies")
 
 
 @dataclass
 class TwinSequence:
     group: int
-    salt: bytes
+    root: tuple  # how often the pool had been reset, and the salt
     prompt: list[int]
     table: list[int] = field(default_factory=list)
     room: int = 0
     computed: int = 0
     committed: int = 0
+    swapped: bool = False
 
 
 class Refused(Exception):
@@ -47,149 +58,317 @@ def demand(condition, reason=StepRefusal.INVALID):
         raise Refused(reason)
 
 
+class TwinTier:
+    """Blocks of one tier: in which order they are handed out, and what those with a key contain."""
+
+    def __init__(self, total):
+        self.total = total
+        self.order = list(range(1, total + 1))
+        self.contents = {}  # of keyed blocks, in sealing order: root and all tokens up to the block's end
+        self.lost = {}  # the same of held blocks that were keyed before a reset
+
+    def content(self, block):
+        return self.contents.get(block) or self.lost.get(block)
+
+    def find(self, content):
+        return next((block for block, its in self.contents.items() if its == content), None)
+
+    def keyless(self):
+        return [block for block in self.order if block not in self.contents]
+
+    def take(self):
+        """The next block, and what it contained."""
+        demand(self.order, StepRefusal.OUT_OF_BLOCKS)
+        block = self.order.pop(0)
+        return block, self.contents.pop(block, None)
+
+    def put_back(self, block):
+        self.lost.pop(block, None)
+        self.order.insert(len(self.order) if block in self.contents else len(self.keyless()), block)
+
+    def reset(self):
+        self.lost |= {block: content for block, content in self.contents.items() if block not in self.order}
+        self.contents = {}
+
+
 class Twin:
     """What a pool should do, token by token. It counts by looking, undoes by copying, and its keys are the tokens."""
 
-    def __init__(self, blocks):
+    def __init__(self, blocks, host_blocks):
         self.sequences = {}
-        self.order = list(range(1, blocks + 1))  # in which blocks are handed out
-        self.contents = {}  # of keyed blocks, in sealing order: salt and all tokens up to the block's end
-        self.unread = []  # blocks without a holder that a copy of this Step reads
+        self.pins = {}
+        self.resets = 0
+        self.device = TwinTier(blocks)
+        self.host = TwinTier(host_blocks)
+        self.late = []  # device blocks without a holder that a copy of this Step reads
+        self.host_late = []  # host blocks that were given back in this Step
         self.answer = {}
 
     def apply(self, step):
-        self.answer = {"refusals": [], "sealed": [], "copies": [], "cached": [], "granted": 0, "evicted": 0, "asked": 0}
+        lists = (*COPIES, "refusals", "sealed", "host_sealed", "tables", "evicted", "events")
+        self.answer = {name: [] for name in lists} | {"granted": 0, "hit": 0, "asked": 0}
         for kind, verb, items in (
             (StepItem.COMMIT, self.commit, step.commits),
+            (StepItem.PIN, self.change_pins, step.pins),
             (StepItem.FORK, self.fork, step.forks),
             (StepItem.FREE, self.free, step.frees),
+            (StepItem.SWAP_OUT, self.swap_out, step.swap_outs),
+            (StepItem.SWAP_IN, self.swap_in, step.swap_ins),
             (StepItem.EXTEND, self.extend, step.extends),
             (StepItem.ALLOCATE, self.allocate, step.allocates),
             (StepItem.LENGTH, self.length, step.lengths),
         ):
             for position, item in enumerate(items):
-                before = copy.deepcopy(vars(self))
+                before = pickle.dumps(vars(self))
                 try:
                     verb(item)
                 except Refused as refused:
-                    vars(self).update(before)
+                    vars(self).update(pickle.loads(before))
                     self.answer["refusals"].append((kind, position, refused.args[0]))
-        while self.unread:
-            self.drop(self.unread.pop(0))
+                    self.note(f"refused {kind.name} {refused.args[0].name}")
+        self.release(self.device, self.late)
+        self.release(self.host, self.host_late)
+        self.late, self.host_late = [], []
 
-    def count(self, block):
-        return sum(sequence.table.count(block) for sequence in self.sequences.values())
+    def note(self, what):
+        self.answer["events"].append(what)
+
+    def holders(self, tier):
+        """The block of every table entry and pin of the tier."""
+        tables = [sequence.table for sequence in self.sequences.values() if sequence.swapped == (tier is self.host)]
+        pins = self.pins.values() if tier is self.device else ()
+        return [block for blocks in (*tables, *pins) for block in blocks]
 
     def computed_tokens(self):
-        """In each block, those of the holder that has most of it."""
-        filled = {}
+        """In each block, those of the holder that has most of it; what is pinned is full."""
+        filled = {block: SIZE for blocks in self.pins.values() for block in blocks}
         for sequence in self.sequences.values():
-            for index, block in enumerate(sequence.table):
+            for index, block in enumerate([] if sequence.swapped else sequence.table):
                 own = sequence.computed - index * SIZE
                 filled[block] = max(filled.get(block, 0), min(SIZE, max(0, own)))
         return sum(filled.values())
 
-    def find(self, content):
-        return next((block for block, its in self.contents.items() if its == content), None)
-
-    def get(self, sequence):
+    def get(self, sequence, anywhere=False):
         demand(sequence in self.sequences, StepRefusal.UNKNOWN)
+        demand(anywhere or not self.sequences[sequence].swapped)
         return self.sequences[sequence]
 
+    def members(self, group):
+        return {number: sequence for number, sequence in sorted(self.sequences.items()) if sequence.group == group}
+
+    def tell(self, number, first_index=0, cached=0):
+        sequence = self.sequences[number]
+        self.answer["tables"].append((number, first_index, sequence.table[first_index:], sequence.room, cached))
+
+    def seal(self, tier, block, content):
+        tier.contents[block] = content
+        self.answer["sealed" if tier is self.device else "host_sealed"].append((block, content))
+
     def grant(self):
-        demand(self.order, StepRefusal.OUT_OF_BLOCKS)
-        block = self.order.pop(0)
+        block, content = self.device.take()
         self.answer["granted"] += 1
-        self.answer["evicted"] += self.contents.pop(block, None) is not None
+        if content:
+            self.answer["evicted"].append((block, content))
+            self.demote(block, content)
         return block
 
-    def drop(self, block):
-        """One table entry fewer: the last one puts the block into the order."""
-        if not self.count(block):
-            keyless = [other for other in self.order if other not in self.contents]
-            self.order.insert(len(self.order) if block in self.contents else len(keyless), block)
+    def demote(self, block, content):
+        if self.host.find(content):
+            self.note("not demoted: the host has it")
+        elif not self.host.keyless():
+            self.note("not demoted: no host block is free")
+        else:
+            parked = self.host.keyless()[0]
+            self.host.order.remove(parked)
+            self.host.order.append(parked)
+            self.seal(self.host, parked, content)
+            self.answer["device_to_host"].append((block, parked))
+            self.note("copy: demotion")
+
+    def release(self, tier, blocks):
+        """After their entries are gone: a block joins the order with the last of them, unless others hold it."""
+        for position, block in enumerate(blocks):
+            if block not in blocks[position + 1 :] and block not in self.holders(tier):
+                tier.put_back(block)
 
     def commit(self, item):
         sequence = self.get(item.sequence)
         demand(item.token_ids and len(item.token_ids) % SIZE == 0)
         demand(item.first_index == sequence.committed)
+        content = self.device.content(sequence.table[item.first_index - 1]) if item.first_index else sequence.root
         for start in range(0, len(item.token_ids), SIZE):
-            tokens = tuple(item.token_ids[start : start + SIZE])
+            content += tuple(item.token_ids[start : start + SIZE])
             demand((sequence.committed + 1) * SIZE <= sequence.room)
-            before = self.contents[sequence.table[sequence.committed - 1]] if sequence.committed else (sequence.salt,)
             block = sequence.table[sequence.committed]
-            demand(self.contents.get(block, before + tokens) == before + tokens)
-            if block not in self.contents:
-                self.contents[block] = before + tokens
-                self.answer["sealed"].append(block)
+            demand(self.device.content(block) in (None, content))
+            if self.device.content(block) is None:
+                self.seal(self.device, block, content)
             sequence.committed += 1
+
+    def change_pins(self, item):
+        if isinstance(item, Pin):
+            self.pin(item)
+        elif isinstance(item, Unpin):
+            demand(item.pin_id in self.pins, StepRefusal.UNKNOWN)
+            self.release(self.device, self.pins.pop(item.pin_id)[::-1])
+            self.note("unpinned")
+        else:
+            self.resets += 1
+            self.device.reset()
+            self.host.reset()
+            self.note(f"reset: {'some' if self.device.lost else 'none'} held")
+
+    def pin(self, item):
+        sequence = self.get(item.sequence)
+        demand(item.pin_id)
+        demand(item.pin_id not in self.pins, StepRefusal.ALREADY_EXISTS)
+        demand(1 <= item.block_count <= sequence.committed)
+        self.pins[item.pin_id] = sequence.table[: item.block_count]
+        pinned = {block for blocks in self.pins.values() for block in blocks}
+        for other in self.sequences.values():
+            tables = {block for member in self.members(other.group).values() for block in member.table}
+            needed = tables if other.swapped else tables - pinned
+            demand(len(needed) + len(pinned) <= self.device.total, StepRefusal.PIN_TOO_LARGE)
+        self.note("pinned")
 
     def fork(self, item):
         parent = self.get(item.parent)
         demand(item.child not in self.sequences, StepRefusal.ALREADY_EXISTS)
         demand(1 <= item.length <= parent.room)
+        dropped = []
         while (len(parent.table) - 1) * SIZE >= item.length:
-            self.drop(parent.table.pop())
+            dropped.append(parent.table.pop())
+        self.release(self.device, dropped)
         parent.room = item.length
         parent.computed = min(parent.computed, item.length)
         while parent.committed * SIZE > item.length:
             parent.committed -= 1
         self.sequences[item.child] = copy.deepcopy(parent)
+        self.tell(item.parent, len(parent.table))
+        self.tell(item.child)
 
     def free(self, item):
-        sequence = self.get(item.sequence)
-        while sequence.table:
-            self.drop(sequence.table.pop())
+        sequence = self.get(item.sequence, anywhere=True)
         del self.sequences[item.sequence]
+        if sequence.swapped:
+            self.host_late += sequence.table[::-1]
+            self.note("freed while swapped")
+        else:
+            self.release(self.device, sequence.table[::-1])
+
+    def swap_out(self, group):
+        copies, left = self.move(group, self.device, self.host, lambda: self.host.take()[0])
+        self.answer["device_to_host"] += copies
+        self.release(self.device, left)
+
+    def swap_in(self, group):
+        copies, left = self.move(group, self.host, self.device, self.grant)
+        self.answer["host_to_device"] += copies
+        self.host_late += left
+
+    def move(self, group, source, target, take):
+        """Rewrite the tables, one entry after the other; return the copies, and the entries that were left."""
+        members = self.members(group)
+        demand(members, StepRefusal.UNKNOWN)
+        demand(all(member.swapped == (source is self.host) for member in members.values()))
+        tables = [member.table for member in members.values()]
+        moved, copies = {}, []
+        entries = [block for table in tables for block in table]
+        for block in entries:
+            if source.content(block) and target.find(source.content(block)):
+                moved[block] = target.find(source.content(block))
+                self.note("swap: shared with what was there")
+        target.order = [block for block in target.order if block not in moved.values()]
+        for block in entries:
+            content = source.content(block)
+            twin = target.find(content) if content else None
+            if twin and block not in moved:
+                moved[block] = twin
+                self.note("swap: shared with a twin")
+            elif block not in moved:
+                moved[block] = take()
+                copies.append((block, moved[block]))
+                self.note(f"copy: swap {'out' if target is self.host else 'in'}")
+                if content:
+                    self.seal(target, moved[block], content)
+        for number, member in members.items():
+            member.table = [moved[block] for block in member.table]
+            member.swapped = target is self.host
+            self.tell(number)
+        return copies, [block for table in tables for block in table[::-1]]
 
     def extend(self, item):
-        members = [(self.get(sequence), tokens) for sequence, tokens in item.rooms]
-        demand(all(member.group == item.group for member, _ in members))
+        members = [(number, self.get(number), tokens) for number, tokens in item.rooms]
+        demand(all(member.group == item.group for _, member, _ in members))
         demand(len(dict(item.rooms)) == len(item.rooms))
-        for sequence, tokens in members:
+        grown = [(number, member.room // SIZE) for number, member, tokens in members if tokens > member.room]
+        for _, sequence, tokens in members:
             for position in range(sequence.room, tokens):
                 self.make_writable(sequence.table, position // SIZE)
-            sequence.room = max(sequence.room, len(sequence.table) * SIZE if tokens > sequence.room else 0)
+            if tokens > sequence.room:
+                sequence.room = len(sequence.table) * SIZE
+        for number, first_index in grown:
+            self.tell(number, first_index)
 
     def make_writable(self, table, index):
         if index == len(table):
             table.append(self.grant())
             return
         source = table[index]
-        if self.count(source) > 1 or source in self.contents:
+        if self.holders(self.device).count(source) > 1 or self.device.content(source):
             table[index] = self.grant()
             self.answer["copies"].append((source, table[index]))
-            if not self.count(source):
-                self.unread.append(source)
+            self.note("copy: on write")
+            if source not in self.holders(self.device):
+                self.late.append(source)
 
     def allocate(self, item):
         demand(item.sequence not in self.sequences, StepRefusal.ALREADY_EXISTS)
-        demand(all(item.group != sequence.group for sequence in self.sequences.values()), StepRefusal.ALREADY_EXISTS)
-        demand(item.token_ids and item.compute_tokens > 0)
-        sequence = TwinSequence(item.group, item.salt, list(item.token_ids))
-        hits = []
-        while (len(hits) + 1) * SIZE < len(item.token_ids):
-            hit = self.find((item.salt, *item.token_ids[: (len(hits) + 1) * SIZE]))
-            if hit is None:
-                break
-            hits.append(hit)
-        self.order = [block for block in self.order if block not in hits]
+        demand(not self.members(item.group), StepRefusal.ALREADY_EXISTS)
+        demand(item.token_ids and item.compute_tokens > 0 and item.spare_blocks >= 0)
+        sequence = TwinSequence(item.group, (self.resets, item.salt), list(item.token_ids))
+        hits = self.hits(sequence)
+        for _, block, parked in hits:
+            if block in self.device.order:
+                self.device.order.remove(block)
+            elif not block and parked in self.host.order:
+                self.host.order.remove(parked)
+                self.host.order.append(parked)
+        here = sum(block is not None for _, block, _ in hits) + len(self.device.order)
+        demand((here - item.spare_blocks) * SIZE >= len(item.token_ids), StepRefusal.OUT_OF_BLOCKS)
+        for content, block, parked in hits:
+            sequence.table.append(block or self.bring_back(content, parked))
         cached = len(hits) * SIZE
-        demand(
-            (len(hits) + len(self.order) - item.spare_blocks) * SIZE >= len(item.token_ids), StepRefusal.OUT_OF_BLOCKS
-        )
-        sequence.table = hits
         while len(sequence.table) * SIZE < min(len(item.token_ids), cached + item.compute_tokens):
             sequence.table.append(self.grant())
         sequence.room = len(sequence.table) * SIZE
         sequence.computed = cached
-        sequence.committed = cached // SIZE
+        sequence.committed = len(hits)
         self.sequences[item.sequence] = sequence
-        self.answer["cached"].append((item.sequence, cached))
+        self.tell(item.sequence, cached=cached)
+        self.answer["hit"] += cached
         self.answer["asked"] += len(item.token_ids)
 
+    def hits(self, sequence):
+        """What of the prompt is there: contents, device blocks and host blocks."""
+        hits = []
+        while (len(hits) + 1) * SIZE < len(sequence.prompt):
+            content = (*sequence.root, *sequence.prompt[: (len(hits) + 1) * SIZE])
+            block, parked = self.device.find(content), self.host.find(content)
+            if not block and not parked:
+                break
+            hits.append((content, block, parked))
+        return hits
+
+    def bring_back(self, content, parked):
+        block = self.grant()
+        self.seal(self.device, block, content)
+        self.answer["host_to_device"].append((parked, block))
+        self.note("copy: host hit")
+        return block
+
     def length(self, item):
-        sequence = self.get(item.sequence)
+        sequence = self.get(item.sequence, anywhere=True)
         demand(0 <= item.tokens <= sequence.room)
         sequence.computed = item.tokens
 
@@ -200,50 +379,67 @@ letters = st.integers(0, 1)
 class RandomSteps(RuleBasedStateMachine):
     """Each rule is a Step of several items; it goes to two pools and to the twin."""
 
-    @initialize(blocks=st.integers(3, 8))
-    def begin(self, blocks):
-        self.pool, self.again = (Pool(PoolSpec("engine", 1, "model", SIZE, blocks)) for _ in range(2))
-        self.twin = Twin(blocks)
-        self.blocks = range(1, blocks + 1)
+    @initialize(blocks=st.sampled_from([3, 3, 4, 4, 5, 6, 7, 8]), host_blocks=st.sampled_from([0, 1, 2, 3, 3, 4, 4]))
+    def begin(self, blocks, host_blocks):
+        self.pool, self.again = (Pool(PoolSpec("engine", 1, "model", SIZE, blocks, host_blocks)) for _ in range(2))
+        self.twin = Twin(blocks, host_blocks)
+        self.keys = {}  # of contents, as the pool told them
         self.mirror = {}  # tables and rooms as an engine knows them: from answers alone
         self.last_id = 0
 
-    @rule(data=st.data(), kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6))
+    @rule(data=st.data(), kinds=st.lists(st.sampled_from(ITEMS), min_size=2, max_size=8))
     def step(self, data, kinds):
+        self.idle = [group for group in range(1, GROUPS + 1) if not self.twin.members(group)]
         items = {}
-        for kind in kinds:
-            rare = data.draw(st.sampled_from([False] * 7 + [True]), "rare")
+        for kind, rare in kinds:
+            kind = kind if rare else self.worthwhile(kind)
             items.setdefault(kind, []).append(getattr(self, "draw_" + kind)(data.draw, rare))
         self.apply(**items)
 
-    def some_sequence(self, draw):
-        return draw(st.sampled_from([*sorted(self.twin.sequences) * 6, self.last_id + 1, UNKNOWN]), "sequence")
+    def worthwhile(self, kind):
+        """That kind of item, or another one where it would only be refused."""
+        if not self.twin.sequences or (kind == "allocates" and not self.idle):
+            return "allocates" if self.idle else "extends"
+        if kind == "swap_ins" and not any(sequence.swapped for sequence in self.twin.sequences.values()):
+            return "swap_outs"
+        return kind
+
+    def some_sequence(self, draw, rare, wanted=lambda sequence: True):
+        sequences = sorted(self.twin.sequences.items())
+        likely = [number for number, sequence in sequences if wanted(sequence) and not rare]
+        return draw(st.sampled_from(likely or [*self.twin.sequences, self.last_id + 1, UNKNOWN]), "sequence")
+
+    def some_group(self, draw, swapped, rare):
+        groups = {sequence.group for sequence in self.twin.sequences.values() if rare or sequence.swapped == swapped}
+        return draw(st.sampled_from(sorted(groups) + [UNKNOWN] * (rare or not groups)), "group")
 
     def room_of(self, sequence):
         return self.twin.sequences[sequence].room if sequence in self.twin.sequences else 0
 
-    def members(self, group):
-        return [number for number, sequence in sorted(self.twin.sequences.items()) if sequence.group == group]
-
     def draw_allocates(self, draw, rare):
-        idle = [group for group in range(1, GROUPS + 1) if rare or not self.members(group)]
-        prompts = [(), *sorted({content[1:] for content in self.twin.contents.values()})]
-        prompt = [*draw(st.sampled_from(prompts), "cached"), *draw(st.lists(letters, min_size=not rare, max_size=7))]
+        """Go on with what is cached, most often with what only the host tier has, or begin anew."""
+        device, host = (set(tier.contents.values()) for tier in (self.twin.device, self.twin.host))
+        cached = [content for content in device | host if rare or content[0] == self.twin.resets]
+        known = [content[1:] for content in sorted(cached) + sorted(host.intersection(cached) - device) * 4]
+        salt, *prompt = draw(st.sampled_from([(b"",), (b"",), (b"salt",), *known]), "cached")
+        prompt += draw(st.lists(letters, min_size=not rare, max_size=2 if prompt else 7), "own")
         self.last_id += 1
         return Allocate(
-            draw(st.sampled_from(idle or [UNKNOWN]), "group"),
+            draw(st.integers(1, GROUPS), "group") if rare else self.idle.pop(0),
             self.last_id,
             "request",
-            draw(st.sampled_from([b"", b"", b"", b"salt"]), "salt"),
+            draw(st.sampled_from([b"", b"salt"]), "salt") if rare else salt,
             prompt,
             draw(st.sampled_from([len(prompt), len(prompt), *range(not rare, 6)]), "compute"),
-            draw(st.sampled_from([0, 1, 3]), "spare") if rare else 0,
+            draw(st.sampled_from([-1, 0, 1, 3]), "spare") if rare else 0,
         )
 
     def draw_commits(self, draw, rare):
         """Commit all that there is room for; the tokens are those of the prompt, then any."""
-        sequence = self.some_sequence(draw)
-        known = self.twin.sequences.get(sequence, TwinSequence(0, b"", []))
+        sequence = self.some_sequence(
+            draw, rare, lambda one: one.room >= (one.committed + 1) * SIZE and not one.swapped
+        )
+        known = self.twin.sequences.get(sequence, TwinSequence(0, (), []))
         blocks = known.room // SIZE - known.committed
         blocks = draw(st.integers(0, blocks + 1), "blocks") if rare or blocks < 1 else blocks
         tokens = known.prompt[known.committed * SIZE :][: blocks * SIZE]
@@ -252,25 +448,41 @@ class RandomSteps(RuleBasedStateMachine):
         tokens += draw(st.lists(letters, min_size=missing, max_size=missing), "tokens")
         return Commit(sequence, known.committed + wrong_index, tokens)
 
+    def draw_pins(self, draw, rare):
+        what = draw(st.sampled_from(["pin"] * 6 + ["unpin"] * 3 + ["reset"]), "what")
+        if what == "reset":
+            return Reset()
+        if what == "unpin":
+            return Unpin(draw(st.sampled_from([*self.twin.pins, "unknown"]), "pin"))
+        sequence = self.some_sequence(draw, rare, lambda one: one.committed and not one.swapped)
+        committed = self.twin.sequences[sequence].committed if sequence in self.twin.sequences else 0
+        count = draw(st.integers(0, committed + 1) if rare else st.integers(1, max(1, committed)), "count")
+        return Pin(draw(st.sampled_from(["", "a", "b"] if rare else ["a", "b", "c"]), "pin"), sequence, count)
+
     def draw_forks(self, draw, rare):
-        parent = self.some_sequence(draw)
+        parent = self.some_sequence(draw, rare, lambda one: not one.swapped)
         room = self.room_of(parent)
         length = draw(st.integers(0, room + 1) if rare else st.integers(max(1, room - 3), max(1, room)), "length")
         self.last_id += 1
         return Fork(parent, draw(st.sampled_from([parent, self.last_id])) if rare else self.last_id, length)
 
-    def draw_frees(self, draw, _rare):
-        return Free(self.some_sequence(draw), draw(st.sampled_from(FreeReason), "reason"))
+    def draw_frees(self, draw, rare):
+        return Free(self.some_sequence(draw, rare), draw(st.sampled_from(FreeReason), "reason"))
+
+    def draw_swap_outs(self, draw, rare):
+        return self.some_group(draw, False, rare)
+
+    def draw_swap_ins(self, draw, rare):
+        return self.some_group(draw, True, rare)
 
     def draw_extends(self, draw, rare):
-        groups = sorted({sequence.group for sequence in self.twin.sequences.values()})
-        group = draw(st.sampled_from(groups or [UNKNOWN]), "group")
-        asked = draw(st.permutations(self.members(group)), "members")
-        asked += [self.some_sequence(draw)] if rare else []
+        group = self.some_group(draw, False, rare)
+        asked = draw(st.permutations([*self.twin.members(group)]), "members")
+        asked += [self.some_sequence(draw, rare)] if rare else []
         return Extend(group, [(number, self.room_of(number) + draw(st.integers(-1, 4), "more")) for number in asked])
 
-    def draw_lengths(self, draw, _rare):
-        sequence = self.some_sequence(draw)
+    def draw_lengths(self, draw, rare):
+        sequence = self.some_sequence(draw, rare)
         return Length(sequence, draw(st.integers(-1, self.room_of(sequence) + 1), "tokens"))
 
     def apply(self, **items):
@@ -281,70 +493,79 @@ class RandomSteps(RuleBasedStateMachine):
         self.check_answer(result)
         self.check_state(result)
         assert self.again.apply(step) == result
-        for kind, _, reason in self.twin.answer["refusals"]:
-            event(f"refused {kind.name} {reason.name}")
-        for what in ("copies", "evicted"):
-            if self.twin.answer[what]:
-                event(what)
+        for what in self.twin.answer["events"]:
+            event(what)
 
     def check_answer(self, result):
         answer = self.twin.answer
         assert [(refusal.item, refusal.position, refusal.reason) for refusal in result.refusals] == answer["refusals"]
-        assert result.copies == answer["copies"]
+        for name in (*COPIES, "tables"):
+            assert getattr(result, name) == answer[name], name
+        for name in COPIES:
+            destinations = [destination for _, destination in getattr(result, name)]
+            assert len(set(destinations)) == len(destinations), name
         assert not {source for source, _ in result.copies} & {destination for _, destination in result.copies}
-        assert [seal.block for seal in result.sealed] == answer["sealed"]
-        assert (result.granted_blocks, result.evicted_blocks) == (answer["granted"], answer["evicted"])
-        hits = dict(answer["cached"])
-        assert {table.sequence: table.cached_tokens for table in result.tables if table.sequence in hits} == hits
-        assert (result.hit_tokens, result.query_tokens) == (sum(hits.values()), answer["asked"])
-        for table in result.tables:
+        for name in ("sealed", "host_sealed", "evicted"):
+            for (block, key), (twins_block, content) in zip(getattr(result, name), answer[name], strict=True):
+                assert block == twins_block, name
+                assert self.keys.setdefault(content, key) == key, name
+        assert len(set(self.keys.values())) == len(self.keys)
+        assert (result.granted_blocks, result.evicted_blocks) == (answer["granted"], len(answer["evicted"]))
+        assert (result.hit_tokens, result.query_tokens) == (answer["hit"], answer["asked"])
+        assert [eviction for *_, evicted, _ in result.deeds for eviction in evicted] == result.evicted
+        self.follow(result.tables)
+
+    def follow(self, tables):
+        for table in tables:
             old, _ = self.mirror.get(table.sequence, ([], 0))
             self.mirror[table.sequence] = ([*old[: table.first_index], *table.block_ids], table.room_tokens)
         for sequence in self.mirror.keys() - self.twin.sequences.keys():
             del self.mirror[sequence]
+        twins = self.twin.sequences.items()
+        assert self.mirror == {number: (sequence.table, sequence.room) for number, sequence in twins}
 
     def check_state(self, result):
-        device, twin = self.pool.device, self.twin
-        counts = [twin.count(block) for block in self.blocks]
-        assert [device.count(block) for block in self.blocks] == counts
-        assert device.eviction_order() == twin.order
-        cached = sum(block in twin.contents for block in twin.order)
-        held = sum(count > 0 for count in counts)
-        assert result.device == device.counts == (len(twin.order) - cached, cached, held, 0)
-        assert device.shared == sum(count > 1 for count in counts)
-        assert device.saved == sum(counts) - held
-        assert self.pool.computed_tokens() == twin.computed_tokens()
-        assert self.mirror == {number: (sequence.table, sequence.room) for number, sequence in twin.sequences.items()}
+        pool, twin = self.pool, self.twin
         assert {
-            number: (sequence.group, sequence.table, sequence.room, sequence.computed, sequence.committed)
-            for number, sequence in self.pool.sequences.items()
+            number: (one.group, one.table, one.room, one.computed, one.committed, one.swapped)
+            for number, one in pool.sequences.items()
         } == {
-            number: (sequence.group, sequence.table, sequence.room, sequence.computed, sequence.committed)
-            for number, sequence in twin.sequences.items()
+            number: (one.group, one.table, one.room, one.computed, one.committed, one.swapped)
+            for number, one in twin.sequences.items()
         }
-        self.check_keys()
+        groups = {one.group for one in twin.sequences.values()}
+        assert pool.groups == {group: [*twin.members(group)] for group in groups}
+        assert pool.books.pins == twin.pins
+        assert pool.computed_tokens() == twin.computed_tokens()
+        assert (result.device, result.host) == (pool.device.counts, pool.host.counts)
+        self.check_tier(pool.device, twin.device)
+        self.check_tier(pool.host, twin.host)
 
-    def check_keys(self):
-        device, contents = self.pool.device, self.twin.contents
-        keys = {block: device.key(block) for block in self.blocks if device.key(block) is not None}
-        assert keys.keys() == contents.keys()
-        pairs = {(key, contents[block]) for block, key in keys.items()}
-        assert len(set(keys.values())) == len(set(contents.values())) == len(pairs)
-        for block, key in keys.items():
-            assert device.find(key) == self.twin.find(contents[block])
+    def check_tier(self, tier, twin):
+        blocks = range(1, twin.total + 1)
+        holders = self.twin.holders(twin)
+        counts = [holders.count(block) for block in blocks]
+        assert [tier.count(block) for block in blocks] == counts
+        assert tier.eviction_order() == twin.order
+        assert tier.evictions == []
+        free, held = len(twin.keyless()), sum(count > 0 for count in counts)
+        assert tier.counts == (free, len(twin.order) - free, held, 0)
+        assert tier.shared == sum(count > 1 for count in counts)
+        assert tier.saved == sum(counts) - held
+        contents = [twin.content(block) for block in blocks]
+        assert [tier.key(block) for block in blocks] == [content and self.keys[content] for content in contents]
+        for content, key in self.keys.items():
+            assert tier.find(key) == twin.find(content)
 
     def teardown(self):
-        """However it went, nothing is held after all have ended."""
+        """However it went, after all have ended nothing is held but what is pinned."""
         self.apply(frees=[Free(sequence, FreeReason.CANCELLED) for sequence in self.twin.sequences])
-        assert self.pool.device.counts.held == 0
         assert (self.pool.sequences, self.pool.groups) == ({}, {})
+        assert self.pool.host.counts.held == 0
+        assert self.pool.device.counts.held == len({block for blocks in self.twin.pins.values() for block in blocks})
+        self.apply(pins=[Unpin(pin_id) for pin_id in self.twin.pins])
+        assert self.pool.device.counts.held == 0
 
 
-RandomSteps.TestCase.settings = settings(
-    max_examples=200,
-    stateful_step_count=20,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+RandomSteps.TestCase.settings = random_runs(examples=2000, steps=9)
 TestRandomSteps = RandomSteps.TestCase

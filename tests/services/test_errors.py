@@ -32,6 +32,7 @@ Status = grpc.StatusCode
 # As the documentation of services.errors says.
 NEVER_LEAVING = {
     *(kvmanager.OutOfBlocks, kvmanager.UnknownSequence, kvmanager.IdInUse, kvmanager.InvalidItem),
+    *(kvmanager.UnknownPin, kvmanager.PinTooLarge),
     *(engine_errors.RequestExists, engine_errors.InvalidRequest),
     *(engine_errors.QueueFull, engine_errors.EngineUnavailable),
     *(engine_errors.ModelUnsupported, engine_errors.BlockManagerBroken),
@@ -121,7 +122,9 @@ def gateway(
 
 @pytest.fixture(scope="module")
 def manager(service: Callable[..., RunningService]) -> kvmanager_pb2_grpc.KVManagerStub:
-    return kvmanager_pb2_grpc.KVManagerStub(service("kvmanager", "--listen", "127.0.0.1:0").channel)
+    return kvmanager_pb2_grpc.KVManagerStub(
+        service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0").channel
+    )
 
 
 def failure_of(call: Any) -> tuple[Status, str]:
@@ -177,6 +180,7 @@ def register(incarnation: int = 1) -> dict[str, Any]:
 
 
 REPORT = {"report": kvmanager_pb2.ReportPage(last=True)}
+CONTRADICTION = {"report": kvmanager_pb2.ReportPage(release_order=[1, 1], last=True)}
 STEP = {"step": kvmanager_pb2.Step(step=1)}
 
 
@@ -241,9 +245,13 @@ def prompt_with_id(request_id: str) -> gateway_pb2.GenerateRequest:
 
 PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
     kvmanager.InvalidRegistration: lambda _, manager: failure_of(attach(manager, register(0)))[0],
+    kvmanager.InvalidReport: lambda _, manager: failure_of(attach(manager, register(), CONTRADICTION))[0],
     kvmanager.StepOutOfOrder: lambda _, manager: failure_of(attach(manager, register(), REPORT, STEP, STEP))[0],
     kvmanager.UnknownPool: lambda _, manager: failure_of(
         manager.GetPool(kvmanager_pb2.GetPoolRequest(engine_id="nobody")) for _ in "x"
+    )[0],
+    kvmanager.UnknownRequest: lambda _, manager: failure_of(
+        manager.Explain(kvmanager_pb2.ExplainRequest(request_id="nobody")) for _ in "x"
     )[0],
     kvmanager.StaleIncarnation: stale_incarnation,
     kvmanager.SessionReplaced: session_replaced,

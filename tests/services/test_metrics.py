@@ -122,7 +122,7 @@ def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQui
     assert shown.value("quire_kv_evicted_blocks_total") == pool.totals.evicted_blocks
     assert shown.value("quire_kv_step_seconds_count") == pool.totals.steps
     reasons = shown.values("quire_kv_refusals_total", "reason")
-    assert reasons.keys() == {"out_of_blocks", "unknown", "already_exists", "invalid"}
+    assert reasons.keys() == {"out_of_blocks", "unknown", "already_exists", "invalid", "pin_too_large"}
     assert sum(reasons.values()) == pool.totals.refusals
     assert pool.model == "tiny-llama"
 
@@ -196,7 +196,7 @@ def test_an_engine_that_dies_takes_its_series_along_and_its_requests_end_as_erro
     service: Callable[..., RunningService], tiny_model: Callable[[str], Path]
 ) -> None:
     model = str(tiny_model("llama"))
-    manager = service("kvmanager", "--listen", "127.0.0.1:0")
+    manager = service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0.5")
     engine = service(
         *("engine", "--listen", "127.0.0.1:0", "--kvmanager", manager.address, "--model", model),
         *("--device-blocks", "64", "--engine-id", "one"),

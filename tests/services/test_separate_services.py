@@ -21,6 +21,7 @@ from tests.tiny_models import CONTEXT
 NAMES = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
 PATIENCE_SECONDS = 4
 LINK_TIMEOUT_SECONDS = 3
+LEASE_SECONDS = 1
 MAX_SEQUENCES, MAX_WAITING = 4, 2
 PROMPT = "Blocks of keys and values"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -32,7 +33,7 @@ class Services:
     def __init__(self, folder: Path, model: Path) -> None:
         self.addresses = {name: f"unix:{folder}/{name}.sock" for name in NAMES}
         self._arguments = {
-            "kvmanager": (),
+            "kvmanager": ("--lease-seconds", str(LEASE_SECONDS)),
             "engine": (
                 *("--kvmanager", self.addresses["kvmanager"], "--model", str(model), "--device-blocks", "256"),
                 *("--max-sequences", str(MAX_SEQUENCES), "--max-waiting", str(MAX_WAITING)),
@@ -303,7 +304,8 @@ def test_an_engine_that_dies_makes_the_gateway_refuse_at_once_until_there_is_a_n
         ready.generate()
     assert caught.value.code() == UNAVAILABLE
     assert time.monotonic() - begun < 2
-    assert list(ready.kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest()).pools) == []
+    while ready.kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest()).pools:
+        assert time.monotonic() - begun < LEASE_SECONDS + 2
     ready.start("engine")
     engine = engine_pb2_grpc.EngineStub(ready.running["engine"].channel)
     with pytest.raises(grpc.RpcError) as loading:

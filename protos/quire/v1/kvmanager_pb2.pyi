@@ -170,6 +170,30 @@ BLOCK_STATE_HELD: BlockState.ValueType  # 3
 BLOCK_STATE_WITHHELD: BlockState.ValueType  # 4
 Global___BlockState: _TypeAlias = BlockState  # noqa: Y015
 
+class _PoolChange:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolChange.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOL_CHANGE_UNSPECIFIED: _PoolChange.ValueType  # 0
+    """Nothing."""
+    POOL_CHANGE_ATTACHED: _PoolChange.ValueType  # 1
+    """It was attached, in the place of an older one of the engine if there was one."""
+    POOL_CHANGE_DETACHED: _PoolChange.ValueType  # 2
+    """It was dropped."""
+
+class PoolChange(_PoolChange, metaclass=_PoolChangeEnumTypeWrapper):
+    """What happened to a pool as a whole."""
+
+POOL_CHANGE_UNSPECIFIED: PoolChange.ValueType  # 0
+"""Nothing."""
+POOL_CHANGE_ATTACHED: PoolChange.ValueType  # 1
+"""It was attached, in the place of an older one of the engine if there was one."""
+POOL_CHANGE_DETACHED: PoolChange.ValueType  # 2
+"""It was dropped."""
+Global___PoolChange: _TypeAlias = PoolChange  # noqa: Y015
+
 @_typing.final
 class PoolRequest(_message.Message):
     """One message from an engine."""
@@ -306,13 +330,22 @@ class ReportPage(_message.Message):
     HOST_WITHHELD_BLOCKS_FIELD_NUMBER: _builtins.int
     LAST_APPLIED_STEP_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    UNFINDABLE_BLOCKS_FIELD_NUMBER: _builtins.int
+    UNFINDABLE_KEYS_FIELD_NUMBER: _builtins.int
+    HOST_UNFINDABLE_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_UNFINDABLE_KEYS_FIELD_NUMBER: _builtins.int
+    RESETS_FIELD_NUMBER: _builtins.int
     keys: _builtins.bytes
     """Their keys, 32 bytes each, in the same order."""
     host_keys: _builtins.bytes
     last_applied_step: _builtins.int
-    """Ids of the grants that the engine received last, so that unanswered Steps are undone."""
+    """The last Step whose answer, or whose frees and commits, this report contains; unanswered grants are not in it."""
     last: _builtins.bool
     """The report ends here. An empty last page means: this pool holds nothing."""
+    unfindable_keys: _builtins.bytes
+    host_unfindable_keys: _builtins.bytes
+    resets: _builtins.int
+    """How often the pool was reset."""
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceReport]:
         """Sequences with their tables."""
@@ -341,6 +374,14 @@ class ReportPage(_message.Message):
     def host_release_order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def host_withheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def unfindable_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Held device blocks whose keys were taken out of the index by a reset, and those keys."""
+
+    @_builtins.property
+    def host_unfindable_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The same of the host tier."""
+
     def __init__(
         self,
         *,
@@ -356,10 +397,15 @@ class ReportPage(_message.Message):
         host_withheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
         last_applied_step: _builtins.int = ...,
         last: _builtins.bool = ...,
+        unfindable_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        unfindable_keys: _builtins.bytes = ...,
+        host_unfindable_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        host_unfindable_keys: _builtins.bytes = ...,
+        resets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_keyed_blocks", b"host_keyed_blocks", "host_keys", b"host_keys", "host_release_order", b"host_release_order", "host_withheld_blocks", b"host_withheld_blocks", "keyed_blocks", b"keyed_blocks", "keys", b"keys", "last", b"last", "last_applied_step", b"last_applied_step", "pins", b"pins", "release_order", b"release_order", "sequences", b"sequences", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_keyed_blocks", b"host_keyed_blocks", "host_keys", b"host_keys", "host_release_order", b"host_release_order", "host_unfindable_blocks", b"host_unfindable_blocks", "host_unfindable_keys", b"host_unfindable_keys", "host_withheld_blocks", b"host_withheld_blocks", "keyed_blocks", b"keyed_blocks", "keys", b"keys", "last", b"last", "last_applied_step", b"last_applied_step", "pins", b"pins", "release_order", b"release_order", "resets", b"resets", "sequences", b"sequences", "unfindable_blocks", b"unfindable_blocks", "unfindable_keys", b"unfindable_keys", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -378,6 +424,9 @@ class SequenceReport(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     ROOM_TOKENS_FIELD_NUMBER: _builtins.int
     SWAPPED_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    RESETS_FIELD_NUMBER: _builtins.int
+    COMMITTED_BLOCKS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     group: _builtins.int
     request_id: _builtins.str
@@ -387,6 +436,12 @@ class SequenceReport(_message.Message):
     """Tokens there is room for."""
     swapped: _builtins.bool
     """The blocks are in the host tier."""
+    salt: _builtins.bytes
+    """What its first block's key is chained to: the salt of its Allocate,"""
+    resets: _builtins.int
+    """and how often the pool had been reset then."""
+    committed_blocks: _builtins.int
+    """Leading blocks that have keys as this sequence's own prefix."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Device blocks, or host blocks when swapped."""
@@ -401,10 +456,13 @@ class SequenceReport(_message.Message):
         computed_tokens: _builtins.int = ...,
         room_tokens: _builtins.int = ...,
         swapped: _builtins.bool = ...,
+        salt: _builtins.bytes = ...,
+        resets: _builtins.int = ...,
+        committed_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "computed_tokens", b"computed_tokens", "group", b"group", "request_id", b"request_id", "room_tokens", b"room_tokens", "sequence", b"sequence", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "committed_blocks", b"committed_blocks", "computed_tokens", b"computed_tokens", "group", b"group", "request_id", b"request_id", "resets", b"resets", "room_tokens", b"room_tokens", "salt", b"salt", "sequence", b"sequence", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -787,12 +845,16 @@ class StepResult(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
     WITHHELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_SEALED_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_SEALED_KEYS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The Step that this answers."""
     sealed_keys: _builtins.bytes
     """and their keys, 32 bytes each, in the same order."""
     evicted_blocks: _builtins.int
     """Keyed device blocks that lost their key because their space was needed."""
+    host_sealed_keys: _builtins.bytes
+    """and their keys, 32 bytes each, in the same order."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
         """Items that were refused; the others were done."""
@@ -829,6 +891,10 @@ class StepResult(_message.Message):
     def withheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Device blocks that the audit took out before this Step."""
 
+    @_builtins.property
+    def host_sealed_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Host blocks that a copy gave a key,"""
+
     def __init__(
         self,
         *,
@@ -844,10 +910,12 @@ class StepResult(_message.Message):
         host: Global___BlockCounts | None = ...,
         evicted_blocks: _builtins.int = ...,
         withheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        host_sealed_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        host_sealed_keys: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "host", b"host", "host_to_device", b"host_to_device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "evicted_blocks", b"evicted_blocks", "host", b"host", "host_to_device", b"host_to_device", "refusals", b"refusals", "sealed_blocks", b"sealed_blocks", "sealed_keys", b"sealed_keys", "step", b"step", "tables", b"tables", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "evicted_blocks", b"evicted_blocks", "host", b"host", "host_sealed_blocks", b"host_sealed_blocks", "host_sealed_keys", b"host_sealed_keys", "host_to_device", b"host_to_device", "refusals", b"refusals", "sealed_blocks", b"sealed_blocks", "sealed_keys", b"sealed_keys", "step", b"step", "tables", b"tables", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1595,7 +1663,7 @@ Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):
-    """One verb as it was done. Carries id ranges, never token ids."""
+    """One verb as it was done or refused, or the beginning or end of a pool. Carries id ranges, never token ids."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1614,6 +1682,7 @@ class Event(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     WAITED_FIELD_NUMBER: _builtins.int
     EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     event: _builtins.int
     """Numbered over the manager's life, without gaps."""
     engine_id: _builtins.str
@@ -1630,9 +1699,11 @@ class Event(_message.Message):
     """For a preemption: the group it served."""
     cached_tokens: _builtins.int
     """For an allocate: leading tokens found, and how long the group waited."""
+    pool: Global___PoolChange.ValueType
+    """For the beginning or end of a pool: the event has no step and no item then."""
     @_builtins.property
     def range_firsts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks concerned, as first and last id of each range."""
+        """Blocks concerned, as first and last id of each range; host blocks for a swap_out, else device blocks."""
 
     @_builtins.property
     def range_lasts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -1660,10 +1731,11 @@ class Event(_message.Message):
         cached_tokens: _builtins.int = ...,
         waited: _duration_pb2.Duration | None = ...,
         evicted_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        pool: Global___PoolChange.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_id", b"engine_id", "event", b"event", "evicted_blocks", b"evicted_blocks", "free_reason", b"free_reason", "group", b"group", "item", b"item", "preempted_for_group", b"preempted_for_group", "range_firsts", b"range_firsts", "range_lasts", b"range_lasts", "refusal", b"refusal", "request_id", b"request_id", "sequence", b"sequence", "step", b"step", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_id", b"engine_id", "event", b"event", "evicted_blocks", b"evicted_blocks", "free_reason", b"free_reason", "group", b"group", "item", b"item", "pool", b"pool", "preempted_for_group", b"preempted_for_group", "range_firsts", b"range_firsts", "range_lasts", b"range_lasts", "refusal", b"refusal", "request_id", b"request_id", "sequence", b"sequence", "step", b"step", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

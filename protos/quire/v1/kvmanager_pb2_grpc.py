@@ -147,7 +147,7 @@ class KVManagerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Streams the ledger from an event on, and says when it had to skip.
+        """Streams the ledger from an event on, and says when it had to skip. INVALID_ARGUMENT: a number beyond the next event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

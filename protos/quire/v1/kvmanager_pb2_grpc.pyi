@@ -57,7 +57,7 @@ class KVManagerStub:
     Audit: _grpc.UnaryUnaryMultiCallable[_kvmanager_pb2.AuditRequest, _kvmanager_pb2.AuditResponse]
     """Checks the conservation law of one pool. NOT_FOUND: no such pool."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_kvmanager_pb2.WatchEventsRequest, _kvmanager_pb2.WatchEventsResponse]
-    """Streams the ledger from an event on, and says when it had to skip."""
+    """Streams the ledger from an event on, and says when it had to skip. INVALID_ARGUMENT: a number beyond the next event."""
 
 @_typing.type_check_only
 class KVManagerAsyncStub(KVManagerStub):
@@ -86,7 +86,7 @@ class KVManagerAsyncStub(KVManagerStub):
     Audit: _aio.UnaryUnaryMultiCallable[_kvmanager_pb2.AuditRequest, _kvmanager_pb2.AuditResponse]  # type: ignore[assignment]
     """Checks the conservation law of one pool. NOT_FOUND: no such pool."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_kvmanager_pb2.WatchEventsRequest, _kvmanager_pb2.WatchEventsResponse]  # type: ignore[assignment]
-    """Streams the ledger from an event on, and says when it had to skip."""
+    """Streams the ledger from an event on, and says when it had to skip. INVALID_ARGUMENT: a number beyond the next event."""
 
 class KVManagerServicer(metaclass=_abc_1.ABCMeta):
     """Bookkeeping of blocks. All changes of a pool come from its engine, inside Steps; the other calls only read."""
@@ -166,6 +166,6 @@ class KVManagerServicer(metaclass=_abc_1.ABCMeta):
         request: _kvmanager_pb2.WatchEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kvmanager_pb2.WatchEventsResponse], _abc.AsyncIterator[_kvmanager_pb2.WatchEventsResponse]]:
-        """Streams the ledger from an event on, and says when it had to skip."""
+        """Streams the ledger from an event on, and says when it had to skip. INVALID_ARGUMENT: a number beyond the next event."""
 
 def add_KVManagerServicer_to_server(servicer: KVManagerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,73 @@
+"""The engine's mirror of its pool: the KV manager's own core, fed with the Steps that were answered.
+
+Same Steps, same pool: whatever the manager has, this has too, so it can tell a manager that lost the pool, or never
+had it, all about it. It lives where the stream lives, beside the engine's thread.
+"""
+
+from collections import deque
+from dataclasses import replace
+
+import kvmanager
+from engine import blocks
+
+_FREE_REASONS = {reason: kvmanager.FreeReason[reason.name] for reason in blocks.FreeReason}
+
+
+class PoolDiffers(Exception):
+    """The KV manager answered otherwise than the same Steps always do: one of the two is broken."""
+
+
+class Replica:
+    """A pool as its engine knows it, and the Steps that were not answered yet."""
+
+    def __init__(self, spec: kvmanager.PoolSpec) -> None:
+        """Start with an empty pool."""
+        self.spec = spec
+        self._pool = kvmanager.Pool(spec)
+        self._unanswered: deque[kvmanager.Step] = deque()
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that can be handed out."""
+        return self._pool.device.available
+
+    def sent(self, step: blocks.Step) -> None:
+        """Remember a Step until its answer comes."""
+        self._unanswered.append(core_step(step))
+
+    def answered(self, result: blocks.StepResult) -> None:
+        """Do what the KV manager did. Raises PoolDiffers when that gives another answer."""
+        own = self._pool.apply(self._unanswered.popleft())
+        tables = [(change.sequence, change.block_ids) for change in result.tables]
+        if (own.step, own.device.available, [(change.sequence, change.block_ids) for change in own.tables]) != (
+            result.step,
+            result.available_blocks,
+            tables,
+        ):
+            raise PoolDiffers(f"the KV manager's answer to step {result.step} is not what its Steps lead to")
+
+    def settle(self) -> kvmanager.PoolReport:
+        """Describe the pool as the engine has it now, when the answers under way will never come.
+
+        What was freed or computed is so whether the manager heard of it or not; what was asked for was not granted.
+        """
+        while self._unanswered:
+            step = self._unanswered.popleft()
+            self._pool.apply(replace(step, extends=(), allocates=()))
+        if not self._pool.last_step:
+            return kvmanager.PoolReport()
+        return kvmanager.report_of(self._pool)
+
+
+def core_step(step: blocks.Step) -> kvmanager.Step:
+    """Return a Step of the engine as one of the KV manager's core."""
+    return kvmanager.Step(
+        step=step.step,
+        commits=[kvmanager.Commit(*item) for item in step.commits],
+        frees=[
+            kvmanager.Free(free.sequence, _FREE_REASONS[free.reason], free.preempted_for_group) for free in step.frees
+        ],
+        extends=[kvmanager.Extend(*item) for item in step.extends],
+        allocates=[kvmanager.Allocate(*item) for item in step.allocates],
+        lengths=list(step.lengths),
+    )

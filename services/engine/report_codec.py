@@ -1,0 +1,79 @@
+"""Writes a report of the engine's pool, a page at a time. The manager's side is `services.kvmanager.report_codec`."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+from kvmanager import PoolReport, Seal, SequenceReport, TierReport
+from quire.v1 import kvmanager_pb2 as pb
+
+_Entry = TypeVar("_Entry")
+
+# Small enough that reading a page delays nobody.
+_PAGE_BLOCKS = 4096
+_PAGE_SEQUENCES = 64
+
+
+def pages_of(report: PoolReport) -> Iterator[pb.ReportPage]:
+    """Yield the pages of a report; the last one says so."""
+    for sequences in _parts(report.sequences, _PAGE_SEQUENCES):
+        yield pb.ReportPage(sequences=map(_sequence_message, sequences))
+    yield from _device_pages(report.device)
+    yield from _host_pages(report.host)
+    yield pb.ReportPage(
+        pins=[pb.PinReport(pin_id=pin, block_ids=blocks) for pin, blocks in report.pins.items()],
+        resets=report.resets,
+        last_applied_step=report.last_step,
+        last=True,
+    )
+
+
+def _device_pages(tier: TierReport) -> Iterator[pb.ReportPage]:
+    for seals in _parts(tier.keyed, _PAGE_BLOCKS):
+        yield pb.ReportPage(keyed_blocks=_blocks(seals), keys=_keys(seals))
+    for seals in _parts(tier.unfindable, _PAGE_BLOCKS):
+        yield pb.ReportPage(unfindable_blocks=_blocks(seals), unfindable_keys=_keys(seals))
+    for blocks in _parts(tier.release_order, _PAGE_BLOCKS):
+        yield pb.ReportPage(release_order=blocks)
+    for blocks in _parts(tier.withheld, _PAGE_BLOCKS):
+        yield pb.ReportPage(withheld_blocks=blocks)
+
+
+def _host_pages(tier: TierReport) -> Iterator[pb.ReportPage]:
+    for seals in _parts(tier.keyed, _PAGE_BLOCKS):
+        yield pb.ReportPage(host_keyed_blocks=_blocks(seals), host_keys=_keys(seals))
+    for seals in _parts(tier.unfindable, _PAGE_BLOCKS):
+        yield pb.ReportPage(host_unfindable_blocks=_blocks(seals), host_unfindable_keys=_keys(seals))
+    for blocks in _parts(tier.release_order, _PAGE_BLOCKS):
+        yield pb.ReportPage(host_release_order=blocks)
+    for blocks in _parts(tier.withheld, _PAGE_BLOCKS):
+        yield pb.ReportPage(host_withheld_blocks=blocks)
+
+
+def _parts(entries: Iterable[_Entry], size: int) -> Iterator[list[_Entry]]:
+    iterator = iter(entries)
+    while part := list(islice(iterator, size)):
+        yield part
+
+
+def _blocks(seals: Sequence[Seal]) -> list[int]:
+    return [seal.block for seal in seals]
+
+
+def _keys(seals: Sequence[Seal]) -> bytes:
+    return b"".join(seal.key for seal in seals)
+
+
+def _sequence_message(report: SequenceReport) -> pb.SequenceReport:
+    return pb.SequenceReport(
+        sequence=report.sequence,
+        group=report.group,
+        request_id=report.request_id,
+        salt=report.salt,
+        resets=report.resets,
+        block_ids=report.block_ids,
+        room_tokens=report.room_tokens,
+        computed_tokens=report.computed_tokens,
+        committed_blocks=report.committed_blocks,
+        swapped=report.swapped,
+    )

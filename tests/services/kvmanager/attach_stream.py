@@ -1,0 +1,80 @@
+"""An engine's end of an Attach stream, played by a test."""
+
+import itertools
+import queue
+from typing import Any
+
+import grpc
+import pytest
+
+from quire.v1 import kvmanager_pb2 as pb
+from quire.v1 import kvmanager_pb2_grpc
+from services.errors import FIELD_METADATA
+from tests.running_quire import CALL_SECONDS
+
+
+class Stream:
+    """An engine's end of an Attach stream: messages go out one by one, and answers are read one by one."""
+
+    def __init__(self, stub: kvmanager_pb2_grpc.KVManagerStub) -> None:
+        self._outgoing: queue.SimpleQueue[pb.PoolRequest | None] = queue.SimpleQueue()
+        self._call = stub.Attach(iter(self._outgoing.get, None), timeout=CALL_SECONDS)
+        self._numbers = itertools.count(1)
+        self.registered = pb.Registered()
+
+    def send(self, **message: Any) -> None:
+        self._outgoing.put(pb.PoolRequest(**message))
+
+    def attach(self, **fields: Any) -> "Stream":
+        self.send(register=register(**fields))
+        self.send(report=pb.ReportPage(last=True))
+        self.registered = next(self._call).registered
+        return self
+
+    def apply(self, **items: Any) -> pb.StepResult:
+        """Do a Step of the next number."""
+        self.send(step=pb.Step(step=next(self._numbers), **items))
+        return next(self._call).result
+
+    def step(self, **items: Any) -> pb.StepResult:
+        """Do a Step, and see that nothing of it is refused."""
+        result = self.apply(**items)
+        assert list(result.refusals) == []
+        return result
+
+    def allocate(self, sequence: int, tokens: int, **fields: Any) -> list[int]:
+        item = pb.Allocate(
+            group=sequence,
+            sequence=sequence,
+            request_id=f"request-{sequence}",
+            token_ids=[sequence] * tokens,
+            compute_tokens=tokens,
+            **fields,
+        )
+        return list(self.step(allocates=[item]).tables[0].block_ids)
+
+    def refusal(self) -> tuple[grpc.StatusCode, str, str]:
+        """Wait for the end of the stream; return status, message and the field to blame."""
+        with pytest.raises(grpc.RpcError) as caught:
+            list(self._call)
+        metadata = dict(caught.value.trailing_metadata())
+        return caught.value.code(), caught.value.details(), metadata.get(FIELD_METADATA, "")
+
+    def half_close(self) -> list[pb.PoolResponse]:
+        """Say that nothing more comes, and return what the manager still answers."""
+        self._outgoing.put(None)
+        return list(self._call)
+
+    def break_off(self) -> None:
+        """Lose the stream, as a broken connection does."""
+        self._call.cancel()
+        self._outgoing.put(None)
+
+
+def register(**fields: Any) -> pb.Register:
+    usual = {"engine_id": "engine", "incarnation": 5, "model_fingerprint": "m", "block_size": 4, "device_blocks": 20}
+    return pb.Register(**(usual | fields))
+
+
+def pools(stub: kvmanager_pb2_grpc.KVManagerStub) -> list[pb.PoolInfo]:
+    return list(stub.ListPools(pb.ListPoolsRequest()).pools)

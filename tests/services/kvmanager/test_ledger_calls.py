@@ -1,0 +1,274 @@
+"""The ledger over the wire: who watches it hears of every verb, and a request's story is told on demand."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+import grpc
+import pytest
+
+from quire.v1 import kvmanager_pb2 as pb
+from quire.v1 import kvmanager_pb2_grpc
+from services.errors import FIELD_METADATA
+from tests.running_quire import CALL_SECONDS, RunningService
+from tests.services.kvmanager.attach_stream import Stream
+
+Stub = kvmanager_pb2_grpc.KVManagerStub
+
+# More than the ledger keeps.
+MANY = 60_000
+
+
+@pytest.fixture
+def manager(service: Callable[..., RunningService]) -> Stub:
+    """A manager whose ledger is empty."""
+    return Stub(service("kvmanager", "--listen", "127.0.0.1:0").channel)
+
+
+@pytest.fixture
+def attached(manager: Stub) -> Iterator[Stream]:
+    one = Stream(manager).attach(device_blocks=8)
+    yield one
+    one.break_off()
+
+
+class Watcher:
+    """A reader of the ledger."""
+
+    def __init__(self, stub: Stub, from_event: int = 0) -> None:
+        self._call = stub.WatchEvents(pb.WatchEventsRequest(from_event=from_event), timeout=CALL_SECONDS)
+
+    def read(self, count: int) -> list[pb.WatchEventsResponse]:
+        return list(islice(self._call, count))
+
+    def events(self, count: int) -> list[pb.Event]:
+        messages = self.read(count)
+        assert all(message.HasField("event") for message in messages)
+        return [message.event for message in messages]
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+@pytest.fixture
+def watch(manager: Stub) -> Iterator[Callable[..., Watcher]]:
+    watchers: list[Watcher] = []
+
+    def begin(from_event: int = 0) -> Watcher:
+        watchers.append(Watcher(manager, from_event))
+        return watchers[-1]
+
+    yield begin
+    for one in watchers:
+        one.close()
+
+
+def allocate(sequence: int, tokens: list[int], **fields: Any) -> pb.Allocate:
+    return pb.Allocate(
+        group=sequence,
+        sequence=sequence,
+        request_id=f"request-{sequence}",
+        token_ids=tokens,
+        compute_tokens=len(tokens),
+        **fields,
+    )
+
+
+def free(sequence: int, reason: pb.FreeReason.ValueType = pb.FREE_REASON_FINISHED, served: int = 0) -> pb.Free:
+    return pb.Free(sequence=sequence, reason=reason, preempted_for_group=served)
+
+
+def refuse_many(engine: Stream) -> None:
+    for _ in range(2):
+        engine.apply(frees=[free(99)] * MANY)
+
+
+# Watching
+
+
+def test_a_watcher_from_the_start_hears_of_every_verb_with_its_blocks(
+    attached: Stream, watch: Callable[..., Watcher]
+) -> None:
+    waited = timedelta(seconds=1.5)
+    attached.step(allocates=[allocate(1, [7] * 9, waited=waited)])
+    attached.step(commits=[pb.Commit(sequence=1, first_index=0, token_ids=[7] * 8)])
+    attached.step(frees=[free(1)])
+    attached.apply(
+        extends=[pb.Extend(group=5, sequences=[6], room_tokens=[7])], length_sequences=[9], length_tokens=[9]
+    )
+    assert attached.half_close() == []
+    whose: dict[str, Any] = {"engine_id": "engine", "sequence": 1, "group": 1, "request_id": "request-1"}
+    assert watch().events(6) == [
+        pb.Event(event=1, engine_id="engine", pool=pb.POOL_CHANGE_ATTACHED),
+        pb.Event(
+            **whose, event=2, step=1, item=pb.STEP_ITEM_ALLOCATE, range_firsts=[1], range_lasts=[3], waited=waited
+        ),
+        pb.Event(**whose, event=3, step=2, item=pb.STEP_ITEM_COMMIT, range_firsts=[1], range_lasts=[2]),
+        pb.Event(
+            **whose,
+            event=4,
+            step=3,
+            item=pb.STEP_ITEM_FREE,
+            range_firsts=[1],
+            range_lasts=[3],
+            free_reason=pb.FREE_REASON_FINISHED,
+        ),
+        pb.Event(
+            event=5,
+            engine_id="engine",
+            step=4,
+            item=pb.STEP_ITEM_EXTEND,
+            sequence=6,
+            group=5,
+            refusal=pb.STEP_REFUSAL_UNKNOWN,
+        ),
+        pb.Event(event=6, engine_id="engine", pool=pb.POOL_CHANGE_DETACHED),
+    ]
+
+
+def test_a_watcher_from_a_number_hears_of_that_event_first(attached: Stream, watch: Callable[..., Watcher]) -> None:
+    for sequence in (1, 2, 3):
+        attached.allocate(sequence, 4)
+    assert [(event.event, event.sequence) for event in watch(3).events(2)] == [(3, 2), (4, 3)]
+
+
+def test_a_watcher_follows_live(attached: Stream, watch: Callable[..., Watcher]) -> None:
+    watcher = watch()
+    assert len(watcher.events(1)) == 1
+    for sequence in range(1, 6):
+        attached.allocate(sequence, 4)
+        assert [event.request_id for event in watcher.events(1)] == [f"request-{sequence}"]
+
+
+def test_the_next_event_may_be_waited_for(attached: Stream, watch: Callable[..., Watcher]) -> None:
+    watcher = watch(2)
+    attached.allocate(1, 4)
+    assert [event.event for event in watcher.events(1)] == [2]
+
+
+def test_two_watchers_hear_the_same(attached: Stream, watch: Callable[..., Watcher]) -> None:
+    early, late = watch(), watch(2)
+    for sequence in range(1, 6):
+        attached.allocate(sequence, 4)
+    assert early.events(6)[1:] == late.events(5)
+
+
+def test_events_of_all_engines_stand_in_one_ledger(
+    manager: Stub, attached: Stream, watch: Callable[..., Watcher]
+) -> None:
+    other = Stream(manager).attach(engine_id="other")
+    other.allocate(1, 4)
+    attached.allocate(1, 4)
+    assert [event.engine_id for event in watch().events(4)] == ["engine", "other", "other", "engine"]
+    other.break_off()
+
+
+def test_a_gap_is_stated_to_a_watcher_that_wanted_what_is_gone(attached: Stream, watch: Callable[..., Watcher]) -> None:
+    refuse_many(attached)
+    gap, *rest = watch(1).read(150)
+    assert gap == pb.WatchEventsResponse(skipped_to=2 * MANY + 2 - 100_000)
+    assert [message.event.event for message in rest] == list(range(gap.skipped_to, gap.skipped_to + 149))
+    # Whoever wants the oldest that there is misses nothing.
+    assert watch(0).events(1)[0].event == gap.skipped_to
+
+
+def test_a_watcher_that_does_not_keep_up_skips_and_is_told_and_no_engine_waits_for_it(
+    attached: Stream, watch: Callable[..., Watcher]
+) -> None:
+    slow = watch()
+    assert [event.event for event in slow.events(1)] == [1]
+    refuse_many(attached)  # is answered, though nobody reads
+    number, (message,) = 2, slow.read(1)
+    while message.HasField("event"):
+        assert message.event.event == number
+        number, (message,) = number + 1, slow.read(1)
+    assert number < message.skipped_to
+    assert slow.events(1)[0].event == message.skipped_to
+
+
+@pytest.mark.parametrize("from_event", [-1, 3])
+def test_a_number_that_no_event_has_is_refused(
+    attached: Stream, watch: Callable[..., Watcher], from_event: int
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        watch(from_event).read(1)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == f"from_event is {from_event}, but the next event will be 2"
+    assert dict(caught.value.trailing_metadata())[FIELD_METADATA] == "from_event"
+
+
+@pytest.mark.parametrize("waited", [{"seconds": -1}, {"seconds": 10**12}, {"nanos": -5}])
+def test_a_wait_that_is_no_duration_is_refused(attached: Stream, waited: dict[str, int]) -> None:
+    attached.send(step=pb.Step(step=1, allocates=[allocate(1, [7] * 4, waited=waited)]))
+    code, message, field = attached.refusal()
+    assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "step.allocates.waited")
+    assert message.startswith("step.allocates.waited is")
+
+
+# Explaining
+
+
+def explain(stub: Stub, sequence: int) -> tuple[list[pb.Event], str]:
+    answer = stub.Explain(pb.ExplainRequest(request_id=f"request-{sequence}"))
+    return list(answer.events), answer.summary
+
+
+def test_a_request_that_was_refused_admitted_with_hits_preempted_and_finished_is_explained(
+    manager: Stub, attached: Stream, watch: Callable[..., Watcher]
+) -> None:
+    attached.step(allocates=[allocate(1, [7] * 9)])
+    attached.step(commits=[pb.Commit(sequence=1, first_index=0, token_ids=[7] * 8)])
+    second = allocate(2, [7] * 8 + [8] * 18, waited=timedelta(seconds=0.25))
+    attached.step(allocates=[allocate(3, [3] * 9)])
+    attached.apply(allocates=[second])
+    attached.step(frees=[free(3)])
+    attached.step(allocates=[second])
+    attached.step(frees=[free(2, pb.FREE_REASON_PREEMPTED, 1)])
+    attached.step(extends=[pb.Extend(group=1, sequences=[1], room_tokens=[16])])
+    attached.step(frees=[free(1)])
+    attached.step(allocates=[second])
+    attached.step(frees=[free(2)])
+    events, summary = explain(manager, 2)
+    assert [event.step for event in events] == [4, 6, 7, 10, 11]
+    assert events == [event for event in watch().events(12) if event.request_id == "request-2"]
+    assert summary == (
+        "Its allocate was refused as out_of_blocks in step 4: 5 blocks are needed, 2 are free. "
+        "It was admitted by engine engine in step 6, 2 steps after it was first refused, after a wait of 0.25 seconds. "
+        "8 of its 26 prompt tokens were found: block 3 of its prefix was not there, and no eviction is known. "
+        "It was preempted in step 7 for request request-1. "
+        "It was admitted again by engine engine in step 10, after a wait of 0.25 seconds. "
+        "8 of its 26 prompt tokens were found: block 3 of its prefix was not there, and no eviction is known. "
+        "It finished in step 11. "
+        "It held at most 7 blocks."
+    )
+    assert "For it request request-2 was preempted in step 7, which had 7 blocks." in explain(manager, 1)[1]
+
+
+def test_a_request_whose_prefix_was_evicted_is_told_for_whom(manager: Stub, attached: Stream) -> None:
+    attached.step(allocates=[allocate(1, [7] * 9)])
+    attached.step(commits=[pb.Commit(sequence=1, first_index=0, token_ids=[7] * 8)])
+    attached.step(frees=[free(1)])
+    attached.step(allocates=[allocate(2, [8] * 28)])
+    attached.step(frees=[free(2)])
+    attached.step(allocates=[allocate(3, [7] * 9)])
+    events, summary = explain(manager, 3)
+    assert [event.cached_tokens for event in events] == [4]
+    assert "block 2 of its prefix had been evicted in step 4 for the allocate of request request-2." in summary
+
+
+def test_a_request_of_which_nothing_is_kept_is_not_found(manager: Stub) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        explain(manager, 1)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert "'request-1'" in caught.value.details()
+
+
+def test_an_explanation_of_a_full_ledger_keeps_no_engine_waiting(manager: Stub, attached: Stream) -> None:
+    attached.allocate(1, 4)
+    for _ in range(90):
+        attached.apply(frees=[free(99)] * 1000)
+    explanation = manager.Explain.future(pb.ExplainRequest(request_id="request-1"))
+    while not explanation.done():
+        attached.step(length_sequences=[1], length_tokens=[1])
+    assert len(explanation.result().events) == 1
