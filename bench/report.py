@@ -4,8 +4,10 @@ import json
 import platform
 import subprocess
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from operator import ge, le, lt
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
+_MEETS: dict[str, Callable[[float, float], bool]] = {"less": lt, "at most": le, "more": ge}
 _PACKAGES = ("torch", "transformers", "grpcio", "protobuf")
 
 
@@ -41,7 +44,7 @@ def met(value: float | None, target: dict[str, Any] | None) -> bool | None:
         return None
     if value is None:
         return False
-    return value < target["target"] if target["better"] == "less" else value >= target["target"]
+    return _MEETS[target["better"]](value, target["target"])
 
 
 def publish(benchmark: str, rows: list[Row], repetitions: int, **more: Any) -> None:

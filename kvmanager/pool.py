@@ -3,7 +3,7 @@
 One door, `apply`: a Step goes in, a StepResult comes out, every item all or nothing. Same Steps, same block ids.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from kvmanager.books import Books, Sequence
@@ -157,6 +157,11 @@ class Pool:
 
     def _on_device(self) -> Iterable[Sequence]:
         return (sequence for sequence in self.sequences.values() if not sequence.swapped)
+
+    def dismantle(self) -> Generator[None, None, None]:
+        """Give the memory of a pool that nobody uses any more back, with pauses: all at once takes long."""
+        for tier in (self.device, self.host):
+            yield from tier.dismantle()
 
     def violations(self) -> list[str]:
         """Check the conservation law: each id in one place, count = number of holders; a sentence for each fault."""

@@ -14,7 +14,7 @@ from kvmanager.errors import InvalidReport
 from kvmanager.keys import KEY_BYTES, root_key
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
-from kvmanager.tier import Seal, Tier
+from kvmanager.tier import Tier
 
 _Entry = TypeVar("_Entry")
 
@@ -45,12 +45,13 @@ class SequenceReport:
 class TierReport:
     """The blocks of a tier, but for its tables.
 
-    `keyed` is in sealing order, `unfindable` are held blocks that were keyed before a reset, `release_order` all blocks
-    at count 0 in the order in which they will be handed out.
+    `keyed` are blocks with their keys in sealing order, `unfindable` held blocks that were keyed before a reset,
+    `release_order` all blocks at count 0 in the order in which they will be handed out.
     """
 
-    keyed: list[Seal] = field(default_factory=list)
-    unfindable: list[Seal] = field(default_factory=list)
+    # Dicts of plain values are the one form that a garbage collector does not walk through again and again.
+    keyed: dict[int, bytes] = field(default_factory=dict)
+    unfindable: dict[int, bytes] = field(default_factory=dict)
     release_order: list[int] = field(default_factory=list)
     withheld: list[int] = field(default_factory=list)
 
@@ -150,10 +151,10 @@ def _adopt_tier(name: str, tier: Tier, report: TierReport, holders: Iterable[int
         places.take(part, again=True)
         tier.count_holders(part)
         yield
-    for seals in _slices(report.keyed):
+    for seals in _slices(report.keyed.items()):
         _adopt_keys(places, tier, seals, tier.seal)
         yield
-    for seals in _slices(report.unfindable):
+    for seals in _slices(report.unfindable.items()):
         _adopt_keys(places, tier, seals, tier.seal_unfindable)
         yield
     for part in _slices(report.release_order):
@@ -172,6 +173,7 @@ class _Places:
         self.name = name
         self.total = total
         self._taken = bytearray(total + 1)
+        self._count = 0
 
     def check_id(self, block: int) -> None:
         if not 1 <= block <= self.total:
@@ -181,16 +183,20 @@ class _Places:
         """Note the place of blocks; only the tables may name one `again`."""
         for block in blocks:
             self.check_id(block)
-            if self._taken[block] and not again:
+            if not self._taken[block]:
+                self._taken[block] = 1
+                self._count += 1
+            elif not again:
                 raise InvalidReport(f"{self.name} block {block} is in two places")
-            self._taken[block] = 1
 
     def check_complete(self) -> None:
-        if missing := self.total - sum(self._taken):
+        if missing := self.total - self._count:
             raise InvalidReport(f"{self.name}: {missing} blocks are in no table and in no order")
 
 
-def _adopt_keys(places: _Places, tier: Tier, seals: list[Seal], seal: Callable[[int, bytes], None]) -> None:
+def _adopt_keys(
+    places: _Places, tier: Tier, seals: list[tuple[int, bytes]], seal: Callable[[int, bytes], None]
+) -> None:
     for block, key in seals:
         places.check_id(block)
         if len(key) != KEY_BYTES or tier.key(block) is not None:

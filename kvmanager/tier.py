@@ -16,10 +16,13 @@ fast ones.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvmanager.errors import OutOfBlocks
+
+# Entries that are given back without a pause: well below a millisecond.
+_SLICE = 4000
 
 
 class BlockCounts(NamedTuple):
@@ -218,13 +221,26 @@ class Tier:
 
     # Writing and adopting reports.
 
-    def sealing_order(self) -> list[Seal]:
+    def sealing_order(self) -> dict[int, bytes]:
         """Return the blocks in the index with their keys; those of one key stand in the order of their sealing."""
-        return [Seal(block, key) for key, carriers in self._index.items() for block in _listed(carriers)]
+        return {block: key for key, carriers in self._index.items() for block in _listed(carriers)}
 
-    def unfindable(self) -> list[Seal]:
+    def unfindable(self) -> dict[int, bytes]:
         """Return the held blocks that were keyed before a reset, with their keys."""
-        return [Seal(block, key) for block in sorted(self._unfindable) if (key := self._keys[block]) is not None]
+        return {block: key for block in sorted(self._unfindable) if (key := self._keys[block]) is not None}
+
+    def dismantle(self) -> Iterator[None]:
+        """Give the memory of a tier that nobody uses any more back, with pauses: all at once takes long."""
+        for entries in (self._index, self._cached):
+            while entries:
+                for _ in range(min(len(entries), _SLICE)):
+                    entries.popitem()
+                yield
+        for blocks in (self._free, self._keys, self._counts):
+            while blocks:
+                for _ in range(min(len(blocks), _SLICE)):
+                    blocks.pop()
+                yield
 
     def withheld(self) -> list[int]:
         """Return the blocks that were taken out of circulation."""

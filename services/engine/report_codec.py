@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from kvmanager import PoolReport, Seal, SequenceReport, TierReport
+from kvmanager import PoolReport, SequenceReport, TierReport
 from quire.v1 import kvmanager_pb2 as pb
 
 _Entry = TypeVar("_Entry")
 
 # Small enough that reading a page delays nobody.
-_PAGE_BLOCKS = 4096
+_PAGE_BLOCKS = 2048
 _PAGE_SEQUENCES = 64
 
 
@@ -29,9 +29,9 @@ def pages_of(report: PoolReport) -> Iterator[pb.ReportPage]:
 
 
 def _device_pages(tier: TierReport) -> Iterator[pb.ReportPage]:
-    for seals in _parts(tier.keyed, _PAGE_BLOCKS):
+    for seals in _parts(tier.keyed.items(), _PAGE_BLOCKS):
         yield pb.ReportPage(keyed_blocks=_blocks(seals), keys=_keys(seals))
-    for seals in _parts(tier.unfindable, _PAGE_BLOCKS):
+    for seals in _parts(tier.unfindable.items(), _PAGE_BLOCKS):
         yield pb.ReportPage(unfindable_blocks=_blocks(seals), unfindable_keys=_keys(seals))
     for blocks in _parts(tier.release_order, _PAGE_BLOCKS):
         yield pb.ReportPage(release_order=blocks)
@@ -40,9 +40,9 @@ def _device_pages(tier: TierReport) -> Iterator[pb.ReportPage]:
 
 
 def _host_pages(tier: TierReport) -> Iterator[pb.ReportPage]:
-    for seals in _parts(tier.keyed, _PAGE_BLOCKS):
+    for seals in _parts(tier.keyed.items(), _PAGE_BLOCKS):
         yield pb.ReportPage(host_keyed_blocks=_blocks(seals), host_keys=_keys(seals))
-    for seals in _parts(tier.unfindable, _PAGE_BLOCKS):
+    for seals in _parts(tier.unfindable.items(), _PAGE_BLOCKS):
         yield pb.ReportPage(host_unfindable_blocks=_blocks(seals), host_unfindable_keys=_keys(seals))
     for blocks in _parts(tier.release_order, _PAGE_BLOCKS):
         yield pb.ReportPage(host_release_order=blocks)
@@ -56,12 +56,12 @@ def _parts(entries: Iterable[_Entry], size: int) -> Iterator[list[_Entry]]:
         yield part
 
 
-def _blocks(seals: Sequence[Seal]) -> list[int]:
-    return [seal.block for seal in seals]
+def _blocks(seals: Sequence[tuple[int, bytes]]) -> list[int]:
+    return [block for block, _ in seals]
 
 
-def _keys(seals: Sequence[Seal]) -> bytes:
-    return b"".join(seal.key for seal in seals)
+def _keys(seals: Sequence[tuple[int, bytes]]) -> bytes:
+    return b"".join(key for _, key in seals)
 
 
 def _sequence_message(report: SequenceReport) -> pb.SequenceReport:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from kvmanager import KEY_BYTES, InvalidReport, PoolReport, PoolSpec, Seal, SequenceReport, TierReport
+from kvmanager import KEY_BYTES, InvalidReport, PoolReport, PoolSpec, SequenceReport, TierReport
 from quire.v1 import kvmanager_pb2 as pb
 
 
@@ -19,12 +19,12 @@ class ReportReader:
         report = self.report
         report.sequences += map(_sequence, page.sequences)
         report.pins.update((pin.pin_id, list(pin.block_ids)) for pin in page.pins)
-        report.device.keyed += _seals(page.keyed_blocks, page.keys)
-        report.device.unfindable += _seals(page.unfindable_blocks, page.unfindable_keys)
+        _add_keys(report.device.keyed, page.keyed_blocks, page.keys)
+        _add_keys(report.device.unfindable, page.unfindable_blocks, page.unfindable_keys)
         report.device.release_order += page.release_order
         report.device.withheld += page.withheld_blocks
-        report.host.keyed += _seals(page.host_keyed_blocks, page.host_keys)
-        report.host.unfindable += _seals(page.host_unfindable_blocks, page.host_unfindable_keys)
+        _add_keys(report.host.keyed, page.host_keyed_blocks, page.host_keys)
+        _add_keys(report.host.unfindable, page.host_unfindable_blocks, page.host_unfindable_keys)
         report.host.release_order += page.host_release_order
         report.host.withheld += page.host_withheld_blocks
         report.resets, report.last_step = page.resets, page.last_applied_step
@@ -40,14 +40,14 @@ def _check_size(name: str, tier: TierReport, most: int) -> None:
             raise InvalidReport(f"the report lists {len(entries)} {name} blocks, but there are {most}")
 
 
-def _seals(blocks: Iterable[int], keys: bytes) -> list[Seal]:
+def _add_keys(keyed: dict[int, bytes], blocks: Iterable[int], keys: bytes) -> None:
     listed = list(blocks)
     if len(keys) != KEY_BYTES * len(listed):
         raise InvalidReport(f"{len(listed)} blocks have {len(keys)} bytes of keys, which is not {KEY_BYTES} for each")
-    return [
-        Seal(block, keys[start : start + KEY_BYTES])
-        for block, start in zip(listed, range(0, len(keys), KEY_BYTES), strict=True)
-    ]
+    for block, start in zip(listed, range(0, len(keys), KEY_BYTES), strict=True):
+        if block in keyed:
+            raise InvalidReport(f"block {block} has two keys")
+        keyed[block] = keys[start : start + KEY_BYTES]
 
 
 def _sequence(message: pb.SequenceReport) -> SequenceReport:

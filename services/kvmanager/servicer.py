@@ -1,9 +1,10 @@
 """The calls of the KV manager: read the message, call the core, write the answer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import gc
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -23,6 +24,7 @@ _LARGEST_SEQUENCE_PAGE = 1000
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.PoolRequest]
+_Result = TypeVar("_Result")
 
 
 class KVManagerServicer(pb_grpc.KVManagerServicer):
@@ -34,6 +36,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._manager = manager
         self._lease_seconds = lease_seconds
         self._streams = 0
+        self._dismantling: set[asyncio.Future[None]] = set()
         self._observer = observer
         self._clock = clock
         self._reading = LedgerReading(manager.ledger)
@@ -142,6 +145,9 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
     def _drop(self, session: Session) -> None:
         self._observer.detached(session)
         self._manager.detach(session)
+        dismantling = asyncio.ensure_future(_in_slices(session.pool.dismantle()))
+        self._dismantling.add(dismantling)
+        dismantling.add_done_callback(self._dismantling.discard)
         self._reading.tell()
 
     def _step(self, session: Session, request: pb.PoolRequest) -> pb.StepResult:
@@ -167,13 +173,20 @@ def _unexpected(expected: str, request: pb.PoolRequest) -> UnexpectedMessage:
 
 async def _adopted(spec: PoolSpec, report: PoolReport) -> Pool:
     """Adopt a report a slice at a time: between slices, others get their answers."""
-    adoption = adopt(spec, report)
+    pool = await _in_slices(adopt(spec, report))
+    # Else every full collection walks through all blocks again, which live as long as the pool.
+    gc.freeze()
+    return pool
+
+
+async def _in_slices(work: Generator[None, None, _Result]) -> _Result:
+    """Do some work a slice at a time, and return what it gives."""
     while True:
         try:
-            next(adoption)
+            next(work)
         except StopIteration as end:
-            pool: Pool = end.value
-            return pool
+            result: _Result = end.value
+            return result
         await asyncio.sleep(0)
 
 

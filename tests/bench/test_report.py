@@ -3,6 +3,9 @@ from bench.report import met, row
 
 def test_a_figure_meets_its_target_only_on_the_right_side_of_it() -> None:
     less, more = {"target": 15.0, "better": "less"}, {"target": 15.0, "better": "more"}
+    at_most = {"target": 15.0, "better": "at most"}
+    assert met(15.0, at_most)
+    assert not met(15.1, at_most)
     assert met(14.9, less)
     assert not met(15.0, less)
     assert met(15.0, more)

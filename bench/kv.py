@@ -1,0 +1,272 @@
+"""What block management costs: the core in process, and the service over gRPC.
+
+A step is that of a decoding batch: every sequence says its new length, and one in `block_size` of them fills a block,
+which is committed, and gets its next one.
+"""
+
+import asyncio
+import gc
+import hashlib
+import random
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from statistics import median, quantiles
+from typing import Any
+
+import grpc
+from rich.progress import track
+
+import kvmanager
+from bench.report import publish, row
+from engine import blocks
+from quire.v1 import kvmanager_pb2 as pb
+from quire.v1 import kvmanager_pb2_grpc as pb_grpc
+from services import transport
+from services.engine.block_codec import register_message, step_message
+from services.engine.replica import core_step
+from services.engine.report_codec import pages_of
+from tests.in_process import adopted
+from tests.running_quire import RunningService
+
+Call = grpc.aio.StreamStreamCall[Any, Any]
+
+REPETITIONS = 7
+SEQUENCES, BLOCK_SIZE = 256, 16
+POOL_BLOCKS = 100_000
+FEW_SEQUENCES = 32  # which fit into the smallest of these pools
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+TOKENS = 4096
+STEPS = 320  # 20 blocks for each sequence
+PREFILL_BLOCKS = 2_000
+WIRE_STEPS = 1_000
+LARGE_POOL_BLOCKS = 1_000_000
+MICRO = 1e6
+
+
+class Decoding:
+    """Makes the Steps of a batch that decodes, one after the other; block fillings are spread evenly over them."""
+
+    def __init__(self, sequences: int, seed: int = 1) -> None:
+        draw = random.Random(seed)
+        self.sequences = sequences
+        self._tokens = [array("i", (draw.randrange(49_000) for _ in range(TOKENS))) for _ in range(sequences)]
+        self._computed = [BLOCK_SIZE * 2 + number % BLOCK_SIZE for number in range(sequences)]
+        self._committed = [0] * sequences
+        self._room = [-(-tokens // BLOCK_SIZE) * BLOCK_SIZE for tokens in self._computed]
+        self._number = 0
+
+    def _begin(self) -> blocks.Step:
+        """Allocate all sequences."""
+        self._number += 1
+        return blocks.Step(
+            self._number,
+            allocates=[
+                blocks.Allocate(number, number, f"r{number}", b"", tokens[:length], length)
+                for number, (tokens, length) in enumerate(zip(self._tokens, self._computed, strict=True), 1)
+            ],
+        )
+
+    def _next(self) -> blocks.Step:
+        """Let each sequence go on by one token."""
+        self._number += 1
+        step = blocks.Step(self._number)
+        for index, computed in enumerate(self._computed):
+            done = computed // BLOCK_SIZE
+            if done > self._committed[index]:
+                first = self._committed[index]
+                tokens = self._tokens[index][first * BLOCK_SIZE : done * BLOCK_SIZE]
+                step.commits.append(blocks.Commit(index + 1, first, tokens))
+                self._committed[index] = done
+            if computed + 2 > self._room[index]:
+                step.extends.append(blocks.Extend(index + 1, [(index + 1, computed + 2)]))
+                self._room[index] += BLOCK_SIZE
+            step.lengths.append(blocks.Length(index + 1, computed))
+            self._computed[index] = computed + 1
+        return step
+
+    def steps(self, count: int) -> Iterator[blocks.Step]:
+        """Yield the Step that allocates all, the one that commits their prompts, and `count` more."""
+        yield self._begin()
+        for _ in range(1 + count):
+            yield self._next()
+
+
+def main() -> None:
+    """Measure everything, and publish it."""
+    rows = []
+    runs = [_in_process() for _ in track(range(REPETITIONS), "In process")]
+    for metric in ("decode_us_per_sequence", "prefill_us_per_block", "sha256_us_per_block", "free_us_per_block"):
+        rows.append(row("kv", metric, round(median(run[metric] for run in runs), 3), "us"))
+    by_size = {
+        size: median(_decode(size, FEW_SEQUENCES) for _ in range(REPETITIONS)) for size in track(SIZES, "Pool sizes")
+    }
+    rows += [
+        row("kv", "decode_100000_over_1000_blocks", round(by_size[100_000] / by_size[1_000], 3), "ratio"),
+        row("kv", "decode_1000000_over_1000_blocks", round(by_size[1_000_000] / by_size[1_000], 3), "ratio"),
+    ]
+    wire = [_over_grpc() for _ in track(range(REPETITIONS), "Over gRPC")]
+    rows += [row("kv", metric, round(median(run[metric] for run in wire), 1), "us") for metric in wire[0]]
+    publish(
+        "kv",
+        rows,
+        REPETITIONS,
+        runs=runs,
+        wire=wire,
+        decode_us_by_pool_blocks={str(size): by_size[size] for size in SIZES},
+    )
+
+
+def _in_process() -> dict[str, float]:
+    return {"decode_us_per_sequence": _decode(POOL_BLOCKS), **_prefill()}
+
+
+def _decode(pool_blocks: int, sequences: int = SEQUENCES) -> float:
+    """Return microseconds per sequence and step, ledger and totals on, in a pool whose free order is random."""
+    load = Decoding(sequences)
+    steps = [core_step(step) for step in load.steps(STEPS)]
+    manager, session = _attached(pool_blocks)
+    for step in steps[:2]:  # the prompts, and the commit of all their blocks
+        manager.apply(session, step)
+    seconds = _timed(lambda: [_apply(manager, session, step) for step in steps[2:]])
+    return seconds / len(steps[2:]) / load.sequences * MICRO
+
+
+def _apply(manager: kvmanager.KVManager, session: kvmanager.Session, step: kvmanager.Step) -> kvmanager.StepResult:
+    result = manager.apply(session, step)
+    manager.ledger.settle()  # as the service does after each answer
+    assert not result.refusals
+    return result
+
+
+def _attached(pool_blocks: int) -> tuple[kvmanager.KVManager, kvmanager.Session]:
+    """Attach a pool whose blocks will be handed out in random order, as after a long life."""
+    order = list(range(1, pool_blocks + 1))
+    random.Random(2).shuffle(order)
+    spec = kvmanager.PoolSpec("engine", 1, "model", BLOCK_SIZE, pool_blocks)
+    manager = kvmanager.KVManager(epoch=1)
+    report = kvmanager.PoolReport(device=kvmanager.TierReport(release_order=order))
+    return manager, manager.attach(spec, adopted(spec, report))
+
+
+def _prefill() -> dict[str, float]:
+    """Return microseconds per block to allocate and commit a prompt nobody had, and to free it; and to hash alone."""
+    manager, session = _attached(POOL_BLOCKS)
+    draw = random.Random(3)
+    prompt = array("i", (draw.randrange(49_000) for _ in range(PREFILL_BLOCKS * BLOCK_SIZE + 1)))
+    allocate = kvmanager.Allocate(1, 1, "r", b"", prompt, len(prompt))
+    begin = kvmanager.Step(1, allocates=[allocate])
+    commit = kvmanager.Step(2, commits=[kvmanager.Commit(1, 0, prompt[:-1])])
+    end = kvmanager.Step(3, frees=[kvmanager.Free(1, kvmanager.FreeReason.FINISHED)])
+    prefill = _timed(lambda: [_apply(manager, session, step) for step in (begin, commit)])
+    free = _timed(lambda: _apply(manager, session, end))
+    chunk = bytes(kvmanager.KEY_BYTES + 4 * BLOCK_SIZE)
+    sha256 = _timed(lambda: [hashlib.sha256(chunk).digest() for _ in range(PREFILL_BLOCKS)])
+    return {
+        "prefill_us_per_block": prefill / PREFILL_BLOCKS * MICRO,
+        "free_us_per_block": free / PREFILL_BLOCKS * MICRO,
+        "sha256_us_per_block": sha256 / PREFILL_BLOCKS * MICRO,
+    }
+
+
+def _timed(work: Callable[[], object]) -> float:
+    """Return the seconds of some work, with what was made before out of the garbage collector's sight."""
+    gc.collect()
+    gc.freeze()
+    begun = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - begun
+    gc.unfreeze()
+    return seconds
+
+
+# Over gRPC: the service is a process of its own.
+
+
+def _over_grpc() -> dict[str, float]:
+    service = RunningService("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0")
+    try:
+        return asyncio.run(_measure_wire(service.address))
+    finally:
+        service.close()
+
+
+async def _measure_wire(address: str) -> dict[str, float]:
+    alone = await _round_trips(address, "alone")
+    beside, attach_seconds = await _beside_a_large_report(address)
+    together = await asyncio.gather(*(_round_trips(address, f"engine-{number}", 200) for number in range(16)))
+    return {
+        "wire_step_p50_us": _percentile(alone, 50),
+        "wire_step_p99_us": _percentile(alone, 99),
+        "wire_step_p99_us_beside_a_million_block_report": _percentile(beside, 99),
+        "million_block_attach_us": attach_seconds * MICRO,
+        "wire_step_p50_us_of_16_engines": median(_percentile(trips, 50) for trips in together),
+        "wire_step_p50_us_of_the_slowest_of_16_engines": max(_percentile(trips, 50) for trips in together),
+    }
+
+
+async def _round_trips(address: str, engine_id: str, count: int = WIRE_STEPS) -> list[float]:
+    """Attach an engine, run its decoding Steps one after the other, and return each one's microseconds."""
+    load = Decoding(SEQUENCES)
+    messages = [step_message(step) for step in load.steps(count)]
+    async with transport.channel(address) as channel:
+        call = await _attach(channel, kvmanager.PoolSpec(engine_id, 1, "model", BLOCK_SIZE, POOL_BLOCKS))
+        return [await _round_trip(call, message) for message in messages][2:]
+
+
+async def _attach(
+    channel: grpc.aio.Channel, spec: kvmanager.PoolSpec, report: kvmanager.PoolReport | None = None
+) -> Call:
+    call = pb_grpc.KVManagerStub(channel).Attach()
+    await call.write(pb.PoolRequest(register=register_message(spec)))
+    for page in pages_of(report or kvmanager.PoolReport()):
+        await call.write(pb.PoolRequest(report=page))
+    assert (await call.read()).HasField("registered")
+    return call
+
+
+async def _round_trip(call: Call, message: pb.PoolRequest) -> float:
+    begun = time.perf_counter()
+    await call.write(message)
+    response = await call.read()
+    assert not response.result.refusals
+    return (time.perf_counter() - begun) * MICRO
+
+
+async def _beside_a_large_report(address: str) -> tuple[list[float], float]:
+    """Return one engine's round trips while another attaches with a report of a million blocks, and its seconds."""
+    attach = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.kv", "attach", address, stdout=-1)
+    load = Decoding(SEQUENCES)
+    trips = []
+    async with transport.channel(address) as channel:
+        call = await _attach(channel, kvmanager.PoolSpec("beside", 1, "model", BLOCK_SIZE, POOL_BLOCKS))
+        steps = load.steps(100_000)
+        while attach.returncode is None:
+            trips.append(await _round_trip(call, step_message(next(steps))))
+            await asyncio.sleep(0)
+    assert attach.stdout is not None
+    return trips[2:], float(await attach.stdout.read())
+
+
+async def _attach_a_large_pool(address: str) -> None:
+    """Attach with a report of a million blocks, half of them cached, and print how many seconds it took."""
+    blocks = range(1, LARGE_POOL_BLOCKS + 1)
+    keyed = {block: hashlib.sha256(str(block).encode()).digest() for block in blocks[::2]}
+    order = [*blocks[1::2], *blocks[::2]]
+    report = kvmanager.PoolReport(device=kvmanager.TierReport(keyed=keyed, release_order=order), last_step=1)
+    async with transport.channel(address) as channel:
+        begun = time.perf_counter()
+        await _attach(channel, kvmanager.PoolSpec("large", 1, "model", BLOCK_SIZE, LARGE_POOL_BLOCKS), report)
+        sys.stdout.write(f"{time.perf_counter() - begun}")
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    return quantiles(values, n=100)[percent - 1]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["attach"]:
+        asyncio.run(_attach_a_large_pool(sys.argv[2]))
+    else:
+        main()
