@@ -26,6 +26,8 @@ class PoolTotals:
     copied_blocks: int = 0
     refusals: Counter[StepRefusal] = field(default_factory=Counter)
     preemptions: int = 0
+    to_host_blocks: int = 0
+    to_device_blocks: int = 0
     peak_held_blocks: int = 0
     peak_saved_blocks: int = 0
 
@@ -38,6 +40,8 @@ class PoolTotals:
         self.granted_blocks += result.granted_blocks
         self.evicted_blocks += result.evicted_blocks
         self.copied_blocks += len(result.copies)
+        self.to_host_blocks += len(result.device_to_host)
+        self.to_device_blocks += len(result.host_to_device)
         self.refusals.update(refusal.reason for refusal in result.refusals)
         self.preemptions += sum(
             free.reason is FreeReason.PREEMPTED and position not in refused for position, free in enumerate(step.frees)

@@ -9,11 +9,10 @@ from prometheus_client import CollectorRegistry, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from kvmanager import Session, StepRefusal
+from kvmanager import Session, StepRefusal, Tier
 from services.kvmanager.observer import PoolObserver
 
 _LABELS = ("model_name", "engine")
-_TIER = "device"
 _STEP_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 
 _Values = dict[tuple[str, ...], float]
@@ -24,13 +23,17 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session], _Values]], .
         "quire_kv_blocks",
         "Blocks by state: free, cached (nobody holds it, but it can be hit), held, withheld by the audit.",
         ("tier", "state"),
-        lambda session: {(_TIER, state): n for state, n in session.pool.device.counts._asdict().items()},
+        lambda session: {
+            (tier, state): number
+            for tier, blocks in _tiers(session).items()
+            for state, number in blocks.counts._asdict().items()
+        },
     ),
     (
         "quire_kv_pool_blocks",
         "Blocks of the pool, in whatever state.",
         ("tier",),
-        lambda session: {(_TIER,): session.pool.spec.device_blocks},
+        lambda session: {(tier,): blocks.total for tier, blocks in _tiers(session).items()},
     ),
     (
         "quire_kv_cache_usage_perc",
@@ -61,6 +64,12 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session], _Values]], .
         "Blocks that sharing saves: holders beyond the first, summed over blocks.",
         (),
         lambda session: {(): session.pool.device.saved},
+    ),
+    (
+        "quire_kv_pool_connected",
+        "1 while the engine's stream is there, 0 while its broken stream's lease runs.",
+        (),
+        lambda session: {(): session.connected},
     ),
     (
         "quire_kv_sequences",
@@ -101,6 +110,15 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[Session], _Values]],
         "Blocks copied before they were written to, because they were shared or keyed.",
         (),
         lambda session: {(): session.totals.copied_blocks},
+    ),
+    (
+        "quire_kv_moved_blocks",
+        "Blocks copied between the tiers: to the host by swaps and instead of being forgotten, and back.",
+        ("to",),
+        lambda session: {
+            ("host",): session.totals.to_host_blocks,
+            ("device",): session.totals.to_device_blocks,
+        },
     ),
     (
         "quire_kv_refusals",
@@ -183,6 +201,11 @@ class KVManagerMetrics(PoolObserver, Collector):
                 },
             )
         return family
+
+
+def _tiers(session: Session) -> dict[str, Tier]:
+    tiers = {"device": session.pool.device, "host": session.pool.host}
+    return {name: tier for name, tier in tiers.items() if tier.total}
 
 
 def _labels_of(session: Session) -> tuple[str, str]:

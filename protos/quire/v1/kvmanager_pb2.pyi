@@ -1233,6 +1233,8 @@ class PoolTotals(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     PEAK_HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     PEAK_SAVED_BLOCKS_FIELD_NUMBER: _builtins.int
+    TO_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    TO_DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     prefix_query_tokens: _builtins.int
     """Tokens of allocated prompts,"""
@@ -1248,6 +1250,10 @@ class PoolTotals(_message.Message):
     """The most device blocks held after a Step."""
     peak_saved_blocks: _builtins.int
     """The most device blocks saved by sharing after a Step."""
+    to_host_blocks: _builtins.int
+    """Blocks copied to the host tier, by swaps and instead of being forgotten,"""
+    to_device_blocks: _builtins.int
+    """and back."""
     def __init__(
         self,
         *,
@@ -1261,10 +1267,12 @@ class PoolTotals(_message.Message):
         preemptions: _builtins.int = ...,
         peak_held_blocks: _builtins.int = ...,
         peak_saved_blocks: _builtins.int = ...,
+        to_host_blocks: _builtins.int = ...,
+        to_device_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_blocks", b"copied_blocks", "evicted_blocks", b"evicted_blocks", "granted_blocks", b"granted_blocks", "peak_held_blocks", b"peak_held_blocks", "peak_saved_blocks", b"peak_saved_blocks", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "refusals", b"refusals", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_blocks", b"copied_blocks", "evicted_blocks", b"evicted_blocks", "granted_blocks", b"granted_blocks", "peak_held_blocks", b"peak_held_blocks", "peak_saved_blocks", b"peak_saved_blocks", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "refusals", b"refusals", "steps", b"steps", "to_device_blocks", b"to_device_blocks", "to_host_blocks", b"to_host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import generate_latest
 
-from kvmanager import KVManager, PoolSpec
+from kvmanager import Allocate, KVManager, PoolSpec, Step
 from services.kvmanager.metrics import KVManagerMetrics
 from tests.scrape import Scrape
 
@@ -40,3 +40,26 @@ def test_engines_are_shown_side_by_side_until_they_leave() -> None:
     assert shown(metrics).values("quire_kv_pool_blocks", "engine") == {"two": 9}
     metrics.detached(sessions[1])
     assert not shown(metrics).has("quire_kv_pool_blocks")
+
+
+def test_a_pool_with_a_host_tier_shows_both_and_what_moves_between_them() -> None:
+    manager, metrics = KVManager(epoch=1), KVManagerMetrics()
+    session = manager.attach(PoolSpec("one", 1, "fingerprint", 2, 4, host_blocks=3, model="model"))
+    metrics.attached(session)
+    manager.apply(session, Step(1, allocates=[Allocate(1, 1, "r", b"", [1, 2, 3], 3)]))
+    manager.apply(session, Step(2, swap_outs=[1]))
+    swapped = shown(metrics)
+    assert swapped.values("quire_kv_pool_blocks", "tier") == {"device": 4, "host": 3}
+    assert swapped.values("quire_kv_blocks", "state", tier="host") == {"free": 1, "cached": 0, "held": 2, "withheld": 0}
+    assert swapped.values("quire_kv_moved_blocks_total", "to") == {"host": 2, "device": 0}
+    manager.apply(session, Step(3, swap_ins=[1]))
+    assert shown(metrics).values("quire_kv_moved_blocks_total", "to") == {"host": 2, "device": 2}
+
+
+def test_a_pool_whose_stream_broke_is_shown_as_not_connected() -> None:
+    manager, metrics = KVManager(epoch=1), KVManagerMetrics()
+    session = manager.attach(spec("one", 1, 8, "model"))
+    metrics.attached(session)
+    assert shown(metrics).value("quire_kv_pool_connected") == 1
+    manager.lose(session)
+    assert shown(metrics).value("quire_kv_pool_connected") == 0
