@@ -54,7 +54,7 @@ class Extend(NamedTuple):
 class Allocate(NamedTuple):
     """A new group's first sequence: its tokens, and how many beyond the cached prefix need room now.
 
-    It is refused unless all tokens would fit now with `spare_blocks` to spare.
+    It is refused unless all tokens would fit now with `spare_blocks` to spare. `waited_seconds` is for the history.
     """
 
     group: int
@@ -64,6 +64,7 @@ class Allocate(NamedTuple):
     token_ids: Sequence[int]
     compute_tokens: int
     spare_blocks: int = 0
+    waited_seconds: float = 0.0
 
 
 class Length(NamedTuple):

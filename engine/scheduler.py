@@ -7,7 +7,7 @@ extend.
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,6 +99,8 @@ class SchedulerTotals:
     recomputed_tokens: int = 0
     prompt_tokens: int = 0  # of requests when they were begun,
     cached_tokens: int = 0  # and those of them found in the cache
+    planned: int = 0  # sequences that took part in a step, summed over steps,
+    left_out: int = 0  # and those that did not because the block manager's answer was not there
 
 
 class Scheduler:
@@ -124,6 +126,8 @@ class Scheduler:
         self._outputs: list[Output] = []
         self._last_step = 0
         self._last_sequence = 0
+        self._now = 0.0  # of the latest plan
+        self._extended: Collection[int] = ()  # sequences that the latest Step asked room for
 
     # What the shell sees.
 
@@ -242,6 +246,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """Choose the next step's work among sequences whose blocks are there; None when there is nothing to do."""
+        self._now = now
         budget = self.limits.token_budget
         decoding = [sequence for sequence in self._running if sequence.remaining == 1]
         prompts = [sequence for sequence in self._running if sequence.remaining > 1]
@@ -253,6 +258,9 @@ class Scheduler:
                 work.append(self._work(sequence, count))
                 if sequence.scheduled_at is None:
                     sequence.scheduled_at = now
+            elif budget > 0:
+                self.totals.left_out += self._asked is not None and sequence.id in self._extended
+        self.totals.planned += len(work)
         if not work and not self._copies:
             return None
         self.totals.steps += 1
@@ -378,6 +386,7 @@ class Scheduler:
         for sequence in self._running:
             self._look_ahead(sequence, ahead.get(sequence.id), rooms)
         step.extends = [Extend(sequence, [(sequence, room)]) for sequence, room in rooms.items()]
+        self._extended = rooms.keys()
         return preempted
 
     def _need(self, sequence: Sequence, work: Work | None) -> int | None:
@@ -456,6 +465,7 @@ class Scheduler:
                 token_ids=list(sequence.tokens),
                 compute_tokens=self.limits.token_budget,
                 spare_blocks=spare,
+                waited_seconds=max(0.0, self._now - request.arrival),
             )
         )
 

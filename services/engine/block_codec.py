@@ -3,6 +3,7 @@
 from engine import blocks
 from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
+from services.duration import duration
 
 
 def register_message(spec: PoolSpec) -> pb.Register:
@@ -32,7 +33,9 @@ def step_message(step: blocks.Step) -> pb.PoolRequest:
             room_tokens=[room for _, room in extend.rooms],
         )
     for allocate in step.allocates:
-        message.allocates.add(**allocate._asdict())
+        fields = allocate._asdict()
+        waited = duration(fields.pop("waited_seconds"))
+        message.allocates.add(**fields, waited=waited)
     return pb.PoolRequest(step=message)
 
 

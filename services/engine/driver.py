@@ -18,6 +18,7 @@ from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
 from services.engine.observer import EngineFigures, EngineObserver
 from services.engine.output_codec import finished_message, refused_message, request_of
+from services.engine.recording import RequestsRecorder
 
 _POLL_SECONDS_WITHOUT_KVMANAGER = 0.2
 
@@ -31,6 +32,7 @@ class _Owner:
     link: GatewayLink
     attempt: int
     submitted_at: float
+    arrival_step: int
 
 
 class EngineDriver:
@@ -42,8 +44,10 @@ class EngineDriver:
         eos_token_ids: frozenset[int],
         seconds_without_kvmanager: float,
         observer: EngineObserver,
+        recorder: RequestsRecorder,
     ) -> None:
         self._engine = engine
+        self._recorder = recorder
         self._eos_token_ids = eos_token_ids
         self._patience = seconds_without_kvmanager
         self._observer = observer
@@ -146,7 +150,7 @@ class EngineDriver:
         except RequestRefused as refused:
             self._output(link).refused.append(refused_message(submission, refused))
         else:
-            self._owners[submission.request_id] = _Owner(link, submission.attempt, now)
+            self._owners[submission.request_id] = _Owner(link, submission.attempt, now, self.steps)
 
     def _cancel(self, link: GatewayLink, cancel: engine_pb2.Cancel) -> None:
         owner = self._owners.get(cancel.request_id)
@@ -190,3 +194,4 @@ class EngineDriver:
                 del self._owners[output.request_id]
                 finished = finished_message(output.sequence, owner.attempt, owner.submitted_at, time.monotonic())
                 message.finished.append(finished)
+                self._recorder.ended(output.sequence, owner.arrival_step, self.steps)

@@ -32,6 +32,16 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = (
         lambda figures: figures.totals.preemptions,
     ),
     (
+        "quire_num_sequences_planned",
+        "Sequences that took part in a step, summed over steps.",
+        lambda figures: figures.totals.planned,
+    ),
+    (
+        "quire_num_sequences_left_out",
+        "Running sequences that sat out a step because the KV manager's answer was not there, summed over steps.",
+        lambda figures: figures.totals.left_out,
+    ),
+    (
         "quire_recomputed_tokens",
         "Tokens computed once more after a preemption: its price.",
         lambda figures: figures.totals.recomputed_tokens,

@@ -14,6 +14,7 @@ from services.engine.assembly import EngineParts, assemble
 from services.engine.block_link import BlockLink
 from services.engine.driver import EngineDriver
 from services.engine.observer import EngineObserver
+from services.engine.recording import RequestsRecorder
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
 from services.service import Readiness
@@ -27,12 +28,13 @@ class EngineService:
     def __init__(self, settings: EngineSettings, observer: EngineObserver | None = None) -> None:
         """Make the server; it listens from `start` on, and is ready when the pool is attached.
 
-        `observer` hears of its work.
+        `observer` hears of its work. Raises InvalidSetting when it is to record, but cannot.
         """
         self._settings = settings
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
         self._address = settings.listen
+        self._recorder = RequestsRecorder(settings.record_requests)
         self._driver: EngineDriver | None = None
         self._link: BlockLink | None = None
         self.readiness = Readiness()
@@ -72,7 +74,8 @@ class EngineService:
         link = BlockLink(self._settings.kvmanager, spec, lambda: driver.wake())
         engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
         patience = self._settings.seconds_without_kvmanager
-        driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer)
+        self._recorder.begin(parts.scheduler, engine_id)
+        driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder)
         self._driver, self._link = driver, link
         self._observer.began(self._settings.served_name(), engine_id, lambda: driver.figures)
         self._servicer.begin(driver, self._description(parts, engine_id))
@@ -114,8 +117,9 @@ class EngineService:
                 await asyncio.wait_for(self._driver.drain(), self._settings.grace_seconds)
 
     async def stop(self) -> None:
-        """Stop the engine's thread, let the KV manager drop the pool, and close the server."""
+        """Stop the engine's thread, let the KV manager drop the pool, and close the server and the record."""
         if self._driver and self._link:
             self._driver.stop()
             self._link.close()
         await self.server.stop(grace=0)
+        await asyncio.to_thread(self._recorder.close)

@@ -40,6 +40,9 @@ class EngineSettings:
     heartbeat_seconds: float = setting(
         2.0, "Seconds without output after which a gateway gets a heartbeat.", least=0.05
     )
+    record_requests: str = setting(
+        "", "File for a record of all requests: keys and lengths, no token ids. Empty: none."
+    )
     grace_seconds: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
 
     def __post_init__(self) -> None:

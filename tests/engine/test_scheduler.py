@@ -381,6 +381,27 @@ class TestFailures:
         rig.watched.check_idle()
 
 
+class TestSlowAnswers:
+    def test_leave_nobody_out_while_they_come_within_a_step(self, rig: Rig) -> None:
+        for length in (1, 2, 3):
+            rig.submit([7] * length, 20)
+        rig.run()
+        assert rig.scheduler.totals.left_out == 0
+        assert rig.scheduler.totals.planned == sum(len(plan.work) for plan in rig.runner.plans)
+
+    def test_are_counted_by_those_who_sat_out_a_step_for_them(self, rig: Rig) -> None:
+        rig.submit([1, 2, 3], 20)
+        turns = 0
+        while not rig.scheduler.empty:
+            if not rig.scheduler.asking:
+                rig.blocks.delay = 3
+            rig.turn()
+            turns += 1
+        assert rig.scheduler.totals.left_out > 0
+        assert rig.scheduler.totals.planned == len(rig.runner.plans)
+        assert rig.scheduler.totals.left_out <= turns - len(rig.runner.plans)
+
+
 class TestABlockManagerThatIsAway:
     @pytest.mark.parametrize("away", [1, 2, 7])
     @pytest.mark.parametrize("turns", range(1, 14))

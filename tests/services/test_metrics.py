@@ -31,6 +31,8 @@ SHOWN = {
         "quire_prompt_tokens": (),
         "quire_prompt_tokens_cached": (),
         "quire_generation_tokens": (),
+        "quire_num_sequences_planned": (),
+        "quire_num_sequences_left_out": (),
         "quire_recomputed_tokens": (),
         "quire_step_seconds": (),
     },

@@ -1,0 +1,52 @@
+"""The record of an engine's requests as a file, while the engine is told so."""
+
+import secrets
+from functools import partial
+from pathlib import Path
+
+from engine.record import RequestsRecord
+from engine.request import Sequence
+from engine.scheduler import Scheduler
+from services.record_file import RecordFile, create, log, now
+from services.settings import InvalidSetting
+
+_LAST_SECONDS = 10.0
+_SECRET_BYTES = 32
+
+
+class RequestsRecorder:
+    """Records requests when they end; without a path it does nothing. No call waits for the disk."""
+
+    def __init__(self, path: str) -> None:
+        """Make the file, at once: it may not be possible. Raises InvalidSetting."""
+        self._record: RequestsRecord | None = None
+        self._file: RecordFile | None = None
+        self._opened = None
+        if path:
+            try:
+                self._opened = create(Path(path))
+            except OSError as error:
+                raise InvalidSetting(f"record_requests is {path!r}, which cannot be made: {error}") from error
+
+    def begin(self, scheduler: Scheduler, engine_id: str) -> None:
+        """Begin the record of this scheduler's requests."""
+        if self._opened is None:
+            return
+        opened, path = self._opened
+        self._record = RequestsRecord(scheduler, secrets.token_bytes(_SECRET_BYTES))
+        self._file = RecordFile(opened, str(path), self._record.end)
+        self._file.write(partial(self._record.begin, engine_id, now()))
+        log.info("%s: requests are recorded, as keys and lengths", path)
+
+    def ended(self, sequence: Sequence, arrival_step: int, end_step: int) -> None:
+        """Record a request that ended, and which nobody changes any more."""
+        if self._record and self._file:
+            self._file.write(partial(self._record.ended, sequence, arrival_step, end_step))
+
+    def close(self) -> None:
+        """End the record, and wait some seconds at most until it is on the disk."""
+        if self._file:
+            self._file.finish("the engine stopped")
+            self._file.join(_LAST_SECONDS)
+        elif self._opened:
+            self._opened[0].close()
