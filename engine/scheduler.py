@@ -259,13 +259,17 @@ class Scheduler:
                 if sequence.scheduled_at is None:
                     sequence.scheduled_at = now
             elif budget > 0:
-                self.totals.left_out += self._asked is not None and sequence.id in self._extended
+                self.totals.left_out += self._waits_for_answer(sequence)
         self.totals.planned += len(work)
         if not work and not self._copies:
             return None
         self.totals.steps += 1
         copies, self._copies = tuple(self._copies), []
         return StepPlan(self.totals.steps, copies, tuple(work))
+
+    def _waits_for_answer(self, sequence: Sequence) -> bool:
+        """Return whether a sequence has no room because an answer is late, and not because the pool is full."""
+        return self._asked is not None and (sequence.id in self._extended or self._mirror.available > 0)
 
     def _work(self, sequence: Sequence, count: int) -> Work:
         end = sequence.computed + count
