@@ -47,8 +47,9 @@ class RecordSettings:
 class RecordedRequest:
     """A request that ended. Steps are the engine's, lengths in tokens.
 
-    `number` counts requests in the order of their arrival. `keys` are those of the full blocks of prompt and output together. `prompt_tokens` counts what was known when it
-    came, `max_tokens` what it was allowed to generate beyond that, `output_tokens` what it did.
+    `number` counts requests in the order of their arrival. `keys` are those of the full blocks of prompt and output
+    together. `prompt_tokens` counts what was known when it came, `max_tokens` what it was allowed to generate beyond
+    that, `output_tokens` what it did.
     """
 
     number: int

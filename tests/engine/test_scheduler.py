@@ -393,7 +393,7 @@ class TestSlowAnswers:
         rig.submit([1, 2, 3], 20)
         turns = 0
         while not rig.scheduler.empty:
-            if not rig.scheduler.asking:
+            if turns % 4 == 0:
                 rig.blocks.delay = 3
             rig.turn()
             turns += 1
