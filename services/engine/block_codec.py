@@ -5,6 +5,8 @@ from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from services.duration import duration
 
+_FREE_REASONS = {reason: pb.FreeReason.Value(f"FREE_REASON_{reason.name}") for reason in blocks.FreeReason}
+
 
 def register_message(spec: PoolSpec) -> pb.Register:
     """Write what an engine says of its pool."""
@@ -13,30 +15,25 @@ def register_message(spec: PoolSpec) -> pb.Register:
 
 def step_message(step: blocks.Step) -> pb.PoolRequest:
     """Write a Step."""
-    message = pb.Step(
-        step=step.step,
-        length_sequences=[length.sequence for length in step.lengths],
-        length_tokens=[length.tokens for length in step.lengths],
-    )
-    for commit in step.commits:
-        message.commits.add(**commit._asdict())
-    for free in step.frees:
-        message.frees.add(
-            sequence=free.sequence,
-            reason=pb.FreeReason.Value(f"FREE_REASON_{free.reason.name}"),
-            preempted_for_group=free.preempted_for_group,
-        )
-    for extend in step.extends:
-        message.extends.add(
-            group=extend.group,
-            sequences=[sequence for sequence, _ in extend.rooms],
-            room_tokens=[room for _, room in extend.rooms],
-        )
+    request = pb.PoolRequest()
+    message = request.step  # written in place: a step of many sequences is mostly the cost of making its message
+    message.step = step.step
+    if step.lengths:
+        sequences, tokens = zip(*step.lengths, strict=True)
+        message.length_sequences.extend(sequences)
+        message.length_tokens.extend(tokens)
+    for sequence, first_index, token_ids in step.commits:
+        message.commits.add(sequence=sequence, first_index=first_index, token_ids=token_ids)
+    for sequence, reason, group in step.frees:
+        message.frees.add(sequence=sequence, reason=_FREE_REASONS[reason], preempted_for_group=group)
+    for group, rooms in step.extends:
+        sequences, tokens = zip(*rooms, strict=True)
+        message.extends.add(group=group, sequences=sequences, room_tokens=tokens)
     for allocate in step.allocates:
         fields = allocate._asdict()
         waited = duration(fields.pop("waited_seconds"))
         message.allocates.add(**fields, waited=waited)
-    return pb.PoolRequest(step=message)
+    return request
 
 
 def result_of(message: pb.StepResult) -> blocks.StepResult:
