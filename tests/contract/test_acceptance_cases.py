@@ -1,0 +1,81 @@
+"""Cases of docs/kv-acceptance.md that are about the wire, on the core and at the end of a real stream alike."""
+
+import pytest
+
+from engine.blocks import Allocate, Step, TableChange
+from tests.contract.block_managers import (
+    Link,
+    Manager,
+    answer,
+    answers_until_reattached,
+    next_answer,
+    wait_until_away_whatever_comes,
+)
+
+BLOCK = 2
+BLOCKS = 6
+
+
+@pytest.fixture
+def link(manager: Manager) -> Link:
+    return manager.attach(BLOCK, BLOCKS)
+
+
+def allocate(sequence: int, token_ids: list[int]) -> Allocate:
+    return Allocate(sequence, sequence, f"request {sequence}", b"", token_ids, 100, 0)
+
+
+def test_70_a_retry_while_the_first_attempt_is_under_way_leads_to_one_grant(manager: Manager, link: Link) -> None:
+    """The engine's stream breaks unnoticed by the manager; what was sent through it may still be on its way."""
+    link.blocks.send(Step(1, allocates=[allocate(1, [1, 2, 3])]))
+    again = manager.attach(BLOCK, BLOCKS)
+    if link.blocks.ready:
+        link.blocks.send(Step(2, allocates=[allocate(2, [1, 2, 3])]))
+    result = answer(again, Step(3, allocates=[allocate(1, [1, 2, 3])]))
+    assert result.tables == [TableChange(1, 0, [1, 2], 4, 0)]
+    wait_until_away_whatever_comes(link)
+    assert list(manager.pool().sequences) == [1]
+    assert manager.pool().device.counts.held == 2
+    assert answer(again, Step(4)).available_blocks == 4
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_79_what_a_manager_did_and_could_not_answer_any_more_is_granted_once_in_all(
+    manager: Manager, link: Link, steps: int
+) -> None:
+    for number in range(1, steps + 1):
+        link.blocks.send(Step(number, allocates=[allocate(number, [number])]))
+    manager.stop()
+    answered = {table.sequence for result in wait_until_away_whatever_comes(link) for table in result.tables}
+    manager.start()
+    answers_until_reattached(link)
+    missing = [allocate(number, [number]) for number in range(1, steps + 1) if number not in answered]
+    result = answer(link, Step(100, allocates=missing))
+    assert result.refusals == []
+    assert sorted(manager.pool().sequences) == list(range(1, steps + 1))
+    tables = [sequence.table for sequence in manager.pool().sequences.values()]
+    assert sorted(tables) == [[number] for number in range(1, steps + 1)]
+    assert result.available_blocks == BLOCKS - steps
+
+
+def test_74_a_new_incarnation_begins_with_every_block_free_whatever_the_old_one_held(
+    manager: Manager, link: Link
+) -> None:
+    answer(link, Step(1, allocates=[allocate(1, [1, 2, 3, 4, 5])]))
+    newer = manager.attach(BLOCK, BLOCKS, incarnation=2)
+    assert manager.pool().device.counts == (BLOCKS, 0, 0, 0)
+    assert answer(newer, Step(1)).available_blocks == BLOCKS
+
+
+def test_85_of_two_calls_under_way_for_the_last_block_one_wins_and_the_other_is_told_both_numbers(
+    manager: Manager, link: Link
+) -> None:
+    answer(link, Step(1, allocates=[allocate(1, [1] * 10)]))
+    for number in (2, 3):
+        link.blocks.send(Step(number, allocates=[allocate(number, [number])]))
+    winner, loser = next_answer(link), next_answer(link)
+    assert winner.tables == [TableChange(2, 0, [6], 2, 0)]
+    assert loser.tables == []
+    assert [refusal.detail for refusal in loser.refusals] == ["1 blocks are needed, 0 are free"]
+    assert manager.pool().violations() == []
+    assert answer(link, Step(4)).available_blocks == 0
