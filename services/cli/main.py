@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from services.service import Service
 
 _ADDRESS = "127.0.0.1:50051"
+_AT_LEAST_1 = click.IntRange(min=1)
 
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -212,6 +213,21 @@ def health(address: str, service: str, timeout: float) -> None:
 
 
 @cli.command()
+@click.argument("request_id")
+@click.option("--address", default="127.0.0.1:50053", show_default=True, help="Address of the KV manager.")
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for the answer.")
+def explain(request_id: str, address: str, timeout: float) -> None:
+    """Tell what happened to a request's blocks, and why.
+
+    REQUEST_ID is the one that the client gave, or that the answer's first message names. The KV manager knows it for as
+    long as its ledger reaches back.
+    """
+    from services.cli.talk import explain as run
+
+    sys.exit(asyncio.run(run(address, request_id, timeout)))
+
+
+@cli.command()
 @click.argument("name", default="demo")
 def model(name: str) -> None:
     """Fetch a model, and print its folder.
@@ -238,6 +254,37 @@ def demo(results: str | None, **values: Any) -> None:
     from services.cli.demo import demo as run
 
     sys.exit(run(settings_from(EngineSettings, values), results))
+
+
+@cli.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--device-blocks", type=_AT_LEAST_1, help="Blocks of the pool. Absent: as much memory as was recorded.")
+@click.option("--block-size", type=_AT_LEAST_1, help="Tokens that one block holds. Absent: as recorded.")
+@click.option("--host-blocks", type=click.IntRange(min=0), help="Blocks of the host tier. Absent: none.")
+@click.option(
+    "--preemption",
+    type=click.Choice(("recompute", "swap", "auto")),
+    help="How a request gives way to another. This version recomputes.",
+)
+@click.option("--no-prefix-cache", is_flag=True, help="Share no blocks between requests.")
+@click.option("--token-budget", type=_AT_LEAST_1, help="Tokens fed in one step at most. Absent: as recorded.")
+@click.option(
+    "--max-sequences",
+    type=_AT_LEAST_1,
+    help="Sequences that hold blocks at the same time at most. Absent: as recorded.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def replay(file: str, as_json: bool, **options: Any) -> None:
+    """Run a record again.
+
+    A record of operations is applied to the KV manager's core once more, and must come to the same block ids; the exit
+    status is 1 where it does not. A record of requests is run through the engine's scheduler and the KV manager's core,
+    with the pool and the limits given here, without a model: what would have come of it.
+    """
+    from services.cli.replay import Options
+    from services.cli.replay import replay as run
+
+    sys.exit(run(file, Options(**options), as_json))
 
 
 if __name__ == "__main__":

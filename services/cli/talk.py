@@ -1,11 +1,11 @@
-"""The commands that talk to a running gateway: generate, chat, health."""
+"""The commands that talk to running services: generate, chat, health, explain."""
 
 from typing import Any
 
 import click
 import grpc
 
-from quire.v1 import decoding_pb2, gateway_pb2
+from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc
 from services import transport
 from services.cli import client
 
@@ -57,6 +57,18 @@ async def health(address: str, service: str, timeout: float) -> int:
         return _fail(address, error)
     click.echo(status)
     return 0 if status == "SERVING" else 1
+
+
+async def explain(address: str, request_id: str, timeout: float) -> int:
+    """Print what happened to a request's blocks, and why; return the exit status."""
+    try:
+        async with transport.channel(address) as channel:
+            request = kvmanager_pb2.ExplainRequest(request_id=request_id)
+            answer = await kvmanager_pb2_grpc.KVManagerStub(channel).Explain(request, timeout=timeout)
+    except grpc.aio.AioRpcError as error:
+        return _fail(address, error)
+    click.echo(answer.summary)
+    return 0
 
 
 def usage_line(finished: gateway_pb2.Finished) -> str:

@@ -120,7 +120,10 @@ class BlockLink:
             async with transport.channel(self._address) as channel:
                 await self._converse(pb_grpc.KVManagerStub(channel))
         except grpc.aio.AioRpcError as error:
-            if error.code() in _FINAL:
+            # A stream that was attached is aborted when another replaced it: a newer incarnation's, which will refuse
+            # this one when it tries again, or this engine's own earlier attempt, given up here and come late there.
+            replaced = error.code() is grpc.StatusCode.ABORTED and self.attached.is_set()
+            if error.code() in _FINAL and not replaced:
                 raise PoolRefused(f"the KV manager at {self._address} refused the pool: {error.details()}") from error
             log.warning("KV manager at %s: %s", self._address, error.details())
         except TimeoutError:

@@ -9,6 +9,7 @@ from kvmanager import KVManager
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services import transport
 from services.kvmanager.observer import PoolObserver
+from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.servicer import KVManagerServicer
 from services.kvmanager.settings import KVManagerSettings
 from services.service import Readiness
@@ -20,14 +21,18 @@ class KVManagerService:
     name = kvmanager_pb2.DESCRIPTOR.services_by_name["KVManager"].full_name
 
     def __init__(self, settings: KVManagerSettings, observer: PoolObserver | None = None) -> None:
-        """Make the server; it listens from `start` on. `observer` hears of its work."""
+        """Make the server; it listens from `start` on. `observer` hears of its work.
+
+        Raises InvalidSetting when it is to record, but cannot.
+        """
         self._settings = settings
         self.manager = KVManager(epoch=secrets.randbits(64))
+        self._recorder = OperationsRecorder(settings.record_folder, settings.record_megabytes)
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         # The calls that this version does not serve are left to the generated base: they answer UNIMPLEMENTED.
         self._servicer = KVManagerServicer(  # type: ignore[abstract]
-            self.manager, observer or PoolObserver(), time.perf_counter, settings.lease_seconds
+            self.manager, observer or PoolObserver(), time.perf_counter, settings.lease_seconds, self._recorder
         )
         kvmanager_pb2_grpc.add_KVManagerServicer_to_server(self._servicer, self.server)
 
@@ -49,5 +54,6 @@ class KVManagerService:
             await asyncio.wait_for(self._servicer.all_left(), self._settings.grace_seconds)
 
     async def stop(self) -> None:
-        """Close the server."""
+        """Close the server, and the records."""
         await self.server.stop(grace=0)
+        await asyncio.to_thread(self._recorder.close)

@@ -16,6 +16,7 @@ from services.errors import InvalidField, UnexpectedMessage, translated
 from services.kvmanager import codec
 from services.kvmanager.ledger_reading import LedgerReading
 from services.kvmanager.observer import PoolObserver
+from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.report_codec import ReportReader
 
 _BREAK_SECONDS = 0.05
@@ -31,9 +32,15 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
     """One writer: every call runs on the server's one event loop, and the core's verbs do not wait."""
 
     def __init__(
-        self, manager: KVManager, observer: PoolObserver, clock: Callable[[], float], lease_seconds: float
+        self,
+        manager: KVManager,
+        observer: PoolObserver,
+        clock: Callable[[], float],
+        lease_seconds: float,
+        recorder: OperationsRecorder,
     ) -> None:
         self._manager = manager
+        self._recorder = recorder
         self._lease_seconds = lease_seconds
         self._streams = 0
         self._dismantling: set[asyncio.Future[None]] = set()
@@ -120,7 +127,9 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             page = (await _next(requests, "report")).report
             reader.add(page)
             last = page.last
-        return self._manager.attach(spec, await _adopted(spec, reader.report))
+        session = self._manager.attach(spec, await _adopted(spec, reader.report))
+        self._recorder.began(session, reader.report)
+        return session
 
     def _registered(self, session: Session) -> pb.PoolResponse:
         registered = pb.Registered(manager_epoch=self._manager.epoch, session=session.number)
@@ -136,6 +145,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
     def _disconnect(self, session: Session) -> None:
         """Keep the pool of a broken stream for the lease's time: its engine may come back, and others see it."""
         self._streams -= 1
+        self._recorder.ended(session)
         if not self._streams:
             self._no_engine.set()
         if session in self._manager.sessions():
@@ -154,8 +164,11 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         if request.WhichOneof("kind") != "step":
             raise _unexpected("step", request)
         begun = self._clock()
-        message = codec.result_message(self._manager.apply(session, codec.step_of(request.step)))
+        step = codec.step_of(request.step)
+        result = self._manager.apply(session, step)
+        message = codec.result_message(result)
         self._observer.stepped(session, self._clock() - begun)
+        self._recorder.applied(session, step, result)
         return message
 
 

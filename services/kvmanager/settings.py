@@ -7,12 +7,17 @@ from services.settings import check, setting
 
 @dataclass(frozen=True)
 class KVManagerSettings:
-    """Where the KV manager listens, and how long it lets its engines leave."""
+    """Where the KV manager listens, how long it lets its engines leave, and what it records."""
 
     listen: str = setting("127.0.0.1:50053", "Address to listen on: host:port or unix:/path.")
     # Three times the time after which a silent engine's stream counts as broken: see services.transport.
     lease_seconds: float = setting(30.0, "Seconds that the pool of an engine is kept after its stream broke.", least=0)
     grace_seconds: float = setting(45.0, "Seconds that attached engines have to leave after SIGTERM.", least=0)
+
+    record_folder: str = setting(
+        "", "Folder for records of all operations, token ids included, a file for each session. Empty: none."
+    )
+    record_megabytes: int = setting(256, "MiB that one such file may have; then its recording stops.", least=1)
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,4 +1,4 @@
-"""The command `quire` as people type it: help, generate, chat, health, model."""
+"""The command `quire` as people type it: help, generate, chat, health, explain, model."""
 
 import os
 import pty
@@ -248,6 +248,21 @@ def test_health_says_how_a_service_is_by_its_exit_status_too(
     assert done.returncode == status
     assert said in (done.stderr if status else done.stdout)
     assert (done.stdout + done.stderr).count("\n") == 1
+
+
+def test_explain_tells_a_requests_story_in_words(tiny_quire: RunningQuire) -> None:
+    asked = request(3, "a story to be told later")
+    asked.request_id = "told-later"
+    tiny_quire.generate(asked)
+    tiny_quire.settled_pool()
+    done = quire("explain", "told-later", "--address", tiny_quire.addresses["KV manager"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "prompt tokens" in done.stdout
+    assert "finished" in done.stdout
+    unknown = quire("explain", "nobody", "--address", tiny_quire.addresses["KV manager"])
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "NOT_FOUND" in unknown.stderr
+    assert unknown.stderr.count("\n") == 1
 
 
 def test_model_prints_the_folder_alone(tiny_model: Callable[[str], Path]) -> None:

@@ -1,0 +1,79 @@
+"""Records of operations as files: one for each session, in a folder, while the KV manager is told so."""
+
+import re
+import tempfile
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from kvmanager import PoolReport, Session, Step, StepResult
+from kvmanager.record import OperationsRecord
+from services.record_file import RecordFile, create, log, now
+from services.settings import InvalidSetting
+
+_MIB = 1024 * 1024
+_LAST_SECONDS = 10.0
+_LONGEST_NAME = 80
+
+
+class OperationsRecorder:
+    """Records sessions; without a folder it does nothing. No call waits for the disk, but for the making of a file."""
+
+    def __init__(self, folder: str, megabytes: int) -> None:
+        """Make the folder where there is none. Raises InvalidSetting when files cannot be made in it."""
+        self._folder = Path(folder) if folder else None
+        self._most_bytes = megabytes * _MIB
+        self._sessions: dict[int, tuple[OperationsRecord, RecordFile]] = {}
+        self._files: list[RecordFile] = []  # those that are not closed yet
+        if self._folder:
+            _prepare(self._folder)
+
+    def began(self, session: Session, report: PoolReport) -> None:
+        """Begin the record of a session that adopted this report, which nobody changes any more."""
+        if not self._folder:
+            return
+        spec = session.pool.spec
+        try:
+            opened, path = create(self._folder / _file_name(spec.engine_id, session.number))
+        except OSError as error:
+            log.warning("nothing is recorded of session %d of engine %s: %s", session.number, spec.engine_id, error)
+            return
+        record = OperationsRecord(spec)
+        file = RecordFile(opened, str(path), record.end, most_bytes=self._most_bytes)
+        file.write(partial(record.begin, report, now()))
+        self._sessions[session.number] = (record, file)
+        self._files = [*(one for one in self._files if not one.closed), file]
+        log.info("%s: the operations of engine %s are recorded, token ids included", path, spec.engine_id)
+
+    def applied(self, session: Session, step: Step, result: StepResult) -> None:
+        """Record a Step."""
+        if session.number in self._sessions:
+            record, file = self._sessions[session.number]
+            file.write(partial(record.applied, step, result))
+
+    def ended(self, session: Session) -> None:
+        """End the record of a session."""
+        if session.number in self._sessions:
+            _, file = self._sessions.pop(session.number)
+            file.finish("the session ended")
+
+    def close(self) -> None:
+        """End all records, and wait some seconds at most until they are on the disk."""
+        for file in self._files:
+            file.finish("the KV manager stopped")
+        for file in self._files:
+            file.join(_LAST_SECONDS)
+
+
+def _prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidSetting(f"record_folder is {str(folder)!r}, where no file can be made: {error}") from error
+
+
+def _file_name(engine_id: str, session: int) -> str:
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "_", engine_id)[:_LONGEST_NAME]
+    return f"operations-{plain}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{session}.jsonl"

@@ -1,0 +1,302 @@
+"""Records as files: what is in them, who may read them, and what happens when the disk is the problem."""
+
+import io
+import json
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvmanager import KVManager, Pool, PoolReport, PoolSpec, Step
+from quire.v1 import gateway_pb2_grpc
+from services.cli.main import cli
+from services.engine.recording import RequestsRecorder
+from services.engine.settings import EngineSettings
+from services.kvmanager.recording import OperationsRecorder
+from services.kvmanager.settings import KVManagerSettings
+from services.record_file import RecordFile, create
+from services.settings import InvalidSetting
+from tests.load import prompt_request
+from tests.running_quire import START_SECONDS, Answer, RunningQuire, RunningService, launch
+
+OPENING = "Blocks of keys and values are kept like pages of memory. "
+SPEC = PoolSpec("host:unix:/tmp/engine", 1, "model", 4, 8)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def end(reason: str) -> list[str]:
+    return [json.dumps({"end": reason})]
+
+
+def replayed(path: Path) -> dict[str, Any]:
+    result = CliRunner().invoke(cli, ["replay", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+# Real services
+
+
+class Recorded:
+    """Three services, started one by one, whose work is recorded."""
+
+    def __init__(self, service: Callable[..., RunningService], model: Path, folder: Path) -> None:
+        self.folder = folder / "records"
+        self.requests = folder / "requests.jsonl"
+        self.kvmanager = service("kvmanager", "--listen", f"unix:{folder}/k.sock", "--record-folder", str(self.folder))
+        self.engine = service(
+            *("engine", "--listen", f"unix:{folder}/e.sock", "--kvmanager", self.kvmanager.address),
+            *("--model", str(model), "--device-blocks", "64", "--max-sequences", "8"),
+            *("--record-requests", str(self.requests)),
+        )
+        self.gateway = service(
+            "gateway", "--listen", f"unix:{folder}/g.sock", "--engine", self.engine.address, "--model", str(model)
+        )
+        self.gateway.output.wait_for("gateway is ready")
+
+    def generate(self, prompt: str, max_tokens: int, seed: int | None = None) -> Answer:
+        stub = gateway_pb2_grpc.GatewayStub(self.gateway.channel)
+        return Answer.of(stub.Generate(prompt_request(prompt, max_tokens, seed=seed), timeout=60))
+
+    def stop(self) -> None:
+        assert [one.close() for one in (self.gateway, self.engine, self.kvmanager)] == [0, 0, 0]
+
+    @property
+    def operations(self) -> Path:
+        (path,) = self.folder.iterdir()
+        return path
+
+
+def test_what_real_services_record_is_replayed_to_the_same_ids_and_hits(
+    service: Callable[..., RunningService], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    recorded = Recorded(service, tiny_model("llama"), tmp_path)
+    answers = [recorded.generate(OPENING * 2, 20)]
+    answers += [recorded.generate(OPENING * 2 + answers[0].text, 5), recorded.generate(OPENING, 3, seed=1)]
+    with ThreadPoolExecutor(6) as clients:
+        answers += clients.map(lambda number: recorded.generate(f"{OPENING * 3}{number}", 8 + number), range(6))
+    recorded.stop()
+
+    operations = replayed(recorded.operations)
+    assert operations["right"] is True
+    assert operations["steps"] > len(answers)
+    assert operations["end"] == "the session ended"
+
+    requests = replayed(recorded.requests)
+    assert requests["requests"] == len(answers)
+    assert requests["prompt_tokens"] == sum(answer.started.prompt_tokens for answer in answers)
+    assert requests["hit_tokens"] == sum(answer.started.cached_tokens for answer in answers) > 0
+    assert requests["output_tokens"] == sum(len(answer.token_ids) for answer in answers)
+    assert requests["preemptions"] == requests["recomputed_tokens"] == 0
+    assert requests["end"] == "the engine stopped"
+
+    assert mode(recorded.operations) == mode(recorded.requests) == 0o600
+    assert mode(recorded.folder) == 0o700
+    assert "token ids included" in recorded.kvmanager.output.wait_for("are recorded")
+    assert "as keys and lengths" in recorded.engine.output.wait_for("are recorded")
+    headers = [json.loads(path.read_text().splitlines()[0]) for path in (recorded.operations, recorded.requests)]
+    assert [header["sensitive"].split(";")[0] for header in headers] == ["contains token ids", "no token ids"]
+    assert {header["engine_id"] for header in headers} == {headers[0]["spec"]["engine_id"]}
+    kinds = [json.loads(line)["decoding"] for line in recorded.requests.read_text().splitlines()[1:-1]]
+    assert kinds.count("sampled") == 1
+
+
+def test_a_manager_that_was_killed_and_its_successor_record_sessions_that_are_replayed(
+    service: Callable[..., RunningService], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    recorded = Recorded(service, tiny_model("llama"), tmp_path)
+    recorded.generate(OPENING * 2, 20)
+    first = recorded.operations
+    recorded.kvmanager.kill()
+    assert replayed(first)["end"].startswith("its writer was cut off")
+    recorded.engine.output.wait_for("engine is not ready", 20)
+    known = len(recorded.engine.output.lines)
+    recorded.kvmanager = service(
+        "kvmanager", "--listen", recorded.kvmanager.address, "--record-folder", str(recorded.folder)
+    )
+    recorded.engine.output.wait_for("engine is ready", 30, after=known)
+    assert recorded.generate(OPENING * 2, 5).started.cached_tokens > 0
+    recorded.stop()
+    (second,) = set(recorded.folder.iterdir()) - {first}
+    assert '"keyed"' in second.read_text(), "the session begins with the pool that the engine reports"
+    assert replayed(second)["end"] == "the session ended"
+
+
+def test_serve_records_requests_when_it_is_told_to(
+    quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    served = quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--record-requests", str(path))
+    answers = [served.generate(prompt_request(OPENING * 2, 4)) for _ in range(2)]
+    assert served.close() == 0
+    assert replayed(path)["hit_tokens"] == answers[1].started.cached_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("label", "option", "setting"),
+    [("kvmanager", "--record-folder", "record_folder"), ("engine", "--record-requests", "record_requests")],
+)
+def test_a_service_refuses_to_start_where_it_cannot_record_saying_so_in_one_line(
+    label: str, option: str, setting: str, tiny_model: Callable[[str], Path]
+) -> None:
+    model = ("--model", str(tiny_model("llama"))) if label == "engine" else ()
+    process = launch(label, "--listen", "127.0.0.1:0", *model, option, "/dev/null/records")
+    output, _ = process.communicate(timeout=START_SECONDS)
+    assert process.returncode == 1
+    (line,) = [line for line in output.splitlines() if "cannot go on" in line]
+    assert f"{setting} is '/dev/null/records'" in line
+    assert "Not a directory" in line
+    assert "Traceback" not in output
+
+
+# Files
+
+
+def test_nothing_is_recorded_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (KVManagerSettings().record_folder, EngineSettings().record_requests) == ("", "")
+    monkeypatch.chdir(tmp_path)
+    session = KVManager(epoch=1).attach(SPEC)
+    recorder = OperationsRecorder(KVManagerSettings().record_folder, KVManagerSettings().record_megabytes)
+    recorder.began(session, PoolReport())
+    recorder.applied(session, Step(1), session.pool.apply(Step(1)))
+    recorder.ended(session)
+    recorder.close()
+    RequestsRecorder(EngineSettings().record_requests).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_its_owners_alone_whatever_the_mask_and_none_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    mask = os.umask(0)
+    try:
+        created = []
+        for _ in range(3):
+            file, own = create(path)
+            file.close()
+            created.append(own)
+    finally:
+        os.umask(mask)
+    assert [one.name for one in created] == ["record.jsonl", "record.jsonl.2", "record.jsonl.3"]
+    assert {mode(one) for one in created} == {0o600}
+
+
+def test_a_file_stops_at_its_size_with_a_last_line_that_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened, path = create(tmp_path / "record.jsonl")
+    file = RecordFile(opened, "record", end, most_bytes=5000)
+    for number in range(200):
+        file.write(lambda number=number: ["x" * 100 + str(number)])
+    file.finish("not the reason")
+    file.join(10)
+    assert file.stopped
+    lines = path.read_text().splitlines()
+    assert 4000 < path.stat().st_size <= 5000
+    assert json.loads(lines[-1]) == {"end": "the file is full: it may have 5000 bytes"}
+    assert lines[-2].startswith("xxx")
+    (said,) = caplog.messages
+    assert said == "record: recording stops: the file is full: it may have 5000 bytes"
+
+
+class SlowDisk(io.BytesIO):
+    """A file that takes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.content = b""
+
+    def write(self, data: Any) -> int:
+        assert self.goes_on.wait(10)
+        return super().write(data)
+
+    def close(self) -> None:
+        self.content = self.getvalue()
+        super().close()
+
+
+def test_nobody_waits_for_a_slow_disk_recording_stops_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    disk = SlowDisk()
+    file = RecordFile(disk, "record", end, most_waiting=10)
+    for number in range(1000):  # returns at once, or the test takes forever
+        file.write(lambda number=number: [str(number)])
+    assert file.stopped
+    disk.goes_on.set()
+    file.join(10)
+    *numbers, last = disk.content.decode().splitlines()
+    assert [int(number) for number in numbers] == list(range(len(numbers)))
+    assert 10 <= len(numbers) <= 12
+    assert json.loads(last) == {"end": "the disk does not keep up: 10 entries wait for it"}
+    (said,) = caplog.messages
+    assert said == "record: recording stops: the disk does not keep up: 10 entries wait for it"
+
+
+def test_a_full_disk_is_said_in_one_line_and_nobody_else_hears_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    file = RecordFile(os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"), "record", end)
+    file.write(lambda: ["a line"])
+    file.join(10)
+    assert file.stopped
+    assert file.closed
+    file.write(lambda: ["another one"])
+    file.finish("the session ended")
+    (said,) = caplog.messages
+    assert said == "record: recording stops: OSError: [Errno 28] No space left on device"
+
+
+def test_what_cannot_be_written_stops_the_record_alone(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    opened, path = create(tmp_path / "record.jsonl")
+    file = RecordFile(opened, "record", end)
+    file.write(lambda: ["a line"])
+    file.write(lambda: [str(1 // 0)])
+    file.join(10)
+    assert path.read_text() == "a line\n"
+    assert "recording stops: ZeroDivisionError" in caplog.messages[0]
+
+
+def test_a_folder_that_went_away_costs_the_record_and_not_the_session(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = OperationsRecorder(str(tmp_path / "records"), 1)
+    (tmp_path / "records").rmdir()
+    session = KVManager(epoch=1).attach(SPEC)
+    recorder.began(session, PoolReport())
+    recorder.applied(session, Step(1), session.pool.apply(Step(1)))
+    recorder.ended(session)
+    recorder.close()
+    (said,) = caplog.messages
+    assert said.startswith("nothing is recorded of session 1 of engine host:unix:/tmp/engine: [Errno 2]")
+
+
+def test_each_session_has_a_file_of_its_own_named_after_engine_and_session(tmp_path: Path) -> None:
+    recorder = OperationsRecorder(str(tmp_path), 1)
+    manager = KVManager(epoch=1)
+    for _ in range(2):
+        session = manager.attach(SPEC, Pool(SPEC))
+        recorder.began(session, PoolReport())
+    recorder.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [name.split("-")[1] for name in names] == ["host_unix_tmp_engine"] * 2
+    assert sorted(name.split("-")[-1] for name in names) == ["1.jsonl", "2.jsonl"]
+    assert [replayed(tmp_path / name)["end"] for name in names] == ["the KV manager stopped"] * 2
+
+
+def test_a_records_file_that_cannot_be_made_is_refused_by_name() -> None:
+    with pytest.raises(InvalidSetting, match="record_requests is '/dev/null/file', which cannot be made"):
+        RequestsRecorder("/dev/null/file")
+    with pytest.raises(InvalidSetting, match="record_folder is '/dev/null/folder', where no file can be made"):
+        OperationsRecorder("/dev/null/folder", 1)
+
+
+@pytest.fixture(autouse=True)
+def _warnings_only(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "quire.record")
