@@ -77,6 +77,9 @@ def _common_options(message_bytes: int) -> Options:
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_SECONDS * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        # gRPC's own pings, which measure the bandwidth of a busy connection, keep those of keepalive from being sent
+        # until they are answered or given up, by default after a minute.
+        ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_SECONDS * 1000),
     ]
 
 

@@ -1,0 +1,458 @@
+"""Services that a test lets fail one by one while streams run, and the streams, which must not notice.
+
+Engine and KV manager speak through a forwarder. A fault is a function of the services and a source of random numbers:
+it breaks something and returns when everything is together again.
+"""
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import grpc
+
+from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
+from tests.forwarder import Forwarder
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, Answer, HealthWatch, RunningService
+from tests.scrape import Scrape
+
+LEASE_SECONDS = 2.0
+_WAIT_SECONDS = 60
+# More than HTTP/2's own small talk, less than one Step of some sequences or the end of a stream with its reason.
+_BYTES_OF_A_MESSAGE = 60
+# Most of a report on a pool of 1024 blocks.
+_BYTES_OF_A_REPORT = 1500
+
+Fault = Callable[["Services", random.Random], None]
+Away = Callable[["Services"], AbstractContextManager[None]]
+Order = tuple[list[tuple[int, int]], list[list[int]]]
+
+
+class Streams:
+    """Many generations at once, each read by a thread of its own."""
+
+    def __init__(self, gateway: gateway_pb2_grpc.GatewayStub, requests: Sequence[gateway_pb2.GenerateRequest]) -> None:
+        self.answers = [Answer() for _ in requests]
+        self._failures: dict[int, grpc.RpcError] = {}
+        self._tokens = 0
+        self._started = 0
+        self._news = threading.Condition()
+        self._calls = [gateway.Generate(request, timeout=CALL_SECONDS) for request in requests]
+        self._readers = [
+            threading.Thread(target=self._read, args=(number,), daemon=True) for number in range(len(requests))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def wait_for_starts(self) -> None:
+        """Wait until each has started."""
+        self._wait(lambda: self._started == len(self._calls))
+
+    def wait_for_tokens(self, count: int) -> None:
+        """Wait until all together have brought this many tokens."""
+        self._wait(lambda: self._tokens >= count)
+
+    def cancel(self, number: int) -> None:
+        self._calls[number].cancel()
+
+    def running(self) -> int:
+        """How many have not ended."""
+        return sum(reader.is_alive() for reader in self._readers)
+
+    def tokens(self) -> list[list[int]]:
+        """Wait for the end of all, and return their tokens. Raises the first failure."""
+        self.wait_for_ends()
+        for failure in self._failures.values():
+            raise failure
+        assert sum(answer.finished.usage.recomputed_tokens for answer in self.answers) == 0
+        return [answer.token_ids for answer in self.answers]
+
+    def codes(self) -> dict[int, grpc.StatusCode]:
+        """Wait for the end of all, and return how those ended that failed."""
+        self.wait_for_ends()
+        return {number: failure.code() for number, failure in self._failures.items()}
+
+    def wait_for_ends(self) -> None:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        for reader in self._readers:
+            reader.join(deadline - time.monotonic())
+            assert not reader.is_alive(), "a stream neither ends nor fails"
+
+    def _read(self, number: int) -> None:
+        try:
+            for response in self._calls[number]:
+                with self._news:
+                    self.answers[number].add(response)
+                    self._started += response.HasField("started")
+                    self._tokens += len(response.delta.token_ids)
+                    self._news.notify_all()
+        except grpc.RpcError as error:
+            with self._news:
+                self._failures[number] = error
+                self._news.notify_all()
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: done() or bool(self._failures), _WAIT_SECONDS)
+        for failure in self._failures.values():
+            raise failure
+
+
+class Services:
+    """The three services, with a forwarder between engine and KV manager; the pool has room for all streams."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        device_blocks: int = 1024,
+        max_sequences: int = 32,
+        keep: Callable[[RunningService], None] = lambda _: None,
+    ) -> None:
+        """Start them and wait until a request can come. `keep` is told of each process that is started."""
+        self._folder = folder
+        self._keep = keep
+        self._engine_options = (
+            *("--model", model, "--device-blocks", str(device_blocks), "--max-sequences", str(max_sequences)),
+            *("--dtype", "float32", "--device", "cpu", "--threads", "1"),
+            *("--seconds-without-kvmanager", "60", "--heartbeat-seconds", "0.5"),
+        )
+        self._model = model
+        self.start_manager()
+        self.forwarder = Forwarder(folder / "kvmanager.sock")
+        self.engine, self._gateway = self.start_engine("first")
+        self._gateway.output.wait_for("gateway is ready")
+
+    @property
+    def gateway(self) -> gateway_pb2_grpc.GatewayStub:
+        return gateway_pb2_grpc.GatewayStub(self._gateway.channel)
+
+    @property
+    def kvmanager(self) -> kvmanager_pb2_grpc.KVManagerStub:
+        return kvmanager_pb2_grpc.KVManagerStub(self.manager.channel)
+
+    def start_manager(self) -> None:
+        """Start an empty KV manager at the address where the engine looks for one."""
+        self.manager = self._start(
+            "kvmanager", "--listen", f"unix:{self._folder}/kvmanager.sock", "--lease-seconds", str(LEASE_SECONDS)
+        )
+
+    def start_engine(self, name: str) -> tuple[RunningService, RunningService]:
+        """Start an engine of this name and a gateway of its own; the first comes to the manager by the forwarder."""
+        engine = self._start(
+            "engine",
+            *("--listen", f"unix:{self._folder}/{name}.sock", "--engine-id", name),
+            *("--kvmanager", self.forwarder.address if name == "first" else self.manager.address),
+            *self._engine_options,
+        )
+        gateway = self._start(
+            "gateway",
+            *("--listen", f"unix:{self._folder}/{name}-gateway.sock", "--engine", engine.address),
+            *("--model", self._model, "--link-timeout-seconds", "120"),
+        )
+        return engine, gateway
+
+    def run(self, requests: Sequence[gateway_pb2.GenerateRequest]) -> Streams:
+        return Streams(self.gateway, requests)
+
+    def generate(self, request: gateway_pb2.GenerateRequest) -> Answer:
+        return Answer.of(self.gateway.Generate(request, timeout=_WAIT_SECONDS))
+
+    def pools(self) -> dict[str, kvmanager_pb2.PoolInfo]:
+        pools = self.kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest(), timeout=10, wait_for_ready=True).pools
+        return {pool.engine_id: pool for pool in pools}
+
+    def pool(self) -> kvmanager_pb2.PoolInfo:
+        """The first engine's pool."""
+        return self.pools()["first"]
+
+    def sequences(self) -> dict[str, list[int]]:
+        """Block tables by request id in the first engine's pool."""
+        request = kvmanager_pb2.ListSequencesRequest(engine_id="first")
+        answer = self.kvmanager.ListSequences(request, timeout=10)
+        return {sequence.request_id: list(sequence.block_ids) for sequence in answer.sequences}
+
+    def block_map(self) -> list[tuple[int, int]]:
+        """State and count of each block of the first engine's pool."""
+        request = kvmanager_pb2.GetBlockMapRequest(engine_id="first")
+        answer = self.kvmanager.GetBlockMap(request, timeout=10)
+        return list(zip(answer.states, answer.counts, strict=True))
+
+    def engine_metric(self, name: str) -> float:
+        return Scrape.of(self.engine.metrics_url).value(name)
+
+    @contextmanager
+    def reattaching(self) -> Iterator[None]:
+        """Inside, the engine loses its manager, and finds one; at the end it has heard of both."""
+        watch = HealthWatch(self.engine.channel, "quire.v1.Engine")
+        try:
+            assert watch.next(_WAIT_SECONDS) == "SERVING"
+            yield
+            assert watch.next(_WAIT_SECONDS) == "NOT_SERVING"
+            assert watch.next(_WAIT_SECONDS) == "SERVING"
+        finally:
+            watch.close()
+
+    @contextmanager
+    def manager_away(self) -> Iterator[None]:
+        """Inside, the KV manager is dead and the engine knows it; afterwards an empty one is attached."""
+        watch = HealthWatch(self.engine.channel, "quire.v1.Engine")
+        try:
+            assert watch.next(_WAIT_SECONDS) == "SERVING"
+            self.manager.kill()
+            assert watch.next(_WAIT_SECONDS) == "NOT_SERVING"
+            yield
+            self.manager.channel.close()
+            self.start_manager()
+            assert watch.next(_WAIT_SECONDS) == "SERVING"
+        finally:
+            watch.close()
+
+    @contextmanager
+    def connection_away(self) -> Iterator[None]:
+        """Inside, the KV manager lives but cannot be reached, and the engine knows it; afterwards it is attached."""
+        watch = HealthWatch(self.engine.channel, "quire.v1.Engine")
+        try:
+            assert watch.next(_WAIT_SECONDS) == "SERVING"
+            self.forwarder.refuse()
+            self.forwarder.cut()
+            assert watch.next(_WAIT_SECONDS) == "NOT_SERVING"
+            yield
+            self.forwarder.accept()
+            assert watch.next(_WAIT_SECONDS) == "SERVING"
+        finally:
+            self.forwarder.accept()
+            watch.close()
+
+    def check_that_nothing_is_left(self) -> None:
+        """Once all requests have ended: nothing is held, and nothing was ever computed twice."""
+        wait_until(lambda: self.pool().sequences == 0, "all sequences are gone")
+        pool = self.pool()
+        assert (pool.device.held, pool.device.withheld) == (0, 0)
+        assert pool.device.free + pool.device.cached == pool.device_blocks
+        assert self.engine_metric("quire_recomputed_tokens_total") == 0
+        assert self.engine_metric("quire_num_preemptions_total") == 0
+        assert all(count == 0 for _, count in self.block_map())
+
+    def close(self) -> list[int]:
+        """Stop what runs; return the exit statuses of gateway, engine and manager."""
+        statuses = [self._gateway.close(), self.engine.close(), self.manager.close()]
+        self.forwarder.close()
+        return statuses
+
+    def _start(self, label: str, *arguments: str) -> RunningService:
+        service = RunningService(label, *arguments)
+        self._keep(service)
+        return service
+
+
+class Processes:
+    """All services that were started: whatever happens, none of them outlives the test."""
+
+    def __init__(self) -> None:
+        self._all: list[RunningService] = []
+
+    def keep(self, service: RunningService) -> None:
+        self._all.append(service)
+
+    def end(self) -> list[str]:
+        """Kill what still runs, and return what that was."""
+        left = [service for service in self._all if service.process.poll() is None]
+        for service in left:
+            service.kill()
+        for service in self._all:
+            service.channel.close()
+            service.output.finish()
+        return [service.label for service in left]
+
+
+def wait_until(done: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    """Ask again and again, for what no event tells."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+def prompt(number: int, length: int, max_tokens: int, salt: str = "") -> gateway_pb2.GenerateRequest:
+    """Ask for the most likely continuation of random tokens, always the same for a number."""
+    draw = random.Random(number)
+    request = prompt_request("", max_tokens, salt=salt)
+    request.prompt.token_ids.ids.extend(draw.randrange(3, 380) for _ in range(length))
+    return request
+
+
+def prompts(count: int, max_tokens: int, salt: str = "") -> list[gateway_pb2.GenerateRequest]:
+    """Prompts of one to five blocks. The salt keeps a run from finding what another has computed."""
+    return [prompt(number, 17 + 13 * number % 60, max_tokens, salt) for number in range(count)]
+
+
+# Faults
+
+
+def kill_the_manager(services: Services, _draw: random.Random) -> None:
+    """Kill the KV manager, and start it again without anything."""
+    with services.manager_away():
+        pass
+
+
+def cut_the_connection(services: Services, draw: random.Random) -> None:
+    """Cut the connection, and refuse the next few."""
+    with services.reattaching():
+        services.forwarder.refuse()
+        services.forwarder.cut()
+        services.forwarder.wait_for_refusals(draw.randint(0, 2))
+        services.forwarder.accept()
+
+
+def cut_without_a_refusal(services: Services, _draw: random.Random) -> None:
+    """Cut the connection; the next one is carried."""
+    with services.reattaching():
+        services.forwarder.cut()
+
+
+def deliver_late(services: Services, _draw: random.Random) -> None:
+    """Let the manager have a Step of the old session when there is a new one."""
+    with services.reattaching():
+        old = services.forwarder.hold()
+        services.forwarder.wait_for_held_bytes(old, _BYTES_OF_A_MESSAGE)
+        services.forwarder.leave_client(old)
+    before = services.pool().session
+    lost = old.downwards.lost_bytes
+    services.forwarder.release(old)
+    services.forwarder.wait_for_lost_answer(old, lost + _BYTES_OF_A_MESSAGE)
+    services.forwarder.end(old)
+    assert services.pool().session == before
+
+
+def attach_late(services: Services, _draw: random.Random) -> None:
+    """Let the manager have an attempt to attach that the engine has given up, when there is a later one.
+
+    The manager takes the late one for the newest: the engine has to attach once more.
+    """
+    with services.reattaching():
+        services.forwarder.hold_next()
+        services.forwarder.cut()
+        late = services.forwarder.held_next(_BYTES_OF_A_REPORT)
+        services.forwarder.wait_for_silence(late)  # after the last page, which has no mark that is seen here
+        services.forwarder.leave_client(late)
+    before = services.pool().session
+    services.forwarder.release(late)
+    wait_until(lambda: services.pool().session > before + 1, "the engine has attached once more")
+    services.forwarder.end(late)
+
+
+def stop_the_manager(services: Services, draw: random.Random, seconds: float | None = None) -> None:
+    """Let the KV manager stand still for a while, at most 3 seconds."""
+    services.manager.process.send_signal(signal.SIGSTOP)
+    try:
+        time.sleep(draw.uniform(0.1, 3) if seconds is None else seconds)
+    finally:
+        services.manager.process.send_signal(signal.SIGCONT)
+
+
+def stop_the_engine(services: Services, _draw: random.Random) -> None:
+    """Let the engine stand still until its pool is gone."""
+    before = services.pool()
+    with services.reattaching():
+        services.engine.process.send_signal(signal.SIGSTOP)
+        try:
+            services.forwarder.cut()
+            wait_until(lambda: "first" not in services.pools(), "the pool is gone", LEASE_SECONDS + 5)
+        finally:
+            services.engine.process.send_signal(signal.SIGCONT)
+    after = services.pool()
+    assert after.incarnation == before.incarnation
+    assert after.session != before.session
+
+
+def kill_another_engine(
+    services: Services, _draw: random.Random, just_before: Callable[[Services], None] = lambda _: None
+) -> None:
+    """Start a second engine with streams, and kill it: its pool is gone within the lease."""
+    engine, gateway = services.start_engine("second")
+    gateway.output.wait_for("gateway is ready")
+    victims = Streams(gateway_pb2_grpc.GatewayStub(gateway.channel), prompts(4, 1500))
+    victims.wait_for_tokens(20)
+    assert services.pools()["second"].sequences == 4
+    just_before(services)
+    engine.kill()
+    killed = time.monotonic()
+    wait_until(lambda: "second" not in services.pools(), "the pool is gone", LEASE_SECONDS + 5)
+    assert time.monotonic() - killed < LEASE_SECONDS + 1
+    assert set(victims.codes().values()) == {grpc.StatusCode.UNAVAILABLE}
+    assert gateway.close() == 0
+
+
+def cancel_some(services: Services, streams: Streams, draw: random.Random) -> list[int]:
+    """Cancel a quarter of the streams, which are all running, while the manager is away; return their numbers."""
+    count = len(streams.answers)
+    cancelled = draw.sample(range(count), count // 4)
+    for number in cancelled:
+        streams.cancel(number)
+    wait_until(
+        lambda: services.engine_metric("quire_num_requests_running") <= count - len(cancelled),
+        "the engine has heard of the cancellations",
+    )
+    return cancelled
+
+
+def cut_while_requests_come_and_go(
+    services: Services, requests: Sequence[gateway_pb2.GenerateRequest], cuts: int
+) -> list[list[int]]:
+    """Run short requests, 8 at a time, and cut the connection again and again; return their tokens.
+
+    Answers take a while, so that at each cut some are under way, to Steps with the frees of what had just ended.
+    """
+    services.forwarder.delay_answers(0.05)
+    cut_without_a_refusal(services, random.Random())
+    try:
+        with ThreadPoolExecutor(8) as clients:
+            answers = [clients.submit(services.generate, request) for request in requests]
+            for cut in range(cuts):
+                answers[(cut + 1) * len(requests) // (cuts + 1)].result(_WAIT_SECONDS)
+                cut_without_a_refusal(services, random.Random())
+            assert sum(answer.result(_WAIT_SECONDS).finished.usage.recomputed_tokens for answer in answers) == 0
+            return [answer.result().token_ids for answer in answers]
+    finally:
+        services.forwarder.delay_answers(0)
+        cut_without_a_refusal(services, random.Random())
+
+
+def wait_for_sequences(services: Services, most: int) -> None:
+    """Wait until there are no more than this many: frees follow the report by a Step."""
+    wait_until(lambda: services.pool().sequences <= most, f"no more than {most} sequences hold blocks")
+
+
+# What a fault may not change
+
+
+def order_after(services: Services, disturb: Callable[[Services], None], salt: str = "") -> Order:
+    """Run requests one by one in a small pool, disturb one of them and what follows, and show the order of blocks.
+
+    Returns the map of the blocks, and the tables of the next allocations.
+    """
+    for number in range(8):
+        services.generate(prompt(number % 5, 100 + 40 * (number % 5), 30, salt))
+        wait_until(lambda: services.pool().sequences == 0, "it is over")
+    stream = services.run([prompt(50, 70, 100, salt)])
+    stream.wait_for_tokens(20)
+    disturb(services)
+    stream.tokens()
+    wait_until(lambda: services.pool().sequences == 0, "it is over")
+    disturb(services)
+    block_map = services.block_map()
+    tables = []
+    for number in (60, 2, 61):
+        stream = services.run([prompt(number, 500, 30, salt)])
+        stream.wait_for_tokens(1)
+        (table,) = services.sequences().values()
+        tables.append(table[: 500 // 16])
+        stream.tokens()
+        wait_until(lambda: services.pool().sequences == 0, "it is over")
+    return block_map, tables
