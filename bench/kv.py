@@ -147,7 +147,9 @@ def _attached(pool_blocks: int) -> tuple[kvmanager.KVManager, kvmanager.Session]
     spec = kvmanager.PoolSpec("engine", 1, "model", BLOCK_SIZE, pool_blocks)
     manager = kvmanager.KVManager(epoch=1)
     report = kvmanager.PoolReport(device=kvmanager.TierReport(release_order=order))
-    return manager, manager.attach(spec, adopted(spec, report))
+    session = manager.attach(spec, adopted(spec, report))
+    gc.freeze()  # as the service does with a pool that was adopted
+    return manager, session
 
 
 def _prefill() -> dict[str, float]:
@@ -171,14 +173,10 @@ def _prefill() -> dict[str, float]:
 
 
 def _timed(work: Callable[[], object]) -> float:
-    """Return the seconds of some work, with what was made before out of the garbage collector's sight."""
-    gc.collect()
-    gc.freeze()
+    """Return the seconds of some work."""
     begun = time.perf_counter()
     work()
-    seconds = time.perf_counter() - begun
-    gc.unfreeze()
-    return seconds
+    return time.perf_counter() - begun
 
 
 # Over gRPC: the service is a process of its own.
