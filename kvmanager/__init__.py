@@ -3,6 +3,7 @@
 Pure and synchronous: values in, values out, no clock, no network, no tensor.
 """
 
+from kvmanager.audit import Audit, Violation
 from kvmanager.books import Sequence
 from kvmanager.errors import (
     IdInUse,
@@ -24,6 +25,7 @@ from kvmanager.errors import (
 from kvmanager.events import Event, PoolChange
 from kvmanager.keys import KEY_BYTES, block_key, root_key
 from kvmanager.ledger import Ledger
+from kvmanager.lookup import Holding
 from kvmanager.manager import KVManager, PoolTotals, Session
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
@@ -54,6 +56,7 @@ from kvmanager.tier import BlockCounts, Eviction, Seal, Tier
 __all__ = [
     "KEY_BYTES",
     "Allocate",
+    "Audit",
     "BlockCounts",
     "Commit",
     "Copy",
@@ -64,6 +67,7 @@ __all__ = [
     "Fork",
     "Free",
     "FreeReason",
+    "Holding",
     "IdInUse",
     "InvalidItem",
     "InvalidRegistration",
@@ -103,6 +107,7 @@ __all__ = [
     "UnknownRequest",
     "UnknownSequence",
     "Unpin",
+    "Violation",
     "adopt",
     "block_key",
     "report_of",

@@ -153,6 +153,15 @@ class Entry(NamedTuple):
             place += 1
         return place
 
+    def touching(self, block: int, *, host: bool) -> list[int]:
+        """Return the places of what was done to a block, or with it: host blocks are those of a swap_out."""
+        return [
+            place
+            for place, item in enumerate(self.items)
+            if (item == StepItem.SWAP_OUT.value) == host
+            and (block in self.blocks_of(place) or (not host and block in self.evicted(place)))
+        ]
+
     def event(self, place: int, engine_id: str) -> Event:
         """Make the event at a place."""
         number = self.first + place

@@ -153,6 +153,22 @@ class Ledger:
                 explanation: Explanation = done.value
                 return explanation
 
+    def touching(self, engine_id: str, block: int, *, host: bool, most: int) -> Generator[None, None, list[Event]]:
+        """Find the latest events of a block, a Step in each slice; the generator's return value lists them in order.
+
+        They are those of the engine's attached pool, at most so many. Of a host block only swap_outs tell.
+        """
+        self.settle()
+        attachment = self._attached.get(engine_id)
+        found: list[Event] = []
+        for entry in map(Entry._make, reversed(list(self._entries))):
+            if attachment is None or entry.first <= attachment.number or len(found) >= most:
+                break
+            if entry.attachment == attachment.number:
+                found += (entry.event(place, engine_id) for place in reversed(entry.touching(block, host=host)))
+            yield
+        return found[most - 1 :: -1] if found else []
+
 
 def _events(entries: list[tuple[object, ...]], first: int, attachments: dict[int, Attachment]) -> Iterator[Event]:
     for entry in map(Entry._make, entries):

@@ -4,11 +4,15 @@ A session is one Attach of an engine. Whoever attaches last owns the pool; what 
 refused.
 """
 
+from array import array
 from collections import Counter
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
+from kvmanager.audit import Audit, Violation
 from kvmanager.errors import SessionReplaced, StaleIncarnation, UnknownPool
 from kvmanager.ledger import Ledger
+from kvmanager.lookup import Holding, look_up
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.step import FreeReason, Step, StepItem, StepRefusal, StepResult
@@ -61,6 +65,7 @@ class Session:
     pool: Pool
     totals: PoolTotals
     connected: bool = True
+    audits: list[Audit] = field(default_factory=list)  # those under way
 
 
 class KVManager:
@@ -108,6 +113,8 @@ class KVManager:
         result = session.pool.apply(step)
         session.totals.add(step, result, session.pool.device.saved)
         self.ledger.record(session.pool.spec.engine_id, step, result)
+        for audit in session.audits:
+            audit.heard(result)
         return result
 
     def lose(self, session: Session) -> None:
@@ -132,3 +139,35 @@ class KVManager:
             attached = ", ".join(sorted(self._sessions)) or "none"
             raise UnknownPool(f"no engine {engine_id!r} is attached (attached: {attached})")
         return self._sessions[engine_id]
+
+    def audit(self, session: Session) -> Iterator[list[Violation]]:
+        """Check the books of a session's pool once, in slices; each gives what it found. It ends with the session.
+
+        Steps may be applied between the slices. A fault is reported once for each audit and place where it shows.
+        """
+        audit = Audit(session.pool.books)
+        session.audits.append(audit)
+        try:
+            for found in audit.slices():
+                yield found
+                if not self._live(session):
+                    return
+        finally:
+            session.audits.remove(audit)
+
+    def lookup(
+        self, token_ids: "array[int]", salt: bytes = b"", model_fingerprint: str = ""
+    ) -> Generator[None, None, list[Holding]]:
+        """Look up, in slices, what each pool holds of a prompt's beginning; the generator's return value is the answer.
+
+        Pools of other fingerprints are left out unless `model_fingerprint` is empty. Pools stand in order of their
+        engines' ids; one whose stream broke is among them while its lease lives, one dropped meanwhile is not.
+        """
+        sessions = [
+            session for session in self.sessions() if model_fingerprint in ("", session.pool.spec.model_fingerprint)
+        ]
+        holdings = yield from look_up([session.pool.books for session in sessions], token_ids, salt)
+        return [holding for session, holding in zip(sessions, holdings, strict=True) if self._live(session)]
+
+    def _live(self, session: Session) -> bool:
+        return self._sessions.get(session.pool.spec.engine_id) is session

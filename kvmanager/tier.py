@@ -53,6 +53,13 @@ class Eviction(NamedTuple):
     key: bytes
 
 
+class Fault(NamedTuple):
+    """What is wrong in the books of a tier. `block` is 0 where it is no single one."""
+
+    block: int
+    sentence: str
+
+
 class Tier:
     """Counts, keys and eviction order of the blocks of one tier.
 
@@ -292,6 +299,69 @@ class Tier:
         else:
             del self._index[key]
         return key
+
+    # For the audit, which looks at some blocks at a time.
+
+    @property
+    def index_size(self) -> int:
+        """How many keys can be found."""
+        return len(self._index)
+
+    def answers(self, block: int) -> bool:
+        """Return whether the block is the one that is found under its key."""
+        key = self._keys[block]
+        return key is not None and block not in self._unfindable and self.find(key) == block
+
+    def block_faults(self, block: int, holders: int) -> list[Fault]:
+        """Check a block that so many table entries and pins hold, but not whether it is free: see `free_faults`."""
+        count, key = self._counts[block], self._keys[block]
+        cached, withheld, unfindable = block in self._cached, block in self._withheld, block in self._unfindable
+        faults = []
+        if count != holders:
+            faults.append(Fault(block, f"block {block} has count {count} but {holders} holders"))
+        if (count != 0) + cached + withheld > 1:
+            places = f"count {count}, {'' if cached else 'not '}cached, {'' if withheld else 'not '}withheld"
+            faults.append(Fault(block, f"block {block} is in several places: {places}"))
+        if cached and key is None:
+            faults.append(Fault(block, f"block {block} is cached without a key"))
+        if key is not None and not (count or cached):
+            faults.append(Fault(block, f"block {block} has a key but is neither held nor cached"))
+        if unfindable and (key is None or not count):
+            faults.append(Fault(block, f"block {block} counts as keyed before a reset, but it is not held under a key"))
+        if key is not None and not unfindable:
+            faults += self._key_faults(block, key)
+        return faults
+
+    def _key_faults(self, block: int, key: bytes) -> list[Fault]:
+        carriers = _listed(self._index.get(key, []))
+        faults = [] if block in carriers else [Fault(block, f"block {block} is not in the index under its key")]
+        first = carriers[0] if carriers else block
+        if self._keys[first] != key:
+            faults.append(Fault(first, f"block {first} is found under the key of block {block}, which it has not"))
+        return faults
+
+    def free_faults(self) -> list[Fault]:
+        """Check the queue of free blocks, and whether a block is in no place. Takes time by the size of the tier."""
+        faults, seen = [], set()
+        for block in self._free:
+            count, key = self._counts[block], self._keys[block]
+            if block in seen or count or key is not None or block in self._withheld:
+                faults.append(Fault(block, f"block {block} is among the free ones, where it does not belong"))
+            seen.add(block)
+        for block in range(1, self.total + 1):
+            placed = self._counts[block] or block in self._cached or block in self._withheld or block in seen
+            if not placed:
+                faults.append(Fault(block, f"block {block} is neither free nor cached, held or withheld"))
+        return faults
+
+    def index_faults(self) -> list[Fault]:
+        """Check that no key leads to a block that has another one. Takes time by the size of the tier."""
+        return [
+            Fault(block, f"block {block} is found under a key that it has not")
+            for key, carriers in self._index.items()
+            for block in _listed(carriers)
+            if self._keys[block] != key or block in self._unfindable
+        ]
 
     def violations(self, holders: dict[int, int]) -> list[str]:
         """Check the tier against `holders`, the table entries and pins counted by block; a sentence for each fault."""

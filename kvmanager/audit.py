@@ -1,0 +1,260 @@
+"""The audit: checks a pool's books a slice at a time, while Steps go on between the slices.
+
+Tables say who holds which block, counts say how many holders a block has. To compare the two for a range of blocks
+means to know all their holders, and looking through all tables for them would take time by the size of the pool. So
+each audit keeps tables of its own, and from them the number of holders of each block:
+
+* It copies the pool's tables and pins, some in each slice. A table is *known* from the moment it was copied.
+* It hears of every Step's answer. Answers say how tables change, which is what an engine keeps its own tables by: a
+  change of a known table is made in the copy, one of a table that is not known is left to the copying, which comes
+  later and sees it. A whole new table makes its sequence known at once.
+* Before a slice looks at anything it has made all changes that it heard of. Steps and slices run in one thread of
+  control, each from its beginning to its end. So at that moment copies and pool are of the same Step, and once all is
+  copied, the number of holders is exact: what differs is a fault of the books, never a matter of time.
+* Nothing else is carried from slice to slice, with one exception: the index cannot be walked while it changes, so how
+  many keys it has is only compared after a sweep during which nothing happened to any block.
+
+A slice takes time by its length and by what the Steps since the last one changed. The free blocks are counted in each
+slice; only when their number is wrong are they walked through at once, to say which: that takes time by the size of
+the pool, once an audit.
+
+Two faults that hide each other (a free block lost, another one queued twice) are seen when the second one is handed
+out twice.
+"""
+
+from collections.abc import Generator, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from kvmanager.books import Books
+from kvmanager.step import Pin, StepItem, StepResult, TableChange, Unpin
+from kvmanager.tier import Fault, Tier
+
+# Blocks, or entries of tables, that are looked at without a pause: about a third of a millisecond.
+_SLICE = 300
+# Entries of a table that are compared in the time of one block.
+_COMPARED_TOGETHER = 64
+# Answers that wait for the next slice at most: together they take less than a millisecond.
+_WAITING_ANSWERS = 32
+
+
+class Violation(NamedTuple):
+    """A fault of a pool's books, in words. `block` is of the device tier or of the `host`; 0: no single one."""
+
+    block: int
+    host: bool
+    sentence: str
+
+
+class _Holders:
+    """How many table entries and pins hold each block of a tier, by the audit's own tables."""
+
+    def __init__(self, tier: Tier, *, host: bool) -> None:
+        self.tier = tier
+        self.host = host
+        self.held = 0  # blocks with a holder
+        self.saved = 0
+        self.shared = 0
+        self.queues_walked = False
+        self._holders: dict[int, int] = {}
+
+    def of(self, block: int) -> int:
+        return self._holders.get(block, 0)
+
+    def change(self, blocks: Iterable[int], by: int) -> None:
+        """Add a holder of each block, or take one away. While tables are being copied, a block may have less than 0."""
+        holders = self._holders
+        for block in blocks:
+            before = holders.get(block, 0)
+            after = before + by
+            if after:
+                holders[block] = after
+            else:
+                del holders[block]
+            self.held += (after > 0) - (before > 0)
+            self.saved += max(after - 1, 0) - max(before - 1, 0)
+            self.shared += (after > 1) - (before > 1)
+
+    def violations(self, faults: Iterable[Fault]) -> list[Violation]:
+        """Write faults of the tier as violations."""
+        name = "host: " if self.host else ""
+        return [Violation(block, self.host, name + sentence) for block, sentence in faults]
+
+    def sums(self) -> list[Violation]:
+        """Compare the tier's sums with the holders'."""
+        tier, faults = self.tier, []
+        if tier.saved != self.saved:
+            faults.append(Fault(0, f"saved is {tier.saved}, the tables say {self.saved}"))
+        if tier.shared != self.shared:
+            faults.append(Fault(0, f"shared is {tier.shared}, the tables say {self.shared}"))
+        counts = tier.counts
+        places = counts.free + counts.cached + counts.withheld + self.held
+        if places != tier.total and not self.queues_walked:
+            self.queues_walked = True
+            sentence = f"free, cached, held and withheld blocks sum to {places}, there are {tier.total}"
+            faults += tier.free_faults() or [Fault(0, sentence)]
+        return self.violations(faults)
+
+
+class Audit:
+    """One audit of one pool, from its making to the end of `slices`. It has to hear of every Step in this time."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._device = _Holders(books.device, host=False)
+        self._host = _Holders(books.host, host=True)
+        self._tables: dict[int, tuple[_Holders, list[int]]] = {}
+        self._pins: dict[str, list[int]] = {}
+        self._waiting: list[StepResult] = []
+        self._changes = 0  # answers that were heard of
+
+    def heard(self, result: StepResult) -> None:
+        """Hear of a Step that was applied. Keeps its answer for a while, which must not change any more."""
+        if result.deeds or result.tables:
+            self._changes += 1
+            self._waiting.append(result)
+            if len(self._waiting) >= _WAITING_ANSWERS:
+                self._catch_up()
+
+    def slices(self) -> Iterator[list[Violation]]:
+        """Do the audit, pausing after each slice with what it found."""
+        self._catch_up()
+        for _ in self._copying():
+            yield []
+            self._catch_up()
+        told: set[Violation] = set()
+        for check in (
+            self._sums,
+            self._checking_sequences,
+            lambda: self._checking_blocks(self._device),
+            lambda: self._checking_blocks(self._host),
+            self._sums,
+        ):
+            for found in check():
+                new = [one for one in dict.fromkeys(found) if one not in told]
+                told.update(new)
+                yield new
+                self._catch_up()
+
+    # The audit's own tables.
+
+    def _copying(self) -> Iterator[None]:
+        """Copy all tables and pins that are not known yet, and count their holders."""
+        copied = 0
+        for number in list(self._books.sequences):
+            sequence = self._books.sequences.get(number)
+            if sequence is not None and number not in self._tables:
+                holders = self._host if sequence.swapped else self._device
+                self._tables[number] = (holders, list(sequence.table))
+                copied = yield from _counting(holders, list(sequence.table), copied)
+        for pin in list(self._books.pins):
+            if pin in self._books.pins and pin not in self._pins:
+                self._pins[pin] = list(self._books.pins[pin])
+                copied = yield from _counting(self._device, list(self._books.pins[pin]), copied)
+        yield
+
+    def _catch_up(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for result in waiting:
+            self._follow(result)
+
+    def _follow(self, result: StepResult) -> None:
+        """Change the known tables as an answer says. Its tables are those of forks, swaps, extends and allocates."""
+        tables = iter(result.tables)
+        for item, number, _, blocks, _, other in result.deeds:
+            if item is StepItem.FORK:
+                self._change_table(next(tables))
+                self._change_table(next(tables))
+            elif item is StepItem.FREE:
+                self._forget(number)
+            elif item is StepItem.SWAP_OUT:
+                self._move(next(tables), self._host)
+            elif item is StepItem.SWAP_IN:
+                self._move(next(tables), self._device)
+            elif item is StepItem.PIN:
+                self._change_pins(other, blocks)
+        for change in tables:
+            self._change_table(change)
+
+    def _change_table(self, change: TableChange) -> None:
+        if not change.first_index and change.sequence not in self._tables:
+            self._tables[change.sequence] = (self._device, [])
+        if change.sequence in self._tables:
+            holders, table = self._tables[change.sequence]
+            holders.change(table[change.first_index :], -1)
+            table[change.first_index :] = change.block_ids
+            holders.change(change.block_ids, 1)
+
+    def _move(self, change: TableChange, holders: _Holders) -> None:
+        self._forget(change.sequence)
+        self._tables[change.sequence] = (holders, list(change.block_ids))
+        holders.change(change.block_ids, 1)
+
+    def _forget(self, sequence: int) -> None:
+        if sequence in self._tables:
+            holders, table = self._tables.pop(sequence)
+            holders.change(table, -1)
+
+    def _change_pins(self, item: object, blocks: Iterable[int]) -> None:
+        if isinstance(item, Pin):
+            self._pins[item.pin_id] = list(blocks)
+            self._device.change(blocks, 1)
+        elif isinstance(item, Unpin) and item.pin_id in self._pins:
+            self._device.change(self._pins.pop(item.pin_id), -1)
+
+    # Checks. Each looks at the pool right after it caught up.
+
+    def _sums(self) -> Iterator[list[Violation]]:
+        yield [*self._device.sums(), *self._host.sums()]
+
+    def _checking_sequences(self) -> Iterator[list[Violation]]:
+        found: list[Violation] = []
+        done = 0
+        for number in list(self._books.sequences):
+            if number in self._books.sequences:
+                found += self._sequence_violations(number)
+                done += 1 + len(self._books.sequences[number].table) // _COMPARED_TOGETHER
+            if done >= _SLICE:
+                yield found
+                found, done = [], 0
+        yield found
+
+    def _sequence_violations(self, number: int) -> list[Violation]:
+        sequence = self._books.sequences[number]
+        holders, table = self._tables.get(number, (self._device, []))
+        found = []
+        if sequence.table != table or sequence.swapped != holders.host:
+            pairs = zip(sequence.table, table, strict=False)
+            block = next((one for one, other in pairs if one != other), 0)
+            sentence = f"sequence {number} has another table than its Steps have made"
+            found.append(Violation(block, sequence.swapped, sentence))
+        elif sequence.committed and holders.tier.key(table[sequence.committed - 1]) != sequence.key:
+            block = table[sequence.committed - 1]
+            sentence = f"block {block} has not the key that sequence {number} has it under"
+            found += holders.violations([Fault(block, sentence)])
+        if number not in self._books.groups.get(sequence.group, ()):
+            found.append(Violation(0, sequence.swapped, f"sequence {number} is not in its group {sequence.group}"))
+        return found
+
+    def _checking_blocks(self, holders: _Holders) -> Iterator[list[Violation]]:
+        tier, changes, keys = holders.tier, self._changes, 0
+        for start in range(1, tier.total + 1, _SLICE):
+            faults: list[Fault] = []
+            for block in range(start, min(start + _SLICE, tier.total + 1)):
+                faults += tier.block_faults(block, holders.of(block))
+                keys += tier.answers(block)
+            yield [*holders.violations(faults), *holders.sums()]
+        if changes == self._changes and keys != tier.index_size:
+            yield holders.violations(tier.index_faults())
+
+
+def _counting(holders: _Holders, table: list[int], done: int) -> Generator[None, None, int]:
+    """Count the holders of a copied table, pausing whenever a slice is full; return how full the last one is."""
+    entries = iter(table)
+    while part := list(islice(entries, _SLICE - done)):
+        holders.change(part, 1)
+        done += len(part)
+        if done >= _SLICE:
+            done = 0
+            yield
+    return done + 1 if done + 1 < _SLICE else 0

@@ -1,0 +1,125 @@
+"""A lookup says what an allocate would find in each pool, and changes nothing."""
+
+import random
+from array import array
+
+import pytest
+
+from kvmanager import Allocate, Commit, Free, FreeReason, KVManager, PoolSpec, Step, lookup
+from kvmanager.verbs.admission import find_prefix
+from tests.kvmanager.test_report import random_step
+
+
+def attach(manager, engine_id, device_blocks=20, host_blocks=0, *, fingerprint="model", block_size=2):
+    return manager.attach(PoolSpec(engine_id, 1, fingerprint, block_size, device_blocks, host_blocks))
+
+
+def cache(manager, session, number, tokens, salt=b""):
+    """Compute the tokens and give them back: their whole blocks stay cached."""
+    size = session.pool.spec.block_size
+    manager.apply(session, Step(3 * number, allocates=[Allocate(1, 1, "a", salt, tokens, len(tokens))]))
+    whole = tokens[session.pool.sequences[1].committed * size : len(tokens) // size * size]
+    if whole:
+        first = session.pool.sequences[1].committed
+        assert not manager.apply(session, Step(3 * number + 1, commits=[Commit(1, first, whole)])).refusals
+    manager.apply(session, Step(3 * number + 2, frees=[Free(1, FreeReason.FINISHED)]))
+
+
+def look_up(manager, tokens, *options):
+    slices = manager.lookup(array("i", tokens), *options)
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value
+
+
+@pytest.fixture
+def manager():
+    return KVManager(epoch=1)
+
+
+def test_each_pool_says_how_much_of_the_beginning_it_has(manager):
+    sessions = {name: attach(manager, name) for name in ("c", "a", "b")}
+    cache(manager, sessions["a"], 1, [1, 2, 3, 4, 5])
+    cache(manager, sessions["b"], 1, [1, 2, 9, 9, 9])
+    assert look_up(manager, [1, 2, 3, 4, 5, 6]) == [("a", 4, 0), ("b", 2, 0), ("c", 0, 0)]
+
+
+@pytest.mark.parametrize(("tokens", "found"), [([], 0), ([1], 0), ([1, 2], 0), ([1, 2, 3], 2), ([1, 2, 3, 4], 2)])
+def test_one_token_is_left_to_compute(manager, tokens, found):
+    cache(manager, attach(manager, "a"), 1, [1, 2, 3, 4])
+    assert look_up(manager, tokens) == [("a", found, 0)]
+
+
+def test_what_follows_the_first_block_that_is_in_the_host_alone_counts_there(manager):
+    session = attach(manager, "a", 4, 8)
+    cache(manager, session, 1, [1, 2, 3, 4, 5, 6, 7, 8])  # released from its end, so evicted from there
+    manager.apply(session, Step(10, allocates=[Allocate(2, 2, "b", b"", [9, 9, 9], 3)]))
+    assert look_up(manager, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == [("a", 4, 4)]
+    assert look_up(manager, [1, 2, 3, 4, 5, 6, 9, 9, 9]) == [("a", 4, 2)]
+
+
+def test_only_pools_of_the_fingerprint_asked_for_are_listed(manager):
+    for name, fingerprint in (("a", "one"), ("b", "two")):
+        cache(manager, attach(manager, name, fingerprint=fingerprint), 1, [1, 2, 3])
+    assert look_up(manager, [1, 2, 3], b"", "two") == [("b", 2, 0)]
+    assert look_up(manager, [1, 2, 3], b"", "three") == []
+    assert look_up(manager, [1, 2, 3]) == [("a", 2, 0), ("b", 2, 0)]
+
+
+def test_another_salt_finds_nothing(manager):
+    cache(manager, attach(manager, "a"), 1, [1, 2, 3], b"tenant")
+    assert look_up(manager, [1, 2, 3], b"tenant") == [("a", 2, 0)]
+    assert look_up(manager, [1, 2, 3], b"other") == [("a", 0, 0)]
+
+
+def test_a_pool_whose_stream_broke_is_listed_and_one_that_was_dropped_meanwhile_is_not(manager):
+    sessions = [attach(manager, name) for name in ("a", "b")]
+    manager.lose(sessions[0])
+    slices = manager.lookup(array("i", [1, 2, 3]))
+    next(slices)
+    manager.detach(sessions[1])
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(slices)
+    assert end.value.value == [("a", 0, 0)]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_lookup_finds_what_an_allocate_would_find_and_changes_nothing(manager, seed, state_of):
+    draw = random.Random(seed)
+    session = attach(manager, "a", 10, 8)
+    for number in range(1, draw.randint(5, 30)):
+        manager.apply(session, random_step(session.pool, draw, number))
+    before = state_of(session.pool)
+    for _ in range(20):
+        tokens = [draw.randint(0, 1) for _ in range(draw.randint(1, 9))]
+        hits = find_prefix(session.pool.books, session.pool.books.root(b"salt"), tokens).hits
+        on_device = [bool(hit.device_block) for hit in hits]
+        leading = [*on_device, False].index(False)
+        assert look_up(manager, tokens, b"salt") == [("a", 2 * leading, 2 * (len(hits) - leading))]
+    assert state_of(session.pool) == before
+
+
+def test_keys_are_computed_once_for_pools_that_are_alike_and_no_further_than_one_has_them(manager, monkeypatch):
+    computed = []
+
+    def counted(*arguments):
+        for key in block_keys(*arguments):
+            computed.append(arguments[2])
+            yield key
+
+    block_keys = lookup.block_keys
+    monkeypatch.setattr(lookup, "block_keys", counted)
+    for name in ("a", "b", "c"):
+        cache(manager, attach(manager, name), 1, [1] * 5)
+    attach(manager, "d", block_size=3)
+    look_up(manager, [1] * 1000)
+    assert computed == [2, 2, 2, 3]
+
+
+def test_a_long_prompt_is_looked_up_in_slices(manager):
+    session = attach(manager, "a", 10_000)
+    cache(manager, session, 1, [1] * 20_000)
+    assert sum(1 for _ in manager.lookup(array("i", [1] * 20_000))) >= 30
