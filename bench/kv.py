@@ -1,7 +1,8 @@
 """What block management costs: the core in process, and the service over gRPC.
 
 A step is that of a decoding batch: every sequence says its new length, and one in `block_size` of them fills a block,
-which is committed, and gets its next one.
+which is committed, and gets its next one. vLLM's block management does the same beside it, where QUIRE_VLLM_PYTHON
+names a Python interpreter that has vLLM.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ import grpc
 from rich.progress import track
 
 import kvmanager
+from bench.peer import PEERS, Peer
 from bench.report import publish, row
 from engine import blocks
 from quire.v1 import kvmanager_pb2 as pb
@@ -43,6 +45,15 @@ PREFILL_BLOCKS = 2_000
 WIRE_STEPS = 1_000
 LARGE_POOL_BLOCKS = 1_000_000
 MICRO = 1e6
+# What vLLM does too: the same batch, in a pool of the same size and disorder.
+COMPARED = ("decode_us_per_sequence", "prefill_us_per_block", "free_us_per_block")
+WORKLOAD = {
+    "sequences": SEQUENCES,
+    "block_size": BLOCK_SIZE,
+    "pool_blocks": POOL_BLOCKS,
+    "steps": STEPS,
+    "prefill_blocks": PREFILL_BLOCKS,
+}
 
 
 class Decoding:
@@ -96,9 +107,14 @@ class Decoding:
 def main() -> None:
     """Measure everything, and publish it."""
     rows = []
-    runs = [_in_process() for _ in track(range(REPETITIONS), "In process")]
+    runs = []
+    with Peer(PEERS / "vllm_blocks.py", "QUIRE_VLLM_PYTHON", WORKLOAD) as vllm:
+        for _ in track(range(REPETITIONS), "In process"):
+            runs.append(_in_process())
+            vllm.measure()
     for metric in ("decode_us_per_sequence", "prefill_us_per_block", "sha256_us_per_block", "free_us_per_block"):
         rows.append(row("kv", metric, round(median(run[metric] for run in runs), 3), "us"))
+    rows += vllm.rows("kv", COMPARED, runs)
     by_size = {
         size: median(_decode(size, FEW_SEQUENCES) for _ in range(REPETITIONS)) for size in track(SIZES, "Pool sizes")
     }
@@ -113,6 +129,7 @@ def main() -> None:
         rows,
         REPETITIONS,
         runs=runs,
+        vllm_runs=vllm.runs,
         wire=wire,
         decode_us_by_pool_blocks={str(size): by_size[size] for size in SIZES},
     )

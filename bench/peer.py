@@ -1,0 +1,73 @@
+"""Measures a peer beside Quire: a script in `bench/peers`, run by the Python interpreter that has the peer."""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+
+from bench.report import Row, row
+
+PEERS = Path(__file__).parent / "peers"
+
+Figures = Mapping[str, float]
+
+
+class Peer:
+    """A peer's script at work: it says its name, then prints figures as JSON for each line that it reads.
+
+    It runs where the environment names an interpreter for it; else it has no name and measures nothing.
+    """
+
+    def __init__(self, script: Path, variable: str, workload: Mapping[str, int]) -> None:
+        self.label = script.stem.partition("_")[0]  # begins the names of its rows
+        self.name: str | None = None
+        self.runs: list[Figures] = []
+        self._variable = variable
+        self._process: subprocess.Popen[str] | None = None
+        if python := os.environ.get(variable):
+            self._process = subprocess.Popen(
+                [python, script, json.dumps(workload)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            self.name = self._line()
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._process:
+            self._process.communicate()
+
+    def measure(self) -> None:
+        """Run one repetition."""
+        if self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            self.runs.append(json.loads(self._line()))
+
+    def rows(self, benchmark: str, metrics: Sequence[str], runs: Sequence[Figures]) -> list[Row]:
+        """Return the peer's figures, and Quire's over them: medians, or None where the peer did not run."""
+        peer = self.name or f"{self.label} did not run: {self._variable} is not set"
+        rows = []
+        for metric in metrics:
+            theirs = [run[metric] for run in self.runs]
+            ratios = [ours[metric] / their for ours, their in zip(runs, theirs, strict=self.name is not None)]
+            rows.append(row(benchmark, f"{self.label}_{metric}", _median(theirs), "us", peer))
+            rows.append(row(benchmark, f"{metric}_over_{self.label}", _median(ratios), "ratio", peer))
+        return rows
+
+    def _line(self) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().rstrip("\n")
+        if not line:
+            self._process.communicate()
+            raise RuntimeError(f"{self.label} ended with {self._process.returncode} before it was measured")
+        return line
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return round(median(values), 3) if values else None

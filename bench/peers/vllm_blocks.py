@@ -1,0 +1,113 @@
+"""What block management costs in vLLM: its KVCacheManager in process, prefix caching on, at its own defaults.
+
+Run by a Python interpreter that has vLLM, with the workload of `bench.kv` as JSON for its argument; knows nothing of
+Quire. Prints its name, then figures for each line that it reads, until there is none.
+"""
+
+import gc
+import json
+import os
+import random
+import sys
+import time
+
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+
+import torch
+import vllm
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request, RequestStatus
+
+LONGEST = 1 << 20
+MICRO = 1e6
+
+
+class Blocks:
+    """A pool whose blocks will be handed out in random order, as after a long life."""
+
+    def __init__(self, pool_blocks, block_size):
+        spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=64, dtype=torch.float32)
+        config = KVCacheConfig(pool_blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)])  # block 0 is a placeholder
+        self.manager = KVCacheManager(config, LONGEST, scheduler_block_size=block_size, hash_block_size=block_size)
+        pool = self.manager.block_pool
+        order = pool.get_new_blocks(pool_blocks)
+        random.Random(2).shuffle(order)
+        pool.free_blocks(order)
+        self._hasher = get_request_block_hasher(block_size, sha256)
+        gc.freeze()  # as vLLM does once its engine is there
+
+    def begin(self, request):
+        """Look a prompt up, allocate all of it, and key its full blocks."""
+        self._hash(request)
+        found, found_tokens, _ = self.manager.get_computed_blocks(request)
+        new_tokens = request.num_tokens - found_tokens
+        assert self.manager.allocate_slots(request, new_tokens, found_tokens, found) is not None
+
+    def go_on(self, requests):
+        """Allocate one more token for each request, and key the blocks that are full with it."""
+        self.manager.new_step_starts()
+        for request in requests:
+            self._hash(request)
+            assert self.manager.allocate_slots(request, 1) is not None
+
+    def _hash(self, request):
+        # As a Request with a hasher does at each token; so the clock sees the hashing, but not the appending.
+        request.block_hashes.extend(self._hasher(request))
+
+
+def main(workload):
+    init_none_hash(sha256)
+    print(f"vLLM {vllm.__version__}", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps({"decode_us_per_sequence": decode(workload), **prefill(workload)}), flush=True)
+    os._exit(0)  # without the pages that some libraries print about what they leak
+
+
+def decode(workload):
+    """Return microseconds per sequence and step of a batch that decodes; block fillings are spread evenly over it."""
+    draw = random.Random(1)
+    size, steps = workload["block_size"], workload["steps"]
+    requests = [new_request(draw, number, 2 * size + number % size) for number in range(workload["sequences"])]
+    blocks = Blocks(workload["pool_blocks"], size)
+    for request in requests:
+        blocks.begin(request)
+        request.status = RequestStatus.RUNNING
+    step(draw, blocks, requests)
+    return sum(step(draw, blocks, requests) for _ in range(steps)) / steps / len(requests) * MICRO
+
+
+def step(draw, blocks, requests):
+    """Let each request go on by one token; return the seconds that its blocks took."""
+    for request in requests:
+        request.num_computed_tokens = request.num_tokens
+        request.append_output_token_ids(draw.randrange(49_000))
+    return timed(lambda: blocks.go_on(requests))
+
+
+def prefill(workload):
+    """Return microseconds per block to allocate and key a prompt nobody had, and to free it."""
+    size, count = workload["block_size"], workload["prefill_blocks"]
+    blocks = Blocks(workload["pool_blocks"], size)
+    request = new_request(random.Random(3), 0, count * size + 1)
+    begin = timed(lambda: blocks.begin(request))
+    free = timed(lambda: blocks.manager.free(request))
+    return {"prefill_us_per_block": begin / count * MICRO, "free_us_per_block": free / count * MICRO}
+
+
+def new_request(draw, number, prompt_tokens):
+    prompt = [draw.randrange(49_000) for _ in range(prompt_tokens)]
+    return Request(f"r{number}", prompt, SamplingParams(max_tokens=LONGEST), pooling_params=None)
+
+
+def timed(work):
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,54 @@
+"""A peer is measured by a script of its own; without the peer its rows have no value."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.peer import Peer
+
+SCRIPT = """
+import json, sys
+factor = json.loads(sys.argv[1])["factor"]
+print("Other 1.0", flush=True)
+for number, _ in enumerate(sys.stdin, 1):
+    print(json.dumps({"free_us": factor * number}), flush=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "other_blocks.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_peer_is_measured_once_for_each_repetition_and_compared_with(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTHER_PYTHON", sys.executable)
+    with Peer(script, "OTHER_PYTHON", {"factor": 10}) as peer:
+        for _ in range(3):
+            peer.measure()
+    own, ratio = peer.rows("demo", ["free_us"], [{"free_us": 5.0}] * 3)
+    assert (own.metric, own.value, own.unit, own.peer) == ("other_free_us", 20.0, "us", "Other 1.0")
+    assert (ratio.metric, ratio.value, ratio.unit, ratio.peer) == ("free_us_over_other", 0.25, "ratio", "Other 1.0")
+
+
+def test_rows_of_a_peer_that_did_not_run_have_no_value_and_say_so(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTHER_PYTHON", raising=False)
+    with Peer(script, "OTHER_PYTHON", {"factor": 10}) as peer:
+        peer.measure()
+    rows = peer.rows("demo", ["free_us"], [{"free_us": 5.0}])
+    assert [row.value for row in rows] == [None, None]
+    assert {row.peer for row in rows} == {"other did not run: OTHER_PYTHON is not set"}
+
+
+def test_a_peer_that_cannot_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_PYTHON", sys.executable)
+    script = tmp_path / "other_blocks.py"
+    script.write_text("import sys; sys.exit(3)")
+    with pytest.raises(RuntimeError, match="other ended with 3"):
+        Peer(script, "OTHER_PYTHON", {})
