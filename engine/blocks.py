@@ -109,7 +109,7 @@ class Refusal(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A block to copy before anything the same answer granted is used."""
+    """A block to copy, within the device or to the other tier, before anything the same answer granted is used."""
 
     source: int
     destination: int
@@ -117,13 +117,21 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a Step did, and how many blocks can be handed out after it."""
+    """What a Step did, and how many blocks can be handed out after it.
+
+    The copies are made in this order: `device_to_host`, `host_to_device`, `copies` within the device.
+    `withheld_blocks` are those that an audit took out of circulation before it; who holds one keeps it until the end.
+    """
 
     step: int
     refusals: Sequence[Refusal]
     tables: Sequence[TableChange]
     copies: Sequence[Copy]
     available_blocks: int
+    device_to_host: Sequence[Copy] = ()
+    host_to_device: Sequence[Copy] = ()
+    withheld_blocks: Sequence[int] = field(default_factory=list)
+    host_withheld_blocks: Sequence[int] = field(default_factory=list)
 
 
 class Reattached(Exception):

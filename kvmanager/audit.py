@@ -18,15 +18,19 @@ A slice takes time by its length and by what the Steps since the last one change
 slice; only when their number is wrong are they walked through at once, to say which: that takes time by the size of
 the pool, once an audit.
 
+What it finds it puts right as far as it can: a block that is to blame is withheld, with the count that the tables say,
+and a sum becomes theirs. A block with a fault is never handed out again, whatever the fault was.
+
 Two faults that hide each other (a free block lost, another one queued twice) are seen when the second one is handed
 out twice.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from kvmanager.books import Books
+from kvmanager.books import Sequence as LiveSequence
 from kvmanager.step import Pin, StepItem, StepResult, TableChange, Unpin
 from kvmanager.tier import Fault, Tier
 
@@ -85,8 +89,10 @@ class _Holders:
         tier, faults = self.tier, []
         if tier.saved != self.saved:
             faults.append(Fault(0, f"saved is {tier.saved}, the tables say {self.saved}"))
+            tier.saved = self.saved
         if tier.shared != self.shared:
             faults.append(Fault(0, f"shared is {tier.shared}, the tables say {self.shared}"))
+            tier.shared = self.shared
         counts = tier.counts
         places = counts.free + counts.cached + counts.withheld + self.held
         if places != tier.total and not self.queues_walked:
@@ -133,8 +139,19 @@ class Audit:
             for found in check():
                 new = [one for one in dict.fromkeys(found) if one not in told]
                 told.update(new)
+                self._take_out(new)
                 yield new
                 self._catch_up()
+
+    def _take_out(self, found: Sequence[Violation]) -> None:
+        if not found:
+            return
+        blocks: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        for block, host, _ in found:
+            holders = self._host if host else self._device
+            if 1 <= block <= holders.tier.total:
+                blocks[host][block] = holders.of(block)
+        self._books.withhold(*blocks)
 
     # The audit's own tables.
 
@@ -228,13 +245,17 @@ class Audit:
             block = next((one for one, other in pairs if one != other), 0)
             sentence = f"sequence {number} has another table than its Steps have made"
             found.append(Violation(block, sequence.swapped, sentence))
-        elif sequence.committed and holders.tier.key(table[sequence.committed - 1]) != sequence.key:
+        elif sequence.committed and self._has_other_key(sequence, holders.tier):
             block = table[sequence.committed - 1]
             sentence = f"block {block} has not the key that sequence {number} has it under"
             found += holders.violations([Fault(block, sentence)])
         if number not in self._books.groups.get(sequence.group, ()):
             found.append(Violation(0, sequence.swapped, f"sequence {number} is not in its group {sequence.group}"))
         return found
+
+    def _has_other_key(self, sequence: LiveSequence, tier: Tier) -> bool:
+        block = sequence.table[sequence.committed - 1]
+        return tier.key(block) != sequence.key and not tier.is_out(block)
 
     def _checking_blocks(self, holders: _Holders) -> Iterator[list[Violation]]:
         tier, changes, keys = holders.tier, self._changes, 0

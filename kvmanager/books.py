@@ -1,6 +1,6 @@
 """The books of one pool: two tiers of blocks, the sequences with their tables, and the pins. Verbs write in them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
@@ -14,7 +14,8 @@ from kvmanager.tier import Eviction, Seal, Tier
 class Sequence:
     """A sequence and its block table: append-only, filled left to right.
 
-    `room` counts the tokens that may be written; `computed` those that the engine says it has; `committed` the
+    `prompt` counts the tokens that it was allocated with, all of which are to be computed first. `room` counts the
+    tokens that may be written; `computed` those that the engine says it has; `committed` the
     leading blocks of the table that have keys as this sequence's own prefix, the last of which is `key` (or the
     root, while there are none). The table is of host blocks while it is `swapped`, else of device blocks.
     """
@@ -26,6 +27,7 @@ class Sequence:
     resets: int  # of the pool, when it began
     root: bytes
     table: list[int] = field(default_factory=list)
+    prompt: int = 0
     room: int = 0
     computed: int = 0
     committed: int = 0
@@ -51,6 +53,7 @@ class Books:
         self.resets = 0
         self._device_releases: list[int] = []
         self._host_releases: list[int] = []
+        self._withheld: tuple[list[int], list[int]] = ([], [])
 
     def root(self, salt: bytes) -> bytes:
         """Return what the keys of a sequence that begins now are chained to."""
@@ -150,6 +153,17 @@ class Books:
         if self._host_releases:
             self.host.release_many(self._host_releases)
             self._host_releases.clear()
+
+    def withhold(self, device: Mapping[int, int], host: Mapping[int, int]) -> None:
+        """Take blocks with so many holders out of circulation, as `Tier.withhold` does; the next Step tells of it."""
+        for tier, holders, told in zip((self.device, self.host), (device, host), self._withheld, strict=True):
+            tier.withhold(holders)
+            told += sorted(holders)
+
+    def take_withheld(self) -> tuple[list[int], list[int]]:
+        """Return the device blocks and the host blocks that were withheld since the last call."""
+        withheld, self._withheld = self._withheld, ([], [])
+        return withheld
 
     def violations(self) -> list[str]:
         """Check the conservation law: each id in one place, count = number of holders; a sentence for each fault."""

@@ -23,12 +23,15 @@ class PoolChange(Enum):
 
     ATTACHED = 1  # in the place of an older one of the engine, if there was one
     DETACHED = 2
+    WITHHELD = 3  # the audit took device blocks out of circulation
+    HOST_WITHHELD = 4
 
 
 class Event(NamedTuple):
-    """One verb that was done or refused, or the beginning or end of a pool; such a `change` has no step and no item.
+    """One verb that was done or refused, or a `change` of a pool as a whole, which has no step and no item.
 
-    `ranges` are the first and last ids of the blocks concerned: host blocks for a swap_out, else device blocks.
+    `ranges` are the first and last ids of the blocks concerned: host blocks for a swap_out and for what was withheld
+    in the host tier, else device blocks.
     `waited_seconds` is how long the group of an allocate had waited. `evicted` are the keyed blocks whose contents were
     given up for it. `detail` says in words why it was refused.
     """
@@ -73,7 +76,7 @@ class Refused(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is kept of a Step, or of the beginning or end of a pool. Its events are numbered from `first` on.
+    """What is kept of a Step, or of a change of a pool as a whole. Its events are numbered from `first` on.
 
     A hundred thousand events are kept, and the garbage collector must not have to look at each of them: what is one
     value a deed stands in columns, made of nothing but plain tuples, bytes, numbers and strings.
@@ -166,7 +169,8 @@ class Entry(NamedTuple):
         """Make the event at a place."""
         number = self.first + place
         if self.change:
-            return Event(number, engine_id, change=PoolChange(self.change))
+            ranges = block_ranges(self.blocks_of(0)) if self.blocks else ()
+            return Event(number, engine_id, ranges=ranges, change=PoolChange(self.change))
         refused = self.refusal(place)
         return self._refused(number, engine_id, refused) if refused else self._done(number, engine_id, place)
 

@@ -4,6 +4,7 @@ Recording is on every engine's path and keeps references, no more. They are put 
 and events are made when somebody reads.
 """
 
+from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -35,7 +36,7 @@ class Page(NamedTuple):
 class Ledger:
     """The latest events of all engines, numbered from 1 without gaps over the ledger's life.
 
-    An event is a verb that was done or refused, or the beginning or end of a pool. Within a Step those that were done
+    An event is a verb that was done or refused, or a change of a pool as a whole. Within a Step those that were done
     come first. Lengths are no verbs.
     """
 
@@ -81,6 +82,14 @@ class Ledger:
         attachment = self._attached.pop(engine_id)
         attachment.end(self._next)
         self._append(Entry(self._next, attachment.number, change=PoolChange.DETACHED.value))
+
+    def withheld(self, engine_id: str, blocks: Iterable[int], *, host: bool) -> None:
+        """Record that the audit took blocks of an attached engine's pool out of circulation."""
+        self.settle()
+        change = PoolChange.HOST_WITHHELD if host else PoolChange.WITHHELD
+        ids = array("i", blocks)
+        entry = Entry(self._next, self._attached[engine_id].number, change=change.value)
+        self._append(entry._replace(block_counts=(len(ids),), blocks=ids.tobytes()))
 
     def record(self, engine_id: str, step: Step, result: StepResult) -> None:
         """Record what an attached engine's Step did. Keeps the result's deeds, which must not change any more."""

@@ -6,7 +6,7 @@ refused.
 
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from kvmanager.audit import Audit, Violation
@@ -20,7 +20,7 @@ from kvmanager.step import FreeReason, Step, StepItem, StepRefusal, StepResult
 
 @dataclass
 class PoolTotals:
-    """What has happened in a pool since it was attached. Counted from Steps and results, outside the pool."""
+    """What has happened in a pool since it was attached. Counted from Steps, results and audits, outside the pool."""
 
     steps: int = 0
     prefix_query_tokens: int = 0
@@ -34,6 +34,8 @@ class PoolTotals:
     to_device_blocks: int = 0
     peak_held_blocks: int = 0
     peak_saved_blocks: int = 0
+    audits: int = 0
+    audit_violations: int = 0
 
     def add(self, step: Step, result: StepResult, saved_blocks: int) -> None:
         """Count one Step."""
@@ -140,20 +142,30 @@ class KVManager:
             raise UnknownPool(f"no engine {engine_id!r} is attached (attached: {attached})")
         return self._sessions[engine_id]
 
-    def audit(self, session: Session) -> Iterator[list[Violation]]:
+    def audit(self, session: Session) -> Generator[list[Violation]]:
         """Check the books of a session's pool once, in slices; each gives what it found. It ends with the session.
 
-        Steps may be applied between the slices. A fault is reported once for each audit and place where it shows.
+        Steps may be applied between the slices. A fault is reported once for each audit and place where it shows, and
+        the block that is to blame is withheld.
         """
         audit = Audit(session.pool.books)
         session.audits.append(audit)
         try:
             for found in audit.slices():
+                session.totals.audit_violations += len(found)
+                self._record_withheld(session, found)
                 yield found
                 if not self._live(session):
                     return
+            session.totals.audits += 1
         finally:
             session.audits.remove(audit)
+
+    def _record_withheld(self, session: Session, found: list[Violation]) -> None:
+        for host in (False, True):
+            blocks = {violation.block for violation in found if violation.block and violation.host == host}
+            if blocks:
+                self.ledger.withheld(session.pool.spec.engine_id, sorted(blocks), host=host)
 
     def lookup(
         self, token_ids: "array[int]", salt: bytes = b"", model_fingerprint: str = ""

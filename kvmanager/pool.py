@@ -4,7 +4,7 @@ One door, `apply`: a Step goes in, a StepResult comes out, every item all or not
 """
 
 from collections.abc import Callable, Generator, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import (
@@ -36,6 +36,19 @@ _REFUSALS: dict[type[ItemRefused], StepRefusal] = {
     InvalidItem: StepRefusal.INVALID,
     PinTooLarge: StepRefusal.PIN_TOO_LARGE,
 }
+
+
+class Slots(NamedTuple):
+    """What the slots of held device blocks are good for, in tokens, as in Figure 2 of the PagedAttention paper.
+
+    `tokens` are computed, those of shared blocks counted once. `reserved` will be written by the running prefill.
+    `lookahead` are the slots of blocks that were granted ahead, `internal` those left in blocks that are begun.
+    """
+
+    tokens: int
+    reserved: int
+    lookahead: int
+    internal: int
 
 
 class Pool:
@@ -77,6 +90,7 @@ class Pool:
             raise StepOutOfOrder(f"step {step.step} came after step {self.last_step}")
         self.last_step = step.step
         result = StepResult(step.step)
+        result.withheld, result.host_withheld = self.books.take_withheld()
         self._apply_each(StepItem.COMMIT, step.commits, commit, result)
         self._apply_each(StepItem.PIN, step.pins, change_pins, result)
         self._apply_each(StepItem.FORK, step.forks, fork, result)
@@ -144,6 +158,17 @@ class Pool:
             tokens += most - sum(fills) + size * (len(fills) - 1)
         return tokens
 
+    def slots(self) -> Slots:
+        """Say what the slots of held device blocks are good for. Takes time by the number of sequences."""
+        size = self.spec.block_size
+        tokens, reserved, lookahead = self.computed_tokens(), 0, 0
+        for sequence in self._on_device():
+            end = max(sequence.computed, min(sequence.prompt, sequence.room))
+            reserved += end - sequence.computed
+            lookahead += size * (len(sequence.table) - self.books.blocks_for(end))
+        rest = size * self.device.counts.held - tokens - reserved - lookahead
+        return Slots(tokens, reserved, lookahead, max(0, rest))
+
     def _unfilled_shared_blocks(self) -> dict[int, list[int]]:
         """Return the shared blocks that a holder has not filled, with the tokens that each such holder has in them."""
         unfilled: dict[int, list[int]] = {}
@@ -157,6 +182,12 @@ class Pool:
 
     def _on_device(self) -> Iterable[Sequence]:
         return (sequence for sequence in self.sequences.values() if not sequence.swapped)
+
+    def withhold(self, device: Iterable[int], host: Iterable[int]) -> None:
+        """Take blocks out of circulation whose counts are right. The next Step's result lists them."""
+        self.books.withhold(
+            {block: self.device.count(block) for block in device}, {block: self.host.count(block) for block in host}
+        )
 
     def dismantle(self) -> Generator[None, None, None]:
         """Give the memory of a pool that nobody uses any more back, with pauses: all at once takes long."""

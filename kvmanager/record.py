@@ -90,6 +90,8 @@ class OperationsRecord:
     def applied(self, step: Step, result: StepResult) -> list[str]:
         """Return the line of a Step that was applied with this result."""
         content = _step_content(step)
+        if result.withheld or result.host_withheld:
+            content["withheld"] = (result.withheld, result.host_withheld)
         self._checksum = _next_checksum(self._checksum, content, result)
         self._steps += 1
         return [_line({**content, "checksum": self._checksum.hex()})]
@@ -169,6 +171,7 @@ class OperationsReplay:
 
     def _take_step(self, content: _Content) -> None:
         step = _step(content)
+        self.pool.withhold(*content.get("withheld", ((), ())))
         try:
             result = self.pool.apply(step)
         except StepOutOfOrder as error:

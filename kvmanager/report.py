@@ -39,14 +39,16 @@ class SequenceReport:
     computed_tokens: int
     committed_blocks: int
     swapped: bool = False
+    prompt_tokens: int = 0
 
 
 @dataclass
 class TierReport:
     """The blocks of a tier, but for its tables.
 
-    `keyed` are blocks with their keys in sealing order, `unfindable` held blocks that were keyed before a reset,
-    `release_order` all blocks at count 0 in the order in which they will be handed out.
+    `keyed` are blocks with their keys in sealing order, `unfindable` held blocks that nobody finds under theirs,
+    `release_order` all blocks at count 0 in the order in which they will be handed out, `withheld` those that an audit
+    took out of circulation, or takes out once nobody holds them.
     """
 
     # Dicts of plain values are the one form that a garbage collector does not walk through again and again.
@@ -94,6 +96,7 @@ def _sequence_report(sequence: Sequence) -> SequenceReport:
         salt=sequence.salt,
         resets=sequence.resets,
         block_ids=list(sequence.table),
+        prompt_tokens=sequence.prompt,
         room_tokens=sequence.room,
         computed_tokens=sequence.computed,
         committed_blocks=sequence.committed,
@@ -102,7 +105,8 @@ def _sequence_report(sequence: Sequence) -> SequenceReport:
 
 
 def _tier_report(tier: Tier) -> TierReport:
-    return TierReport(tier.sealing_order(), tier.unfindable(), tier.eviction_order(), tier.withheld())
+    withheld = [*tier.withheld(), *tier.condemned()]
+    return TierReport(tier.sealing_order(), tier.unfindable(), tier.eviction_order(), withheld)
 
 
 def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
@@ -161,8 +165,7 @@ def _adopt_tier(name: str, tier: Tier, report: TierReport, holders: Iterable[int
         places.take(part)
         tier.put_back(part)
         yield
-    places.take(report.withheld)
-    tier.put_aside(report.withheld)
+    places.take_out(report.withheld, tier)
     places.check_complete()
 
 
@@ -188,6 +191,13 @@ class _Places:
                 self._count += 1
             elif not again:
                 raise InvalidReport(f"{self.name} block {block} is in two places")
+
+    def take_out(self, blocks: list[int], tier: Tier) -> None:
+        """Withhold blocks: those that tables name will be once nobody holds them."""
+        for block in blocks:
+            self.check_id(block)
+        self.take([block for block in blocks if not tier.count(block)])
+        tier.put_aside(blocks)
 
     def check_complete(self) -> None:
         if missing := self.total - self._count:
@@ -225,6 +235,7 @@ def _adopt_sequence(books: Books, report: SequenceReport) -> None:
         report.resets,
         root_key(books.spec.model_fingerprint, report.salt, report.resets),
         list(table),
+        report.prompt_tokens,
         report.room_tokens,
         report.computed_tokens,
         report.committed_blocks,

@@ -192,6 +192,8 @@ class StepResult:
 
     The copies are made in three launches, in this order: `device_to_host`, `host_to_device`, `copies` within the
     device. Each is safe as one parallel launch: no destination is a source, and none is a destination twice.
+
+    `withheld` and `host_withheld` are blocks that the audit took out before the Step, or will when nobody holds them.
     """
 
     step: int
@@ -210,6 +212,8 @@ class StepResult:
     hit_tokens: int = 0
     query_tokens: int = 0
     deeds: list[tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], object]] = field(default_factory=list)
+    withheld: list[int] = field(default_factory=list)
+    host_withheld: list[int] = field(default_factory=list)
 
     @property
     def sealed(self) -> list[Seal]:

@@ -5,7 +5,7 @@ Every id from 1 to `total` is in exactly one place:
     free      count 0, no key       in `_free`, handed out first, in order of release
     cached    count 0, with a key   in `_cached`, handed out next, least recently released first
     held      count above 0         in `_counts` alone
-    withheld  taken out for good    in `_withheld`
+    withheld  taken out for good    in `_withheld`; a held block waits for that in `_condemned`
 
 So the two queues together are the eviction order. A block keeps its key (and the memory its contents) until it is
 handed out again. Several blocks may carry one key, because tables are append-only and are never rewritten to a twin;
@@ -16,7 +16,7 @@ fast ones.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from kvmanager.errors import OutOfBlocks
@@ -82,6 +82,7 @@ class Tier:
         self._free: deque[int] = deque()
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._withheld: set[int] = set()
+        self._condemned: set[int] = set()  # held blocks that are withheld once nobody holds them
         self._unfindable: set[int] = set()  # held blocks whose keys left the index
         if not incomplete:
             self._free.extend(range(1, total + 1))
@@ -189,6 +190,8 @@ class Tier:
                 free.append(block)
             else:
                 cached[block] = None
+        if self._condemned:
+            self._withhold_released()
 
     def seal(self, block: int, key: bytes) -> None:
         """Give a held block its key. It becomes the index's answer unless an earlier block carries the same key."""
@@ -206,6 +209,8 @@ class Tier:
             own[block] = key
             if index.setdefault(key, block) is not block:
                 self.seal(block, key)
+        if self._condemned:
+            self._hide(self._condemned.intersection(blocks))
 
     def park(self, key: bytes) -> int:
         """Turn the free block that would be handed out next into a cached one under `key`; there must be one."""
@@ -253,6 +258,10 @@ class Tier:
         """Return the blocks that were taken out of circulation."""
         return sorted(self._withheld)
 
+    def condemned(self) -> list[int]:
+        """Return the held blocks that will be taken out of circulation once nobody holds them."""
+        return sorted(self._condemned)
+
     def count_holders(self, blocks: Iterable[int]) -> None:
         """Add a holder of each block, whoever it is and wherever it was."""
         for block in blocks:
@@ -275,17 +284,47 @@ class Tier:
                 self._cached[block] = None
 
     def put_aside(self, blocks: Iterable[int]) -> None:
-        """Withhold blocks that are in no place yet."""
-        self._withheld.update(blocks)
+        """Withhold blocks that are in no place yet, or that are held."""
+        self.withhold({block: self._counts[block] for block in blocks})
 
-    def withhold(self, block: int) -> None:
-        """Take a block at count 0 out of circulation."""
-        if block in self._cached:
-            del self._cached[block]
-            self._forget_key(block)
-        else:
-            self._free.remove(block)
-        self._withheld.add(block)
+    # Withholding. All of it is rare, and takes time by the size of the tier.
+
+    def withhold(self, holders: Mapping[int, int]) -> None:
+        """Take blocks out of circulation: now, or once the so many holders of each have left. Nobody finds them again.
+
+        It does not matter what the books say of these blocks, or where they are: it is set right.
+        """
+        if not holders:
+            return
+        self._free = deque(block for block in self._free if block not in holders)
+        self._hide(holders.keys())
+        for block, count in holders.items():
+            self._cached.pop(block, None)
+            self._counts[block] = count
+            if not count:
+                self._keys[block] = None
+            places = ((self._condemned, count), (self._withheld, not count), (self._unfindable, self._keys[block]))
+            for place, belongs in places:
+                place.add(block) if belongs else place.discard(block)
+
+    def _withhold_released(self) -> None:
+        self.withhold({block: 0 for block in self._condemned if not self._counts[block]})
+
+    def _hide(self, blocks: Set[int]) -> None:
+        """Let no key lead to these blocks, though they keep theirs."""
+        if not blocks:
+            return
+        for key, carriers in list(self._index.items()):
+            left = [block for block in _listed(carriers) if block not in blocks]
+            if not left:
+                del self._index[key]
+            elif len(left) < len(_listed(carriers)):
+                self._index[key] = left if len(left) > 1 else left[0]
+        self._unfindable |= blocks
+
+    def is_out(self, block: int) -> bool:
+        """Return whether the block is withheld, or will be."""
+        return block in self._withheld or block in self._condemned
 
     def _forget_key(self, block: int) -> bytes:
         key = self._keys[block]

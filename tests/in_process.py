@@ -6,16 +6,19 @@ from collections.abc import Callable
 import kvmanager
 from engine import blocks
 from engine.request import Capacity
-from services.engine.replica import core_step
+from services.engine.replica import core_step, engine_result
 
 
 class InProcessBlocks:
     """A block manager whose answers are there at once. `observe` sees every Step with its result, and the pool."""
 
     def __init__(
-        self, capacity: Capacity, observe: Callable[[kvmanager.Step, kvmanager.StepResult], None] | None = None
+        self,
+        capacity: Capacity,
+        observe: Callable[[kvmanager.Step, kvmanager.StepResult], None] | None = None,
+        host_blocks: int = 0,
     ):
-        spec = kvmanager.PoolSpec("engine", 1, "model", capacity.block_size, capacity.device_blocks)
+        spec = kvmanager.PoolSpec("engine", 1, "model", capacity.block_size, capacity.device_blocks, host_blocks)
         self.manager = kvmanager.KVManager(epoch=1)
         self.session = self.manager.attach(spec)
         self.ready = True
@@ -31,7 +34,7 @@ class InProcessBlocks:
         result = self.manager.apply(self.session, asked)
         if self._observe:
             self._observe(asked, result)
-        self._answers.append(from_core(result))
+        self._answers.append(engine_result(result))
 
     def receive(self) -> blocks.StepResult | None:
         return self._answers.popleft() if self._answers else None
@@ -45,16 +48,3 @@ def adopted(spec: kvmanager.PoolSpec, report: kvmanager.PoolReport) -> kvmanager
             next(adoption)
     except StopIteration as end:
         return end.value
-
-
-def from_core(result: kvmanager.StepResult) -> blocks.StepResult:
-    return blocks.StepResult(
-        step=result.step,
-        refusals=[blocks.Refusal(blocks.StepItem[r.item.name], r.position, r.detail) for r in result.refusals],
-        tables=[
-            blocks.TableChange(c.sequence, c.first_index, c.block_ids, c.room_tokens, c.cached_tokens)
-            for c in result.tables
-        ],
-        copies=[blocks.Copy(*copy) for copy in result.copies],
-        available_blocks=result.device.available,
-    )

@@ -60,6 +60,7 @@ def allocate(books: Books, item: Allocate, result: StepResult) -> None:
         raise InvalidItem("token_ids and compute_tokens must not be empty, spare_blocks not negative")
     root = books.root(item.salt)
     sequence = Sequence(item.sequence, item.group, item.request_id, item.salt, books.resets, root)
+    sequence.prompt = len(item.token_ids)
     prefix = find_prefix(books, sequence.root, item.token_ids)
     _check_fits(books, item, prefix.hits)
     seen = len(result.evicted)

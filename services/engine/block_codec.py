@@ -1,5 +1,8 @@
 """Between the engine's block operations and the wire of the KV manager."""
 
+from collections.abc import Iterator
+from itertools import starmap
+
 from engine import blocks
 from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
@@ -38,7 +41,6 @@ def step_message(step: blocks.Step) -> pb.PoolRequest:
 
 def result_of(message: pb.StepResult) -> blocks.StepResult:
     """Read the answer to a Step."""
-    copies = message.device_to_device
     return blocks.StepResult(
         step=message.step,
         refusals=[_refusal_of(refusal) for refusal in message.refusals],
@@ -48,9 +50,17 @@ def result_of(message: pb.StepResult) -> blocks.StepResult:
             )
             for change in message.tables
         ],
-        copies=[blocks.Copy(*pair) for pair in zip(copies.sources, copies.destinations, strict=True)],
+        copies=list(_copies_of(message.device_to_device)),
         available_blocks=message.device.free + message.device.cached,
+        device_to_host=tuple(_copies_of(message.device_to_host)),
+        host_to_device=tuple(_copies_of(message.host_to_device)),
+        withheld_blocks=list(message.withheld_blocks),
+        host_withheld_blocks=list(message.host_withheld_blocks),
     )
+
+
+def _copies_of(message: pb.CopyList) -> Iterator[blocks.Copy]:
+    return starmap(blocks.Copy, zip(message.sources, message.destinations, strict=True))
 
 
 def _refusal_of(message: pb.Refusal) -> blocks.Refusal:

@@ -19,12 +19,14 @@ from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services import transport
 from services.engine.block_codec import register_message, result_of, step_message
-from services.engine.replica import Replica
+from services.engine.replica import PoolDiffers, Replica
 from services.engine.report_codec import pages_of
 
 _REGISTER_SECONDS = 10.0
 _FIRST_RETRY_SECONDS = 0.1
 _LONGEST_RETRY_SECONDS = 2.0
+# A manager whose books differ for another reason than an accident will differ again.
+_MOST_DIFFERENCES = 10
 # Of these, trying again cannot help: another incarnation owns the pool, or the manager does not speak this contract.
 _FINAL = (grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
@@ -64,10 +66,16 @@ class BlockLink:
         self._sending: _Outgoing | None = None
         self._loss_heard = asyncio.Event()
         self._sessions = 0
+        self._differences = 0
         self.attached = asyncio.Event()
         self.detached = asyncio.Event()
 
     # Called by the engine's thread.
+
+    @property
+    def sessions(self) -> int:
+        """How often the pool was attached."""
+        return self._sessions
 
     @property
     def ready(self) -> bool:
@@ -99,7 +107,8 @@ class BlockLink:
     async def run(self) -> None:
         """Attach, and attach again after each loss, until cancelled.
 
-        Raises PoolRefused when there is no use, PoolDiffers when the manager's books are not the engine's.
+        Raises PoolRefused when there is no use. A manager whose books differ is told those of the engine, by attaching
+        again; one that goes on to differ raises PoolDiffers.
         """
         retry_seconds = _FIRST_RETRY_SECONDS
         while True:
@@ -151,9 +160,22 @@ class BlockLink:
         self._sessions += 1
         self._tell(_Attached(self._outgoing, self._replica.available_blocks, again=self._sessions > 1))
         while isinstance(response := await call.read(), pb.PoolResponse):
-            result = result_of(response.result)
+            if not self._take(result_of(response.result)):
+                break
+
+    def _take(self, result: StepResult) -> bool:
+        """Hand an answer on; return whether the manager's books are the engine's."""
+        try:
             self._replica.answered(result)
-            self._tell(result)
+        except PoolDiffers as differs:
+            self._differences += 1
+            if self._differences > _MOST_DIFFERENCES:
+                raise
+            log.error("%s; attaching again, with the engine's books", differs)
+            self._tell(differs.own)
+            return False
+        self._tell(result)
+        return True
 
     async def _requests(self) -> AsyncIterator[pb.PoolRequest]:
         yield pb.PoolRequest(register=register_message(self._replica.spec))

@@ -42,6 +42,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = (
         lambda figures: figures.totals.left_out,
     ),
     (
+        "quire_kv_sessions",
+        "Times that the pool was attached to the KV manager: the first time, and after each broken stream.",
+        lambda figures: figures.sessions,
+    ),
+    (
         "quire_recomputed_tokens",
         "Tokens computed once more after a preemption: its price.",
         lambda figures: figures.totals.recomputed_tokens,

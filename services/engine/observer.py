@@ -8,11 +8,12 @@ from engine.scheduler import SchedulerTotals
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """An engine at the end of a turn of its loop."""
+    """An engine at the end of a turn of its loop. `sessions` counts how often its pool was attached."""
 
     running: int
     waiting: int
     totals: SchedulerTotals
+    sessions: int = 0
 
 
 class EngineObserver:

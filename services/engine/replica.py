@@ -1,7 +1,8 @@
 """The engine's mirror of its pool: the KV manager's own core, fed with the Steps that were answered.
 
 Same Steps, same pool: whatever the manager has, this has too, so it can tell a manager that lost the pool, or never
-had it, all about it. It lives where the stream lives, beside the engine's thread.
+had it, all about it. It lives where the stream lives, beside the engine's thread. Where the manager answers otherwise, the
+books here are right: the engine is told what they say, and so is the manager.
 """
 
 from collections import deque
@@ -14,7 +15,11 @@ _FREE_REASONS = {reason: kvmanager.FreeReason[reason.name] for reason in blocks.
 
 
 class PoolDiffers(Exception):
-    """The KV manager answered otherwise than the same Steps always do: one of the two is broken."""
+    """The KV manager answered otherwise than the same Steps always do. `own` is the answer that they lead to."""
+
+    def __init__(self, own: blocks.StepResult) -> None:
+        super().__init__(f"the KV manager's answer to step {own.step} is not what its Steps lead to")
+        self.own = own
 
 
 class Replica:
@@ -36,15 +41,11 @@ class Replica:
         self._unanswered.append(core_step(step))
 
     def answered(self, result: blocks.StepResult) -> None:
-        """Do what the KV manager did. Raises PoolDiffers when that gives another answer."""
-        own = self._pool.apply(self._unanswered.popleft())
-        tables = [(change.sequence, change.block_ids) for change in result.tables]
-        if (own.step, own.device.available, [(change.sequence, change.block_ids) for change in own.tables]) != (
-            result.step,
-            result.available_blocks,
-            tables,
-        ):
-            raise PoolDiffers(f"the KV manager's answer to step {result.step} is not what its Steps lead to")
+        """Do what the KV manager did. Raises PoolDiffers, with the answer to believe, when that gives another one."""
+        self._pool.withhold(result.withheld_blocks, result.host_withheld_blocks)
+        own = engine_result(self._pool.apply(self._unanswered.popleft()))
+        if _compared(own) != _compared(result):
+            raise PoolDiffers(own)
 
     def settle(self) -> kvmanager.PoolReport:
         """Describe the pool as the engine has it now, when the answers under way will never come.
@@ -57,6 +58,24 @@ class Replica:
         if not self._pool.last_step:
             return kvmanager.PoolReport()
         return kvmanager.report_of(self._pool)
+
+
+def _compared(result: blocks.StepResult) -> tuple[object, ...]:
+    tables = [(change.sequence, list(change.block_ids)) for change in result.tables]
+    return result.step, result.available_blocks, tables
+
+
+def engine_result(result: kvmanager.StepResult) -> blocks.StepResult:
+    """Return an answer of the KV manager's core as one for the engine."""
+    return blocks.StepResult(
+        step=result.step,
+        refusals=[blocks.Refusal(blocks.StepItem[one.item.name], one.position, one.detail) for one in result.refusals],
+        tables=[blocks.TableChange(*change) for change in result.tables],
+        copies=[blocks.Copy(*copy) for copy in result.copies],
+        available_blocks=result.device.available,
+        withheld_blocks=result.withheld,
+        host_withheld_blocks=result.host_withheld,
+    )
 
 
 def core_step(step: blocks.Step) -> kvmanager.Step:

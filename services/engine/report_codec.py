@@ -72,6 +72,7 @@ def _sequence_message(report: SequenceReport) -> pb.SequenceReport:
         salt=report.salt,
         resets=report.resets,
         block_ids=report.block_ids,
+        prompt_tokens=report.prompt_tokens,
         room_tokens=report.room_tokens,
         computed_tokens=report.computed_tokens,
         committed_blocks=report.committed_blocks,

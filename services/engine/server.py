@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 from engine.loop import Engine
 from kvmanager import PoolSpec
@@ -77,7 +78,9 @@ class EngineService:
         self._recorder.begin(parts.scheduler, engine_id)
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder)
         self._driver, self._link = driver, link
-        self._observer.began(self._settings.served_name(), engine_id, lambda: driver.figures)
+        self._observer.began(
+            self._settings.served_name(), engine_id, lambda: replace(driver.figures, sessions=link.sessions)
+        )
         self._servicer.begin(driver, self._description(parts, engine_id))
         return driver, link
 

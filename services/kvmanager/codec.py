@@ -121,6 +121,8 @@ def result_message(result: StepResult) -> pb.StepResult:
         device=counts_message(result.device),
         host=counts_message(result.host),
         evicted_blocks=result.evicted_blocks,
+        withheld_blocks=result.withheld,
+        host_withheld_blocks=result.host_withheld,
     )
     for refusal in result.refusals:
         message.refusals.add(

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from kvmanager import Explanation, Ledger
+from kvmanager import Ledger
 from quire.v1 import kvmanager_pb2 as pb
 from services.errors import InvalidField
 from services.kvmanager.ledger_codec import event_message
+from services.kvmanager.slices import in_slices
 
 # Events that a watcher is handed before the ledger is asked again whether the next ones are still kept.
 _PAGE = 100
@@ -58,20 +59,9 @@ class LedgerReading:
 
     async def explain(self, request_id: str) -> pb.ExplainResponse:
         """Tell a request's story, letting others work in between. Raises UnknownRequest."""
-        explanation = await self._explanation(request_id)
+        explanation = await in_slices(self._ledger.explaining(request_id), _SLICES)
         message = pb.ExplainResponse(summary=explanation.summary)
         for start in range(0, len(explanation.events), _SLICES):
             message.events.extend(map(event_message, explanation.events[start : start + _SLICES]))
             await asyncio.sleep(0)
         return message
-
-    async def _explanation(self, request_id: str) -> Explanation:
-        slices = self._ledger.explaining(request_id)
-        while True:
-            try:
-                for _ in range(_SLICES):
-                    next(slices)
-            except StopIteration as end:
-                explanation: Explanation = end.value
-                return explanation
-            await asyncio.sleep(0)

@@ -5,7 +5,7 @@ The names and labels are vLLM's, under the prefix `quire_`, where vLLM has the m
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Histogram, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
@@ -52,6 +52,12 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session], _Values]], .
         "Tokens that held blocks could take.",
         (),
         lambda session: {(): session.pool.device.counts.held * session.pool.spec.block_size},
+    ),
+    (
+        "quire_kv_slots",
+        "The same slots by kind: tokens computed, reserved for the running prefill, lookahead, internal.",
+        ("kind",),
+        lambda session: {(kind,): slots for kind, slots in session.pool.slots()._asdict().items()},
     ),
     (
         "quire_kv_shared_blocks",
@@ -126,6 +132,26 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[Session], _Values]],
         ("reason",),
         lambda session: {(reason.name.lower(),): session.totals.refusals[reason] for reason in StepRefusal},
     ),
+    (
+        "quire_kv_audits",
+        "Audits of the pool's books that came to their end.",
+        (),
+        lambda session: {(): session.totals.audits},
+    ),
+    (
+        "quire_kv_audit_violations",
+        "Faults of the pool's books that audits found. The blocks to blame are withheld.",
+        (),
+        lambda session: {(): session.totals.audit_violations},
+    ),
+)
+
+
+# What outlives pools, so it has no label for the engine: engines come and go.
+_LIFE_COUNTERS = (
+    ("quire_kv_attaches", "Times that an engine attached its pool, for the first time or again."),
+    ("quire_kv_broken_streams", "Streams of engines that broke, so that their leases began."),
+    ("quire_kv_expired_leases", "Pools that were dropped because no engine came back within the lease."),
 )
 
 
@@ -145,10 +171,16 @@ class KVManagerMetrics(PoolObserver, Collector):
             buckets=_STEP_SECONDS,
             registry=self.registry,
         )
+        self._sessions_begun, self._broken_streams, self._expired_leases = (
+            Counter(name, meaning, _LABELS[:1], registry=self.registry) for name, meaning in _LIFE_COUNTERS
+        )
         self.registry.register(self)
 
     def attached(self, session: Session) -> None:
         """Show a pool, in the place of an older one of the engine."""
+        for counter in (self._sessions_begun, self._broken_streams, self._expired_leases):
+            counter.labels(session.pool.spec.model)
+        self._sessions_begun.labels(session.pool.spec.model).inc()
         replaced = self._sessions.get(session.pool.spec.engine_id)
         if replaced:
             self._forget(replaced)
@@ -158,6 +190,14 @@ class KVManagerMetrics(PoolObserver, Collector):
     def stepped(self, session: Session, seconds: float) -> None:
         """Count a Step."""
         self._step_seconds.labels(*_labels_of(session)).observe(seconds)
+
+    def lost(self, session: Session) -> None:
+        """Count a broken stream."""
+        self._broken_streams.labels(session.pool.spec.model).inc()
+
+    def expired(self, session: Session) -> None:
+        """Count a lease that nobody came back within."""
+        self._expired_leases.labels(session.pool.spec.model).inc()
 
     def detached(self, session: Session) -> None:
         """Show a pool no longer; one that was replaced is not shown any more already."""

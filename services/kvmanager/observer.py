@@ -12,5 +12,11 @@ class PoolObserver:
     def stepped(self, session: Session, seconds: float) -> None:
         """A Step was read, applied and answered in so many seconds."""
 
+    def lost(self, session: Session) -> None:
+        """The stream of a session broke; its lease begins."""
+
+    def expired(self, session: Session) -> None:
+        """The lease of a session is over, and nobody has come back. It is detached next."""
+
     def detached(self, session: Session) -> None:
         """A session ended."""

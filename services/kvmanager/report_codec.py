@@ -58,6 +58,7 @@ def _sequence(message: pb.SequenceReport) -> SequenceReport:
         salt=message.salt,
         resets=message.resets,
         block_ids=list(message.block_ids),
+        prompt_tokens=message.prompt_tokens,
         room_tokens=message.room_tokens,
         computed_tokens=message.computed_tokens,
         committed_blocks=message.committed_blocks,

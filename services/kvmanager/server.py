@@ -30,8 +30,7 @@ class KVManagerService:
         self._recorder = OperationsRecorder(settings.record_folder, settings.record_megabytes)
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
-        # The calls that this version does not serve are left to the generated base: they answer UNIMPLEMENTED.
-        self._servicer = KVManagerServicer(  # type: ignore[abstract]
+        self._servicer = KVManagerServicer(
             self.manager, observer or PoolObserver(), time.perf_counter, settings.lease_seconds, self._recorder
         )
         kvmanager_pb2_grpc.add_KVManagerServicer_to_server(self._servicer, self.server)
@@ -45,7 +44,7 @@ class KVManagerService:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        await asyncio.get_running_loop().create_future()
+        await self._servicer.run()
 
     async def drain(self) -> None:
         """Wait until every engine has left, or the grace time is over."""

@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Generator
+from array import array
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -14,10 +15,12 @@ from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.duration import duration
 from services.errors import InvalidField, UnexpectedMessage, translated
 from services.kvmanager import codec
+from services.kvmanager.auditing import Auditing
 from services.kvmanager.ledger_reading import LedgerReading
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.report_codec import ReportReader
+from services.kvmanager.slices import in_slices
 
 _BREAK_SECONDS = 0.05
 _LARGEST_BLOCK_PAGE = 65536
@@ -25,7 +28,6 @@ _LARGEST_SEQUENCE_PAGE = 1000
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.PoolRequest]
-_Result = TypeVar("_Result")
 
 
 class KVManagerServicer(pb_grpc.KVManagerServicer):
@@ -47,8 +49,13 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._observer = observer
         self._clock = clock
         self._reading = LedgerReading(manager.ledger)
+        self._auditing = Auditing(manager, clock)
         self._no_engine = asyncio.Event()
         self._no_engine.set()
+
+    async def run(self) -> None:
+        """Audit the pools until cancelled."""
+        await self._auditing.run()
 
     async def all_left(self) -> None:
         """Return when no engine is attached."""
@@ -108,6 +115,21 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         async with translated(context):
             return await self._reading.explain(request.request_id)
 
+    async def LookupPrefix(  # noqa: N802
+        self, request: pb.LookupPrefixRequest, context: Context
+    ) -> pb.LookupPrefixResponse:
+        """Look for a prompt's beginning in all pools."""
+        async with translated(context):
+            tokens = array("i", request.token_ids)
+            holdings = await in_slices(self._manager.lookup(tokens, request.salt, request.model_fingerprint))
+            return pb.LookupPrefixResponse(holdings=[pb.PrefixHolding(**one._asdict()) for one in holdings])
+
+    async def Audit(self, request: pb.AuditRequest, context: Context) -> pb.AuditResponse:  # noqa: N802
+        """Audit one pool now."""
+        async with translated(context):
+            violations = await self._auditing.audit(self._manager.session(request.engine_id))
+            return pb.AuditResponse(violations=[violation.sentence for violation in violations])
+
     async def WatchEvents(  # noqa: N802
         self, request: pb.WatchEventsRequest, context: Context
     ) -> AsyncIterator[pb.WatchEventsResponse]:
@@ -150,12 +172,18 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             self._no_engine.set()
         if session in self._manager.sessions():
             self._manager.lose(session)
-            asyncio.get_running_loop().call_later(self._lease_seconds, self._drop, session)
+            self._observer.lost(session)
+            asyncio.get_running_loop().call_later(self._lease_seconds, self._expire, session)
+
+    def _expire(self, session: Session) -> None:
+        if session in self._manager.sessions():
+            self._observer.expired(session)
+        self._drop(session)
 
     def _drop(self, session: Session) -> None:
         self._observer.detached(session)
         self._manager.detach(session)
-        dismantling = asyncio.ensure_future(_in_slices(session.pool.dismantle()))
+        dismantling = asyncio.ensure_future(in_slices(session.pool.dismantle()))
         self._dismantling.add(dismantling)
         dismantling.add_done_callback(self._dismantling.discard)
         self._reading.tell()
@@ -186,21 +214,10 @@ def _unexpected(expected: str, request: pb.PoolRequest) -> UnexpectedMessage:
 
 async def _adopted(spec: PoolSpec, report: PoolReport) -> Pool:
     """Adopt a report a slice at a time: between slices, others get their answers."""
-    pool = await _in_slices(adopt(spec, report))
+    pool = await in_slices(adopt(spec, report))
     # Else every full collection walks through all blocks again, which live as long as the pool.
     gc.freeze()
     return pool
-
-
-async def _in_slices(work: Generator[None, None, _Result]) -> _Result:
-    """Do some work a slice at a time, and return what it gives."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
-        await asyncio.sleep(0)
 
 
 def _page_size(wanted: int, largest: int, field: str) -> int:

@@ -236,6 +236,35 @@ class TestAbsence:
         assert manager.pool().device.eviction_order() == before == [5, 6, 2, 3, 1]
 
 
+class TestWithheldBlocks:
+    def test_what_the_audit_takes_out_is_told_with_the_next_answer_and_both_go_on_alike(
+        self, manager: Manager, link: Link
+    ) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        manager.pool().withhold([2, 5], [])
+        result = answer(link, Step(2, allocates=[allocate(2, [4])]))
+        assert (result.withheld_blocks, result.available_blocks) == ([2, 5], 2)
+        result = answer(link, Step(3, frees=[Free(1, FreeReason.FINISHED)]))
+        assert (result.withheld_blocks, result.available_blocks) == ([], 3)
+        manager.stop()
+        wait_until_away(link)
+        manager.start()
+        assert answers_until_reattached(link) == ([], 3)
+        assert manager.pool().device.withheld() == [2, 5]
+
+    def test_a_manager_whose_books_differ_is_told_the_engines(self, make_manager: Callable[[str], Manager]) -> None:
+        manager = make_manager("over gRPC")
+        link = manager.attach(BLOCK, BLOCKS)
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        manager.pool().device._free.rotate(1)
+        result = answer(link, Step(2, allocates=[allocate(2, [4])]))
+        assert result.tables == [TableChange(2, 0, [3], 2, 0)], "what its Steps lead to, whatever the manager says"
+        assert answers_until_reattached(link) == ([], 3)
+        assert manager.pool().sequences[2].table == [3]
+        assert answer(link, Step(3, allocates=[allocate(3, [4])])).tables == [TableChange(3, 0, [4], 2, 0)]
+        assert manager.pool().violations() == []
+
+
 class TestIncarnations:
     def test_a_newer_one_replaces_the_older_with_an_empty_pool(self, manager: Manager, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))

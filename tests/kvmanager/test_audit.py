@@ -13,6 +13,7 @@ from kvmanager import (
     FreeReason,
     KVManager,
     Pin,
+    PoolChange,
     PoolSpec,
     Step,
     audit,
@@ -184,6 +185,49 @@ def test_a_wrong_count_is_seen_in_the_midst_of_steps_and_no_other_block_is_blame
             number += 1
             manager.apply(session, without(random_step(session.pool, draw, number), 5))
     assert {one.block for one in found if one.block} == {block}
+
+
+# What no withheld block puts right: a table or a group itself.
+STAYING = {"a sequence is forgotten", "a pin is forgotten", "a sequence is in the wrong tier"}
+
+
+@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage not in STAYING])
+def test_after_an_audit_the_books_are_sound_and_the_block_to_blame_is_never_handed_out_again(lived_in, damage):
+    manager, session = lived_in
+    block, do = DAMAGES[damage]
+    do(session.pool)
+    found = violations_of(manager, session)
+    assert session.pool.violations() == []
+    assert violations_of(manager, session) == []
+    assert session.totals.audit_violations == len(found)
+    assert session.totals.audits == 3, "one was there before"
+    tier = session.pool.host if damage in IN_HOST else session.pool.device
+    free = [Free(number, FreeReason.FINISHED) for number in list(session.pool.sequences)]
+    result = manager.apply(session, Step(50, frees=free))
+    assert block in (result.host_withheld if damage in IN_HOST else result.withheld)
+    assert session.pool.violations() == []
+    assert block in tier.withheld() + tier.condemned()
+    draw = random.Random(damage)
+    for number in range(100, 160):
+        manager.apply(session, random_step(session.pool, draw, number))
+        assert session.pool.violations() == []
+        swapped = damage in IN_HOST
+        assert not any(block in one.table for one in session.pool.sequences.values() if one.swapped == swapped)
+
+
+def test_what_the_audit_takes_out_is_an_event_of_its_own_and_told_with_the_next_step_once(lived_in):
+    manager, session = lived_in
+    session.pool.device.hold(5)
+    session.pool.host.hold(1)
+    number = manager.ledger.next_number
+    violations_of(manager, session)
+    device, host = manager.ledger.events(number, 10).events
+    assert (device.change, device.ranges, device.engine_id) == (PoolChange.WITHHELD, ((5, 5),), "engine")
+    assert (host.change, host.ranges) == (PoolChange.HOST_WITHHELD, ((1, 1),))
+    result = manager.apply(session, Step(50))
+    assert (result.withheld, result.host_withheld) == ([5], [1])
+    result = manager.apply(session, Step(51))
+    assert (result.withheld, result.host_withheld) == ([], [])
 
 
 def test_an_audit_changes_nothing(lived_in, state_of):

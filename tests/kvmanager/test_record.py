@@ -48,6 +48,21 @@ def test_a_recorded_session_of_random_steps_replays_to_the_same_checksum_and_poo
     assert report_of(replay.pool) == report_of(pool)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_an_audit_withheld_is_withheld_in_the_replay(seed):
+    draw = random.Random(seed)
+    pool = Pool(spec())
+    record = OperationsRecord(pool.spec)
+    lines = list(record.begin(report_of(pool), ""))
+    for number in range(1, 30):
+        if number % 10 == 0:
+            pool.withhold([draw.randint(1, pool.device.total)], [draw.randint(1, pool.host.total)])
+        step = random_step(pool, draw, number)
+        lines += record.applied(step, pool.apply(step))
+    assert pool.device.withheld() or pool.device.condemned()
+    assert report_of(replayed(lines).pool) == report_of(pool)
+
+
 def test_a_record_may_begin_with_a_pool_that_holds_nothing():
     record = OperationsRecord(spec())
     pool = adopted(spec(), PoolReport(last_step=7))

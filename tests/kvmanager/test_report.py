@@ -80,6 +80,8 @@ def test_adopting_a_pools_report_gives_an_equal_pool_that_answers_alike(seed):
     draw = random.Random(seed)
     pool = Pool(spec())
     for number in range(1, draw.randint(2, 25)):
+        if draw.random() < 0.05:
+            pool.withhold([draw.randint(1, pool.device.total)], [draw.randint(1, pool.host.total)])
         pool.apply(random_step(pool, draw, number))
     again = adopted(spec(), report_of(pool))
     assert again.violations() == []

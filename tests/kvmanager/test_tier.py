@@ -191,3 +191,48 @@ def test_the_check_of_the_conservation_law_sees_damage(five_cached, damage):
     assert five_cached.violations({}) == []
     damage(five_cached)
     assert five_cached.violations({}) != []
+
+
+class TestWithholding:
+    def test_a_block_that_nobody_holds_is_out_at_once(self, five_cached):
+        five_cached.hold(1)
+        five_cached.release(1)
+        five_cached.withhold({2: 0, 4: 0})
+        assert five_cached.withheld() == [2, 4]
+        assert five_cached.find(bytes([2])) is None
+        assert grant_all(five_cached) == [3, 5, 1]
+        assert five_cached.counts == (0, 0, 3, 2)
+
+    def test_a_held_block_is_out_when_its_last_holder_leaves_and_nobody_finds_it_before(self, five):
+        five.seal(3, b"key")
+        five.hold(3)
+        five.withhold({3: 2, 4: 1})
+        assert (five.condemned(), five.withheld()) == ([3, 4], [])
+        assert five.find(b"key") is None
+        assert five.key(3) == b"key", "who holds it must not write to it"
+        five.release(3)
+        assert five.counts == (0, 0, 5, 0)
+        five.release_many([3, 4, 5])
+        assert (five.condemned(), five.withheld()) == ([], [3, 4])
+        assert grant_all(five) == [5]
+
+    def test_a_held_block_that_is_keyed_later_is_not_found_either(self, five):
+        five.withhold({3: 1})
+        five.seal_many([2, 3], [b"two", b"three"])
+        assert (five.find(b"two"), five.find(b"three")) == (2, None)
+        five.release_many([2, 3])
+        assert (five.withheld(), five.counts) == ([3], (0, 1, 3, 1))
+
+    def test_its_twin_is_found_in_its_place(self, five):
+        for block in (1, 2, 3):
+            five.seal(block, b"key")
+        five.withhold({1: 1})
+        assert five.find(b"key") == 2
+        five.withhold({2: 1})
+        assert five.find(b"key") == 3
+
+    def test_the_count_becomes_what_it_is_told(self, five):
+        five.hold(2)
+        five.withhold({2: 1})
+        five.release(2)
+        assert five.withheld() == [2]

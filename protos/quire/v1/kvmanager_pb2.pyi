@@ -182,6 +182,10 @@ class _PoolChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolChange
     """It was attached, in the place of an older one of the engine if there was one."""
     POOL_CHANGE_DETACHED: _PoolChange.ValueType  # 2
     """It was dropped."""
+    POOL_CHANGE_WITHHELD: _PoolChange.ValueType  # 3
+    """The audit took device blocks out of circulation; those still held, once nobody holds them."""
+    POOL_CHANGE_HOST_WITHHELD: _PoolChange.ValueType  # 4
+    """The same of host blocks."""
 
 class PoolChange(_PoolChange, metaclass=_PoolChangeEnumTypeWrapper):
     """What happened to a pool as a whole."""
@@ -192,6 +196,10 @@ POOL_CHANGE_ATTACHED: PoolChange.ValueType  # 1
 """It was attached, in the place of an older one of the engine if there was one."""
 POOL_CHANGE_DETACHED: PoolChange.ValueType  # 2
 """It was dropped."""
+POOL_CHANGE_WITHHELD: PoolChange.ValueType  # 3
+"""The audit took device blocks out of circulation; those still held, once nobody holds them."""
+POOL_CHANGE_HOST_WITHHELD: PoolChange.ValueType  # 4
+"""The same of host blocks."""
 Global___PoolChange: _TypeAlias = PoolChange  # noqa: Y015
 
 @_typing.final
@@ -364,7 +372,7 @@ class ReportPage(_message.Message):
 
     @_builtins.property
     def withheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Device blocks that the audit took out."""
+        """Device blocks that the audit took out, and held ones that it takes out once nobody holds them."""
 
     @_builtins.property
     def host_keyed_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -427,6 +435,7 @@ class SequenceReport(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     RESETS_FIELD_NUMBER: _builtins.int
     COMMITTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     group: _builtins.int
     request_id: _builtins.str
@@ -442,6 +451,8 @@ class SequenceReport(_message.Message):
     """and how often the pool had been reset then."""
     committed_blocks: _builtins.int
     """Leading blocks that have keys as this sequence's own prefix."""
+    prompt_tokens: _builtins.int
+    """Tokens that it was allocated with."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Device blocks, or host blocks when swapped."""
@@ -459,10 +470,11 @@ class SequenceReport(_message.Message):
         salt: _builtins.bytes = ...,
         resets: _builtins.int = ...,
         committed_blocks: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "committed_blocks", b"committed_blocks", "computed_tokens", b"computed_tokens", "group", b"group", "request_id", b"request_id", "resets", b"resets", "room_tokens", b"room_tokens", "salt", b"salt", "sequence", b"sequence", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "committed_blocks", b"committed_blocks", "computed_tokens", b"computed_tokens", "group", b"group", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "resets", b"resets", "room_tokens", b"room_tokens", "salt", b"salt", "sequence", b"sequence", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -847,6 +859,7 @@ class StepResult(_message.Message):
     WITHHELD_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_SEALED_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_SEALED_KEYS_FIELD_NUMBER: _builtins.int
+    HOST_WITHHELD_BLOCKS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The Step that this answers."""
     sealed_keys: _builtins.bytes
@@ -889,11 +902,15 @@ class StepResult(_message.Message):
 
     @_builtins.property
     def withheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Device blocks that the audit took out before this Step."""
+        """Device blocks that the audit took out before this Step, or takes out once nobody holds them."""
 
     @_builtins.property
     def host_sealed_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Host blocks that a copy gave a key,"""
+
+    @_builtins.property
+    def host_withheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The same as withheld_blocks, of the host tier."""
 
     def __init__(
         self,
@@ -912,10 +929,11 @@ class StepResult(_message.Message):
         withheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
         host_sealed_blocks: _abc.Iterable[_builtins.int] | None = ...,
         host_sealed_keys: _builtins.bytes = ...,
+        host_withheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "host", b"host", "host_to_device", b"host_to_device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "evicted_blocks", b"evicted_blocks", "host", b"host", "host_sealed_blocks", b"host_sealed_blocks", "host_sealed_keys", b"host_sealed_keys", "host_to_device", b"host_to_device", "refusals", b"refusals", "sealed_blocks", b"sealed_blocks", "sealed_keys", b"sealed_keys", "step", b"step", "tables", b"tables", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "evicted_blocks", b"evicted_blocks", "host", b"host", "host_sealed_blocks", b"host_sealed_blocks", "host_sealed_keys", b"host_sealed_keys", "host_to_device", b"host_to_device", "host_withheld_blocks", b"host_withheld_blocks", "refusals", b"refusals", "sealed_blocks", b"sealed_blocks", "sealed_keys", b"sealed_keys", "step", b"step", "tables", b"tables", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1235,6 +1253,8 @@ class PoolTotals(_message.Message):
     PEAK_SAVED_BLOCKS_FIELD_NUMBER: _builtins.int
     TO_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     TO_DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    AUDITS_FIELD_NUMBER: _builtins.int
+    AUDIT_VIOLATIONS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     prefix_query_tokens: _builtins.int
     """Tokens of allocated prompts,"""
@@ -1254,6 +1274,10 @@ class PoolTotals(_message.Message):
     """Blocks copied to the host tier, by swaps and instead of being forgotten,"""
     to_device_blocks: _builtins.int
     """and back."""
+    audits: _builtins.int
+    """Audits that came to their end,"""
+    audit_violations: _builtins.int
+    """and faults that audits found."""
     def __init__(
         self,
         *,
@@ -1269,10 +1293,12 @@ class PoolTotals(_message.Message):
         peak_saved_blocks: _builtins.int = ...,
         to_host_blocks: _builtins.int = ...,
         to_device_blocks: _builtins.int = ...,
+        audits: _builtins.int = ...,
+        audit_violations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_blocks", b"copied_blocks", "evicted_blocks", b"evicted_blocks", "granted_blocks", b"granted_blocks", "peak_held_blocks", b"peak_held_blocks", "peak_saved_blocks", b"peak_saved_blocks", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "refusals", b"refusals", "steps", b"steps", "to_device_blocks", b"to_device_blocks", "to_host_blocks", b"to_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_violations", b"audit_violations", "audits", b"audits", "copied_blocks", b"copied_blocks", "evicted_blocks", b"evicted_blocks", "granted_blocks", b"granted_blocks", "peak_held_blocks", b"peak_held_blocks", "peak_saved_blocks", b"peak_saved_blocks", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "refusals", b"refusals", "steps", b"steps", "to_device_blocks", b"to_device_blocks", "to_host_blocks", b"to_host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1671,7 +1697,7 @@ Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):
-    """One verb as it was done or refused, or the beginning or end of a pool. Carries id ranges, never token ids."""
+    """One verb as it was done or refused, or a change of a pool as a whole. Carries id ranges, never token ids."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1708,10 +1734,12 @@ class Event(_message.Message):
     cached_tokens: _builtins.int
     """For an allocate: leading tokens found, and how long the group waited."""
     pool: Global___PoolChange.ValueType
-    """For the beginning or end of a pool: the event has no step and no item then."""
+    """For what happened to a pool as a whole: the event has no step and no item then."""
     @_builtins.property
     def range_firsts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks concerned, as first and last id of each range; host blocks for a swap_out, else device blocks."""
+        """Blocks concerned, as first and last id of each range; host blocks for a swap_out and for what was withheld in
+        the host tier, else device blocks.
+        """
 
     @_builtins.property
     def range_lasts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...

@@ -16,7 +16,6 @@ from tests.running_quire import RunningService
 from tests.services.kvmanager.attach_stream import Stream, pools, register
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-UNSERVED = grpc.StatusCode.UNIMPLEMENTED
 ABORTED = grpc.StatusCode.ABORTED
 
 
@@ -364,18 +363,35 @@ def test_a_read_out_of_range_is_refused_naming_its_field(
     assert caught.value.details().startswith(field)
 
 
-UNSERVED_CALLS = {
-    "LookupPrefix": pb.LookupPrefixRequest(),
-    "Audit": pb.AuditRequest(),
-}
+# Lookup and audit
 
 
-@pytest.mark.parametrize("method", UNSERVED_CALLS)
-def test_a_call_that_is_not_served_yet_says_so(stub: kvmanager_pb2_grpc.KVManagerStub, method: str) -> None:
-    call = getattr(stub, method)
+def test_a_lookup_says_what_each_pool_holds_of_a_prompt(
+    stub: kvmanager_pb2_grpc.KVManagerStub, stream: Callable[[], Stream]
+) -> None:
+    first, _ = stream().attach(engine_id="first"), stream().attach(engine_id="second", model_fingerprint="other")
+    tokens = list(range(9))
+    prompt = pb.Allocate(group=1, sequence=1, request_id="a", salt=b"salt", token_ids=tokens, compute_tokens=9)
+    first.step(allocates=[prompt])
+    first.step(commits=[pb.Commit(sequence=1, first_index=0, token_ids=tokens[:8])])
+
+    def found(**request: Any) -> list[tuple[str, int, int]]:
+        holdings = stub.LookupPrefix(pb.LookupPrefixRequest(**request)).holdings
+        return [(one.engine_id, one.device_tokens, one.host_tokens) for one in holdings]
+
+    assert found(token_ids=tokens, salt=b"salt") == [("first", 8, 0), ("second", 0, 0)]
+    assert found(token_ids=tokens[:8], salt=b"salt", model_fingerprint="m") == [("first", 4, 0)]
+    assert found(token_ids=tokens) == [("first", 0, 0), ("second", 0, 0)]
+    assert found() == [("first", 0, 0), ("second", 0, 0)]
+
+
+def test_an_audit_of_a_sound_pool_finds_nothing(stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream) -> None:
+    engine.allocate(1, 9)
+    assert list(stub.Audit(pb.AuditRequest()).violations) == []
+    assert pools(stub)[0].totals.audits >= 1
     with pytest.raises(grpc.RpcError) as caught:
-        list(call(UNSERVED_CALLS[method]))
-    assert caught.value.code() == UNSERVED
+        stub.Audit(pb.AuditRequest(engine_id="nobody"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
 # Reports and leases

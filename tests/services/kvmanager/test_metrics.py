@@ -2,7 +2,7 @@
 
 from prometheus_client import generate_latest
 
-from kvmanager import Allocate, KVManager, PoolSpec, Step
+from kvmanager import Allocate, Extend, Fork, KVManager, PoolSpec, Step
 from services.kvmanager.metrics import KVManagerMetrics
 from tests.scrape import Scrape
 
@@ -63,3 +63,37 @@ def test_a_pool_whose_stream_broke_is_shown_as_not_connected() -> None:
     assert shown(metrics).value("quire_kv_pool_connected") == 1
     manager.lose(session)
     assert shown(metrics).value("quire_kv_pool_connected") == 0
+
+
+def test_the_slots_of_held_blocks_are_shown_by_what_they_are_good_for() -> None:
+    manager, metrics = KVManager(epoch=1), KVManagerMetrics()
+    session = manager.attach(PoolSpec("one", 1, "fingerprint", 4, 20, model="model"))
+    metrics.attached(session)
+
+    def slots() -> dict[str, float]:
+        values = shown(metrics).values("quire_kv_slots", "kind")
+        assert sum(values.values()) == shown(metrics).value("quire_kv_held_slots")
+        return values
+
+    manager.apply(session, Step(1, allocates=[Allocate(1, 1, "r", b"", list(range(10)), 6)]))
+    assert slots() == {"tokens": 0, "reserved": 8, "lookahead": 0, "internal": 0}, "two blocks for the first chunk"
+    manager.apply(session, Step(2, lengths=[(1, 6)], extends=[Extend(1, [(1, 10)])]))
+    assert slots() == {"tokens": 6, "reserved": 4, "lookahead": 0, "internal": 2}
+    manager.apply(session, Step(3, lengths=[(1, 10)], extends=[Extend(1, [(1, 14)])]))
+    assert slots() == {"tokens": 10, "reserved": 0, "lookahead": 4, "internal": 2}
+    manager.apply(session, Step(4, forks=[Fork(1, 2, 10)]))
+    assert slots() == {"tokens": 10, "reserved": 0, "lookahead": 0, "internal": 2}, "shared slots count once"
+    manager.apply(session, Step(5, extends=[Extend(1, [(2, 11)])], lengths=[(2, 11)]))
+    assert slots() == {"tokens": 13, "reserved": 0, "lookahead": 0, "internal": 3}, "the last block was copied"
+
+
+def test_what_becomes_of_sessions_is_counted_for_longer_than_they_live() -> None:
+    manager, metrics = KVManager(epoch=1), KVManagerMetrics()
+    for _ in range(2):
+        session = manager.attach(spec("one", 1, 8, "model"))
+        metrics.attached(session)
+        metrics.lost(session)
+    metrics.expired(session)
+    metrics.detached(session)
+    names = ("quire_kv_attaches_total", "quire_kv_broken_streams_total", "quire_kv_expired_leases_total")
+    assert [shown(metrics).values(name, "model_name") for name in names] == [{"model": 2}, {"model": 2}, {"model": 1}]
