@@ -1,7 +1,8 @@
 """The KV cache's memory: one tensor, block-major, so that a block of all layers is one piece of bytes.
 
 Shape `[device_blocks + 1, layers, 2, *block_shape]`: index 2 is K, then V; `block_shape` belongs to the attention
-backend. Block 0 belongs to nobody and takes the writes of padding.
+backend. Block 0 belongs to nobody and takes the writes of padding. The host tier is a second tensor of the same shape
+but for the number of blocks; there block 0 is only there so that ids are rows.
 """
 
 from dataclasses import dataclass
@@ -27,3 +28,16 @@ def make_cache(
 ) -> torch.Tensor:
     """Allocate the cache of `device_blocks` usable blocks, filled with zeros."""
     return torch.zeros((device_blocks + 1, geometry.layers, 2, *block_shape), dtype=dtype, device=device)
+
+
+def make_host_cache(
+    geometry: CacheGeometry, host_blocks: int, block_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | None:
+    """Allocate the host tier beside a cache on `device`: `host_blocks` usable blocks of zeros, None where that is 0.
+
+    It is pinned where the device is a GPU: from other memory a copy would hold up the computation.
+    """
+    if not host_blocks:
+        return None
+    shape = (host_blocks + 1, geometry.layers, 2, *block_shape)
+    return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")

@@ -7,7 +7,8 @@ EngineError
 │   ├── QueueFull            too many requests wait
 │   └── EngineUnavailable    draining, or without its block manager for too long
 ├── ModelUnsupported         a model that cannot be served, with the reason
-└── BlockManagerBroken       an answer of the block manager that contradicts the engine's own tables
+├── BlockManagerBroken       an answer of the block manager that contradicts the engine's own tables
+└── CopyFailed               a copy of blocks was not made: what they hold is unknown, and the engine cannot go on
 """
 
 
@@ -45,3 +46,10 @@ class ModelUnsupported(EngineError):
 
 class BlockManagerBroken(EngineError):
     """The block manager refused what can never be refused, or answered a question that was not asked."""
+
+
+class CopyFailed(EngineError):
+    """A copy of blocks was not made, so what they hold is not what the block manager's books say.
+
+    It is no failure of a step, and ends the engine's incarnation.
+    """

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.blocks import BlockManager, Reattached
+from engine.errors import CopyFailed
 from engine.plan import Runner, StepPlan
 from engine.scheduler import Output, Scheduler
 
@@ -32,7 +33,10 @@ class Engine:
         self._clock = clock
 
     def turn(self) -> Turn:
-        """Take in answers, run at most one step, and ask for what the next one needs."""
+        """Take in answers, run at most one step, and ask for what the next one needs.
+
+        Raises BlockManagerBroken or CopyFailed; then the engine cannot go on.
+        """
         answered = self._receive()
         plan = self.scheduler.plan(self._clock())
         step = self.scheduler.ask(plan) if self.blocks.ready else None
@@ -54,10 +58,12 @@ class Engine:
         return answered
 
     def _execute(self, plan: StepPlan) -> float:
-        """Run a step and publish what it brought; return how many seconds it ran."""
+        """Run a step and publish what it brought; return how many seconds it ran. Raises CopyFailed."""
         begun = self._clock()
         try:
             token_ids = self._runner.execute(plan)
+        except CopyFailed:
+            raise
         except Exception as failure:
             self.last_failure = failure
             self.scheduler.fail(plan, f"step {plan.step} failed: {failure}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.attention.backend import PagedBatch, Scoring
+from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.interface import ATTENTION_NAME, PagedContext, register
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
@@ -60,6 +60,9 @@ class _Probe:
         return query
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        pass
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
         pass
 
 

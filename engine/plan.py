@@ -27,12 +27,20 @@ class Work(NamedTuple):
         return self.start + len(self.token_ids)
 
 
+class Copies(NamedTuple):
+    """The copies of one answer. The lists are run in this order, the pairs of each in any."""
+
+    device_to_host: tuple[Copy, ...] = ()
+    host_to_device: tuple[Copy, ...] = ()
+    device_to_device: tuple[Copy, ...] = ()
+
+
 @dataclass(frozen=True)
 class StepPlan:
-    """One step: copies first, then the work, decoding sequences (one token each) before prompts."""
+    """One step: copies first, answer by answer; then the work, decoding sequences (one token each) before prompts."""
 
     step: int
-    copies: tuple[Copy, ...]
+    copies: tuple[Copies, ...]
     work: tuple[Work, ...]
 
 
@@ -40,7 +48,8 @@ class Runner(Protocol):
     """Executes plans."""
 
     def execute(self, plan: StepPlan) -> list[int]:
-        """Return a token id for each work of the plan that samples, in order, once everything was written.
+        """Return a token id for each work of the plan that samples, in order, once all work was written.
 
-        When it raises, the step counts as not done: nothing of it is committed.
+        Copies between the tiers may still be under way then. Raises CopyFailed when one of these or of earlier plans
+        failed. When it raises anything else, the step counts as not done: nothing of it is committed.
         """

@@ -4,6 +4,8 @@ import torch
 
 from engine.attention.backend import AttentionBackend, PagedBatch
 from engine.attention.interface import PagedContext
+from engine.block_copies import BlockCopies
+from engine.copy_stream import CopyStream, copy_stream_for
 from engine.model import LoadedModel
 from engine.plan import StepPlan, Work
 from engine.sampling import Draw, sample
@@ -12,19 +14,26 @@ from engine.sampling import Draw, sample
 class ModelRunner:
     """Runs a model's steps over the blocks of one attention backend."""
 
-    def __init__(self, loaded: LoadedModel, backend: AttentionBackend, block_size: int) -> None:
+    def __init__(
+        self, loaded: LoadedModel, backend: AttentionBackend, block_size: int, copy_stream: CopyStream | None = None
+    ) -> None:
+        """Put the parts together. Without a `copy_stream` it is the one for the model's device."""
         self._loaded = loaded
         self._backend = backend
         self._block_size = block_size
-        self._device = loaded.model.device
+        self._device: torch.device = loaded.model.device
+        self._copies = BlockCopies(backend, copy_stream or copy_stream_for(self._device), block_size)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[int]:
-        """Copy blocks, compute the fed tokens, and return a token id for each work that samples, in order."""
-        if plan.copies:
-            self._backend.copy_blocks(plan.copies)
+        """Copy blocks, compute the fed tokens, and return a token id for each work that samples, in order.
+
+        Raises CopyFailed.
+        """
+        self._copies.make(plan.copies)
         if not plan.work:
             return []
+        self._copies.wait_for(plan.work)
         logits = self.forward(plan.work)
         draws = [Draw(work.sampling, work.sample_index, work.end) for work in plan.work if work.samples]
         return sample(logits, draws) if draws else []

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from engine.blocks import (
     Allocate,
     Commit,
-    Copy,
     Extend,
     Free,
     FreeReason,
@@ -26,7 +25,7 @@ from engine.blocks import (
 )
 from engine.errors import BlockManagerBroken, EngineUnavailable, QueueFull, RequestExists
 from engine.mirror import Mirror
-from engine.plan import StepPlan, Work
+from engine.plan import Copies, StepPlan, Work
 from engine.prefix_claims import PrefixClaims
 from engine.request import Capacity, Failure, FinishReason, OrderKey, Request, Sequence
 
@@ -120,7 +119,7 @@ class Scheduler:
         self._asked: Step | None = None
         self._admitting: dict[int, Sequence] = {}
         self._to_free: list[tuple[Sequence, FreeReason]] = []
-        self._copies: list[Copy] = []
+        self._copies: list[Copies] = []
         self._claims = PrefixClaims(capacity.block_size)
         self._refused_at: int | None = None
         self._outputs: list[Output] = []
@@ -196,7 +195,9 @@ class Scheduler:
         self._mirror.available = result.available_blocks
         if asked.commits or result.available_blocks != self._refused_at:
             self._refused_at = None
-        self._copies += result.copies
+        copies = Copies(tuple(result.device_to_host), tuple(result.host_to_device), tuple(result.copies))
+        if any(copies):
+            self._copies.append(copies)
         refused = {(refusal.item, refusal.position) for refusal in result.refusals}
         self._check_refusals(result.refusals)
         changes = {change.sequence: change for change in result.tables}

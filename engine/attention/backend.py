@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,6 +31,13 @@ class Rows(NamedTuple):
     ends: torch.Tensor
 
 
+class Direction(Enum):
+    """From which tier to which blocks are copied."""
+
+    DEVICE_TO_HOST = auto()
+    HOST_TO_DEVICE = auto()
+
+
 @dataclass(frozen=True)
 class PagedBatch:
     """The metadata of one step: all sequences flattened into one row of tokens.
@@ -56,7 +64,7 @@ class PagedBatch:
 
 
 class AttentionBackend(Protocol):
-    """Writes K and V into blocks, attends to them through block tables, copies blocks.
+    """Writes K and V into blocks, attends to them through block tables, copies blocks within and between tiers.
 
     The order of elements inside a (block, layer) is the backend's own.
     """
@@ -75,6 +83,12 @@ class AttentionBackend(Protocol):
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy whole blocks, all layers; no destination is a source."""
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        """Copy whole blocks, all layers, byte for byte to the other tier; no block is a destination twice.
+
+        There must be a host tier. On a GPU the copies are queued on the current stream.
+        """
 
 
 def _slots(work: Work, block_size: int) -> list[int]:

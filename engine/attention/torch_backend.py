@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention.backend import PagedBatch, Rows, Scoring
+from engine.attention.backend import Direction, PagedBatch, Rows, Scoring
 from engine.blocks import Copy
-from engine.cache import CacheGeometry, make_cache
+from engine.cache import CacheGeometry, make_cache, make_host_cache
 
 
 class TorchBackend:
@@ -24,11 +24,14 @@ class TorchBackend:
         device_blocks: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
+        host_blocks: int = 0,
     ) -> None:
-        """Allocate the cache."""
+        """Allocate the cache, and the host tier if it has blocks."""
         self.geometry = geometry
         self.block_size = block_size
-        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device or torch.device("cpu"))
+        device = device or torch.device("cpu")
+        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
+        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
 
     def block_shape(self) -> tuple[int, ...]:
         """Return (slots, KV heads, head size)."""
@@ -51,6 +54,15 @@ class TorchBackend:
         """Copy all pairs at once."""
         sources = [copy.source for copy in copies]
         self.cache[[copy.destination for copy in copies]] = self.cache[sources]
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        """Copy block by block: each is one piece of bytes, and large."""
+        assert self.host_cache is not None, "there is no host tier to copy to or from"
+        source, target = self.cache, self.host_cache
+        if direction is Direction.HOST_TO_DEVICE:
+            source, target = target, source
+        for copy in copies:
+            target[copy.destination].copy_(source[copy.source], non_blocking=True)
 
     def _attend_rows(self, layer: int, query: torch.Tensor, rows: Rows, scoring: Scoring) -> torch.Tensor:
         key, value = self._gather(layer, rows)

@@ -82,6 +82,8 @@ def _answer(result: kvmanager.StepResult) -> blocks.StepResult:
         tables=[blocks.TableChange(*change) for change in result.tables],
         copies=[blocks.Copy(*copy) for copy in result.copies],
         available_blocks=result.device.available,
+        device_to_host=tuple(blocks.Copy(*copy) for copy in result.device_to_host),
+        host_to_device=tuple(blocks.Copy(*copy) for copy in result.host_to_device),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from engine.blocks import Copy
 from engine.plan import StepPlan, Work
 from tests.engine_in_process import MadeToFail
 
@@ -21,12 +22,13 @@ class FakeRunner:
         self._block_size = block_size
         self._vocabulary = vocabulary
         self._slots: dict[int, int] = {}
+        self._host_slots: dict[int, int] = {}
 
     def execute(self, plan: StepPlan) -> list[int]:
-        for source, destination in plan.copies:
-            for offset in range(self._block_size):
-                digest = self._slots.get(source * self._block_size + offset, _NOTHING)
-                self._slots[destination * self._block_size + offset] = digest
+        for copies in plan.copies:
+            self._copy(copies.device_to_host, self._slots, self._host_slots)
+            self._copy(copies.host_to_device, self._host_slots, self._slots)
+            self._copy(copies.device_to_device, self._slots, self._slots)
         written = [self._digests(work) for work in plan.work]
         for work, digests in zip(plan.work, written, strict=True):
             # A step that fails may have written anything where it was to write.
@@ -36,6 +38,12 @@ class FakeRunner:
             raise MadeToFail
         self.plans.append(plan)
         return [self._token(work) for work in plan.work if work.samples]
+
+    def _copy(self, copies: Sequence[Copy], sources: dict[int, int], destinations: dict[int, int]) -> None:
+        for source, destination in copies:
+            for offset in range(self._block_size):
+                digest = sources.get(source * self._block_size + offset, _NOTHING)
+                destinations[destination * self._block_size + offset] = digest
 
     def _digests(self, work: Work) -> list[int]:
         before = self._slots.get(self._slot(work, work.start - 1), _NOTHING) if work.start else 0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention import AttentionBackend, PagedBatch, TorchBackend
-from engine.attention.backend import Scoring
+from engine.attention.backend import Direction, Scoring
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.plan import Work
@@ -218,9 +218,15 @@ def test_bfloat16_stays_close() -> None:
 class TestBlocks:
     @pytest.fixture
     def backend(self) -> TorchBackend:
-        backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6)
+        backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6, host_blocks=4)
         backend.cache.copy_(torch.arange(backend.cache.numel()).view_as(backend.cache))
         return backend
+
+    @pytest.fixture
+    def host_cache(self, backend: TorchBackend) -> torch.Tensor:
+        assert backend.host_cache is not None
+        backend.host_cache.copy_(-torch.arange(backend.host_cache.numel()).view_as(backend.host_cache))
+        return backend.host_cache
 
     def test_a_write_touches_its_own_slots_of_its_own_layer(self, backend: TorchBackend) -> None:
         before = backend.cache.clone()
@@ -252,6 +258,41 @@ class TestBlocks:
         before = backend.cache.clone()
         backend.copy_blocks([])
         assert torch.equal(backend.cache, before)
+
+    @pytest.mark.parametrize("direction", Direction)
+    def test_a_swap_takes_whole_blocks_to_the_other_tier_and_leaves_all_others(
+        self, backend: TorchBackend, host_cache: torch.Tensor, direction: Direction
+    ) -> None:
+        tiers = (backend.cache, host_cache)
+        source, target = tiers if direction is Direction.DEVICE_TO_HOST else tiers[::-1]
+        source_before, expected = source.clone(), target.clone()
+        backend.swap([Copy(1, 4), Copy(3, 2), Copy(1, 3)], direction)
+        expected[[4, 2, 3]] = source_before[[1, 3, 1]]
+        assert torch.equal(target, expected)
+        assert torch.equal(source, source_before)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_what_went_to_the_host_and_back_is_the_same_to_the_byte(self, dtype: torch.dtype) -> None:
+        backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6, dtype=dtype, host_blocks=4)
+        bytes_of = backend.cache.view(torch.uint8)
+        bytes_of.random_(0, 256)  # NaNs of every kind among them
+        before = bytes_of.clone()
+        backend.swap([Copy(2, 4), Copy(5, 1), Copy(6, 3)], Direction.DEVICE_TO_HOST)
+        backend.cache[[2, 5, 6]] = 0.0
+        backend.swap([Copy(1, 6), Copy(4, 5), Copy(3, 2)], Direction.HOST_TO_DEVICE)
+        assert torch.equal(bytes_of[[5, 6, 2]], before[[2, 5, 6]])
+        assert torch.equal(bytes_of[[0, 1, 3, 4]], before[[0, 1, 3, 4]])
+
+    def test_the_host_tier_is_shaped_as_the_device_tier_and_there_may_be_none(
+        self, backend: TorchBackend, host_cache: torch.Tensor
+    ) -> None:
+        assert host_cache.shape == (5, *backend.cache.shape[1:])
+        assert host_cache.dtype == backend.cache.dtype
+        assert host_cache[0].is_contiguous()
+        alone = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6)
+        assert alone.host_cache is None
+        with pytest.raises(AssertionError, match="no host tier"):
+            alone.swap([Copy(1, 1)], Direction.DEVICE_TO_HOST)
 
     def test_the_cache_has_a_block_more_than_the_pool_and_its_size_is_told(self) -> None:
         geometry = CacheGeometry(3, 2, 4)

@@ -8,6 +8,7 @@ import pytest
 import kvmanager
 from engine.blocks import Copy, FreeReason, Refusal, StepItem, StepResult, TableChange
 from engine.errors import BlockManagerBroken, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
+from engine.plan import Copies
 from engine.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.scheduler import Limits, Scheduler
 from tests.engine.fake_runner import FakeRunner, expected_tokens
@@ -523,20 +524,24 @@ class TestAnswersThatCannotBe:
 class TestCopies:
     """No item that is asked today makes copies; what an answer brings is carried out all the same."""
 
-    COPIES = (Copy(5, 1), Copy(6, 2))
+    COPIES = Copies((Copy(3, 1),), (Copy(2, 7),), (Copy(5, 1), Copy(6, 2)))
 
     @pytest.fixture
     def answered(self) -> Scheduler:
         scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
         scheduler.submit(a_request())
         assert scheduler.ask(scheduler.plan(0.0))
-        scheduler.apply(StepResult(1, [], [TableChange(1, 0, [1], 4, 0)], self.COPIES, 7))
+        scheduler.apply(self.answer(1, [TableChange(1, 0, [1], 4, 0)]))
         return scheduler
+
+    def answer(self, step: int, tables: list[TableChange]) -> StepResult:
+        to_host, to_device, within = map(list, self.COPIES)
+        return StepResult(step, [], tables, within, 7, device_to_host=to_host, host_to_device=to_device)
 
     def test_are_made_once_with_the_next_step(self, answered: Scheduler) -> None:
         plan = answered.plan(0.0)
         assert plan
-        assert plan.copies == self.COPIES
+        assert plan.copies == (self.COPIES,)
         assert [work.sequence for work in plan.work] == [1]
         answered.publish(plan, [9], 0.0)
         following = answered.plan(0.0)
@@ -547,8 +552,19 @@ class TestCopies:
         answered.cancel("new")
         plan = answered.plan(0.0)
         assert plan
-        assert (plan.copies, plan.work) == (self.COPIES, ())
+        assert (plan.copies, plan.work) == ((self.COPIES,), ())
         assert answered.plan(0.0) is None
+
+    def test_of_two_answers_are_not_merged_and_an_answer_without_any_adds_nothing(self, answered: Scheduler) -> None:
+        answered.cancel("new")
+        assert answered.ask(None)
+        answered.apply(self.answer(2, []))
+        answered.submit(a_request())
+        assert answered.ask(None)
+        answered.apply(StepResult(3, [], [TableChange(2, 0, [1], 4, 0)], [], 7))
+        plan = answered.plan(0.0)
+        assert plan
+        assert plan.copies == (self.COPIES, self.COPIES)
 
 
 def test_every_free_reason_of_an_end_is_told(rig: Rig) -> None:

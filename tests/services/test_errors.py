@@ -35,7 +35,7 @@ NEVER_LEAVING = {
     *(kvmanager.UnknownPin, kvmanager.PinTooLarge),
     *(engine_errors.RequestExists, engine_errors.InvalidRequest),
     *(engine_errors.QueueFull, engine_errors.EngineUnavailable),
-    *(engine_errors.ModelUnsupported, engine_errors.BlockManagerBroken),
+    *(engine_errors.ModelUnsupported, engine_errors.BlockManagerBroken, engine_errors.CopyFailed),
 }
 
 

@@ -1,0 +1,119 @@
+"""Copy streams for tests: one held back copy by copy on a thread of its own, and one that is as late as it may be."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_all
+
+from engine.copy_stream import Event
+
+PATIENCE_SECONDS = 30.0
+
+
+class HeldCopy:
+    """A copy that begins when it is let go, and its event."""
+
+    def __init__(self, copy: Callable[[], None], thread: ThreadPoolExecutor, news: "queue.SimpleQueue[object]") -> None:
+        self._copy = copy
+        self._gate = threading.Event()
+        self._news = news
+        self._end = thread.submit(self._run)
+
+    def _run(self) -> None:
+        assert self._gate.wait(PATIENCE_SECONDS), "the copy was never let go"
+        self._copy()
+
+    def query(self) -> bool:
+        return self._end.done() and self._end.result() is None
+
+    def wait(self) -> None:
+        if not self._end.done():
+            self._news.put(self)
+        self._end.result(PATIENCE_SECONDS)
+
+    def let_go(self) -> None:
+        self._gate.set()
+
+    def finish(self) -> None:
+        """Let it go, and return when it has ended, well or badly."""
+        self.let_go()
+        assert wait_for_all([self._end], PATIENCE_SECONDS).done
+
+
+class HeldCopyStream:
+    """Copies on one thread, each when it is let go. `news` tells which of them somebody begins to wait for."""
+
+    def __init__(self) -> None:
+        self.copies: list[HeldCopy] = []
+        self.news: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1)
+
+    def launch(self, copy: Callable[[], None]) -> Event:
+        self.copies.append(HeldCopy(copy, self._thread, self.news))
+        return self.copies[-1]
+
+    def close(self) -> None:
+        for copy in self.copies:
+            copy.let_go()
+        self._thread.shutdown()
+
+
+class FreeCopyStream:
+    """Copies on one thread, when that comes to it."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+
+    def launch(self, copy: Callable[[], None]) -> Event:
+        return _Ending(self._thread.submit(copy))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+class _Ending:
+    def __init__(self, end: "Future[None]") -> None:
+        self._end = end
+
+    def query(self) -> bool:
+        return self._end.done() and self._end.result() is None
+
+    def wait(self) -> None:
+        self._end.result(PATIENCE_SECONDS)
+
+
+class LateCopyStream:
+    """Makes no copy before somebody waits for it, and then all before it: no stream can be later."""
+
+    def __init__(self) -> None:
+        self.launched = 0
+        self._pending: deque[tuple[LateCopy, Callable[[], None]]] = deque()
+
+    def launch(self, copy: Callable[[], None]) -> Event:
+        self.launched += 1
+        event = LateCopy(self)
+        self._pending.append((event, copy))
+        return event
+
+    def run_to(self, event: "LateCopy") -> None:
+        while not event.query():
+            first, copy = self._pending.popleft()
+            copy()
+            first.ended = True
+
+    def close(self) -> None:
+        self._pending.clear()
+
+
+class LateCopy:
+    def __init__(self, stream: LateCopyStream) -> None:
+        self.ended = False
+        self._stream = stream
+
+    def query(self) -> bool:
+        return self.ended
+
+    def wait(self) -> None:
+        self._stream.run_to(self)
