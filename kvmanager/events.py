@@ -283,7 +283,7 @@ class Attachment:
             groups,
             request_ids,
             tuple(map(len, blocks)),
-            array("i", chain.from_iterable(blocks)).tobytes(),
+            array("i", blocks[0] if len(blocks) == 1 else chain.from_iterable(blocks)).tobytes(),
             stories,
             tuple(map(len, evicted)) if evictions else (),
             tuple([block for block, _ in evictions]),

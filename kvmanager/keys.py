@@ -32,6 +32,8 @@ def root_key(model_fingerprint: str, salt: bytes, resets: int = 0) -> bytes:
 
 def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Return the key of the full block that holds `token_ids` (each below 2**31) after the block of key `parent`."""
+    if isinstance(token_ids, array) and token_ids.typecode == "i":
+        return sha256(parent + token_ids.tobytes()).digest()
     return sha256(parent + _packer(len(token_ids)).pack(*token_ids)).digest()
 
 

@@ -122,19 +122,21 @@ class Pool:
                 result.refusals.append(Refusal(kind, position, _REFUSALS[type(refused)], str(refused)))
 
     def _set_lengths(self, lengths: Iterable[tuple[int, int]], result: StepResult) -> None:
-        # A plain loop: every running sequence has an entry in every Step.
-        find = self.books.sequences.get
-        all_known = True
-        for number, tokens in lengths:
-            sequence = find(number)
-            if sequence is not None and 0 <= tokens <= sequence.room:
+        # A plain loop: every running sequence has an entry in every Step, and nearly every entry is right.
+        sequences = self.books.sequences
+        try:
+            for number, tokens in lengths:
+                sequence = sequences[number]
+                if tokens > sequence.room or tokens < 0:
+                    break
                 sequence.computed = tokens
             else:
-                all_known = False
-        if not all_known:
-            self._refuse_lengths(lengths, result)
+                return
+        except KeyError:
+            pass
+        self._set_lengths_or_refuse(lengths, result)
 
-    def _refuse_lengths(self, lengths: Iterable[tuple[int, int]], result: StepResult) -> None:
+    def _set_lengths_or_refuse(self, lengths: Iterable[tuple[int, int]], result: StepResult) -> None:
         for position, (number, tokens) in enumerate(lengths):
             sequence = self.books.sequences.get(number)
             if sequence is None:
@@ -143,6 +145,8 @@ class Pool:
             elif not 0 <= tokens <= sequence.room:
                 detail = f"{tokens} tokens computed, but there is room for {sequence.room}"
                 result.refusals.append(Refusal(StepItem.LENGTH, position, StepRefusal.INVALID, detail))
+            else:
+                sequence.computed = tokens
 
     def computed_tokens(self) -> int:
         """Return the tokens computed in held device blocks, those of shared blocks counted once.

@@ -177,19 +177,21 @@ class Tier:
         counts, keys = self._counts, self._keys
         free, cached, unfindable = self._free, self._cached, self._unfindable
         for block in blocks:
-            count = counts[block] - 1
-            counts[block] = count
-            if count:
-                self.saved -= 1
-                self.shared -= count == 1
-            elif keys[block] is None:
-                free.append(block)
-            elif unfindable and block in unfindable:
-                unfindable.remove(block)
-                keys[block] = None
-                free.append(block)
+            count = counts[block]
+            if count == 1:
+                counts[block] = 0
+                if keys[block] is None:
+                    free.append(block)
+                elif unfindable and block in unfindable:
+                    unfindable.remove(block)
+                    keys[block] = None
+                    free.append(block)
+                else:
+                    cached[block] = None
             else:
-                cached[block] = None
+                counts[block] = count - 1
+                self.saved -= 1
+                self.shared -= count == 2
         if self._condemned:
             self._withhold_released()
 
@@ -197,6 +199,8 @@ class Tier:
         """Give a held block its key. It becomes the index's answer unless an earlier block carries the same key."""
         self._keys[block] = key
         carriers = self._index.setdefault(key, block)
+        if carriers is block:
+            return
         if type(carriers) is list:
             carriers.append(block)
         elif carriers != block:

@@ -59,8 +59,10 @@ def _append(books: Books, sequence: Sequence, tokens: int, result: StepResult) -
         blocks = books.grant(needed, result)
     table += blocks
     sequence.room = room = (first + needed) * books.block_size
-    result.tables.append(TableChange(sequence.id, first, blocks, room))
-    result.deeds.append((_EXTEND, sequence.id, sequence.group, blocks, result.evicted[seen:], None))
+    number = sequence.id
+    evicted = result.evicted[seen:] if len(result.evicted) > seen else ()
+    result.tables.append(TableChange(number, first, blocks, room))
+    result.deeds.append((_EXTEND, number, sequence.group, blocks, evicted, None))
 
 
 def _rewrite(books: Books, rooms: list[tuple[Sequence, int]], result: StepResult) -> None:

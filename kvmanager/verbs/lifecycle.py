@@ -13,30 +13,53 @@ _COMMIT, _FORK, _FREE = StepItem.COMMIT, StepItem.FORK, StepItem.FREE
 
 def commit(books: Books, item: Commit, result: StepResult) -> None:
     """Give whole blocks their keys, chained to the sequence's last one."""
-    sequence = books.sequences.get(item.sequence)
+    number, first, token_ids = item
+    sequence = books.sequences.get(number)
     if sequence is None or sequence.swapped:
-        sequence = books.on_device(item.sequence)  # says what is wrong
+        sequence = books.on_device(number)  # says what is wrong
+    if len(token_ids) == books.block_size:
+        blocks = _commit_one(books, sequence, first, token_ids, result)
+    else:
+        blocks = _commit_many(books, sequence, item, result)
+    result.deeds.append((_COMMIT, number, sequence.group, blocks, (), None))
+
+
+def _commit_one(books: Books, sequence: Sequence, first: int, token_ids: Items[int], result: StepResult) -> list[int]:
+    """Commit one block: a decoding sequence has filled it."""
+    if first != sequence.committed or (first + 1) * books.block_size > sequence.room:
+        _whole_blocks(books, sequence, Commit(sequence.id, first, token_ids))  # says what is wrong
+    block = sequence.table[first]
+    device = books.device
+    key = block_key(sequence.key, token_ids)
+    old = device.key(block)
+    if old is None:
+        device.seal(block, key)
+        result.sealed_blocks.append(block)
+        result.sealed_keys.append(key)
+    else:
+        _check_same_keys([block], [old], [key])
+    sequence.key = key
+    sequence.committed = first + 1
+    return [block]
+
+
+def _commit_many(books: Books, sequence: Sequence, item: Commit, result: StepResult) -> list[int]:
     blocks = _whole_blocks(books, sequence, item)
     sequence.key = _seal(books, blocks, sequence.key, item.token_ids, result)
     sequence.committed += len(blocks)
-    result.deeds.append((_COMMIT, sequence.id, sequence.group, blocks, (), None))
+    return blocks
 
 
 def _seal(books: Books, blocks: list[int], key: bytes, token_ids: Items[int], result: StepResult) -> bytes:
     """Give blocks their keys where they have none yet, and return the last one."""
     device = books.device
-    if len(blocks) == 1 and device.key(blocks[0]) is None:  # a decoding sequence has filled a block
-        key = block_key(key, token_ids)
-        device.seal(blocks[0], key)
-        result.sealed_blocks += blocks
-        result.sealed_keys.append(key)
-        return key
     keys = list(block_keys(key, token_ids, books.block_size))
     old_keys = device.keys_of(blocks)
-    _check_same_keys(blocks, old_keys, keys)
-    new = [position for position, old in enumerate(old_keys) if old is None]
-    new_blocks = [blocks[position] for position in new]
-    new_keys = [keys[position] for position in new]
+    new_blocks, new_keys = blocks, keys
+    if any(old_keys):
+        _check_same_keys(blocks, old_keys, keys)
+        new = [position for position, old in enumerate(old_keys) if old is None]
+        new_blocks, new_keys = [blocks[position] for position in new], [keys[position] for position in new]
     device.seal_many(new_blocks, new_keys)
     result.sealed_blocks += new_blocks
     result.sealed_keys += new_keys

@@ -1,11 +1,12 @@
 """Between the engine's block operations and the wire of the KV manager."""
 
-from collections.abc import Iterator
-from itertools import starmap
+from collections.abc import Iterator, Sequence
+from itertools import chain, starmap
 
 from engine import blocks
 from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
+from services.columns import parted
 from services.duration import duration
 
 _FREE_REASONS = {reason: pb.FreeReason.Value(f"FREE_REASON_{reason.name}") for reason in blocks.FreeReason}
@@ -25,13 +26,12 @@ def step_message(step: blocks.Step) -> pb.PoolRequest:
         sequences, tokens = zip(*step.lengths, strict=True)
         message.length_sequences.extend(sequences)
         message.length_tokens.extend(tokens)
-    for sequence, first_index, token_ids in step.commits:
-        message.commits.add(sequence=sequence, first_index=first_index, token_ids=token_ids)
+    if step.commits:
+        _write_commits(step.commits, message.commits)
     for sequence, reason, group in step.frees:
         message.frees.add(sequence=sequence, reason=_FREE_REASONS[reason], preempted_for_group=group)
-    for group, rooms in step.extends:
-        sequences, tokens = zip(*rooms, strict=True)
-        message.extends.add(group=group, sequences=sequences, room_tokens=tokens)
+    if step.extends:
+        _write_extends(step.extends, message.extends)
     for allocate in step.allocates:
         fields = allocate._asdict()
         waited = duration(fields.pop("waited_seconds"))
@@ -39,17 +39,31 @@ def step_message(step: blocks.Step) -> pb.PoolRequest:
     return request
 
 
+def _write_commits(commits: Sequence[blocks.Commit], message: pb.Commits) -> None:
+    sequences, first_indices, token_ids = zip(*commits, strict=True)
+    message.sequences.extend(sequences)
+    message.first_indices.extend(first_indices)
+    message.token_counts.extend(map(len, token_ids))
+    message.token_ids.extend(chain.from_iterable(token_ids))
+
+
+def _write_extends(extends: Sequence[blocks.Extend], message: pb.Extends) -> None:
+    groups, rooms = zip(*extends, strict=True)
+    counts = list(map(len, rooms))
+    sequences, tokens = zip(*chain.from_iterable(rooms), strict=True)
+    message.groups.extend(groups)
+    message.sequences.extend(sequences)
+    message.room_tokens.extend(tokens)
+    if max(counts) > 1:
+        message.sequence_counts.extend(counts)
+
+
 def result_of(message: pb.StepResult) -> blocks.StepResult:
     """Read the answer to a Step."""
     return blocks.StepResult(
         step=message.step,
         refusals=[_refusal_of(refusal) for refusal in message.refusals],
-        tables=[
-            blocks.TableChange(
-                change.sequence, change.first_index, list(change.block_ids), change.room_tokens, change.cached_tokens
-            )
-            for change in message.tables
-        ],
+        tables=_tables_of(message.tables),
         copies=list(_copies_of(message.device_to_device)),
         available_blocks=message.device.free + message.device.cached,
         device_to_host=tuple(_copies_of(message.device_to_host)),
@@ -57,6 +71,17 @@ def result_of(message: pb.StepResult) -> blocks.StepResult:
         withheld_blocks=list(message.withheld_blocks),
         host_withheld_blocks=list(message.host_withheld_blocks),
     )
+
+
+def _tables_of(message: pb.TableChanges) -> list[blocks.TableChange]:
+    columns = (
+        message.sequences[:],
+        message.first_indices[:],
+        parted(message.block_ids[:], message.block_counts[:], "result.tables"),
+        message.room_tokens[:],
+        message.cached_tokens[:],
+    )
+    return list(map(blocks.TableChange, *columns))
 
 
 def _copies_of(message: pb.CopyList) -> Iterator[blocks.Copy]:

@@ -1,8 +1,8 @@
 """The engine's mirror of its pool: the KV manager's own core, fed with the Steps that were answered.
 
 Same Steps, same pool: whatever the manager has, this has too, so it can tell a manager that lost the pool, or never
-had it, all about it. It lives where the stream lives, beside the engine's thread. Where the manager answers otherwise, the
-books here are right: the engine is told what they say, and so is the manager.
+had it, all about it. It lives where the stream lives, beside the engine's thread. Where the manager answers otherwise,
+the books here are right: the engine is told what they say, and so is the manager.
 """
 
 from collections import deque
@@ -73,6 +73,8 @@ def engine_result(result: kvmanager.StepResult) -> blocks.StepResult:
         tables=[blocks.TableChange(*change) for change in result.tables],
         copies=[blocks.Copy(*copy) for copy in result.copies],
         available_blocks=result.device.available,
+        device_to_host=tuple(blocks.Copy(*copy) for copy in result.device_to_host),
+        host_to_device=tuple(blocks.Copy(*copy) for copy in result.host_to_device),
         withheld_blocks=result.withheld,
         host_withheld_blocks=result.host_withheld,
     )

@@ -1,7 +1,10 @@
 """Between the wire and the plain values of the KV manager's core."""
 
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Items
+from itertools import chain
+from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -21,15 +24,19 @@ from kvmanager import (
     Session,
     Step,
     StepResult,
+    TableChange,
     Tier,
     Unpin,
 )
 from quire.v1 import kvmanager_pb2 as pb
+from services.columns import parted
 from services.errors import InvalidField
 
 _FREE_REASONS: dict[int, FreeReason] = {
     pb.FreeReason.Value(f"FREE_REASON_{reason.name}"): reason for reason in FreeReason
 }
+
+_Row = TypeVar("_Row")
 
 _LONGEST_SECONDS = 315_576_000_000  # of a Duration, as its documentation says
 
@@ -51,19 +58,38 @@ def step_of(message: pb.Step) -> Step:
     """Read a Step. Raises InvalidField where it makes no sense at all."""
     return Step(
         step=message.step,
-        # Slices, because going through a repeated field one by one takes several times as long.
-        commits=[Commit(item.sequence, item.first_index, item.token_ids[:]) for item in message.commits],
+        commits=_commits(message.commits) if message.HasField("commits") else (),
         pins=[_pin_change(item) for item in message.pins],
         forks=[Fork(item.parent, item.child, item.length) for item in message.forks],
         frees=[Free(item.sequence, _free_reason(item.reason), item.preempted_for_group) for item in message.frees],
         swap_outs=list(message.swap_outs),
         swap_ins=list(message.swap_ins),
-        extends=[
-            Extend(item.group, _pairs(item.sequences, item.room_tokens, "step.extends")) for item in message.extends
-        ],
+        extends=_extends(message.extends) if message.HasField("extends") else (),
         allocates=[_allocate_of(item) for item in message.allocates],
         lengths=_pairs(message.length_sequences, message.length_tokens, "step.lengths"),
     )
+
+
+# Columns are read as slices, because going through a repeated field one by one takes several times as long.
+
+
+def _commits(message: pb.Commits) -> list[Commit]:
+    token_ids = parted(array("i", message.token_ids[:]), message.token_counts[:], "step.commits")
+    return _rows(Commit, "step.commits", message.sequences[:], message.first_indices[:], token_ids)
+
+
+def _extends(message: pb.Extends) -> list[Extend]:
+    rooms = _pairs(message.sequences, message.room_tokens, "step.extends")
+    counts = message.sequence_counts[:]
+    if counts:
+        return _rows(Extend, "step.extends", message.groups[:], parted(rooms, counts, "step.extends"))
+    return _rows(Extend, "step.extends", message.groups[:], [(room,) for room in rooms])
+
+
+def _rows(make: Callable[..., _Row], field: str, *columns: Items[object]) -> list[_Row]:
+    if len(set(map(len, columns))) > 1:
+        raise InvalidField(f"{field}: its arrays differ in length", field)
+    return list(map(make, *columns))
 
 
 def _pin_change(item: pb.PinChange) -> PinChange:
@@ -131,10 +157,8 @@ def result_message(result: StepResult) -> pb.StepResult:
             reason=pb.StepRefusal.Value(f"STEP_REFUSAL_{refusal.reason.name}"),
             detail=refusal.detail,
         )
-    for sequence, first_index, block_ids, room, cached in result.tables:
-        message.tables.add(
-            sequence=sequence, first_index=first_index, block_ids=block_ids, room_tokens=room, cached_tokens=cached
-        )
+    if result.tables:
+        _write_tables(result.tables, message.tables)
     for copies, lists in (
         (result.device_to_host, message.device_to_host),
         (result.host_to_device, message.host_to_device),
@@ -144,6 +168,16 @@ def result_message(result: StepResult) -> pb.StepResult:
             lists.sources.extend(copy.source for copy in copies)
             lists.destinations.extend(copy.destination for copy in copies)
     return message
+
+
+def _write_tables(tables: Items[TableChange], message: pb.TableChanges) -> None:
+    sequences, first_indices, block_ids, rooms, cached = zip(*tables, strict=True)
+    message.sequences.extend(sequences)
+    message.first_indices.extend(first_indices)
+    message.block_counts.extend(map(len, block_ids))
+    message.room_tokens.extend(rooms)
+    message.cached_tokens.extend(cached)
+    message.block_ids.extend(chain.from_iterable(block_ids))
 
 
 def counts_message(counts: BlockCounts) -> pb.BlockCounts:

@@ -557,7 +557,7 @@ class Step(_message.Message):
     step: _builtins.int
     """Counts the Steps of the engine's life. One seen before: INVALID_ARGUMENT; gaps are allowed."""
     @_builtins.property
-    def commits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Commit]: ...
+    def commits(self) -> Global___Commits: ...
     @_builtins.property
     def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinChange]: ...
     @_builtins.property
@@ -573,7 +573,7 @@ class Step(_message.Message):
         """Groups to move back."""
 
     @_builtins.property
-    def extends(self) -> _containers.RepeatedCompositeFieldContainer[Global___Extend]: ...
+    def extends(self) -> Global___Extends: ...
     @_builtins.property
     def allocates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Allocate]: ...
     @_builtins.property
@@ -588,18 +588,18 @@ class Step(_message.Message):
         self,
         *,
         step: _builtins.int = ...,
-        commits: _abc.Iterable[Global___Commit] | None = ...,
+        commits: Global___Commits | None = ...,
         pins: _abc.Iterable[Global___PinChange] | None = ...,
         forks: _abc.Iterable[Global___Fork] | None = ...,
         frees: _abc.Iterable[Global___Free] | None = ...,
         swap_outs: _abc.Iterable[_builtins.int] | None = ...,
         swap_ins: _abc.Iterable[_builtins.int] | None = ...,
-        extends: _abc.Iterable[Global___Extend] | None = ...,
+        extends: Global___Extends | None = ...,
         allocates: _abc.Iterable[Global___Allocate] | None = ...,
         length_sequences: _abc.Iterable[_builtins.int] | None = ...,
         length_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "extends", b"extends"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["allocates", b"allocates", "commits", b"commits", "extends", b"extends", "forks", b"forks", "frees", b"frees", "length_sequences", b"length_sequences", "length_tokens", b"length_tokens", "pins", b"pins", "step", b"step", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -608,35 +608,48 @@ class Step(_message.Message):
 Global___Step: _TypeAlias = Step  # noqa: Y015
 
 @_typing.final
-class Commit(_message.Message):
-    """Gives whole blocks their keys. Sent only after the step that wrote their last slot was seen to complete."""
+class Commits(_message.Message):
+    """Each commit gives whole blocks of a sequence their keys. Sent only after the step that wrote their last slots was seen
+    to complete. Packed, because a step of many decoding sequences has many.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEQUENCE_FIELD_NUMBER: _builtins.int
-    FIRST_INDEX_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    FIRST_INDICES_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    sequence: _builtins.int
-    first_index: _builtins.int
-    """Index in the sequence's table of the first block; every earlier one has its key already."""
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each commit its sequence,"""
+
+    @_builtins.property
+    def first_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the index in the sequence's table of the first block (every earlier one has its key already),"""
+
+    @_builtins.property
+    def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """and how many tokens it has, a whole number of blocks."""
+
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens of the blocks, a whole number of blocks."""
+        """The tokens of all commits in their order."""
 
     def __init__(
         self,
         *,
-        sequence: _builtins.int = ...,
-        first_index: _builtins.int = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+        first_indices: _abc.Iterable[_builtins.int] | None = ...,
+        token_counts: _abc.Iterable[_builtins.int] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "sequence", b"sequence", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_indices", b"first_indices", "sequences", b"sequences", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Commit: _TypeAlias = Commit  # noqa: Y015
+Global___Commits: _TypeAlias = Commits  # noqa: Y015
 
 @_typing.final
 class PinChange(_message.Message):
@@ -755,37 +768,48 @@ class Free(_message.Message):
 Global___Free: _TypeAlias = Free  # noqa: Y015
 
 @_typing.final
-class Extend(_message.Message):
-    """Room for this many tokens in each sequence, for all of them or for none. Less than held changes nothing."""
+class Extends(_message.Message):
+    """Each extend: room for so many tokens in each of a group's sequences, for all of them or for none. Less than held
+    changes nothing. Packed, because a step of many decoding sequences has many.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    GROUP_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_COUNTS_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     ROOM_TOKENS_FIELD_NUMBER: _builtins.int
-    group: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each extend its group,"""
+
+    @_builtins.property
+    def sequence_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """and how many sequences it names. Empty: one each."""
+
     @_builtins.property
     def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequences of the group,"""
+        """The sequences of all extends in their order,"""
 
     @_builtins.property
     def room_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """and the tokens to have room for, in the same order."""
+        """and the tokens that each of them is to have room for."""
 
     def __init__(
         self,
         *,
-        group: _builtins.int = ...,
+        groups: _abc.Iterable[_builtins.int] | None = ...,
+        sequence_counts: _abc.Iterable[_builtins.int] | None = ...,
         sequences: _abc.Iterable[_builtins.int] | None = ...,
         room_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "room_tokens", b"room_tokens", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "room_tokens", b"room_tokens", "sequence_counts", b"sequence_counts", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Extend: _TypeAlias = Extend  # noqa: Y015
+Global___Extends: _TypeAlias = Extends  # noqa: Y015
 
 @_typing.final
 class Allocate(_message.Message):
@@ -877,7 +901,7 @@ class StepResult(_message.Message):
         """Blocks that commits gave a key,"""
 
     @_builtins.property
-    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableChange]:
+    def tables(self) -> Global___TableChanges:
         """How tables changed: forks, swaps, extends and allocates, in the order of the items."""
 
     @_builtins.property
@@ -919,7 +943,7 @@ class StepResult(_message.Message):
         refusals: _abc.Iterable[Global___Refusal] | None = ...,
         sealed_blocks: _abc.Iterable[_builtins.int] | None = ...,
         sealed_keys: _builtins.bytes = ...,
-        tables: _abc.Iterable[Global___TableChange] | None = ...,
+        tables: Global___TableChanges | None = ...,
         device_to_host: Global___CopyList | None = ...,
         host_to_device: Global___CopyList | None = ...,
         device_to_device: Global___CopyList | None = ...,
@@ -931,7 +955,7 @@ class StepResult(_message.Message):
         host_sealed_keys: _builtins.bytes = ...,
         host_withheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "host", b"host", "host_to_device", b"host_to_device"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "host", b"host", "host_to_device", b"host_to_device", "tables", b"tables"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "evicted_blocks", b"evicted_blocks", "host", b"host", "host_sealed_blocks", b"host_sealed_blocks", "host_sealed_keys", b"host_sealed_keys", "host_to_device", b"host_to_device", "host_withheld_blocks", b"host_withheld_blocks", "refusals", b"refusals", "sealed_blocks", b"sealed_blocks", "sealed_keys", b"sealed_keys", "step", b"step", "tables", b"tables", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -940,40 +964,58 @@ class StepResult(_message.Message):
 Global___StepResult: _TypeAlias = StepResult  # noqa: Y015
 
 @_typing.final
-class TableChange(_message.Message):
-    """The new end of a sequence's table: entries from first_index on are block_ids."""
+class TableChanges(_message.Message):
+    """Each change is the new end of a sequence's table: entries from first_index on are its blocks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEQUENCE_FIELD_NUMBER: _builtins.int
-    FIRST_INDEX_FIELD_NUMBER: _builtins.int
-    BLOCK_IDS_FIELD_NUMBER: _builtins.int
-    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    FIRST_INDICES_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     ROOM_TOKENS_FIELD_NUMBER: _builtins.int
-    sequence: _builtins.int
-    first_index: _builtins.int
-    cached_tokens: _builtins.int
-    """Leading tokens found in the cache, for an allocate."""
-    room_tokens: _builtins.int
-    """Tokens there is room for now."""
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each change its sequence,"""
+
+    @_builtins.property
+    def first_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the index in the table of the first entry,"""
+
+    @_builtins.property
+    def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """how many blocks follow from there on,"""
+
+    @_builtins.property
+    def room_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """for how many tokens there is room now,"""
+
+    @_builtins.property
+    def cached_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """and, for an allocate, how many leading tokens were found in the cache."""
+
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The blocks of all changes in their order."""
+
     def __init__(
         self,
         *,
-        sequence: _builtins.int = ...,
-        first_index: _builtins.int = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+        first_indices: _abc.Iterable[_builtins.int] | None = ...,
+        block_counts: _abc.Iterable[_builtins.int] | None = ...,
+        room_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        cached_tokens: _abc.Iterable[_builtins.int] | None = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
-        cached_tokens: _builtins.int = ...,
-        room_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "cached_tokens", b"cached_tokens", "first_index", b"first_index", "room_tokens", b"room_tokens", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_counts", b"block_counts", "block_ids", b"block_ids", "cached_tokens", b"cached_tokens", "first_indices", b"first_indices", "room_tokens", b"room_tokens", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TableChange: _TypeAlias = TableChange  # noqa: Y015
+Global___TableChanges: _TypeAlias = TableChanges  # noqa: Y015
 
 @_typing.final
 class CopyList(_message.Message):

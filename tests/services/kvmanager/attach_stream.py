@@ -7,8 +7,10 @@ from typing import Any
 import grpc
 import pytest
 
+from engine import blocks
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
+from services.engine.block_codec import result_of, step_message
 from services.errors import FIELD_METADATA
 from tests.running_quire import CALL_SECONDS
 
@@ -51,7 +53,7 @@ class Stream:
             compute_tokens=tokens,
             **fields,
         )
-        return list(self.step(allocates=[item]).tables[0].block_ids)
+        return tables_of(self.step(allocates=[item]))[0].block_ids
 
     def refusal(self) -> tuple[grpc.StatusCode, str, str]:
         """Wait for the end of the stream; return status, message and the field to blame."""
@@ -69,6 +71,22 @@ class Stream:
         """Lose the stream, as a broken connection does."""
         self._call.cancel()
         self._outgoing.put(None)
+
+
+def commits(*items: tuple[int, int, list[int]]) -> pb.Commits:
+    """Write commits of a sequence, its first index and the tokens from there on."""
+    request = step_message(blocks.Step(1, commits=[blocks.Commit(*item) for item in items]))
+    return request.step.commits
+
+
+def extends(*items: tuple[int, list[tuple[int, int]]]) -> pb.Extends:
+    """Write extends of a group, and pairs of a sequence and the tokens that it needs room for."""
+    return step_message(blocks.Step(1, extends=[blocks.Extend(*item) for item in items])).step.extends
+
+
+def tables_of(result: pb.StepResult) -> list[blocks.TableChange]:
+    """Read how tables changed."""
+    return list(result_of(result).tables)
 
 
 def register(**fields: Any) -> pb.Register:

@@ -20,6 +20,7 @@ from services.kvmanager.metrics import KVManagerMetrics
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
 from tests.scrape import Scrape
+from tests.services.kvmanager.attach_stream import tables_of
 
 SECONDS = 20
 SPEC = PoolSpec("engine", 1, "fingerprint", 2, 20, model="model")
@@ -97,14 +98,14 @@ def test_damage_is_found_logged_with_its_history_counted_and_taken_out(caplog: p
             assert shown.values("quire_kv_audit_violations_total", "engine") == {"engine": 3}
             assert shown.values("quire_kv_audits_total", "engine")["engine"] >= 2
             assert list((await stub.Audit(pb.AuditRequest(), timeout=SECONDS)).violations) == []
-            assert len((await engine.apply(allocates=[prompt(2)])).tables) == 1
+            assert len(tables_of(await engine.apply(allocates=[prompt(2)]))) == 1
 
     with caplog.at_level(logging.ERROR, logger="quire.kvmanager"):
         asyncio.run(play())
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == (
-        "audit of engine engine: saved is 1, the tables say 0. Last events of it: none"
-    ), "what is no single block's fault"
+    assert said[0] == ("audit of engine engine: saved is 1, the tables say 0. Last events of it: none"), (
+        "what is no single block's fault"
+    )
     assert said[2] == (
         "audit of engine engine: block 2 has count 2 but 1 holders; it is withheld. "
         "Last events of it: 2 (step 1, allocate of sequence 1, request 'request-1')"

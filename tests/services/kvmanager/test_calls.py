@@ -13,7 +13,7 @@ from quire.v1 import kvmanager_pb2_grpc
 from services.engine.report_codec import pages_of
 from services.errors import FIELD_METADATA
 from tests.running_quire import RunningService
-from tests.services.kvmanager.attach_stream import Stream, pools, register
+from tests.services.kvmanager.attach_stream import Stream, commits, extends, pools, register, tables_of
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 ABORTED = grpc.StatusCode.ABORTED
@@ -119,10 +119,39 @@ STEPS = {
     "an empty message": ({}, INVALID, "expected step, got an empty message", ""),
     "a number seen before": ({"step": pb.Step(step=1)}, INVALID, "step 1 came after step 1", ""),
     "an extend of uneven arrays": (
-        {"step": pb.Step(step=2, extends=[pb.Extend(group=1, sequences=[1], room_tokens=[5, 6])])},
+        {"step": pb.Step(step=2, extends=pb.Extends(groups=[1], sequences=[1], room_tokens=[5, 6]))},
         INVALID,
         "step.extends: its two arrays differ in length",
         "step.extends",
+    ),
+    "an extend of sequences that are not there": (
+        {"step": pb.Step(step=2, extends=pb.Extends(groups=[1], sequence_counts=[2], sequences=[1], room_tokens=[5]))},
+        INVALID,
+        "step.extends: counts of 2 entries in all, but there are 1",
+        "step.extends",
+    ),
+    "an extend without a group": (
+        {"step": pb.Step(step=2, extends=pb.Extends(sequences=[1], room_tokens=[5]))},
+        INVALID,
+        "step.extends: its arrays differ in length",
+        "step.extends",
+    ),
+    "a commit of fewer than no tokens": (
+        {
+            "step": pb.Step(
+                step=2,
+                commits=pb.Commits(sequences=[1, 2], first_indices=[0, 0], token_counts=[2, -1], token_ids=[7]),
+            )
+        },
+        INVALID,
+        "step.commits: there is a count below 0",
+        "step.commits",
+    ),
+    "commits without first indices": (
+        {"step": pb.Step(step=2, commits=pb.Commits(sequences=[1], token_counts=[1], token_ids=[7]))},
+        INVALID,
+        "step.commits: its arrays differ in length",
+        "step.commits",
     ),
     "lengths of uneven arrays": (
         {"step": pb.Step(step=2, length_sequences=[1, 2], length_tokens=[3])},
@@ -178,22 +207,22 @@ def test_a_refused_item_is_named_and_the_others_are_done(engine: Stream) -> None
         (pb.STEP_ITEM_ALLOCATE, 1, pb.STEP_REFUSAL_ALREADY_EXISTS),
     ]
     assert all(refusal.detail for refusal in result.refusals)
-    assert [(table.sequence, len(table.block_ids)) for table in result.tables] == [(1, 2)]
+    assert [(table.sequence, len(table.block_ids)) for table in tables_of(result)] == [(1, 2)]
 
 
 def test_a_step_does_its_items_and_answers_with_tables_keys_copies_and_counts(engine: Stream) -> None:
     first, second = engine.allocate(1, 8)
-    sealed = engine.step(commits=[pb.Commit(sequence=1, first_index=0, token_ids=[1] * 8)])
+    sealed = engine.step(commits=commits((1, 0, [1] * 8)))
     assert list(sealed.sealed_blocks) == [first, second]
     assert len(sealed.sealed_keys) == 64
     forked = engine.step(forks=[pb.Fork(parent=1, child=2, length=7)])
-    assert [(table.sequence, list(table.block_ids), table.room_tokens) for table in forked.tables] == [
+    assert [(table.sequence, list(table.block_ids), table.room_tokens) for table in tables_of(forked)] == [
         (1, [], 7),
         (2, [first, second], 7),
     ]
-    written = engine.step(extends=[pb.Extend(group=1, sequences=[1, 2], room_tokens=[9, 9])])
+    written = engine.step(extends=extends((1, [(1, 9), (2, 9)])))
     # The second block has a key, so each of them writes into a copy of it.
-    tables = {table.sequence: list(table.block_ids) for table in written.tables}
+    tables = {table.sequence: list(table.block_ids) for table in tables_of(written)}
     assert list(written.device_to_device.sources) == [second, second]
     assert list(written.device_to_device.destinations) == [tables[1][0], tables[2][0]]
     assert written.device == pb.BlockCounts(held=5, cached=1, free=14)
@@ -258,8 +287,8 @@ def two_pools(stream: Callable[[], Stream]) -> None:
     stream().attach(engine_id="idle", device_blocks=5)
     for sequence in range(1, 8):
         big.allocate(sequence, 6)
-    commits = [pb.Commit(sequence=sequence, first_index=0, token_ids=[sequence] * 4) for sequence in range(1, 8)]
-    big.step(commits=commits, length_sequences=list(range(1, 8)), length_tokens=[5] * 7)
+    sealed = commits(*((sequence, 0, [sequence] * 4) for sequence in range(1, 8)))
+    big.step(commits=sealed, length_sequences=list(range(1, 8)), length_tokens=[5] * 7)
     big.step(frees=[pb.Free(sequence=sequence, reason=pb.FREE_REASON_FINISHED) for sequence in (2, 4, 6)])
 
 
@@ -373,7 +402,7 @@ def test_a_lookup_says_what_each_pool_holds_of_a_prompt(
     tokens = list(range(9))
     prompt = pb.Allocate(group=1, sequence=1, request_id="a", salt=b"salt", token_ids=tokens, compute_tokens=9)
     first.step(allocates=[prompt])
-    first.step(commits=[pb.Commit(sequence=1, first_index=0, token_ids=tokens[:8])])
+    first.step(commits=commits((1, 0, tokens[:8])))
 
     def found(**request: Any) -> list[tuple[str, int, int]]:
         holdings = stub.LookupPrefix(pb.LookupPrefixRequest(**request)).holdings
@@ -427,8 +456,8 @@ def test_a_reported_pool_is_adopted_to_the_last_block_and_goes_on(
         )
     )
     result = next(engine._call).result
-    assert [list(table.block_ids) for table in result.tables] == [table.block_ids for table in expected.tables]
-    assert [table.cached_tokens for table in result.tables] == [0, 4]
+    assert [list(table.block_ids) for table in tables_of(result)] == [table.block_ids for table in expected.tables]
+    assert [table.cached_tokens for table in tables_of(result)] == [0, 4]
     assert list(result.host_to_device.sources) == [copy.source for copy in expected.host_to_device]
     assert counts_of(result.device) == pool.device.counts
 

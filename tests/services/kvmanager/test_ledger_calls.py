@@ -12,7 +12,7 @@ from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
 from services.errors import FIELD_METADATA
 from tests.running_quire import CALL_SECONDS, RunningService
-from tests.services.kvmanager.attach_stream import Stream
+from tests.services.kvmanager.attach_stream import Stream, commits, extends
 
 Stub = kvmanager_pb2_grpc.KVManagerStub
 
@@ -92,11 +92,9 @@ def test_a_watcher_from_the_start_hears_of_every_verb_with_its_blocks(
 ) -> None:
     waited = timedelta(seconds=1.5)
     attached.step(allocates=[allocate(1, [7] * 9, waited=waited)])
-    attached.step(commits=[pb.Commit(sequence=1, first_index=0, token_ids=[7] * 8)])
+    attached.step(commits=commits((1, 0, [7] * 8)))
     attached.step(frees=[free(1)])
-    attached.apply(
-        extends=[pb.Extend(group=5, sequences=[6], room_tokens=[7])], length_sequences=[9], length_tokens=[9]
-    )
+    attached.apply(extends=extends((5, [(6, 7)])), length_sequences=[9], length_tokens=[9])
     assert attached.half_close() == []
     whose: dict[str, Any] = {"engine_id": "engine", "sequence": 1, "group": 1, "request_id": "request-1"}
     assert watch().events(6) == [
@@ -218,14 +216,14 @@ def test_a_request_that_was_refused_admitted_with_hits_preempted_and_finished_is
     manager: Stub, attached: Stream, watch: Callable[..., Watcher]
 ) -> None:
     attached.step(allocates=[allocate(1, [7] * 9)])
-    attached.step(commits=[pb.Commit(sequence=1, first_index=0, token_ids=[7] * 8)])
+    attached.step(commits=commits((1, 0, [7] * 8)))
     second = allocate(2, [7] * 8 + [8] * 18, waited=timedelta(seconds=0.25))
     attached.step(allocates=[allocate(3, [3] * 9)])
     attached.apply(allocates=[second])
     attached.step(frees=[free(3)])
     attached.step(allocates=[second])
     attached.step(frees=[free(2, pb.FREE_REASON_PREEMPTED, 1)])
-    attached.step(extends=[pb.Extend(group=1, sequences=[1], room_tokens=[16])])
+    attached.step(extends=extends((1, [(1, 16)])))
     attached.step(frees=[free(1)])
     attached.step(allocates=[second])
     attached.step(frees=[free(2)])
@@ -247,7 +245,7 @@ def test_a_request_that_was_refused_admitted_with_hits_preempted_and_finished_is
 
 def test_a_request_whose_prefix_was_evicted_is_told_for_whom(manager: Stub, attached: Stream) -> None:
     attached.step(allocates=[allocate(1, [7] * 9)])
-    attached.step(commits=[pb.Commit(sequence=1, first_index=0, token_ids=[7] * 8)])
+    attached.step(commits=commits((1, 0, [7] * 8)))
     attached.step(frees=[free(1)])
     attached.step(allocates=[allocate(2, [8] * 28)])
     attached.step(frees=[free(2)])
