@@ -13,6 +13,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
@@ -27,8 +28,8 @@ from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services import transport
 from services.engine.block_codec import register_message, step_message
-from services.engine.replica import core_step
 from services.engine.report_codec import pages_of
+from services.kvmanager.codec import step_of
 from tests.in_process import adopted
 from tests.running_quire import RunningService
 
@@ -142,19 +143,16 @@ def _in_process() -> dict[str, float]:
 def _decode(pool_blocks: int, sequences: int = SEQUENCES) -> float:
     """Return microseconds per sequence and step, ledger and totals on, in a pool whose free order is random."""
     load = Decoding(sequences)
-    steps = [core_step(step) for step in load.steps(STEPS)]
     manager, session = _attached(pool_blocks)
-    for step in steps[:2]:  # the prompts, and the commit of all their blocks
-        manager.apply(session, step)
-    seconds = _timed(lambda: [_apply(manager, session, step) for step in steps[2:]])
-    return seconds / len(steps[2:]) / load.sequences * MICRO
+    # Each Step is read just before it is applied, and its result dropped just after, as in the service.
+    messages = (step_message(step).step for step in load.steps(STEPS))
+    seconds = [_timed(partial(_apply, manager, session, step_of(message))) for message in messages]
+    return sum(seconds[2:]) / STEPS / load.sequences * MICRO  # without the prompts and the commit of all their blocks
 
 
-def _apply(manager: kvmanager.KVManager, session: kvmanager.Session, step: kvmanager.Step) -> kvmanager.StepResult:
-    result = manager.apply(session, step)
+def _apply(manager: kvmanager.KVManager, session: kvmanager.Session, step: kvmanager.Step) -> None:
+    assert not manager.apply(session, step).refusals
     manager.ledger.settle()  # as the service does after each answer
-    assert not result.refusals
-    return result
 
 
 def _attached(pool_blocks: int) -> tuple[kvmanager.KVManager, kvmanager.Session]:
@@ -178,8 +176,8 @@ def _prefill() -> dict[str, float]:
     begin = kvmanager.Step(1, allocates=[allocate])
     commit = kvmanager.Step(2, commits=[kvmanager.Commit(1, 0, prompt[:-1])])
     end = kvmanager.Step(3, frees=[kvmanager.Free(1, kvmanager.FreeReason.FINISHED)])
-    prefill = _timed(lambda: [_apply(manager, session, step) for step in (begin, commit)])
-    free = _timed(lambda: _apply(manager, session, end))
+    prefill = sum(_timed(partial(_apply, manager, session, step)) for step in (begin, commit))
+    free = _timed(partial(_apply, manager, session, end))
     chunk = bytes(kvmanager.KEY_BYTES + 4 * BLOCK_SIZE)
     sha256 = _timed(lambda: [hashlib.sha256(chunk).digest() for _ in range(PREFILL_BLOCKS)])
     return {

@@ -15,12 +15,15 @@ The verbs of a pool run through here thousands of times a second: the methods th
 fast ones.
 """
 
-from collections import OrderedDict, deque
+from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from kvmanager.errors import OutOfBlocks
 
+# Blocks that were handed out and are still in the array of free ones, at most, while there are more of the others.
+_LONGEST_GONE = 4000
 # Entries that are given back without a pause: well below a millisecond.
 _SLICE = 4000
 
@@ -79,7 +82,10 @@ class Tier:
         self._keys: list[bytes | None] = [None] * (total + 1)
         # A key's carriers in sealing order; nearly every key has one, which then stands for itself.
         self._index: dict[bytes, int | list[int]] = {}
-        self._free: deque[int] = deque()
+        # Numbers in an array, not objects in a deque: after a long life those lie scattered over the memory, and each
+        # grant would wait for it. What is before the head has been handed out.
+        self._free = array("i")
+        self._head = 0
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._withheld: set[int] = set()
         self._condemned: set[int] = set()  # held blocks that are withheld once nobody holds them
@@ -90,18 +96,18 @@ class Tier:
     @property
     def counts(self) -> BlockCounts:
         """Blocks by state."""
-        free, cached, withheld = len(self._free), len(self._cached), len(self._withheld)
+        free, cached, withheld = self.empty_blocks, len(self._cached), len(self._withheld)
         return BlockCounts(free, cached, self.total - free - cached - withheld, withheld)
 
     @property
     def available(self) -> int:
         """Blocks that `grant` can hand out now."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) - self._head + len(self._cached)
 
     @property
     def empty_blocks(self) -> int:
         """Blocks that `grant` can hand out without evicting any."""
-        return len(self._free)
+        return len(self._free) - self._head
 
     def count(self, block: int) -> int:
         """Return how many table entries and pins hold the block."""
@@ -123,7 +129,7 @@ class Tier:
 
     def eviction_order(self) -> list[int]:
         """Return the blocks at count 0 in the order in which they will be handed out."""
-        return [*self._free, *self._cached]
+        return [*self._free[self._head :], *self._cached]
 
     def take_evictions(self) -> list[Eviction]:
         """Return the blocks that were evicted since the last call."""
@@ -132,8 +138,9 @@ class Tier:
 
     def grant(self) -> int:
         """Hand out the next block at count 1, forgetting its key. Raises OutOfBlocks when none is left."""
-        if self._free:
-            block = self._free.popleft()
+        if self._head < len(self._free):
+            block = self._free[self._head]
+            self._head += 1
         elif self._cached:
             block, _ = self._cached.popitem(last=False)
             self.evictions.append(Eviction(block, self._forget_key(block)))
@@ -144,11 +151,11 @@ class Tier:
 
     def grant_many(self, number: int) -> list[int]:
         """Hand out the next blocks; there must be so many."""
-        free = self._free
-        if number > len(free):
+        if number > self.empty_blocks:
             return [self.grant() for _ in range(number)]
-        popleft, counts = free.popleft, self._counts
-        blocks = [popleft() for _ in range(number)]
+        blocks = self._free[self._head : self._head + number].tolist()
+        self._head += number
+        counts = self._counts
         for block in blocks:
             counts[block] = 1
         return blocks
@@ -192,8 +199,14 @@ class Tier:
                 counts[block] = count - 1
                 self.saved -= 1
                 self.shared -= count == 2
+        if self._head > _LONGEST_GONE and 2 * self._head > len(free):
+            self._forget_gone()
         if self._condemned:
             self._withhold_released()
+
+    def _forget_gone(self) -> None:
+        del self._free[: self._head]
+        self._head = 0
 
     def seal(self, block: int, key: bytes) -> None:
         """Give a held block its key. It becomes the index's answer unless an earlier block carries the same key."""
@@ -218,7 +231,8 @@ class Tier:
 
     def park(self, key: bytes) -> int:
         """Turn the free block that would be handed out next into a cached one under `key`; there must be one."""
-        block = self._free.popleft()
+        block = self._free[self._head]
+        self._head += 1
         self.seal(block, key)
         self._cached[block] = None
         return block
@@ -252,7 +266,9 @@ class Tier:
                 for _ in range(min(len(entries), _SLICE)):
                     entries.popitem()
                 yield
-        for blocks in (self._free, self._keys, self._counts):
+        self._free = array("i")
+        self._head = 0
+        for blocks in (self._keys, self._counts):
             while blocks:
                 for _ in range(min(len(blocks), _SLICE)):
                     blocks.pop()
@@ -300,7 +316,8 @@ class Tier:
         """
         if not holders:
             return
-        self._free = deque(block for block in self._free if block not in holders)
+        self._forget_gone()
+        self._free = array("i", [block for block in self._free if block not in holders])
         self._hide(holders.keys())
         for block, count in holders.items():
             self._cached.pop(block, None)
@@ -386,7 +403,7 @@ class Tier:
     def free_faults(self) -> list[Fault]:
         """Check the queue of free blocks, and whether a block is in no place. Takes time by the size of the tier."""
         faults, seen = [], set()
-        for block in self._free:
+        for block in self._free[self._head :]:
             count, key = self._counts[block], self._keys[block]
             if block in seen or count or key is not None or block in self._withheld:
                 faults.append(Fault(block, f"block {block} is among the free ones, where it does not belong"))
@@ -409,7 +426,7 @@ class Tier:
     def violations(self, holders: dict[int, int]) -> list[str]:
         """Check the tier against `holders`, the table entries and pins counted by block; a sentence for each fault."""
         faults = []
-        places = [*self._free, *self._cached, *self._withheld]
+        places = [*self._free[self._head :], *self._cached, *self._withheld]
         if len(places) != len(set(places)):
             faults.append("a block is in two of free, cached and withheld")
         places_of = set(places)

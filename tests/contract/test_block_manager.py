@@ -256,7 +256,8 @@ class TestWithheldBlocks:
         manager = make_manager("over gRPC")
         link = manager.attach(BLOCK, BLOCKS)
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
-        manager.pool().device._free.rotate(1)
+        free = manager.pool().device._free
+        free.append(free.pop(2))
         result = answer(link, Step(2, allocates=[allocate(2, [4])]))
         assert result.tables == [TableChange(2, 0, [3], 2, 0)], "what its Steps lead to, whatever the manager says"
         assert answers_until_reattached(link) == ([], 3)

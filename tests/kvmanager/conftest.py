@@ -1,5 +1,6 @@
 """Builders for the tests of the KV manager."""
 
+from array import array
 from collections import deque
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -29,7 +30,7 @@ def plain(value):
     """
     if isinstance(value, dict):
         return [(plain(key), plain(item)) for key, item in value.items()]
-    if isinstance(value, (list, tuple, deque)):
+    if isinstance(value, (list, tuple, deque, array)):
         return [plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted(map(plain, value))
