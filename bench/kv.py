@@ -22,7 +22,7 @@ from rich.progress import track
 
 import kvmanager
 from bench.peer import PEERS, Peer
-from bench.report import publish, row
+from bench.report import Row, publish, row
 from engine import blocks
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
@@ -46,6 +46,23 @@ PREFILL_BLOCKS = 2_000
 WIRE_STEPS = 1_000
 LARGE_POOL_BLOCKS = 1_000_000
 MICRO = 1e6
+ENGINES = 16
+# A metric, what is divided by what, and by how many that share the manager.
+WIRE_RATIOS = (
+    (
+        "wire_p99_beside_a_million_block_report_over_other_computing",
+        "wire_step_p99_us_beside_a_million_block_report",
+        "wire_step_p99_us_beside_as_much_other_computing",
+        1,
+    ),
+    ("wire_p50_of_16_engines_over_16_times_one", "wire_step_p50_us_of_16_engines", "wire_step_p50_us", ENGINES),
+    (
+        "wire_p50_of_the_slowest_of_16_engines_over_the_median",
+        "wire_step_p50_us_of_the_slowest_of_16_engines",
+        "wire_step_p50_us_of_16_engines",
+        1,
+    ),
+)
 # What vLLM does too: the same batch, in a pool of the same size and disorder.
 COMPARED = ("decode_us_per_sequence", "prefill_us_per_block", "free_us_per_block")
 WORKLOAD = {
@@ -125,6 +142,7 @@ def main() -> None:
     ]
     wire = [_over_grpc() for _ in track(range(REPETITIONS), "Over gRPC")]
     rows += [row("kv", metric, round(median(run[metric] for run in wire), 1), "us") for metric in wire[0]]
+    rows += [_wire_ratio(wire, *names) for names in WIRE_RATIOS]
     publish(
         "kv",
         rows,
@@ -134,6 +152,10 @@ def main() -> None:
         wire=wire,
         decode_us_by_pool_blocks={str(size): by_size[size] for size in SIZES},
     )
+
+
+def _wire_ratio(wire: list[dict[str, float]], metric: str, above: str, below: str, share: int) -> Row:
+    return row("kv", metric, round(median(run[above] / run[below] / share for run in wire), 3), "ratio")
 
 
 def _in_process() -> dict[str, float]:
@@ -208,14 +230,17 @@ def _over_grpc() -> dict[str, float]:
 async def _measure_wire(address: str) -> dict[str, float]:
     alone = await _round_trips(address, "alone")
     beside, attach_seconds = await _beside_a_large_report(address)
-    together = await asyncio.gather(*(_round_trips(address, f"engine-{number}", 200) for number in range(16)))
+    beside_others = await _beside(address, "beside-others", "compute", str(attach_seconds))
+    trips = await asyncio.gather(*(_round_trips(address, f"engine-{number}", 200) for number in range(ENGINES)))
+    together = [_percentile(one, 50) for one in trips]
     return {
         "wire_step_p50_us": _percentile(alone, 50),
         "wire_step_p99_us": _percentile(alone, 99),
         "wire_step_p99_us_beside_a_million_block_report": _percentile(beside, 99),
+        "wire_step_p99_us_beside_as_much_other_computing": _percentile(beside_others[0], 99),
         "million_block_attach_us": attach_seconds * MICRO,
-        "wire_step_p50_us_of_16_engines": median(_percentile(trips, 50) for trips in together),
-        "wire_step_p50_us_of_the_slowest_of_16_engines": max(_percentile(trips, 50) for trips in together),
+        "wire_step_p50_us_of_16_engines": median(together),
+        "wire_step_p50_us_of_the_slowest_of_16_engines": max(together),
     }
 
 
@@ -249,17 +274,30 @@ async def _round_trip(call: Call, message: pb.PoolRequest) -> float:
 
 async def _beside_a_large_report(address: str) -> tuple[list[float], float]:
     """Return one engine's round trips while another attaches with a report of a million blocks, and its seconds."""
-    attach = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.kv", "attach", address, stdout=-1)
+    trips, said = await _beside(address, "beside", "attach", address)
+    return trips, float(said)
+
+
+async def _beside(address: str, engine_id: str, *command: str) -> tuple[list[float], bytes]:
+    """Return one engine's round trips while a process of this module does something else, and what it says."""
+    other = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.kv", *command, stdout=-1)
     load = Decoding(SEQUENCES)
     trips = []
     async with transport.channel(address) as channel:
-        call = await _attach(channel, kvmanager.PoolSpec("beside", 1, "model", BLOCK_SIZE, POOL_BLOCKS))
+        call = await _attach(channel, kvmanager.PoolSpec(engine_id, 1, "model", BLOCK_SIZE, POOL_BLOCKS))
         steps = load.steps(100_000)
-        while attach.returncode is None:
+        while other.returncode is None:
             trips.append(await _round_trip(call, step_message(next(steps))))
             await asyncio.sleep(0)
-    assert attach.stdout is not None
-    return trips[2:], float(await attach.stdout.read())
+    assert other.stdout is not None
+    return trips[2:], await other.stdout.read()
+
+
+def _compute(seconds: float) -> None:
+    """Keep a core busy: what a large report does to others beyond this, the KV manager does."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        hashlib.sha256(bytes(1_000_000)).digest()
 
 
 async def _attach_a_large_pool(address: str) -> None:
@@ -281,5 +319,7 @@ def _percentile(values: list[float], percent: int) -> float:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["attach"]:
         asyncio.run(_attach_a_large_pool(sys.argv[2]))
+    elif sys.argv[1:2] == ["compute"]:
+        _compute(float(sys.argv[2]))
     else:
         main()

@@ -23,6 +23,7 @@ from services.kvmanager.report_codec import ReportReader
 from services.kvmanager.slices import in_slices
 
 _BREAK_SECONDS = 0.05
+_POLITE_SECONDS = 0.001
 _LARGEST_BLOCK_PAGE = 65536
 _LARGEST_SEQUENCE_PAGE = 1000
 
@@ -149,9 +150,21 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             page = (await _next(requests, "report")).report
             reader.add(page)
             last = page.last
-        session = self._manager.attach(spec, await _adopted(spec, reader.report))
+            await asyncio.sleep(self._politeness())
+        session = self._manager.attach(spec, await self._adopted(spec, reader.report))
         self._recorder.began(session, reader.report)
         return session
+
+    async def _adopted(self, spec: PoolSpec, report: PoolReport) -> Pool:
+        """Adopt a report a slice at a time: between slices, others get their answers."""
+        pool = await in_slices(adopt(spec, report), pause_seconds=self._politeness())
+        # Else every full collection walks through all blocks again, which live as long as the pool.
+        gc.freeze()
+        return pool
+
+    def _politeness(self) -> float:
+        """Return how long to pause between two slices: not at all while no engine can be waiting."""
+        return _POLITE_SECONDS if self._manager.sessions() else 0
 
     def _registered(self, session: Session) -> pb.PoolResponse:
         registered = pb.Registered(manager_epoch=self._manager.epoch, session=session.number)
@@ -183,7 +196,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
     def _drop(self, session: Session) -> None:
         self._observer.detached(session)
         self._manager.detach(session)
-        dismantling = asyncio.ensure_future(in_slices(session.pool.dismantle()))
+        dismantling = asyncio.ensure_future(in_slices(session.pool.dismantle(), pause_seconds=_POLITE_SECONDS))
         self._dismantling.add(dismantling)
         dismantling.add_done_callback(self._dismantling.discard)
         self._reading.tell()
@@ -210,14 +223,6 @@ async def _next(requests: Requests, kind: str) -> pb.PoolRequest:
 
 def _unexpected(expected: str, request: pb.PoolRequest) -> UnexpectedMessage:
     return UnexpectedMessage(f"expected {expected}, got {request.WhichOneof('kind') or 'an empty message'}")
-
-
-async def _adopted(spec: PoolSpec, report: PoolReport) -> Pool:
-    """Adopt a report a slice at a time: between slices, others get their answers."""
-    pool = await in_slices(adopt(spec, report))
-    # Else every full collection walks through all blocks again, which live as long as the pool.
-    gc.freeze()
-    return pool
 
 
 def _page_size(wanted: int, largest: int, field: str) -> int:

@@ -7,8 +7,12 @@ from typing import TypeVar
 _Result = TypeVar("_Result")
 
 
-async def in_slices(work: Generator[None, None, _Result], together: int = 1) -> _Result:
-    """Do some work, so many slices between two pauses, and return what it gives."""
+async def in_slices(work: Generator[None, None, _Result], together: int = 1, pause_seconds: float = 0) -> _Result:
+    """Do some work, so many slices between two pauses, and return what it gives.
+
+    A pause of 0 lets those go on who can go on now. An engine's call goes through the event loop several times, and
+    would meet a slice each time; a pause of a millisecond lets it come through.
+    """
     while True:
         try:
             for _ in range(together):
@@ -16,4 +20,4 @@ async def in_slices(work: Generator[None, None, _Result], together: int = 1) -> 
         except StopIteration as end:
             result: _Result = end.value
             return result
-        await asyncio.sleep(0)
+        await asyncio.sleep(pause_seconds)
