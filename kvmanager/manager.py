@@ -14,8 +14,10 @@ from kvmanager.errors import SessionReplaced, StaleIncarnation, UnknownPool
 from kvmanager.ledger import Ledger
 from kvmanager.lookup import Holding, look_up
 from kvmanager.pool import Pool
-from kvmanager.pool_spec import PoolSpec
+from kvmanager.pool_spec import PoolSpec, shortened
 from kvmanager.step import FreeReason, Step, StepItem, StepRefusal, StepResult
+
+_NAMED_ENGINES = 10
 
 
 @dataclass
@@ -138,8 +140,8 @@ class KVManager:
         if not engine_id and len(self._sessions) == 1:
             return next(iter(self._sessions.values()))
         if engine_id not in self._sessions:
-            attached = ", ".join(sorted(self._sessions)) or "none"
-            raise UnknownPool(f"no engine {engine_id!r} is attached (attached: {attached})")
+            attached = ", ".join(sorted(self._sessions)[:_NAMED_ENGINES]) or "none"
+            raise UnknownPool(f"no engine {shortened(engine_id)!r} is attached (attached: {attached})")
         return self._sessions[engine_id]
 
     def audit(self, session: Session) -> Generator[list[Violation]]:

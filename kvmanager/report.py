@@ -13,7 +13,7 @@ from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidReport
 from kvmanager.keys import KEY_BYTES, root_key
 from kvmanager.pool import Pool
-from kvmanager.pool_spec import PoolSpec
+from kvmanager.pool_spec import PoolSpec, shortened
 from kvmanager.tier import Tier
 
 _Entry = TypeVar("_Entry")
@@ -116,6 +116,8 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
     """
     books = Books(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
     pool = Pool(spec, books)
+    if report.resets < 0:
+        raise InvalidReport(f"resets is {report.resets}, it must not be negative")
     books.resets, pool.last_step = report.resets, report.last_step
     if report.empty:
         yield from _fill_empty(books.device)
@@ -129,7 +131,7 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
         yield
     for pin, blocks in report.pins.items():
         if not all(books.device.key(block) for block in blocks):
-            raise InvalidReport(f"pin {pin!r} holds a block without a key")
+            raise InvalidReport(f"pin {shortened(pin)!r} holds a block without a key")
         books.pins[pin] = list(blocks)
     return pool
 
@@ -160,6 +162,8 @@ def _adopt_tier(name: str, tier: Tier, report: TierReport, holders: Iterable[int
         yield
     for seals in _slices(report.unfindable.items()):
         _adopt_keys(places, tier, seals, tier.seal_unfindable)
+        if unheld := [block for block, _ in seals if not tier.count(block)]:
+            raise InvalidReport(f"{name} block {unheld[0]} has a key that nobody finds, but is in no table")
         yield
     for part in _slices(report.release_order):
         places.take(part)
@@ -219,6 +223,8 @@ def _adopt_sequence(books: Books, report: SequenceReport) -> None:
     tier = books.host if report.swapped else books.device
     if report.sequence < 1 or report.sequence in books.sequences:
         raise InvalidReport(f"sequence {report.sequence} is listed twice, or is no id")
+    if not 0 <= report.resets <= books.resets:
+        raise InvalidReport(f"sequence {report.sequence} began after {report.resets} resets of {books.resets}")
     if not (len(table) - 1) * size < report.room_tokens <= len(table) * size:
         raise InvalidReport(f"sequence {report.sequence} has {len(table)} blocks for {report.room_tokens} tokens")
     if not 0 <= report.computed_tokens <= report.room_tokens or len(set(table)) < len(table):

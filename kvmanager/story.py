@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kvmanager.errors import UnknownRequest
 from kvmanager.events import Attachment, Entry, Event, Refused
+from kvmanager.pool_spec import shortened
 from kvmanager.step import FreeReason, StepItem, StepRefusal
 from kvmanager.verbs.admission import Admission
 
@@ -57,7 +58,9 @@ def explain(
     own: list[Mention] = []
     yield from _find_own(entries, first, request_id, own)
     if not own or not request_id:
-        raise UnknownRequest(f"no event of a request {request_id!r} is kept, the oldest kept one is number {first}")
+        raise UnknownRequest(
+            f"no event of a request {shortened(request_id)!r} is kept, the oldest kept one is number {first}"
+        )
     others = _Others(own)
     yield from others.find(entries)
     teller = _Teller(others, attachments)

@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 import kvmanager
 
@@ -80,6 +81,7 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     kvmanager.UnknownPool: grpc.StatusCode.NOT_FOUND,
     kvmanager.StaleIncarnation: grpc.StatusCode.ABORTED,
     kvmanager.SessionReplaced: grpc.StatusCode.ABORTED,
+    DecodeError: grpc.StatusCode.INVALID_ARGUMENT,
     InvalidField: grpc.StatusCode.INVALID_ARGUMENT,
     UnsupportedField: grpc.StatusCode.UNIMPLEMENTED,
     UnexpectedMessage: grpc.StatusCode.INVALID_ARGUMENT,

@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 
+from services.unreadable import UnreadableRequests
+
 MIB = 1024 * 1024
 CLIENT_MESSAGE_BYTES = 4 * MIB
 LINK_MESSAGE_BYTES = 64 * MIB
@@ -29,7 +31,7 @@ class AddressUnavailable(Exception):
 def server(message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
     """Make a server that takes messages of up to `message_bytes`, without services or address yet."""
     options = [*_common_options(message_bytes), *_server_options()]
-    return grpc.aio.server(options=options, interceptors=interceptors)
+    return grpc.aio.server(options=options, interceptors=[UnreadableRequests(), *interceptors])
 
 
 def channel(address: str, message_bytes: int = LINK_MESSAGE_BYTES) -> grpc.aio.Channel:

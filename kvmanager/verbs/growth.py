@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem
+from kvmanager.pool_spec import LARGEST_ROOM
 from kvmanager.step import Copy, Extend, StepItem, StepResult, TableChange
 
 _EXTEND = StepItem.EXTEND
@@ -51,6 +52,10 @@ def _append(books: Books, sequence: Sequence, tokens: int, result: StepResult) -
     needed = -(-tokens // books.block_size) - first
     if needed <= 0:
         return
+    room = (first + needed) * books.block_size
+    if room > LARGEST_ROOM:
+        books.check_available(needed)
+        raise InvalidItem(f"room for {room} tokens is more than any sequence can have")
     seen = len(result.evicted)
     if needed == 1:
         blocks = [books.grant_one(result)]
@@ -58,7 +63,7 @@ def _append(books: Books, sequence: Sequence, tokens: int, result: StepResult) -
         books.check_available(needed)
         blocks = books.grant(needed, result)
     table += blocks
-    sequence.room = room = (first + needed) * books.block_size
+    sequence.room = room
     number = sequence.id
     evicted = result.evicted[seen:] if len(result.evicted) > seen else ()
     result.tables.append(TableChange(number, first, blocks, room))
@@ -68,6 +73,9 @@ def _append(books: Books, sequence: Sequence, tokens: int, result: StepResult) -
 def _rewrite(books: Books, rooms: list[tuple[Sequence, int]], result: StepResult) -> None:
     # Counted before they are listed: a length out of all bounds must not cost memory.
     books.check_available(sum(max(0, books.blocks_for(tokens) - len(member.table)) for member, tokens in rooms))
+    longest = max((tokens for _, tokens in rooms), default=0)
+    if books.blocks_for(longest) * books.block_size > LARGEST_ROOM:
+        raise InvalidItem(f"room for {longest} tokens is more than any sequence can have")
     writes = _planned_writes(books, rooms)
     books.check_available(len(writes))
     old_rooms = [sequence.room for sequence, _ in rooms]

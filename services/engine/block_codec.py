@@ -50,11 +50,11 @@ def _write_commits(commits: Sequence[blocks.Commit], message: pb.Commits) -> Non
 def _write_extends(extends: Sequence[blocks.Extend], message: pb.Extends) -> None:
     groups, rooms = zip(*extends, strict=True)
     counts = list(map(len, rooms))
-    sequences, tokens = zip(*chain.from_iterable(rooms), strict=True)
+    pairs = list(chain.from_iterable(rooms))
     message.groups.extend(groups)
-    message.sequences.extend(sequences)
-    message.room_tokens.extend(tokens)
-    if max(counts) > 1:
+    message.sequences.extend([sequence for sequence, _ in pairs])
+    message.room_tokens.extend([tokens for _, tokens in pairs])
+    if set(counts) != {1}:
         message.sequence_counts.extend(counts)
 
 

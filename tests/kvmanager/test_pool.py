@@ -781,3 +781,14 @@ class TestFillCounts:
         small.accept(lengths=[Length(1, 3)], forks=[Fork(1, 2, 3)])
         small.fork(1, 3, 1)
         assert [small.pool.sequences[sequence].computed for sequence in (1, 2, 3)] == [1, 0, 1]
+
+
+def test_room_for_more_tokens_than_can_be_counted_on_the_wire_is_refused():
+    pool = Pool(PoolSpec("engine", 1, "model", 65536, 1 << 16))
+    pool.apply(Step(1, allocates=[Allocate(1, 1, "r", b"", [1], 1)]))
+    result = pool.apply(Step(2, extends=[Extend(1, [(1, 2**31 - 1)])]))
+    assert [one.reason for one in result.refusals] == [StepRefusal.INVALID]
+    assert result.refusals[0].detail.endswith("more than any sequence can have")
+    assert pool.violations() == []
+    most = pool.apply(Step(3, extends=[Extend(1, [(1, 2**31 - 65536)])]))
+    assert (most.refusals, most.tables[0].room_tokens) == ([], 2**31 - 65536)

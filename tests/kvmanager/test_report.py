@@ -134,6 +134,11 @@ CONTRADICTIONS = {
     "a table that cannot be": lambda report: first(report, computed_tokens=7),
     "listed twice, or is no id": lambda report: first(report, sequence=2),
     "partly swapped out": lambda report: first(report, group=2),
+    "a key that nobody finds, but is in no table": lambda report: report.device.unfindable.update(
+        {report.device.release_order[0]: bytes(32)}
+    ),
+    "resets is -1": lambda report: setattr(report, "resets", -1),
+    "began after 1 resets of 0": lambda report: first(report, resets=1),
     "a block without a key": lambda report: report.pins.update(other=[report.sequences[0].block_ids[2]]),
 }
 

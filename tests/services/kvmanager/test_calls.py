@@ -71,6 +71,18 @@ BEGINNINGS = {
         "device_blocks is 2147483647, it must be at most 16777216",
         "",
     ),
+    "blocks of too many tokens": (
+        [{"register": register(block_size=65537)}],
+        INVALID,
+        "block_size is 65537, it must be at most 65536",
+        "",
+    ),
+    "a name too long for a message": (
+        [{"register": register(engine_id="x" * 201)}],
+        INVALID,
+        "engine_id has 201 characters, 200 at most",
+        "",
+    ),
     "no blocks": ([{"register": register(device_blocks=0)}], INVALID, "device_blocks is 0, it must be at least 1", ""),
     "blocks of no tokens": ([{"register": register(block_size=0)}], INVALID, "block_size is 0, it must be at l", ""),
     "no incarnation": ([{"register": register(incarnation=0)}], INVALID, "incarnation is 0, it must be at least 1", ""),
@@ -421,6 +433,23 @@ def test_an_audit_of_a_sound_pool_finds_nothing(stub: kvmanager_pb2_grpc.KVManag
     with pytest.raises(grpc.RpcError) as caught:
         stub.Audit(pb.AuditRequest(engine_id="nobody"))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda stub: stub.GetPool(pb.GetPoolRequest(engine_id="x" * 20_000)),
+        lambda stub: stub.Explain(pb.ExplainRequest(request_id="x" * 20_000)),
+    ],
+    ids=["GetPool", "Explain"],
+)
+def test_a_name_that_is_too_long_for_a_header_is_told_shortened(
+    stub: kvmanager_pb2_grpc.KVManagerStub, call: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(stub)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert f"'{'x' * 200}...'" in caught.value.details()
 
 
 # Reports and leases
