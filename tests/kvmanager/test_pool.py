@@ -12,6 +12,8 @@ from kvmanager import (
     Free,
     FreeReason,
     Length,
+    Pool,
+    PoolSpec,
     Seal,
     Step,
     StepItem,
