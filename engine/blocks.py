@@ -16,12 +16,14 @@ class FreeReason(Enum):
     CANCELLED = 2
     FAILED = 3
     PREEMPTED = 4
+    PRUNED = 5
 
 
 class StepItem(Enum):
     """The lists of a Step."""
 
     COMMIT = 1
+    FORK = 3
     FREE = 4
     EXTEND = 7
     ALLOCATE = 8
@@ -34,6 +36,14 @@ class Commit(NamedTuple):
     sequence: int
     first_index: int
     token_ids: Sequence[int]
+
+
+class Fork(NamedTuple):
+    """A new sequence that shares the parent's blocks below `length`; the room of both becomes `length`."""
+
+    parent: int
+    child: int
+    length: int
 
 
 class Free(NamedTuple):
@@ -80,6 +90,7 @@ class Step:
 
     step: int
     commits: list[Commit] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
     frees: list[Free] = field(default_factory=list)
     extends: list[Extend] = field(default_factory=list)
     allocates: list[Allocate] = field(default_factory=list)
@@ -87,7 +98,7 @@ class Step:
 
     def __bool__(self) -> bool:
         """Return whether anything is asked."""
-        return any((self.commits, self.frees, self.extends, self.allocates, self.lengths))
+        return any((self.commits, self.forks, self.frees, self.extends, self.allocates, self.lengths))
 
 
 class TableChange(NamedTuple):

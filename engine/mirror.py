@@ -1,9 +1,10 @@
 """The engine's own view of its pool: which blocks its sequences hold, and how many could be handed out."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from engine.blocks import TableChange
-from engine.request import Sequence
+from engine.group import Sequence
 
 
 class Mirror:
@@ -22,9 +23,26 @@ class Mirror:
         """Return how many blocks hold this many tokens."""
         return -(-tokens // self.block_size)
 
-    def cost(self, sequence: Sequence, room: int) -> int:
-        """Return how many more blocks the sequence needs to have room for `room` tokens."""
-        return max(0, self.blocks_for(room) - len(sequence.table))
+    def cost(self, rooms: Iterable[tuple[Sequence, int]]) -> int:
+        """Return how many blocks it takes to give sequences room for so many tokens each, copies of shared ones too."""
+        blocks, moved = 0, Counter[int]()
+        for sequence, room in rooms:
+            needed = self.blocks_for(room)
+            blocks += max(0, needed - len(sequence.table))
+            for block in sequence.table[sequence.room // self.block_size : needed]:
+                if self._holders[block] - moved[block] > 1:  # who moves to a copy does not share it any more
+                    moved[block] += 1
+                    blocks += 1
+        return blocks
+
+    def fork(self, parent: Sequence, child: Sequence, length: int) -> None:
+        """Let a new sequence share the parent's blocks below `length`, as the block manager does when it is told."""
+        keep = self.blocks_for(length)
+        self._holders.subtract(parent.table[keep:])
+        del parent.table[keep:]
+        child.table = list(parent.table)
+        self._holders.update(child.table)
+        parent.room = child.room = length
 
     def change_table(self, sequence: Sequence, change: TableChange) -> None:
         """Give the sequence's table its new end."""

@@ -19,7 +19,7 @@ class Work(NamedTuple):
     block_table: tuple[int, ...]
     samples: bool
     sampling: Sampling
-    sample_index: int = 0
+    sample_indices: tuple[int, ...] = (0,)
 
     @property
     def end(self) -> int:

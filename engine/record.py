@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
+from engine.group import Group
+from engine.group import Sequence as EngineSequence
 from engine.request import FinishReason
-from engine.request import Sequence as EngineSequence
 from engine.scheduler import Scheduler
 
 REQUESTS_FORMAT = "quire-requests"
@@ -89,10 +90,13 @@ class RequestsRecord:
         }
         return [_line(header)]
 
-    def ended(self, sequence: EngineSequence, arrival_step: int, end_step: int) -> list[str]:
-        """Return the line of a request that ended."""
+    def ended(self, group: Group, arrival_step: int, end_step: int) -> list[str]:
+        """Return the lines of a request that ended, one for each sample: they have the keys of the prompt in common."""
+        return [self._sample(member, arrival_step, end_step) for member in group.members]
+
+    def _sample(self, sequence: EngineSequence, arrival_step: int, end_step: int) -> str:
         request = sequence.request
-        given = len(request.generated)
+        given = len(request.samples[sequence.index])
         recorded = RecordedRequest(
             number=sequence.id,
             arrival_step=arrival_step,
@@ -106,7 +110,7 @@ class RequestsRecord:
             finish=(sequence.finish or FinishReason.FAILED).name.lower(),
         )
         self._requests += 1
-        return [_line(asdict(recorded))]
+        return _line(asdict(recorded))
 
     def end(self, reason: str) -> list[str]:
         """Return the last line, which says in words why nothing follows."""

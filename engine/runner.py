@@ -35,7 +35,9 @@ class ModelRunner:
             return []
         self._copies.wait_for(plan.work)
         logits = self.forward(plan.work)
-        draws = [Draw(work.sampling, work.sample_index, work.end) for work in plan.work if work.samples]
+        draws = [
+            Draw(work.sampling, index, work.end) for work in plan.work if work.samples for index in work.sample_indices
+        ]
         return sample(logits, draws) if draws else []
 
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
@@ -59,7 +61,7 @@ class ModelRunner:
         for item in work:
             fed += len(item.token_ids)
             if item.samples:
-                ends.append(fed - 1)
+                ends += [fed - 1] * len(item.sample_indices)
         return torch.tensor(ends, dtype=torch.int64, device=self._device)
 
     def _row(self, values: list[int]) -> torch.Tensor:

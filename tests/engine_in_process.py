@@ -9,11 +9,11 @@ import torch
 import kvmanager
 from engine.attention import TorchBackend
 from engine.blocks import Reattached, Step, StepResult
+from engine.group import Group
 from engine.loop import Engine, Turn
 from engine.model import LoadedModel, load_model
 from engine.plan import Runner
 from engine.request import Capacity, Request, Sampling, Stopping
-from engine.request import Sequence as EngineSequence
 from engine.runner import ModelRunner
 from engine.scheduler import Finished, Limits, Scheduler, Started, Tokens
 from services.engine.replica import Replica
@@ -85,9 +85,10 @@ class EngineInProcess:
         self.scheduler = scheduler or Scheduler(capacity, limits or Limits())
         self.engine = Engine(self.scheduler, runner, self.blocks, lambda: float(self.turns))
         self.turns = 0
-        self.tokens: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[int]] = {}  # of the first sample
+        self.samples: dict[str, list[list[int]]] = {}
         self.cached: dict[str, int] = {}
-        self.finished: dict[str, EngineSequence] = {}
+        self.finished: dict[str, Group] = {}
         self.failures: list[MadeToFail] = []
 
     def submit(
@@ -101,6 +102,7 @@ class EngineInProcess:
         priority: int = 0,
         salt: bytes = b"",
         age: float = 0.0,
+        samples: int = 1,
     ) -> str:
         """Queue a request that arrived `age` turns ago; return its id."""
         request = Request(
@@ -111,10 +113,16 @@ class EngineInProcess:
             salt=salt,
             priority=priority,
             arrival=self.turns - age,
+            samples=((),) * samples,
         )
-        self.scheduler.submit(request)
-        self.tokens[request.request_id] = []
+        self.take(request)
         return request.request_id
+
+    def take(self, request: Request) -> None:
+        """Queue a request that is made already."""
+        self.scheduler.submit(request)
+        self.samples[request.request_id] = [[] for _ in request.samples]
+        self.tokens[request.request_id] = self.samples[request.request_id][0]
 
     def turn(self) -> Turn:
         self.turns += 1
@@ -128,10 +136,10 @@ class EngineInProcess:
                 case Tokens():
                     assert output.request_id not in self.finished, "nothing follows the end of a request"
                     assert output.request_id in self.cached, "a request starts before its tokens"
-                    self.tokens[output.request_id] += output.token_ids
+                    self.samples[output.request_id][output.sample] += output.token_ids
                 case Finished():
                     assert output.request_id not in self.finished, "a request ends once"
-                    self.finished[output.request_id] = output.sequence
+                    self.finished[output.request_id] = output.group
         return turn
 
     def _note_failure(self) -> None:

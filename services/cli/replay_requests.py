@@ -172,7 +172,7 @@ class RequestsReplay:
 
     def _end(self, recorded: RecordedRequest, finished: Finished) -> None:
         self._runner.forget(recorded.number)
-        self._output_tokens += finished.sequence.generated
+        self._output_tokens += finished.group.generated
         self._completions.append(self._now - recorded.arrival_step)
 
     def _measure(self) -> None:

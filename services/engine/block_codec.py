@@ -28,6 +28,8 @@ def step_message(step: blocks.Step) -> pb.PoolRequest:
         message.length_tokens.extend(tokens)
     if step.commits:
         _write_commits(step.commits, message.commits)
+    for parent, child, length in step.forks:
+        message.forks.add(parent=parent, child=child, length=length)
     for sequence, reason, group in step.frees:
         message.frees.add(sequence=sequence, reason=_FREE_REASONS[reason], preempted_for_group=group)
     if step.extends:

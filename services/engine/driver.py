@@ -189,9 +189,9 @@ class EngineDriver:
             case Started():
                 message.started.add(**names, cached_tokens=output.cached_tokens)
             case Tokens():
-                message.tokens.add(**names, token_ids=output.token_ids)
+                message.tokens.add(**names, sample=output.sample, token_ids=output.token_ids)
             case Finished():
                 del self._owners[output.request_id]
-                finished = finished_message(output.sequence, owner.attempt, owner.submitted_at, time.monotonic())
+                finished = finished_message(output.group, owner.attempt, owner.submitted_at, time.monotonic())
                 message.finished.append(finished)
-                self._recorder.ended(output.sequence, owner.arrival_step, self.steps)
+                self._recorder.ended(output.group, owner.arrival_step, self.steps)

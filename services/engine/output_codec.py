@@ -1,7 +1,8 @@
 """Between the engine's requests and outputs and the wire of its gateways."""
 
 from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists, RequestRefused
-from engine.request import FinishReason, Request, Sampling, Sequence, Stopping
+from engine.group import Group, Sequence
+from engine.request import FinishReason, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
 from services.duration import duration
 
@@ -13,7 +14,7 @@ _REFUSALS = {
 }
 
 # Parts of a submission that this version does not serve. A gateway of the same version never sends them.
-_UNSERVED = ("logit_rules", "beam_search", "constraint", "logprobs", "prompt_logprobs", "timeout")
+_UNSERVED = ("logit_rules", "beam_search", "constraint", "logprobs", "prompt_logprobs")
 
 
 def unserved_field(submission: engine_pb2.Submission) -> str | None:
@@ -22,8 +23,6 @@ def unserved_field(submission: engine_pb2.Submission) -> str | None:
     for name in _UNSERVED:
         if name in present:
             return name
-    if len(submission.samples) > 1 or submission.sampling.sample_count > 1:
-        return "sampling.sample_count"
     return "stopping.min_tokens" if submission.stopping.min_tokens else None
 
 
@@ -31,7 +30,8 @@ def request_of(submission: engine_pb2.Submission, eos_token_ids: frozenset[int],
     """Read a submission. `now` is the engine's clock, in seconds."""
     sampling, stopping = submission.sampling, submission.stopping
     ends = frozenset(stopping.stop_token_ids) | (frozenset() if stopping.ignore_eos else eos_token_ids)
-    generated = submission.samples[0].generated_token_ids if submission.samples else ()
+    samples = tuple(tuple(sample.generated_token_ids) for sample in submission.samples)
+    missing = max(1, sampling.sample_count) - len(samples)
     return Request(
         request_id=submission.request_id,
         prompt=tuple(submission.prompt_token_ids),
@@ -40,7 +40,8 @@ def request_of(submission: engine_pb2.Submission, eos_token_ids: frozenset[int],
         salt=submission.salt,
         priority=submission.priority,
         arrival=now - submission.age.ToTimedelta().total_seconds(),
-        generated=tuple(generated),
+        samples=samples + ((),) * missing,
+        deadline=now + submission.timeout.ToTimedelta().total_seconds() if submission.HasField("timeout") else None,
     )
 
 
@@ -55,32 +56,35 @@ def refused_message(submission: engine_pb2.Submission, refused: RequestRefused) 
     )
 
 
-def finished_message(sequence: Sequence, attempt: int, submitted_at: float, now: float) -> engine_pb2.RequestFinished:
+def finished_message(group: Group, attempt: int, submitted_at: float, now: float) -> engine_pb2.RequestFinished:
     """Write how a request ended. Times are those of the engine's clock, in seconds."""
-    assert sequence.finish is not None, "the sequence has ended"
-    scheduled = sequence.scheduled_at if sequence.scheduled_at is not None else now
-    first = sequence.first_token_at if sequence.first_token_at is not None else now
-    last = sequence.last_token_at if sequence.last_token_at is not None else first
-    end = engine_pb2.SampleEnd(reason=_finish_reason(sequence.finish), stop_token_id=sequence.stop_token)
+    scheduled = group.scheduled_at if group.scheduled_at is not None else now
+    first = group.first_token_at if group.first_token_at is not None else now
+    last = group.last_token_at if group.last_token_at is not None else first
     return engine_pb2.RequestFinished(
-        request_id=sequence.request.request_id,
+        request_id=group.request.request_id,
         attempt=attempt,
-        samples=[end],
+        samples=map(_sample_end, group.members),
         queued=duration(scheduled - submitted_at),
         prefill=duration(first - scheduled),
         decode=duration(last - first),
-        preemptions=sequence.preemptions,
-        recomputed_tokens=sequence.recomputed_tokens,
-        failure=_failure_reason(sequence),
-        detail=sequence.detail,
+        preemptions=group.preemptions,
+        recomputed_tokens=group.recomputed_tokens,
+        failure=_failure_reason(group),
+        detail=group.detail,
     )
+
+
+def _sample_end(sequence: Sequence) -> engine_pb2.SampleEnd:
+    assert sequence.finish is not None, "the sample has ended"
+    return engine_pb2.SampleEnd(reason=_finish_reason(sequence.finish), stop_token_id=sequence.stop_token)
 
 
 def _finish_reason(reason: FinishReason) -> decoding_pb2.FinishReason.ValueType:
     return decoding_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}")
 
 
-def _failure_reason(sequence: Sequence) -> engine_pb2.FailureReason.ValueType:
-    if sequence.failure is None:
+def _failure_reason(group: Group) -> engine_pb2.FailureReason.ValueType:
+    if group.failure is None:
         return engine_pb2.FAILURE_REASON_UNSPECIFIED
-    return engine_pb2.FailureReason.Value(f"FAILURE_REASON_{sequence.failure.name}")
+    return engine_pb2.FailureReason.Value(f"FAILURE_REASON_{group.failure.name}")

@@ -4,8 +4,8 @@ import secrets
 from functools import partial
 from pathlib import Path
 
+from engine.group import Group
 from engine.record import RequestsRecord
-from engine.request import Sequence
 from engine.scheduler import Scheduler
 from services.record_file import RecordFile, create, log, now
 from services.settings import InvalidSetting
@@ -38,10 +38,10 @@ class RequestsRecorder:
         self._file.write(partial(self._record.begin, engine_id, now()))
         log.info("%s: requests are recorded, as keys and lengths", path)
 
-    def ended(self, sequence: Sequence, arrival_step: int, end_step: int) -> None:
+    def ended(self, group: Group, arrival_step: int, end_step: int) -> None:
         """Record a request that ended, and which nobody changes any more."""
         if self._record and self._file:
-            self._file.write(partial(self._record.ended, sequence, arrival_step, end_step))
+            self._file.write(partial(self._record.ended, group, arrival_step, end_step))
 
     def close(self) -> None:
         """End the record, and wait some seconds at most until it is on the disk."""

@@ -85,6 +85,7 @@ def core_step(step: blocks.Step) -> kvmanager.Step:
     return kvmanager.Step(
         step=step.step,
         commits=[kvmanager.Commit(*item) for item in step.commits],
+        forks=[kvmanager.Fork(*item) for item in step.forks],
         frees=[
             kvmanager.Free(free.sequence, _FREE_REASONS[free.reason], free.preempted_for_group) for free in step.frees
         ],

@@ -37,7 +37,7 @@ class FakeRunner:
             self.fail_next = False
             raise MadeToFail
         self.plans.append(plan)
-        return [self._token(work) for work in plan.work if work.samples]
+        return [self._token(work, index) for work in plan.work if work.samples for index in work.sample_indices]
 
     def _copy(self, copies: Sequence[Copy], sources: dict[int, int], destinations: dict[int, int]) -> None:
         for source, destination in copies:
@@ -53,22 +53,22 @@ class FakeRunner:
         for position, digest in enumerate(digests, work.start):
             self._slots[self._slot(work, position)] = digest
 
-    def _token(self, work: Work) -> int:
+    def _token(self, work: Work, sample: int) -> int:
         held = [self._slots.get(self._slot(work, position), _NOTHING) for position in range(work.end)]
-        return _choice(held, work.sampling.seed, self._vocabulary)
+        return _choice(held, (work.sampling.seed, sample), self._vocabulary)
 
     def _slot(self, work: Work, position: int) -> int:
         return work.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
 
 def expected_tokens(
-    prompt: Sequence[int], seed: int, max_tokens: int, stop: frozenset[int], vocabulary: int
+    prompt: Sequence[int], seed: int, max_tokens: int, stop: frozenset[int], vocabulary: int, sample: int = 0
 ) -> list[int]:
     """Return what a request generates, whoever runs beside it."""
     digests = list(_chain(0, prompt))
     tokens: list[int] = []
     while len(tokens) < max_tokens and not (tokens and tokens[-1] in stop):
-        tokens.append(_choice(digests, seed, vocabulary))
+        tokens.append(_choice(digests, (seed, sample), vocabulary))
         digests += _chain(digests[-1], tokens[-1:])
     return tokens
 
@@ -79,5 +79,5 @@ def _chain(before: int, token_ids: Sequence[int]) -> Iterator[int]:
         yield before
 
 
-def _choice(digests: list[int], seed: int, vocabulary: int) -> int:
-    return hash((seed, *digests)) % vocabulary
+def _choice(digests: list[int], drawn: tuple[int, int], vocabulary: int) -> int:
+    return hash((drawn, *digests)) % vocabulary

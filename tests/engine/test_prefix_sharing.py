@@ -163,6 +163,6 @@ def test_a_preempted_sequence_finds_its_own_blocks_again(make: Make, random_prom
     answers = engine.generate(prompts, 50)
     victim = engine.finished["r1"]
     assert victim.preemptions == 1
-    assert victim.recomputed_tokens <= victim.lost_tokens - BLOCK
+    assert victim.recomputed_tokens <= victim.members[0].lost_tokens - BLOCK
     assert engine.cached == {"r0": 0, "r1": 0}, "started is told once, before any preemption"
     assert near_ties(engine.folder, prompts, answers, 50) <= 1

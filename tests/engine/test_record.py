@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from engine.group import Group
 from engine.record import InvalidRecord, RecordedRequest, RequestsRecord, read_header, read_request
 from engine.replay import STOP_TOKEN, MadeUpTokens
-from engine.request import Capacity, FinishReason, Request, Sampling, Sequence, Stopping
+from engine.request import Capacity, FinishReason, Request, Sampling, Stopping
 from engine.scheduler import Limits, Scheduler
 
 SIZE = 4
@@ -18,8 +19,10 @@ def ended(prompt, output=(), *, number=1, salt=b"", secret=SECRET, temperature=0
     """The line of a request that ended, read again."""
     scheduler = Scheduler(Capacity(100_000, 100_000, SIZE, 64), Limits(32, 8))
     request = Request(f"r{number}", tuple(prompt), Sampling(temperature), Stopping(20), salt, priority=3)
-    sequence = Sequence(number, request, [*prompt, *output], finish=FinishReason.STOP)
-    (line,) = RequestsRecord(scheduler, secret).ended(sequence, 5, 9)
+    group = Group.of(number, request)
+    group.members[0].tokens += output
+    group.members[0].finish = FinishReason.STOP
+    (line,) = RequestsRecord(scheduler, secret).ended(group, 5, 9)
     return line
 
 

@@ -57,8 +57,8 @@ class TestRefusals:
             (a_request(prompt=(1, -1)), "prompt.token_ids", "has -1, the vocabulary has 50 tokens"),
             (a_request(prompt=(1,) * 20, max_tokens=13), "stopping.max_tokens", "together 33.*context has 32"),
             (a_request(prompt=(1,) * 20, max_tokens=6), "stopping.max_tokens", "takes 7 blocks; the pool has 6"),
-            (a_request(generated=(3, 50)), "samples.generated_token_ids", "has 50, the vocabulary has 50 tokens"),
-            (a_request(generated=(3, 4)), "samples.generated_token_ids", "2 tokens are generated already"),
+            (a_request(samples=((3, 50),)), "samples.generated_token_ids", "has 50, the vocabulary has 50 tokens"),
+            (a_request(samples=((3, 4),)), "samples.generated_token_ids", "2 tokens are generated already"),
         ],
     )
     def test_a_request_that_can_never_be_served_is_refused(self, request_: Request, field: str, words: str) -> None:
@@ -74,14 +74,13 @@ class TestRefusals:
             a_request(prompt=(1,) * 20, max_tokens=12),
             a_request(prompt=(0, 49)),
             a_request(prompt=(1,) * 20, max_tokens=5),
-            a_request(generated=(3,)),
+            a_request(samples=((3,),)),
         ],
     )
     def test_what_just_fits_is_taken(self, request_: Request) -> None:
         blocks = 8 if request_.stopping.max_tokens == 12 else 6
         rig = Rig(device_blocks=blocks)
-        rig.scheduler.submit(request_)
-        rig.tokens["new"] = []
+        rig.take(request_)
         rig.run()
         assert rig.finished["new"].finish is FinishReason.LENGTH
 
@@ -486,8 +485,7 @@ def test_recomputed_tokens_are_those_fed_twice(seed: int) -> None:
 def test_a_request_goes_on_where_another_engine_left_it(rig: Rig, generated: int) -> None:
     whole = expected_tokens([1, 2, 3], 9, 6, frozenset(), VOCABULARY)
     sampling = Sampling(seed=9)
-    rig.scheduler.submit(Request("moved", (1, 2, 3), sampling, Stopping(6), generated=tuple(whole[:generated])))
-    rig.tokens["moved"] = []
+    rig.take(Request("moved", (1, 2, 3), sampling, Stopping(6), samples=(tuple(whole[:generated]),)))
     rig.run()
     assert rig.tokens["moved"] == whole[generated:]
     assert rig.finished["moved"].finish is FinishReason.LENGTH
@@ -580,4 +578,4 @@ def test_every_free_reason_of_an_end_is_told(rig: Rig) -> None:
         end()
         rig.run()
     assert [free.reason.name for free in rig.frees()] == list(ends)
-    assert {reason.name for reason in FreeReason} == {*ends, "PREEMPTED"}
+    assert {reason.name for reason in FreeReason} == {*ends, "PREEMPTED", "PRUNED"}

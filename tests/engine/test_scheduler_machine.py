@@ -25,6 +25,7 @@ class _Submitted:
     max_tokens: int
     stop: frozenset[int]
     seed: int
+    samples: int
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -53,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([b"", b"", b"x"]),
         stop=st.sampled_from([frozenset[int](), frozenset({2})]),
         copies=st.integers(1, 3),
+        samples=st.sampled_from([1, 1, 1, 2, 3]),
     )
     def submit(
         self,
@@ -63,9 +65,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: bytes,
         stop: frozenset[int],
         copies: int,
+        samples: int,
     ) -> None:
         capacity = self.scheduler.capacity
-        fits = -(-(len(prompt) + max_tokens - 1) // capacity.block_size) <= capacity.device_blocks
+        shared = len(prompt) // capacity.block_size
+        own = -(-(len(prompt) + max_tokens - 1) // capacity.block_size) - shared
+        fits = shared + samples * own <= capacity.device_blocks and samples <= self.scheduler.limits.max_sequences
         for _ in range(copies):
             seed = len(self.submitted)
             try:
@@ -77,12 +82,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                     priority=priority,
                     salt=salt,
                     age=age,
+                    samples=samples,
                 )
             except InvalidRequest:
                 assert not fits
                 return
             assert fits
-            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed)
+            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples)
 
     @rule(turns=st.integers(1, 8))
     def turn(self, turns: int) -> None:
@@ -126,8 +132,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def tokens_so_far_are_the_twins(self) -> None:
-        for name, tokens in self.engine.tokens.items():
-            assert tokens == self._expected(name)[: len(tokens)]
+        for name, samples in self.engine.samples.items():
+            for tokens, expected in zip(samples, self._expected(name), strict=True):
+                assert tokens == expected[: len(tokens)]
 
     @invariant()
     def every_request_is_live_or_has_ended(self) -> None:
@@ -135,16 +142,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         names = [name for state in states for name in state]
         assert sorted(names) == sorted(self.submitted), "each is in exactly one state"
 
-    def _expected(self, name: str) -> list[int]:
+    def _expected(self, name: str) -> list[list[int]]:
         asked = self.submitted[name]
-        return expected_tokens(asked.prompt, asked.seed, asked.max_tokens, asked.stop, VOCABULARY)
+        return [
+            expected_tokens(asked.prompt, asked.seed, asked.max_tokens, asked.stop, VOCABULARY, sample)
+            for sample in range(asked.samples)
+        ]
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
         self.engine.blocks.delay = 0
         self.runner.fail_next = False
-        due = sum(len(one.prompt) + one.max_tokens for one in self.submitted.values())
+        due = sum(len(one.prompt) + one.samples * one.max_tokens for one in self.submitted.values())
         for _ in range(self.away + PATIENCE + TURNS_PER_TOKEN * due):
             if self.scheduler.empty and not self.away:
                 break
@@ -154,14 +164,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.assert_released()
         self.scheduler.check_idle()
         assert self.engine.finished.keys() == self.submitted.keys()
-        for name, sequence in self.engine.finished.items():
-            self._check_end(name, sequence.finish)
+        for name, group in self.engine.finished.items():
+            for index, member in enumerate(group.members):
+                self._check_end(name, index, member.finish)
 
-    def _check_end(self, name: str, finish: FinishReason | None) -> None:
-        tokens, expected, stop = self.engine.tokens[name], self._expected(name), self.submitted[name].stop
+    def _check_end(self, name: str, sample: int, finish: FinishReason | None) -> None:
+        tokens, expected = self.engine.samples[name][sample], self._expected(name)[sample]
         if finish in (FinishReason.STOP, FinishReason.LENGTH):
             assert tokens == expected
-            assert (finish is FinishReason.STOP) == (tokens[-1] in stop)
+            assert (finish is FinishReason.STOP) == (tokens[-1] in self.submitted[name].stop)
         elif finish is FinishReason.CANCELLED:
             assert name in self.cancelled
         else:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable
 
 import kvmanager
 from engine.blocks import FreeReason, Step, StepItem, StepResult
-from engine.plan import StepPlan
-from engine.request import Capacity, Sequence
+from engine.group import Group, Sequence
+from engine.plan import StepPlan, Work
+from engine.request import Capacity
 from engine.scheduler import Finished, Limits, Scheduler
 
 
@@ -28,18 +29,19 @@ class WatchedScheduler(Scheduler):
         return plan
 
     def ask(self, plan: StepPlan | None) -> Step | None:
-        running, waiting = list(self._running), list(self._waiting)
+        running, waiting = list(self._roster.running), list(self._roster.waiting)
         asking = self.asking
         step = super().ask(plan)
         assert not (asking and step), "one Step at a time"
         if step:
             self._check_victims(running, step, plan)
             self._check_admissions(waiting, step)
+            self._check_atomic(step)
         self._check_states()
         return step
 
     def apply(self, result: StepResult) -> None:
-        asked = self._asked
+        asked = self._asking._asked
         super().apply(result)
         assert asked
         self._check_refusals_foreseen(asked, result)
@@ -48,7 +50,7 @@ class WatchedScheduler(Scheduler):
 
     def live(self) -> list[str]:
         """Ids of the requests that have not ended."""
-        return list(self._by_request)
+        return list(self._roster.by_request)
 
     def untold_ends(self) -> list[str]:
         """Ids of those whose end the next turn will tell."""
@@ -61,69 +63,102 @@ class WatchedScheduler(Scheduler):
         fed = sum(len(work.token_ids) for work in plan.work)
         assert fed <= budget
         assert len({work.sequence for work in plan.work}) == len(plan.work)
-        planned = {work.sequence for work in plan.work}
         for work in plan.work:
-            sequence = self._by_id[work.sequence]
-            assert sequence in self._running
+            sequence = self._roster.sequence(work.sequence)
+            assert sequence.group in self._roster.running
+            assert sequence.finish is None or sequence is sequence.group.trunk
             assert work.start == sequence.computed
             assert list(work.token_ids) == sequence.tokens[work.start : work.end]
             assert work.token_ids
             assert work.end <= sequence.room <= len(sequence.table) * size, "no work beyond room"
             assert list(work.block_table) == sequence.table[: -(-work.end // size)]
+            self._check_samples(sequence, work)
+        self._check_only_holders(plan)
+        self._check_nobody_left_out(plan, budget - fed)
+
+    def _check_samples(self, sequence: Sequence, work: Work) -> None:
+        group = sequence.group
+        if group.forked:
             assert work.samples == (work.end == len(sequence.tokens))
+            assert work.sample_indices == ((sequence.index,) if work.samples else ())
+        else:
+            assert work.end <= group.common, "beyond what they have in common each computes for itself"
+            fresh = [member.index for member in group.live if len(member.tokens) == work.end == group.common]
+            assert list(work.sample_indices) == fresh
+            for member in group.live:
+                assert member.tokens[: work.end] == sequence.tokens[: work.end]
+
+    def _check_only_holders(self, plan: StepPlan) -> None:
+        size = self.capacity.block_size
         written = [block for work in plan.work for block in work.block_table[work.start // size :]]
+        holders = [member.table for group in self._roster.running for member in group.members]
         for block in written:
-            holders = [sequence for sequence in self._running if block in sequence.table]
-            assert len(holders) == 1, "a block is written by its only holder"
-        for sequence in self._running:
-            able = sequence.room > sequence.computed
-            assert sequence.id in planned or not able or fed == budget, "who can take part does"
+            assert sum(block in table for table in holders) == 1, "a block is written by its only holder"
+
+    def _check_nobody_left_out(self, plan: StepPlan, budget_left: int) -> None:
+        planned = {work.sequence for work in plan.work}
+        for group in self._roster.running:
+            behind = [sequence for sequence in group.active if sequence.remaining > 1]
+            gangs = [[sequence] for sequence in behind] or ([group.active] if group.active else [])
+            for gang in gangs:
+                able = all(sequence.room > sequence.computed for sequence in gang)
+                taken = [sequence.id in planned for sequence in gang]
+                assert len(set(taken)) == 1, "the samples of a request decode together"
+                assert taken[0] or not able or budget_left < len(gang), "who can take part does"
 
     def _check_states(self) -> None:
-        groups = (self._waiting, self._running, list(self._admitting.values()))
-        for sequence in self._by_request.values():
-            assert sequence.finish is None
-            assert sum(sequence in group for group in groups) == 1, "waiting, running or admitting"
-        ended = [sequence for group in groups for sequence in group if sequence.finish is not None]
-        assert all(sequence in groups[2] for sequence in ended), "only an answer under way keeps who has ended"
-        for group in groups[:2]:
-            keys = [sequence.key for sequence in group]
+        roster = self._roster
+        groups = (roster.waiting, roster.running, list(roster.admitting.values()))
+        for group in roster.by_request.values():
+            assert not group.ended
+            assert sum(group in state for state in groups) == 1, "waiting, running or admitting"
+        ended = [group for state in groups for group in state if group.ended]
+        assert all(group in groups[2] for group in ended), "only an answer under way keeps who has ended"
+        for state in groups[:2]:
+            keys = [group.key for group in state]
             assert keys == sorted(keys)
-        assert len(self._running) + len(self._admitting) <= self.limits.max_sequences
+        for group in roster.waiting:
+            assert not any(member.table for member in group.members), "who waits holds nothing"
+        assert sum(len(group.live) for state in groups[1:] for group in state) <= self.limits.max_sequences
 
-    def _check_victims(self, running: list[Sequence], step: Step, plan: StepPlan | None) -> None:
+    def _check_victims(self, running: list[Group], step: Step, plan: StepPlan | None) -> None:
         ends = {work.sequence: work.end for work in plan.work} if plan else {}
-        for free in step.frees:
-            if free.reason is not FreeReason.PREEMPTED:
-                continue
+        preempted = [free for free in step.frees if free.reason is FreeReason.PREEMPTED]
+        while preempted:
             self.victims += 1
             victim = running.pop()
-            needy = self._by_id[free.preempted_for_group]
-            assert victim.id == free.sequence, "the victim is the largest that runs"
+            ours = [free for free in preempted if free.sequence in {member.id for member in victim.members}]
+            assert ours, "the victim is the largest that runs"
+            (needy,) = (group for group in running if group.id == ours[0].preempted_for_group)
             assert needy.key < victim.key, "nobody preempts a smaller one"
-            assert needy.room <= ends.get(needy.id, needy.computed), "nobody preempts for lookahead"
-            assert victim in self._waiting
-        assert running == self._running
+            short = [sequence.room <= ends.get(sequence.id, sequence.computed) for sequence in needy.active]
+            assert any(short), "nobody preempts for lookahead"
+            assert victim in self._roster.waiting
+            assert not any(member.table for member in victim.members), "all of it or nothing"
+            preempted = [free for free in preempted if free not in ours]
+        assert running == self._roster.running
 
-    def _check_admissions(self, waiting: list[Sequence], step: Step) -> None:
-        asked = [self._admitting[allocate.sequence] for allocate in step.allocates]
-        assert [sequence.key for sequence in asked] == sorted(sequence.key for sequence in asked)
-        for index, sequence in enumerate(waiting):
-            overtaken = sequence not in asked and any(later in asked for later in waiting[index + 1 :])
+    def _check_admissions(self, waiting: list[Group], step: Step) -> None:
+        asked = [self._roster.admitting[allocate.group] for allocate in step.allocates]
+        assert [group.key for group in asked] == sorted(group.key for group in asked)
+        for index, group in enumerate(waiting):
+            overtaken = group not in asked and any(later in asked for later in waiting[index + 1 :])
             if overtaken:
                 self.waited_for_prefix += 1
-                busy = [*self._running, *self._admitting.values()]
-                assert any(self._computes_prefix_of(sequence, other) for other in busy), "overtaken without a reason"
+                busy = [*self._roster.running, *self._roster.admitting.values()]
+                assert any(self._computes_prefix_of(group, other) for other in busy), "overtaken without a reason"
 
-    def _computes_prefix_of(self, waiting: Sequence, other: Sequence) -> bool:
+    def _computes_prefix_of(self, waiting: Group, other: Group) -> bool:
         if waiting.request.salt != other.request.salt:
             return False
         size = self.capacity.block_size
-        shareable = (min(len(waiting.tokens), len(other.tokens)) - 1) // size
-        common = sum(
-            waiting.tokens[: end * size] == other.tokens[: end * size] for end in range(1, shareable + 1)
-        )  # fmt: skip
-        return common > other.committed
+        ours, theirs = waiting.beginning, other.trunk.tokens
+        shareable = (min(len(ours), len(theirs)) - 1) // size
+        common = sum(ours[: end * size] == theirs[: end * size] for end in range(1, shareable + 1))
+        return common > other.trunk.committed
+
+    def _check_atomic(self, step: Step) -> None:
+        assert len({extend.group for extend in step.extends}) == len(step.extends), "one extend for a group"
 
     def _check_refusals_foreseen(self, asked: Step, result: StepResult) -> None:
         refused = [(refusal.item, refusal.position) for refusal in result.refusals]
@@ -138,17 +173,19 @@ class WatchedScheduler(Scheduler):
             ours = here[sequence]
             assert (ours.table, ours.room) == (held.table, held.room)
             assert ours.committed == held.committed or ours.finish is not None
-        assert self._mirror.available == pool.device.available
+        assert self._roster.mirror.available == pool.device.available
 
     def _holders(self) -> Iterable[Sequence]:
-        return [*self._running, *(sequence for sequence, _ in self._to_free)]
+        running = (member for group in self._roster.running for member in group.members if member.table)
+        return [*running, *(sequence for sequence, _ in self._roster.to_free)]
 
     def check_idle(self) -> None:
         """Nothing is left of requests that are over."""
+        roster = self._roster
         assert self.empty
-        assert not self._by_id
-        assert [self._waiting, self._running, self._admitting, self._copies] == [[], [], {}, []]
-        assert not self._claims._owners
-        assert not self._claims._claims
-        assert self._mirror.available == self.capacity.device_blocks
-        assert not +self._mirror._holders
+        assert not roster._by_id
+        assert [roster.waiting, roster.running, roster.admitting, self._asking.copies] == [[], [], {}, []]
+        assert not roster.claims._owners
+        assert not roster.claims._claims
+        assert roster.mirror.available == self.capacity.device_blocks
+        assert not +roster.mirror._holders

@@ -65,6 +65,8 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     """A step of the engine raised. -> INTERNAL"""
     FAILURE_REASON_BLOCK_MANAGER: _FailureReason.ValueType  # 2
     """The block manager was away for too long. -> UNAVAILABLE"""
+    FAILURE_REASON_DEADLINE: _FailureReason.ValueType  # 3
+    """Its time was over. -> DEADLINE_EXCEEDED"""
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
     """Why a request failed after it was taken."""
@@ -75,6 +77,8 @@ FAILURE_REASON_STEP: FailureReason.ValueType  # 1
 """A step of the engine raised. -> INTERNAL"""
 FAILURE_REASON_BLOCK_MANAGER: FailureReason.ValueType  # 2
 """The block manager was away for too long. -> UNAVAILABLE"""
+FAILURE_REASON_DEADLINE: FailureReason.ValueType  # 3
+"""Its time was over. -> DEADLINE_EXCEEDED"""
 Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
 
 class _RefusalReason:

@@ -1,0 +1,306 @@
+"""What the engine asks of the block manager: the Step that the turn after the next needs, and what its answer means.
+
+At most one Step is under way, so the count of available blocks is exact when the next is made: a shortage is foreseen,
+and the victim's free travels with the needy's extend.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from engine.blocks import (
+    Allocate,
+    Commit,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Length,
+    Refusal,
+    Step,
+    StepItem,
+    StepResult,
+)
+from engine.errors import BlockManagerBroken
+from engine.group import Group, Sequence
+from engine.plan import Copies, StepPlan, Work
+from engine.roster import Roster
+
+# Decoding asks this many tokens ahead, so that an answer may take a whole step longer without delaying anybody.
+_LOOKAHEAD_TOKENS = 1
+
+
+class Admitted(NamedTuple):
+    """A group that has its first blocks, and how many of its leading tokens were found in the cache."""
+
+    group: Group
+    cached_tokens: int
+
+
+class BlockAsking:
+    """Makes Steps, and takes their answers in."""
+
+    def __init__(self, roster: Roster) -> None:
+        self.copies: list[Copies] = []  # of answers, to be made before the next step
+        self._roster = roster
+        self._asked: Step | None = None
+        self._extended: Collection[int] = ()  # sequences that the latest Step asked room for
+        self._refused_at: int | None = None
+        self._last_step = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a Step waits for its answer."""
+        return self._asked is not None
+
+    def late_for(self, sequence: Sequence) -> bool:
+        """Return whether a sequence has no room because an answer is late, and not because the pool is full."""
+        return self._asked is not None and (sequence.id in self._extended or self._roster.mirror.available > 0)
+
+    # Answers.
+
+    def apply(self, result: StepResult) -> list[Admitted]:
+        """Take an answer in: tables, refusals, copies, and the count of available blocks. Return who was admitted."""
+        asked, roster = self._asked, self._roster
+        if asked is None or asked.step != result.step:
+            raise BlockManagerBroken(f"step {result.step} was answered, {asked and asked.step} was asked")
+        self._asked = None
+        roster.mirror.available = result.available_blocks
+        if asked.commits or result.available_blocks != self._refused_at:
+            self._refused_at = None
+        if result.device_to_host or result.host_to_device or result.copies:
+            lists = (result.device_to_host, result.host_to_device, result.copies)
+            self.copies.append(Copies(*map(tuple, lists)))
+        _check_refusals(result.refusals)
+        for change in result.tables[2 * len(asked.forks) :]:  # what the forks did is here since they were asked
+            roster.mirror.change_table(roster.sequence(change.sequence), change)
+        refused = {refusal.position for refusal in result.refusals if refusal.item is StepItem.ALLOCATE}
+        cached = {change.sequence: change.cached_tokens for change in result.tables}
+        admitted = []
+        for position, allocate in enumerate(asked.allocates):
+            group = roster.admitting.pop(allocate.group)
+            if position in refused:
+                self._stay_waiting(group)
+            else:
+                admitted.append(Admitted(group, cached[allocate.sequence]))
+        return admitted
+
+    def undo(self, available_blocks: int) -> None:
+        """The Step under way is never answered: frees, commits and forks hold, but nothing was granted."""
+        for group in self._roster.admitting.values():
+            self._stay_waiting(group)
+        self._roster.admitting.clear()
+        self._asked = self._refused_at = None
+        self._roster.mirror.available = available_blocks
+
+    def _stay_waiting(self, group: Group) -> None:
+        roster = self._roster
+        roster.claims.withdraw(group)
+        self._refused_at = roster.mirror.available
+        if group.ended:
+            roster.give_back(group.members, FreeReason.CANCELLED)
+        else:
+            roster.wait(group)
+
+    # Steps.
+
+    def ask(self, plan: StepPlan | None, now: float) -> Step | None:
+        """Make the Step that the turn after `plan` needs; None while one is under way or nothing is to be asked."""
+        if self._asked is not None:
+            return None
+        step = Step(self._last_step + 1)
+        self._commit(step)
+        self._fork(step)
+        self._free(step)
+        preempted = self._extend(step, plan)
+        if not preempted:
+            self._allocate(step, now)
+        self._tell_lengths(step)
+        if not step:
+            return None
+        self._last_step = step.step
+        self._asked = step
+        return step
+
+    def _commit(self, step: Step) -> None:
+        roster = self._roster
+        size = roster.capacity.block_size
+        holders = [member for group in roster.running for member in group.members if not member.leaving]
+        for sequence in [*holders, *(sequence for sequence, _ in roster.to_free)]:
+            done = sequence.computed // size
+            if done > sequence.committed:
+                tokens = sequence.tokens[sequence.committed * size : done * size]
+                step.commits.append(Commit(sequence.id, sequence.committed, tokens))
+                sequence.committed = done
+                roster.claims.settle(sequence.group, done)
+
+    def _fork(self, step: Step) -> None:
+        """Let the samples go their own ways where their trunk has all that they have in common."""
+        for group in self._roster.running:
+            if group.to_fork:
+                trunk = group.trunk
+                for child in group.live:
+                    if child is not trunk:
+                        step.forks.append(Fork(trunk.id, child.id, group.common))
+                        self._roster.mirror.fork(trunk, child, group.common)
+                        child.computed, child.committed, child.told = group.common, trunk.committed, trunk.told
+                group.forked = True
+                if trunk.finish is not None:
+                    self._roster.give_back([trunk], FreeReason.FINISHED)
+
+    def _free(self, step: Step) -> None:
+        roster = self._roster
+        for sequence, reason in roster.to_free:
+            step.frees.append(Free(sequence.id, reason))
+            roster.freed(sequence)
+            if sequence.group.ended:
+                roster.claims.withdraw(sequence.group)
+        roster.to_free.clear()
+
+    def _tell_lengths(self, step: Step) -> None:
+        for group in self._roster.running:
+            for sequence in group.members:
+                if sequence.table and sequence.computed != sequence.told:
+                    sequence.told = sequence.computed
+                    step.lengths.append(Length(sequence.id, sequence.computed))
+
+    def _extend(self, step: Step, plan: StepPlan | None) -> bool:
+        """Ask room for the next step, preempting where it must be; then lookahead, where blocks are left."""
+        roster, mirror = self._roster, self._roster.mirror
+        ahead = {work.sequence: work for work in plan.work} if plan else {}
+        rooms: dict[int, int] = {}
+        preempted = False
+        for group in list(roster.running):
+            needs = _needs(group, ahead)
+            if not needs or group not in roster.running:
+                continue
+            cost = mirror.cost(needs)
+            while cost > mirror.available and self._preempt_after(group, step):
+                preempted = True
+            if cost <= mirror.available:
+                mirror.available -= cost
+                rooms.update((sequence.id, room) for sequence, room in needs)
+        for group in roster.running:
+            for sequence in group.active:
+                self._look_ahead(sequence, ahead.get(sequence.id), rooms)
+        for group in roster.running:
+            if pairs := [(member.id, rooms[member.id]) for member in group.members if member.id in rooms]:
+                step.extends.append(Extend(group.id, pairs))
+        self._extended = rooms.keys()
+        return preempted
+
+    def _look_ahead(self, sequence: Sequence, work: Work | None, rooms: dict[int, int]) -> None:
+        """Ask for the rest of a prompt as far as one step's budget, or for a decoding sequence's next tokens."""
+        need = _need(sequence, work)
+        if need is None or need > max(sequence.room, rooms.get(sequence.id, 0)):
+            return
+        mirror = self._roster.mirror
+        rest = sequence.group.end_of(sequence) - need
+        if rest > 0:
+            more = min(rest, self._roster.limits.token_budget)
+        else:
+            more = _LOOKAHEAD_TOKENS if mirror.available >= self._roster.running_sequences else 0
+        wish = min(need + more, sequence.most_slots)
+        held = max(len(sequence.table), mirror.blocks_for(rooms.get(sequence.id, 0)))
+        extra = min(mirror.blocks_for(wish) - held, mirror.available)
+        if extra > 0:
+            mirror.available -= extra
+            rooms[sequence.id] = min(wish, (held + extra) * mirror.block_size)
+
+    def _preempt_after(self, needy: Group, step: Step) -> bool:
+        """Preempt the largest running group if it is larger than `needy`; return whether there was one."""
+        roster = self._roster
+        victim = roster.running[-1]
+        if victim is needy:
+            return False
+        roster.running.pop()
+        victim.preemptions += 1
+        roster.totals.preemptions += 1
+        for member in victim.members:
+            if member.table:
+                step.frees.append(Free(member.id, FreeReason.PREEMPTED, needy.id))
+                roster.freed(member)
+        roster.claims.withdraw(victim)
+        victim.gather()
+        roster.wait(victim)
+        return True
+
+    def _allocate(self, step: Step, now: float) -> None:
+        """Ask blocks for waiting groups, smallest first, as far as the next step's budget and the pool go."""
+        roster, mirror, limits = self._roster, self._roster.mirror, self._roster.limits
+        if self._refused_at is not None and mirror.available <= self._refused_at:
+            return
+        budget = limits.token_budget
+        places = limits.max_sequences - roster.running_sequences
+        places -= sum(len(group.live) for group in roster.admitting.values())
+        spare = self._spare_blocks()
+        for group in list(roster.waiting):
+            if budget <= 0 or len(group.live) > places:
+                break
+            if roster.claims.blocks(group):
+                continue
+            spare += self._blocks_beyond(group)
+            self._ask_admission(step, group, spare, now)
+            places -= len(group.live)
+            budget -= group.common
+            needed = mirror.blocks_for(group.common)
+            if needed + spare > mirror.available:
+                # Only a cached prefix can make it fit. Nobody after it is asked for, or it could be overtaken for ever.
+                break
+            granted = mirror.blocks_for(min(group.common, limits.token_budget))
+            mirror.available -= granted
+            spare += len(group.live) + needed - granted
+
+    def _spare_blocks(self) -> int:
+        """Blocks that running groups will want soon: the rest of their prompts, and one more for each sequence."""
+        return sum(
+            len(group.live) + self._roster.mirror.cost([(group.trunk, group.common)]) + self._blocks_beyond(group)
+            if not group.forked
+            else sum(1 + self._roster.mirror.cost([(member, len(member.tokens))]) for member in group.live)
+            for group in self._roster.running
+        )
+
+    def _blocks_beyond(self, group: Group) -> int:
+        """Return the blocks that samples of a group need for themselves once they are forked."""
+        if group.forked:
+            return 0
+        blocks_for, whole = self._roster.mirror.blocks_for, group.common // self._roster.capacity.block_size
+        most = sum(blocks_for(len(member.tokens)) - whole for member in group.live)
+        return most - (blocks_for(group.common) - whole)
+
+    def _ask_admission(self, step: Step, group: Group, spare: int, now: float) -> None:
+        roster, request = self._roster, group.request
+        roster.waiting.remove(group)
+        roster.admitting[group.id] = group
+        roster.claims.claim(group)
+        step.allocates.append(
+            Allocate(
+                group=group.id,
+                sequence=group.trunk.id,
+                request_id=request.request_id,
+                salt=request.salt,
+                token_ids=group.beginning,
+                compute_tokens=roster.limits.token_budget,
+                spare_blocks=spare,
+                waited_seconds=max(0.0, now - request.arrival),
+            )
+        )
+
+
+def _check_refusals(refusals: Iterable[Refusal]) -> None:
+    for refusal in refusals:
+        if refusal.item not in (StepItem.EXTEND, StepItem.ALLOCATE):
+            raise BlockManagerBroken(f"{refusal.item.name.lower()} was refused: {refusal.detail}")
+
+
+def _needs(group: Group, ahead: dict[int, Work]) -> list[tuple[Sequence, int]]:
+    """Return the sequences of a group that have no room for their next step, and the room that each needs."""
+    needs = ((sequence, _need(sequence, ahead.get(sequence.id))) for sequence in group.active)
+    return [(sequence, need) for sequence, need in needs if need is not None and need > sequence.room]
+
+
+def _need(sequence: Sequence, work: Work | None) -> int | None:
+    """Return the room that the sequence's next step needs at least, None when it has no next step of its own."""
+    if work and work.samples and sequence.generated + 1 >= sequence.request.stopping.max_tokens:
+        return None
+    need = (work.end if work else sequence.computed) + 1
+    return need if need <= sequence.most_slots else None

@@ -1,0 +1,176 @@
+"""Requests as they run: a group of sequences, one for each sample, that share what they have in common.
+
+A group begins as one sequence, its *trunk*: the tokens that all samples have in common are computed once, through the
+trunk's blocks. Then the others are forked from it, and from there on each goes its own way. A preempted group comes
+back the same way. A request of one sample is a group that needs no fork.
+"""
+
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from engine.request import Failure, FinishReason, OrderKey, Request
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One sample on its way: its tokens, and the engine's own copy of its block table.
+
+    `computed` counts the tokens whose K and V are in the cache, seen to be written; `room` those that its blocks can
+    take; `committed` the leading blocks that have keys; `told` the computed tokens that the block manager knows of.
+    `leaving` says that its blocks will be given back with the next Step.
+    """
+
+    id: int
+    group: "Group"
+    index: int
+    tokens: list[int]
+    table: list[int] = field(default_factory=list)
+    room: int = 0
+    computed: int = 0
+    committed: int = 0
+    told: int = 0
+    lost_tokens: int = 0
+    leaving: bool = False
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+
+    @property
+    def request(self) -> Request:
+        """The request that it is a sample of."""
+        return self.group.request
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are known but not computed: 1 while decoding, more while a prompt is prefilled."""
+        return self.group.end_of(self) - self.computed
+
+    @property
+    def most_slots(self) -> int:
+        """Slots it can need at most before it is forked or ends: the last token generated is never fed back."""
+        if not self.group.forked:
+            return self.group.common
+        return len(self.request.prompt) + self.request.stopping.max_tokens - 1
+
+    def append(self, token: int) -> None:
+        """Take a sampled token, and finish where it ends the sequence."""
+        self.tokens.append(token)
+        stopping = self.request.stopping
+        if token in stopping.token_ids:
+            self.finish, self.stop_token = FinishReason.STOP, token
+        elif self.generated >= stopping.max_tokens:
+            self.finish = FinishReason.LENGTH
+
+    def lose_blocks(self) -> None:
+        """Forget the table: everything has to be computed again."""
+        self.lost_tokens = max(self.lost_tokens, self.computed)
+        self.table = []
+        self.room = self.computed = self.committed = self.told = 0
+        self.leaving = False
+
+
+@dataclass(eq=False)
+class Group:
+    """All samples of a request, and what is counted of them together.
+
+    `common` counts the leading tokens that the trunk computes for all of them before they are forked.
+    """
+
+    id: int
+    request: Request
+    members: list[Sequence] = field(default_factory=list)
+    common: int = 0
+    forked: bool = False
+    started: bool = False
+    cached_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    failure: Failure | None = None
+    detail: str = ""
+
+    @classmethod
+    def of(cls, number: int, request: Request) -> "Group":
+        """Make the group of a request, with what was generated before it came here. Its sequences count from number."""
+        group = cls(number, request)
+        group.members = [
+            Sequence(number + index, group, index, [*request.prompt, *generated])
+            for index, generated in enumerate(request.samples)
+        ]
+        group.gather()
+        return group
+
+    @property
+    def key(self) -> OrderKey:
+        """Smallest is served first, largest is preempted first; kept through preemption."""
+        return (self.request.priority, self.request.arrival, self.id)
+
+    @property
+    def live(self) -> list[Sequence]:
+        """The samples that have not ended."""
+        return [member for member in self.members if member.finish is None]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all samples have ended."""
+        return all(member.finish is not None for member in self.members)
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """How the first sample ended, None while it has not."""
+        return self.members[0].finish
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of the first sample, its prompt included."""
+        return self.members[0].tokens
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far, in all samples."""
+        return sum(member.generated for member in self.members)
+
+    def gather(self) -> None:
+        """Begin as one sequence: nothing has blocks."""
+        live = self.live
+        self.trunk = live[0]
+        self.forked = len(live) == 1
+        self.common = len(self.trunk.tokens)
+        for other in live[1:]:
+            pairs = zip(self.trunk.tokens[: self.common], other.tokens, strict=False)
+            self.common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    @property
+    def active(self) -> list[Sequence]:
+        """The sequences that can go on: all live ones, or the trunk until it has what they have in common."""
+        if self.forked:
+            return self.live
+        return [self.trunk] if self.trunk.computed < self.common else []
+
+    @property
+    def to_fork(self) -> bool:
+        """Whether the trunk has all that the samples have in common, and they are not forked yet."""
+        return not self.forked and bool(self.trunk.table) and self.trunk.computed >= self.common
+
+    @property
+    def beginning(self) -> list[int]:
+        """The tokens that it needs blocks for when it begins."""
+        return self.trunk.tokens[: self.common]
+
+    def end_of(self, sequence: Sequence) -> int:
+        """Return how many tokens of a sequence are known and to be computed by it."""
+        return len(sequence.tokens) if self.forked else self.common
+
+    def sampled_by(self, sequence: Sequence, end: int) -> tuple[int, ...]:
+        """Return the indices of the samples that get a token from position `end` of a sequence."""
+        if self.forked:
+            return (sequence.index,) if end == len(sequence.tokens) else ()
+        if end < self.common:
+            return ()
+        return tuple(member.index for member in self.live if len(member.tokens) == end)

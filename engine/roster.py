@@ -1,0 +1,121 @@
+"""Who waits, who runs, and what they hold: the state that the scheduler and what it asks of the block manager share.
+
+Groups are ordered by (priority class, arrival), kept through preemption: admission and resumption take the smallest,
+preemption takes the largest, and nobody preempts a smaller one.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.blocks import FreeReason
+from engine.errors import BlockManagerBroken
+from engine.group import Group, Sequence
+from engine.mirror import Mirror
+from engine.prefix_claims import PrefixClaims
+from engine.request import Capacity, OrderKey
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a step and of the queue.
+
+    `token_budget` bounds the tokens fed in one step, `max_sequences` the sequences that hold blocks, `max_waiting` the
+    queue. Raises ValueError, naming the field, where they cannot work.
+    """
+
+    token_budget: int = 512
+    max_sequences: int = 64
+    max_waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("token_budget", "max_sequences", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.token_budget < self.max_sequences:
+            raise ValueError(
+                f"token_budget is {self.token_budget}, it must be at least max_sequences, {self.max_sequences}: "
+                "each decoding sequence takes one token of every step"
+            )
+
+
+@dataclass
+class SchedulerTotals:
+    """What has happened since the engine started."""
+
+    steps: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0  # of requests when they were begun,
+    cached_tokens: int = 0  # and those of them found in the cache
+    planned: int = 0  # sequences that took part in a step, summed over steps,
+    left_out: int = 0  # and those that did not because the block manager's answer was not there
+
+
+class Roster:
+    """The live groups by their states, and the engine's view of the pool."""
+
+    def __init__(self, capacity: Capacity, limits: Limits) -> None:
+        """Begin without groups, and with an empty pool."""
+        self.capacity = capacity
+        self.limits = limits
+        self.totals = SchedulerTotals()
+        self.mirror = Mirror(capacity.block_size, capacity.device_blocks)
+        self.claims = PrefixClaims(capacity.block_size)
+        self.waiting: list[Group] = []
+        self.running: list[Group] = []
+        self.admitting: dict[int, Group] = {}  # those whose first blocks were asked for
+        self.by_request: dict[str, Group] = {}
+        self.to_free: list[tuple[Sequence, FreeReason]] = []
+        self._by_id: dict[int, Sequence] = {}
+
+    def add(self, group: Group) -> None:
+        """Take a new group in, waiting."""
+        self.by_request[group.request.request_id] = group
+        self._by_id.update((member.id, member) for member in group.members)
+        self.wait(group)
+
+    def wait(self, group: Group) -> None:
+        """Let a group that holds no blocks wait in its place."""
+        insort(self.waiting, group, key=_key)
+
+    def run(self, group: Group) -> None:
+        """Let a group that has its first blocks run in its place."""
+        insort(self.running, group, key=_key)
+
+    def sequence(self, number: int) -> Sequence:
+        """Return a sequence of these groups. Raises BlockManagerBroken."""
+        if number not in self._by_id:
+            raise BlockManagerBroken(f"the table of sequence {number} changed, which is not known here")
+        return self._by_id[number]
+
+    @property
+    def running_sequences(self) -> int:
+        """Sequences that hold blocks, or will once they are forked."""
+        return sum(len(group.live) for group in self.running)
+
+    def give_back(self, sequences: Iterable[Sequence], reason: FreeReason) -> None:
+        """Let the next Step free what sequences hold; forget those that have ended and hold nothing."""
+        for sequence in sequences:
+            if sequence.table and not sequence.leaving:
+                sequence.leaving = True
+                self.to_free.append((sequence, reason))
+            elif not sequence.table:
+                self.forget(sequence)
+
+    def freed(self, sequence: Sequence) -> None:
+        """A sequence's blocks were given back by the Step that is being made."""
+        self.mirror.release(sequence)
+        sequence.lose_blocks()
+        self.forget(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended and holds nothing."""
+        if sequence.finish is not None:
+            self._by_id.pop(sequence.id, None)
+
+
+def _key(group: Group) -> OrderKey:
+    return group.key
