@@ -19,10 +19,12 @@ from engine.blocks import (
     Step,
     StepItem,
     StepResult,
+    TableChange,
 )
 from engine.errors import BlockManagerBroken
 from engine.group import Group, Sequence
 from engine.plan import Copies, StepPlan, Work
+from engine.preemption import Preemption, PreemptionCosts
 from engine.roster import Roster
 
 # Decoding asks this many tokens ahead, so that an answer may take a whole step longer without delaying anybody.
@@ -30,18 +32,20 @@ _LOOKAHEAD_TOKENS = 1
 
 
 class Admitted(NamedTuple):
-    """A group that has its first blocks, and how many of its leading tokens were found in the cache."""
+    """A group that has blocks, and how many leading tokens were found in the cache; None: it was swapped in."""
 
     group: Group
-    cached_tokens: int
+    cached_tokens: int | None
 
 
 class BlockAsking:
     """Makes Steps, and takes their answers in."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, costs: PreemptionCosts) -> None:
         self.copies: list[Copies] = []  # of answers, to be made before the next step
         self._roster = roster
+        self._costs = costs
+        self._moving_out: dict[int, Group] = {}  # those that the Step under way swaps out
         self._asked: Step | None = None
         self._extended: Collection[int] = ()  # sequences that the latest Step asked room for
         self._refused_at: int | None = None
@@ -65,32 +69,63 @@ class BlockAsking:
             raise BlockManagerBroken(f"step {result.step} was answered, {asked and asked.step} was asked")
         self._asked = None
         roster.mirror.available = result.available_blocks
+        roster.mirror.available_host = result.available_host_blocks
         if asked.commits or result.available_blocks != self._refused_at:
             self._refused_at = None
         if result.device_to_host or result.host_to_device or result.copies:
             lists = (result.device_to_host, result.host_to_device, result.copies)
             self.copies.append(Copies(*map(tuple, lists)))
         _check_refusals(result.refusals)
+        refused = {(refusal.item, refusal.position) for refusal in result.refusals}
+        self._stay_running(
+            group for position, group in enumerate(asked.swap_outs) if (StepItem.SWAP_OUT, position) in refused
+        )
         for change in result.tables[2 * len(asked.forks) :]:  # what the forks did is here since they were asked
-            roster.mirror.change_table(roster.sequence(change.sequence), change)
-        refused = {refusal.position for refusal in result.refusals if refusal.item is StepItem.ALLOCATE}
+            self._change_table(roster.sequence(change.sequence), change)
+        self._moving_out.clear()
         cached = {change.sequence: change.cached_tokens for change in result.tables}
+        begun = [(StepItem.SWAP_IN, position, group, None) for position, group in enumerate(asked.swap_ins)] + [
+            (StepItem.ALLOCATE, position, item.group, cached.get(item.sequence))
+            for position, item in enumerate(asked.allocates)
+        ]
         admitted = []
-        for position, allocate in enumerate(asked.allocates):
-            group = roster.admitting.pop(allocate.group)
-            if position in refused:
+        for item, position, number, tokens in begun:
+            group = roster.admitting.pop(number)
+            if (item, position) in refused:
                 self._stay_waiting(group)
             else:
-                admitted.append(Admitted(group, cached[allocate.sequence]))
+                admitted.append(Admitted(group, tokens))
         return admitted
 
-    def undo(self, available_blocks: int) -> None:
-        """The Step under way is never answered: frees, commits and forks hold, but nothing was granted."""
+    def _change_table(self, sequence: Sequence, change: TableChange) -> None:
+        mirror = self._roster.mirror
+        if sequence.group.id in self._moving_out:
+            mirror.move_out(sequence, change)
+        elif sequence.swapped:
+            mirror.move_in(sequence, change)
+        else:
+            mirror.change_table(sequence, change)
+
+    def undo(self, available_blocks: int, available_host_blocks: int) -> None:
+        """The Step under way is never answered: frees, commits and forks hold, but nothing was granted or moved."""
         for group in self._roster.admitting.values():
             self._stay_waiting(group)
         self._roster.admitting.clear()
+        self._stay_running(list(self._moving_out))
         self._asked = self._refused_at = None
         self._roster.mirror.available = available_blocks
+        self._roster.mirror.available_host = available_host_blocks
+
+    def _stay_running(self, numbers: Iterable[int]) -> None:
+        """Let groups that were to be swapped out go on: they have their blocks still."""
+        roster = self._roster
+        for number in numbers:
+            group = self._moving_out.pop(number)
+            for member in group.members:
+                roster.mirror.retake(member)
+            if group in roster.waiting:
+                roster.waiting.remove(group)
+                roster.run(group)
 
     def _stay_waiting(self, group: Group) -> None:
         roster = self._roster
@@ -125,7 +160,8 @@ class BlockAsking:
         roster = self._roster
         size = roster.capacity.block_size
         holders = [member for group in roster.running for member in group.members if not member.leaving]
-        for sequence in [*holders, *(sequence for sequence, _ in roster.to_free)]:
+        leaving = (sequence for sequence, _ in roster.to_free if not sequence.swapped)
+        for sequence in [*holders, *leaving]:
             done = sequence.computed // size
             if done > sequence.committed:
                 tokens = sequence.tokens[sequence.committed * size : done * size]
@@ -215,14 +251,37 @@ class BlockAsking:
         roster.running.pop()
         victim.preemptions += 1
         roster.totals.preemptions += 1
-        for member in victim.members:
-            if member.table:
-                step.frees.append(Free(member.id, FreeReason.PREEMPTED, needy.id))
-                roster.freed(member)
+        if self._is_swapped(victim):
+            self._swap_out(step, victim)
+        else:
+            for member in victim.members:
+                if member.table:
+                    step.frees.append(Free(member.id, FreeReason.PREEMPTED, needy.id))
+                    roster.freed(member)
+            victim.gather()
         roster.claims.withdraw(victim)
-        victim.gather()
         roster.wait(victim)
         return True
+
+    def _is_swapped(self, victim: Group) -> bool:
+        """Return whether a victim is moved to the host, where it surely fits, or computed again."""
+        roster, blocks = self._roster, victim.blocks
+        if roster.mirror.host_cost(blocks) > roster.mirror.available_host:
+            return False
+        if roster.limits.preemption is not Preemption.AUTO:
+            return roster.limits.preemption is Preemption.SWAP
+        tokens = sum(member.computed for member in victim.members)
+        return len(victim.live) > 1 or self._costs.swap_is_cheaper(tokens, len(blocks))
+
+    def _swap_out(self, step: Step, victim: Group) -> None:
+        mirror, tokens = self._roster.mirror, sum(member.computed for member in victim.members)
+        victim.swapped_tokens += tokens
+        self._roster.totals.swapped_tokens += tokens
+        step.swap_outs.append(victim.id)
+        self._moving_out[victim.id] = victim
+        mirror.available_host -= mirror.host_cost(victim.blocks)
+        for member in victim.members:
+            mirror.release(member)
 
     def _allocate(self, step: Step, now: float) -> None:
         """Ask blocks for waiting groups, smallest first, as far as the next step's budget and the pool go."""
@@ -236,6 +295,13 @@ class BlockAsking:
         for group in list(roster.waiting):
             if budget <= 0 or len(group.live) > places:
                 break
+            if group.swapped:
+                if len(group.blocks) + spare > mirror.available:
+                    break
+                self._ask_return(step, group)
+                places -= len(group.live)
+                spare += len(group.live)
+                continue
             if roster.claims.blocks(group):
                 continue
             spare += self._blocks_beyond(group)
@@ -267,6 +333,13 @@ class BlockAsking:
         most = sum(blocks_for(len(member.tokens)) - whole for member in group.live)
         return most - (blocks_for(group.common) - whole)
 
+    def _ask_return(self, step: Step, group: Group) -> None:
+        roster = self._roster
+        roster.waiting.remove(group)
+        roster.admitting[group.id] = group
+        roster.mirror.available -= len(group.blocks)
+        step.swap_ins.append(group.id)
+
     def _ask_admission(self, step: Step, group: Group, spare: int, now: float) -> None:
         roster, request = self._roster, group.request
         roster.waiting.remove(group)
@@ -288,7 +361,7 @@ class BlockAsking:
 
 def _check_refusals(refusals: Iterable[Refusal]) -> None:
     for refusal in refusals:
-        if refusal.item not in (StepItem.EXTEND, StepItem.ALLOCATE):
+        if refusal.item not in (StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCATE):
             raise BlockManagerBroken(f"{refusal.item.name.lower()} was refused: {refusal.detail}")
 
 

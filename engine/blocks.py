@@ -25,6 +25,8 @@ class StepItem(Enum):
     COMMIT = 1
     FORK = 3
     FREE = 4
+    SWAP_OUT = 5
+    SWAP_IN = 6
     EXTEND = 7
     ALLOCATE = 8
     LENGTH = 9
@@ -92,13 +94,15 @@ class Step:
     commits: list[Commit] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     frees: list[Free] = field(default_factory=list)
+    swap_outs: list[int] = field(default_factory=list)  # groups
+    swap_ins: list[int] = field(default_factory=list)
     extends: list[Extend] = field(default_factory=list)
     allocates: list[Allocate] = field(default_factory=list)
     lengths: list[Length] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Return whether anything is asked."""
-        return any((self.commits, self.forks, self.frees, self.extends, self.allocates, self.lengths))
+        return any(vars(self)[name] for name in vars(self) if name != "step")
 
 
 class TableChange(NamedTuple):
@@ -139,6 +143,7 @@ class StepResult:
     tables: Sequence[TableChange]
     copies: Sequence[Copy]
     available_blocks: int
+    available_host_blocks: int = 0
     device_to_host: Sequence[Copy] = ()
     host_to_device: Sequence[Copy] = ()
     withheld_blocks: Sequence[int] = field(default_factory=list)
@@ -149,12 +154,13 @@ class Reattached(Exception):
     """The block manager was away, and has the pool again as the engine has it.
 
     Steps that were not answered until now never will be: what they freed and committed is so, what they asked for was
-    not granted. `available_blocks` can be handed out now.
+    not granted, and nothing was moved. `available_blocks` of the device and `available_host_blocks` can be handed out.
     """
 
-    def __init__(self, available_blocks: int) -> None:
+    def __init__(self, available_blocks: int, available_host_blocks: int = 0) -> None:
         super().__init__(available_blocks)
         self.available_blocks = available_blocks
+        self.available_host_blocks = available_host_blocks
 
 
 class BlockManager(Protocol):

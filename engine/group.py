@@ -17,7 +17,7 @@ class Sequence:
 
     `computed` counts the tokens whose K and V are in the cache, seen to be written; `room` those that its blocks can
     take; `committed` the leading blocks that have keys; `told` the computed tokens that the block manager knows of.
-    `leaving` says that its blocks will be given back with the next Step.
+    `leaving` says that its blocks will be given back with the next Step; `swapped` that they are host blocks.
     """
 
     id: int
@@ -31,6 +31,7 @@ class Sequence:
     told: int = 0
     lost_tokens: int = 0
     leaving: bool = False
+    swapped: bool = False
     finish: FinishReason | None = None
     stop_token: int | None = None
 
@@ -70,7 +71,7 @@ class Sequence:
         self.lost_tokens = max(self.lost_tokens, self.computed)
         self.table = []
         self.room = self.computed = self.committed = self.told = 0
-        self.leaving = False
+        self.leaving = self.swapped = False
 
 
 @dataclass(eq=False)
@@ -89,6 +90,7 @@ class Group:
     cached_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    swapped_tokens: int = 0
     scheduled_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -152,6 +154,16 @@ class Group:
         if self.forked:
             return self.live
         return [self.trunk] if self.trunk.computed < self.common else []
+
+    @property
+    def swapped(self) -> bool:
+        """Whether its blocks are in host memory."""
+        return any(member.swapped for member in self.members)
+
+    @property
+    def blocks(self) -> set[int]:
+        """The blocks that it holds, in whichever tier."""
+        return {block for member in self.members for block in member.table}
 
     @property
     def to_fork(self) -> bool:

@@ -53,7 +53,7 @@ class Engine:
                 self.scheduler.apply(result)
                 answered += 1
         except Reattached as reattached:
-            self.scheduler.undo_asked(reattached.available_blocks)
+            self.scheduler.undo_asked(reattached.available_blocks, reattached.available_host_blocks)
             answered += 1  # answers may be there already: the loop must not sleep before it has looked
         return answered
 
@@ -70,4 +70,5 @@ class Engine:
             return self._clock() - begun
         ended = self._clock()
         self.scheduler.publish(plan, token_ids, ended)
+        self.scheduler.costs.observe(plan, ended - begun)
         return ended - begun

@@ -17,7 +17,13 @@ class Mirror:
         self.block_size = block_size
         self.device_blocks = device_blocks
         self.available = device_blocks
+        self.available_host = 0
         self._holders: Counter[int] = Counter()
+        self._host_holders: Counter[int] = Counter()
+        # Host blocks of the same contents as device blocks, and how often they had been given up by then: an entry
+        # holds until the device block is granted anew, or the host block given up.
+        self._twins: dict[int, tuple[int, int]] = {}
+        self._given_up: Counter[int] = Counter()
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks hold this many tokens."""
@@ -48,15 +54,50 @@ class Mirror:
         """Give the sequence's table its new end."""
         self._holders.subtract(sequence.table[change.first_index :])
         sequence.table[change.first_index :] = change.block_ids
+        for block in change.block_ids:
+            if not self._holders[block]:
+                self._twins.pop(block, None)
         self._holders.update(change.block_ids)
         sequence.room = change.room_tokens
 
     def release(self, sequence: Sequence) -> None:
-        """Count what freeing the sequence's table brings: the blocks that nobody else holds."""
+        """Count what giving the sequence's device blocks up brings: those that nobody else holds."""
         self._holders.subtract(sequence.table)
         self.available += sum(self._holders[block] == 0 for block in sequence.table)
+
+    def retake(self, sequence: Sequence) -> None:
+        """The sequence has its device blocks still: they were not given up."""
+        self._holders.update(sequence.table)
+
+    def move_out(self, sequence: Sequence, change: TableChange) -> None:
+        """Give the sequence its table of host blocks; what it had on the device was given up when that was asked."""
+        for block, moved in zip(sequence.table, change.block_ids, strict=True):
+            self._twins[block] = (moved, self._given_up[moved])
+        self._host_holders.update(change.block_ids)
+        sequence.table, sequence.swapped = list(change.block_ids), True
+
+    def move_in(self, sequence: Sequence, change: TableChange) -> None:
+        """Give the sequence its table of device blocks."""
+        self.release_host(sequence)
+        sequence.table, sequence.swapped = [], False
+        self.change_table(sequence, change)
+
+    def release_host(self, sequence: Sequence) -> None:
+        """Forget that the sequence holds host blocks."""
+        self._host_holders.subtract(sequence.table)
+        self._given_up.update(block for block in sequence.table if not self._host_holders[block])
+
+    def host_cost(self, blocks: Iterable[int]) -> int:
+        """Return how many host blocks device blocks take at most: some of those that are shared are there already."""
+        return sum(not self._is_on_host(block) for block in blocks)
+
+    def _is_on_host(self, block: int) -> bool:
+        moved, given_up = self._twins.get(block, (0, 0))
+        return self._host_holders[moved] > 0 and self._given_up[moved] == given_up
 
     def clear(self) -> None:
         """The pool is new: nothing is held."""
         self.available = self.device_blocks
         self._holders.clear()
+        self._host_holders.clear()
+        self._twins.clear()

@@ -74,6 +74,7 @@ class Capacity:
     vocabulary_size: int
     block_size: int
     device_blocks: int
+    host_blocks: int = 0
 
     def check(self, request: Request) -> None:
         """Raise InvalidRequest, naming the field and both numbers, when the request can never be served."""

@@ -12,6 +12,7 @@ from engine.blocks import FreeReason
 from engine.errors import BlockManagerBroken
 from engine.group import Group, Sequence
 from engine.mirror import Mirror
+from engine.preemption import Preemption
 from engine.prefix_claims import PrefixClaims
 from engine.request import Capacity, OrderKey
 
@@ -21,12 +22,14 @@ class Limits:
     """Bounds of a step and of the queue.
 
     `token_budget` bounds the tokens fed in one step, `max_sequences` the sequences that hold blocks, `max_waiting` the
-    queue. Raises ValueError, naming the field, where they cannot work.
+    queue. `preemption` is how blocks are taken from a group when others need them. Raises ValueError, naming the field,
+    where they cannot work.
     """
 
     token_budget: int = 512
     max_sequences: int = 64
     max_waiting: int = 1024
+    preemption: Preemption = Preemption.RECOMPUTE
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "max_sequences", "max_waiting"):
@@ -52,6 +55,7 @@ class SchedulerTotals:
     cached_tokens: int = 0  # and those of them found in the cache
     planned: int = 0  # sequences that took part in a step, summed over steps,
     left_out: int = 0  # and those that did not because the block manager's answer was not there
+    swapped_tokens: int = 0  # computed tokens that preemptions moved to the host
 
 
 class Roster:
@@ -107,7 +111,10 @@ class Roster:
 
     def freed(self, sequence: Sequence) -> None:
         """A sequence's blocks were given back by the Step that is being made."""
-        self.mirror.release(sequence)
+        if sequence.swapped:
+            self.mirror.release_host(sequence)
+        else:
+            self.mirror.release(sequence)
         sequence.lose_blocks()
         self.forget(sequence)
 

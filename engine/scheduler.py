@@ -12,6 +12,7 @@ from engine.blocks import FreeReason, Step, StepResult
 from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists
 from engine.group import Group, Sequence
 from engine.plan import StepPlan, Work
+from engine.preemption import PreemptionCosts
 from engine.request import Capacity, Failure, FinishReason, Request
 from engine.roster import Limits, Roster, SchedulerTotals
 
@@ -53,11 +54,13 @@ Output = Started | Tokens | Finished
 class Scheduler:
     """The queue, the running groups, and the engine's copy of their block tables."""
 
-    def __init__(self, capacity: Capacity, limits: Limits) -> None:
-        """Begin with an empty queue and an empty pool."""
+    def __init__(self, capacity: Capacity, limits: Limits, costs: PreemptionCosts | None = None) -> None:
+        """Begin with an empty queue and an empty pool. `costs` is what has been measured of preemption already."""
         self.draining = False
+        self.costs = costs or PreemptionCosts()
         self._roster = Roster(capacity, limits)
-        self._asking = BlockAsking(self._roster)
+        self._roster.mirror.available_host = capacity.host_blocks
+        self._asking = BlockAsking(self._roster, self.costs)
         self._outputs: list[Output] = []
         self._last_sequence = 0
         self._now = 0.0  # of the latest plan
@@ -122,9 +125,9 @@ class Scheduler:
         if group is not None:
             self._end(group, FinishReason.CANCELLED)
 
-    def undo_asked(self, available_blocks: int) -> None:
-        """The Step under way is never answered: its frees, commits and forks hold, but nothing was granted."""
-        self._asking.undo(available_blocks)
+    def undo_asked(self, available_blocks: int, available_host_blocks: int = 0) -> None:
+        """The Step under way is never answered: its frees, commits and forks hold, but nothing was granted or moved."""
+        self._asking.undo(available_blocks, available_host_blocks)
 
     def take_outputs(self) -> list[Output]:
         """Return what is to be told since the last call."""
@@ -146,6 +149,9 @@ class Scheduler:
         group, cached_tokens = admitted
         if group.ended:  # cancelled while its blocks were asked for
             self._roster.give_back(group.members, FreeReason.CANCELLED)
+            return
+        if cached_tokens is None:  # swapped in, as it was
+            self._roster.run(group)
             return
         trunk = group.trunk
         trunk.computed = trunk.told = cached_tokens

@@ -49,7 +49,7 @@ class FickleBlocks(InProcessBlocks):
     def receive(self) -> StepResult | None:
         if self._returned:
             self._returned, self.ready = False, True
-            raise Reattached(self._replica.available_blocks)
+            raise Reattached(self._replica.available_blocks, self._replica.available_host_blocks)
         if self._answers and self.delay:
             self.delay -= 1
             return None

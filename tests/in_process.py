@@ -18,7 +18,8 @@ class InProcessBlocks:
         observe: Callable[[kvmanager.Step, kvmanager.StepResult], None] | None = None,
         host_blocks: int = 0,
     ):
-        spec = kvmanager.PoolSpec("engine", 1, "model", capacity.block_size, capacity.device_blocks, host_blocks)
+        tiers = (capacity.device_blocks, host_blocks or capacity.host_blocks)
+        spec = kvmanager.PoolSpec("engine", 1, "model", capacity.block_size, *tiers)
         self.manager = kvmanager.KVManager(epoch=1)
         self.session = self.manager.attach(spec)
         self.ready = True

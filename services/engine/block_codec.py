@@ -32,6 +32,8 @@ def step_message(step: blocks.Step) -> pb.PoolRequest:
         message.forks.add(parent=parent, child=child, length=length)
     for sequence, reason, group in step.frees:
         message.frees.add(sequence=sequence, reason=_FREE_REASONS[reason], preempted_for_group=group)
+    message.swap_outs.extend(step.swap_outs)
+    message.swap_ins.extend(step.swap_ins)
     if step.extends:
         _write_extends(step.extends, message.extends)
     for allocate in step.allocates:
@@ -68,6 +70,7 @@ def result_of(message: pb.StepResult) -> blocks.StepResult:
         tables=_tables_of(message.tables),
         copies=list(_copies_of(message.device_to_device)),
         available_blocks=message.device.free + message.device.cached,
+        available_host_blocks=message.host.free + message.host.cached,
         device_to_host=tuple(_copies_of(message.device_to_host)),
         host_to_device=tuple(_copies_of(message.host_to_device)),
         withheld_blocks=list(message.withheld_blocks),

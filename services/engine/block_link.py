@@ -41,6 +41,7 @@ class _Attached:
 
     outgoing: _Outgoing
     available_blocks: int
+    available_host_blocks: int
     again: bool
 
 
@@ -99,7 +100,7 @@ class BlockLink:
                 case _Attached() as attached:
                     self._sending = attached.outgoing
                     if attached.again:
-                        raise Reattached(attached.available_blocks)
+                        raise Reattached(attached.available_blocks, attached.available_host_blocks)
         return None
 
     # Called on the event loop.
@@ -158,7 +159,9 @@ class BlockLink:
         self.detached.clear()
         self.attached.set()
         self._sessions += 1
-        self._tell(_Attached(self._outgoing, self._replica.available_blocks, again=self._sessions > 1))
+        replica = self._replica
+        again = self._sessions > 1
+        self._tell(_Attached(self._outgoing, replica.available_blocks, replica.available_host_blocks, again))
         while isinstance(response := await call.read(), pb.PoolResponse):
             if not self._take(result_of(response.result)):
                 break

@@ -36,6 +36,11 @@ class Replica:
         """Blocks that can be handed out."""
         return self._pool.device.available
 
+    @property
+    def available_host_blocks(self) -> int:
+        """Host blocks that can be handed out."""
+        return self._pool.host.available
+
     def sent(self, step: blocks.Step) -> None:
         """Remember a Step until its answer comes."""
         self._unanswered.append(core_step(step))
@@ -50,11 +55,12 @@ class Replica:
     def settle(self) -> kvmanager.PoolReport:
         """Describe the pool as the engine has it now, when the answers under way will never come.
 
-        What was freed or computed is so whether the manager heard of it or not; what was asked for was not granted.
+        What was freed, forked or computed is so whether the manager heard of it or not; what was asked for was not
+        granted, and nothing was moved, because nobody made the copies.
         """
         while self._unanswered:
             step = self._unanswered.popleft()
-            self._pool.apply(replace(step, extends=(), allocates=()))
+            self._pool.apply(replace(step, swap_outs=(), swap_ins=(), extends=(), allocates=()))
         if not self._pool.last_step:
             return kvmanager.PoolReport()
         return kvmanager.report_of(self._pool)
@@ -62,7 +68,7 @@ class Replica:
 
 def _compared(result: blocks.StepResult) -> tuple[object, ...]:
     tables = [(change.sequence, list(change.block_ids)) for change in result.tables]
-    return result.step, result.available_blocks, tables
+    return result.step, result.available_blocks, result.available_host_blocks, tables
 
 
 def engine_result(result: kvmanager.StepResult) -> blocks.StepResult:
@@ -73,6 +79,7 @@ def engine_result(result: kvmanager.StepResult) -> blocks.StepResult:
         tables=[blocks.TableChange(*change) for change in result.tables],
         copies=[blocks.Copy(*copy) for copy in result.copies],
         available_blocks=result.device.available,
+        available_host_blocks=result.host.available,
         device_to_host=tuple(blocks.Copy(*copy) for copy in result.device_to_host),
         host_to_device=tuple(blocks.Copy(*copy) for copy in result.host_to_device),
         withheld_blocks=result.withheld,
@@ -89,6 +96,8 @@ def core_step(step: blocks.Step) -> kvmanager.Step:
         frees=[
             kvmanager.Free(free.sequence, _FREE_REASONS[free.reason], free.preempted_for_group) for free in step.frees
         ],
+        swap_outs=list(step.swap_outs),
+        swap_ins=list(step.swap_ins),
         extends=[kvmanager.Extend(*item) for item in step.extends],
         allocates=[kvmanager.Allocate(*item) for item in step.allocates],
         lengths=list(step.lengths),

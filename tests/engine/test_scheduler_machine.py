@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.errors import InvalidRequest
+from engine.preemption import Preemption
 from engine.request import Capacity, FinishReason, Sampling
 from engine.scheduler import Limits
 from tests.engine.fake_runner import FakeRunner, expected_tokens
@@ -34,10 +35,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         device_blocks=st.integers(2, 12),
         token_budget=st.integers(1, 12),
         max_sequences=st.integers(1, 6),
+        host_blocks=st.integers(0, 12),
+        preemption=st.sampled_from(Preemption),
     )
-    def begin(self, block_size: int, device_blocks: int, token_budget: int, max_sequences: int) -> None:
-        capacity = Capacity(CONTEXT, VOCABULARY, block_size, device_blocks)
-        self.scheduler = WatchedScheduler(capacity, Limits(token_budget, min(max_sequences, token_budget)))
+    def begin(
+        self,
+        block_size: int,
+        device_blocks: int,
+        token_budget: int,
+        max_sequences: int,
+        host_blocks: int,
+        preemption: Preemption,
+    ) -> None:
+        capacity = Capacity(CONTEXT, VOCABULARY, block_size, device_blocks, host_blocks)
+        limits = Limits(token_budget, min(max_sequences, token_budget), preemption=preemption)
+        self.scheduler = WatchedScheduler(capacity, limits)
         self.runner = FakeRunner(block_size, VOCABULARY)
         self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
         self.scheduler.pool = lambda: self.engine.blocks.pool

@@ -19,6 +19,7 @@ class WatchedScheduler(Scheduler):
             kvmanager.PoolSpec("nobody", 1, "", capacity.block_size, capacity.device_blocks)
         )
         self.victims = 0
+        self.swapped = 0
         self.waited_for_prefix = 0
 
     def plan(self, now: float) -> StepPlan | None:
@@ -118,28 +119,35 @@ class WatchedScheduler(Scheduler):
             keys = [group.key for group in state]
             assert keys == sorted(keys)
         for group in roster.waiting:
-            assert not any(member.table for member in group.members), "who waits holds nothing"
+            on_device = [member for member in group.members if member.table and not member.swapped]
+            assert not on_device or group.id in self._asking._moving_out, "who waits holds no device block"
         assert sum(len(group.live) for state in groups[1:] for group in state) <= self.limits.max_sequences
 
     def _check_victims(self, running: list[Group], step: Step, plan: StepPlan | None) -> None:
         ends = {work.sequence: work.end for work in plan.work} if plan else {}
         preempted = [free for free in step.frees if free.reason is FreeReason.PREEMPTED]
-        while preempted:
+        swapped = set(step.swap_outs)
+        while preempted or swapped:
             self.victims += 1
             victim = running.pop()
+            assert victim in self._roster.waiting
+            if victim.id in swapped:
+                swapped.remove(victim.id)
+                self.swapped += 1
+                continue
             ours = [free for free in preempted if free.sequence in {member.id for member in victim.members}]
             assert ours, "the victim is the largest that runs"
             (needy,) = (group for group in running if group.id == ours[0].preempted_for_group)
             assert needy.key < victim.key, "nobody preempts a smaller one"
             short = [sequence.room <= ends.get(sequence.id, sequence.computed) for sequence in needy.active]
             assert any(short), "nobody preempts for lookahead"
-            assert victim in self._roster.waiting
             assert not any(member.table for member in victim.members), "all of it or nothing"
             preempted = [free for free in preempted if free not in ours]
         assert running == self._roster.running
 
     def _check_admissions(self, waiting: list[Group], step: Step) -> None:
-        asked = [self._roster.admitting[allocate.group] for allocate in step.allocates]
+        numbers = [*step.swap_ins, *(allocate.group for allocate in step.allocates)]
+        asked = sorted((self._roster.admitting[number] for number in numbers), key=lambda group: group.key)
         assert [group.key for group in asked] == sorted(group.key for group in asked)
         for index, group in enumerate(waiting):
             overtaken = group not in asked and any(later in asked for later in waiting[index + 1 :])
@@ -171,13 +179,15 @@ class WatchedScheduler(Scheduler):
         assert pool.sequences.keys() == here.keys()
         for sequence, held in pool.sequences.items():
             ours = here[sequence]
-            assert (ours.table, ours.room) == (held.table, held.room)
+            assert (ours.table, ours.room, ours.swapped) == (held.table, held.room, held.swapped)
             assert ours.committed == held.committed or ours.finish is not None
-        assert self._roster.mirror.available == pool.device.available
+        mirror = self._roster.mirror
+        assert (mirror.available, mirror.available_host) == (pool.device.available, pool.host.available)
 
     def _holders(self) -> Iterable[Sequence]:
-        running = (member for group in self._roster.running for member in group.members if member.table)
-        return [*running, *(sequence for sequence, _ in self._roster.to_free)]
+        groups = [*self._roster.running, *self._roster.waiting, *self._roster.admitting.values()]
+        holding = (member for group in groups for member in group.members if member.table and not member.leaving)
+        return [*holding, *(sequence for sequence, _ in self._roster.to_free)]
 
     def check_idle(self) -> None:
         """Nothing is left of requests that are over."""
@@ -188,4 +198,6 @@ class WatchedScheduler(Scheduler):
         assert not roster.claims._owners
         assert not roster.claims._claims
         assert roster.mirror.available == self.capacity.device_blocks
+        assert roster.mirror.available_host == self.capacity.host_blocks
+        assert not +roster.mirror._host_holders
         assert not +roster.mirror._holders
