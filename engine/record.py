@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.group import Group
 from engine.group import Sequence as EngineSequence
+from engine.preemption import Preemption
 from engine.request import FinishReason
 from engine.scheduler import Scheduler
 
@@ -42,6 +43,8 @@ class RecordSettings:
     device_blocks: int
     token_budget: int
     max_sequences: int
+    host_blocks: int = 0
+    preemption: str = Preemption.RECOMPUTE.value
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,12 @@ class RequestsRecord:
         """Begin a record of this scheduler's requests. `secret` is random, and known to nobody else."""
         capacity, limits = scheduler.capacity, scheduler.limits
         self._settings = RecordSettings(
-            capacity.block_size, capacity.device_blocks, limits.token_budget, limits.max_sequences
+            capacity.block_size,
+            capacity.device_blocks,
+            limits.token_budget,
+            limits.max_sequences,
+            capacity.host_blocks,
+            limits.preemption.value,
         )
         self._secret = secret
         self._requests = 0

@@ -13,6 +13,7 @@ from engine.group import Group
 from engine.loop import Engine, Turn
 from engine.model import LoadedModel, load_model
 from engine.plan import Runner
+from engine.preemption import Preemption
 from engine.request import Capacity, Request, Sampling, Stopping
 from engine.runner import ModelRunner
 from engine.scheduler import Finished, Limits, Scheduler, Started, Tokens
@@ -185,17 +186,21 @@ class ModelEngine(EngineInProcess):
         device_blocks: int = 256,
         token_budget: int = 512,
         max_sequences: int = 64,
+        host_blocks: int = 0,
+        preemption: Preemption = Preemption.RECOMPUTE,
         observe: Observer | None = None,
     ) -> None:
         self.folder = folder
         self.loaded = loaded_model(folder)
-        capacity = Capacity(self.loaded.context_tokens, self.loaded.vocabulary_size, block_size, device_blocks)
-        self.backend = self.make_backend(block_size, device_blocks)
+        sizes = (self.loaded.context_tokens, self.loaded.vocabulary_size, block_size, device_blocks, host_blocks)
+        capacity = Capacity(*sizes)
+        self.backend = self.make_backend(block_size, device_blocks, host_blocks)
         runner = ModelRunner(self.loaded, self.backend, block_size)
-        super().__init__(runner, capacity, Limits(token_budget, min(max_sequences, token_budget)), observe)
+        limits = Limits(token_budget, min(max_sequences, token_budget), preemption=preemption)
+        super().__init__(runner, capacity, limits, observe)
 
-    def make_backend(self, block_size: int, device_blocks: int) -> TorchBackend:
-        return TorchBackend(self.loaded.geometry, block_size, device_blocks)
+    def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> TorchBackend:
+        return TorchBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)
 
 
 @functools.cache

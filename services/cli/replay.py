@@ -28,6 +28,7 @@ _LABELS = {
     "output_tokens": "tokens generated",
     "preemptions": "preemptions",
     "recomputed_tokens": "tokens recomputed",
+    "swapped_tokens": "tokens swapped out",
     "peak_held_blocks": "blocks held at the peak",
     "waste": "granted slots that held no token",
     "completion_steps_mean": "steps to completion, mean",
@@ -64,8 +65,6 @@ def replay(file: str, options: Options, as_json: bool) -> int:
 
     Raises click.UsageError, naming the option, for what cannot be asked for.
     """
-    if options.preemption not in (None, "recompute"):
-        raise click.UsageError(f"--preemption {options.preemption} is not served: this version recomputes")
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         with Path(file).open("rb") as opened, _progress(errors) as progress:
@@ -176,7 +175,6 @@ def _replay_requests(first: str, lines: _Lines, options: Options, as_json: bool,
             settings,
             found,
             recorded.block_size,
-            host_blocks=options.host_blocks or 0,
             prefix_cache=not options.no_prefix_cache,
         )
     except ValueError as error:
@@ -204,6 +202,8 @@ def _settings(recorded: RecordSettings, options: Options) -> RecordSettings:
         device_blocks=options.device_blocks or max(1, recorded.device_blocks * recorded.block_size // size),
         token_budget=options.token_budget or recorded.token_budget,
         max_sequences=options.max_sequences or recorded.max_sequences,
+        host_blocks=recorded.host_blocks if options.host_blocks is None else options.host_blocks,
+        preemption=options.preemption or recorded.preemption,
     )
 
 

@@ -12,11 +12,12 @@ import kvmanager
 from engine import blocks
 from engine.errors import RequestRefused
 from engine.loop import Engine
+from engine.preemption import Preemption
 from engine.record import RecordedRequest, RecordSettings
 from engine.replay import STOP_TOKEN, MadeUpTokens, ReplayRunner
 from engine.request import Capacity, Request, Sampling, Stopping
 from engine.scheduler import Finished, Limits, Scheduler
-from services.engine.replica import core_step
+from services.engine.replica import core_step, engine_result
 
 _ANY = 2**31 - 1  # tokens of context, ids of the vocabulary, requests that wait: without bounds
 
@@ -42,6 +43,7 @@ class Figures:
     output_tokens: int
     preemptions: int
     recomputed_tokens: int
+    swapped_tokens: int
     peak_held_blocks: int
     waste: float
     completion_steps_mean: float
@@ -64,7 +66,7 @@ class _CoreBlocks:
         asked = core_step(step)
         if not self._prefix_cache:
             asked = replace(asked, allocates=[_alone(one, step.step) for one in asked.allocates])
-        self._answers.append(_answer(self.manager.apply(self.session, asked)))
+        self._answers.append(engine_result(self.manager.apply(self.session, asked)))
 
     def receive(self) -> blocks.StepResult | None:
         return self._answers.popleft() if self._answers else None
@@ -73,18 +75,6 @@ class _CoreBlocks:
 def _alone(allocate: kvmanager.Allocate, step: int) -> kvmanager.Allocate:
     """Give an allocate a salt that no other one has, nor itself when it comes again after a preemption."""
     return allocate._replace(salt=f"{allocate.sequence} {step}".encode())
-
-
-def _answer(result: kvmanager.StepResult) -> blocks.StepResult:
-    return blocks.StepResult(
-        step=result.step,
-        refusals=[blocks.Refusal(blocks.StepItem[one.item.name], one.position, one.detail) for one in result.refusals],
-        tables=[blocks.TableChange(*change) for change in result.tables],
-        copies=[blocks.Copy(*copy) for copy in result.copies],
-        available_blocks=result.device.available,
-        device_to_host=tuple(blocks.Copy(*copy) for copy in result.device_to_host),
-        host_to_device=tuple(blocks.Copy(*copy) for copy in result.host_to_device),
-    )
 
 
 class RequestsReplay:
@@ -96,7 +86,6 @@ class RequestsReplay:
         requests: Sequence[RecordedRequest],
         recorded_block_size: int,
         *,
-        host_blocks: int = 0,
         prefix_cache: bool = True,
     ) -> None:
         """Put scheduler and pool together. `settings` are those of this run. Raises ValueError where none can be so."""
@@ -111,9 +100,11 @@ class RequestsReplay:
         self._completions: list[int] = []
         self._waste: list[float] = []
         self._output_tokens = 0
-        capacity = Capacity(_ANY, _ANY, settings.block_size, settings.device_blocks)
-        self._scheduler = Scheduler(capacity, Limits(settings.token_budget, settings.max_sequences, _ANY))
-        spec = kvmanager.PoolSpec("replay", 1, "none", settings.block_size, settings.device_blocks, host_blocks)
+        capacity = Capacity(_ANY, _ANY, settings.block_size, settings.device_blocks, settings.host_blocks)
+        limits = Limits(settings.token_budget, settings.max_sequences, _ANY, Preemption(settings.preemption))
+        self._scheduler = Scheduler(capacity, limits)
+        tiers = (settings.device_blocks, settings.host_blocks)
+        spec = kvmanager.PoolSpec("replay", 1, "none", settings.block_size, *tiers)
         self._blocks = _CoreBlocks(spec, prefix_cache=prefix_cache)
         self._engine = Engine(self._scheduler, self._runner, self._blocks, lambda: float(self._now))
 
@@ -194,6 +185,7 @@ class RequestsReplay:
             output_tokens=self._output_tokens,
             preemptions=totals.preemptions,
             recomputed_tokens=totals.recomputed_tokens,
+            swapped_tokens=totals.swapped_tokens,
             peak_held_blocks=self._blocks.session.totals.peak_held_blocks,
             waste=fmean(self._waste) if self._waste else 0.0,
             completion_steps_mean=fmean(completions),

@@ -1,15 +1,20 @@
 """Puts an engine together from its settings: model, cache, backend, scheduler. Takes seconds; run it on a thread."""
 
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
 from engine.attention import TorchBackend
+from engine.attention.backend import Direction
+from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.model import LoadedModel, load_model
+from engine.preemption import PreemptionCosts
 from engine.request import Capacity
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
@@ -17,6 +22,7 @@ from services.engine.settings import EngineSettings
 from services.settings import InvalidSetting
 
 _MIB = 1024 * 1024
+_MEASURED_COPIES = 8
 
 log = logging.getLogger("quire.engine")
 
@@ -44,10 +50,28 @@ def assemble(settings: EngineSettings) -> EngineParts:
         vocabulary_size=loaded.vocabulary_size,
         block_size=settings.block_size,
         device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
+        host_blocks=settings.host_blocks,
     )
-    backend = TorchBackend(loaded.geometry, capacity.block_size, capacity.device_blocks, loaded.dtype, device)
-    scheduler = Scheduler(capacity, settings.limits())
+    tiers = (capacity.device_blocks, loaded.dtype, device, capacity.host_blocks)
+    backend = TorchBackend(loaded.geometry, capacity.block_size, *tiers)
+    scheduler = Scheduler(capacity, settings.limits(), PreemptionCosts(_seconds_per_swapped_block(backend)))
     return EngineParts(loaded, scheduler, ModelRunner(loaded, backend, capacity.block_size))
+
+
+def _seconds_per_swapped_block(backend: TorchBackend) -> float:
+    """Measure how long a block takes to the host tier; 0 where there is none."""
+    if backend.host_cache is None:
+        return 0.0
+    # The blocks are empty yet, so it does not matter that all of them are copied to one.
+    copies = [Copy(1, 1)] * _MEASURED_COPIES
+    seconds = []
+    for _ in range(_MEASURED_COPIES):
+        begun = time.perf_counter()
+        backend.swap(copies, Direction.DEVICE_TO_HOST)
+        if backend.cache.is_cuda:
+            torch.cuda.synchronize(backend.cache.device)
+        seconds.append((time.perf_counter() - begun) / len(copies))
+    return median(seconds)
 
 
 def _device(name: str) -> torch.device:

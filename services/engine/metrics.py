@@ -51,6 +51,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = (
         "Tokens computed once more after a preemption: its price.",
         lambda figures: figures.totals.recomputed_tokens,
     ),
+    (
+        "quire_swapped_tokens",
+        "Computed tokens that preemptions moved to host memory, instead of computing them again.",
+        lambda figures: figures.totals.swapped_tokens,
+    ),
 )
 
 

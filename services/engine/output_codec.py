@@ -70,6 +70,7 @@ def finished_message(group: Group, attempt: int, submitted_at: float, now: float
         decode=duration(last - first),
         preemptions=group.preemptions,
         recomputed_tokens=group.recomputed_tokens,
+        swapped_tokens=group.swapped_tokens,
         failure=_failure_reason(group),
         detail=group.detail,
     )

@@ -70,6 +70,7 @@ class EngineService:
             model_fingerprint=parts.loaded.fingerprint,
             block_size=capacity.block_size,
             device_blocks=capacity.device_blocks,
+            host_blocks=capacity.host_blocks,
             model=self._settings.served_name(),
         )
         link = BlockLink(self._settings.kvmanager, spec, lambda: driver.wake())

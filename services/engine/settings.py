@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from engine.preemption import Preemption
 from engine.scheduler import Limits
 from services.settings import InvalidSetting, check, setting
 
@@ -30,6 +31,14 @@ class EngineSettings:
     block_size: int = setting(16, "Tokens that one KV block holds.", least=1, most=4096)
     device_blocks: int = setting(0, "Blocks of the pool. 0: as many as --cache-mib holds.", least=0)
     cache_mib: int = setting(1024, "Memory for the KV cache in MiB, unless --device-blocks is given.", least=1)
+    host_blocks: int = setting(
+        0, "Blocks of host memory, for preempted requests and for prefixes that the pool has no room for.", least=0
+    )
+    preemption: str = setting(
+        "auto",
+        "How a request gives its blocks up: computed again, swapped to host blocks, or what costs less.",
+        choices=tuple(way.value for way in Preemption),
+    )
     token_budget: int = setting(512, "Tokens fed in one step at most, prompts and decoding together.", least=1)
     max_sequences: int = setting(64, "Sequences that hold blocks at the same time at most.", least=1)
     max_waiting: int = setting(1024, "Requests that wait for blocks at most.", least=1)
@@ -54,7 +63,7 @@ class EngineSettings:
 
     def limits(self) -> Limits:
         """Return the bounds of a step and of the queue."""
-        return Limits(self.token_budget, self.max_sequences, self.max_waiting)
+        return Limits(self.token_budget, self.max_sequences, self.max_waiting, Preemption(self.preemption))
 
     def served_name(self) -> str:
         """Return the name under which clients ask for the model."""

@@ -154,6 +154,7 @@ class Generation:
                 cached_tokens=self.cached_tokens,
                 generated_tokens=self.generated_tokens,
                 recomputed_tokens=finished.recomputed_tokens,
+                swapped_tokens=finished.swapped_tokens,
             ),
             timing=gateway_pb2.Timing(
                 queued=finished.queued,

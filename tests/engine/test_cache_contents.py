@@ -45,7 +45,7 @@ class ObservedEngine(ModelEngine):
             observe=self.chains,
         )
 
-    def make_backend(self, block_size: int, device_blocks: int) -> RaisingBackend:
+    def make_backend(self, block_size: int, device_blocks: int, _host_blocks: int) -> RaisingBackend:
         self.raising = RaisingBackend(self.loaded.geometry, block_size, device_blocks)
         # What was never written must not be taken for zeros that happen to be right.
         self.raising.cache.fill_(1e4)

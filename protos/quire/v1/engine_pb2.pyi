@@ -490,6 +490,7 @@ class RequestFinished(_message.Message):
     RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    SWAPPED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
@@ -502,6 +503,8 @@ class RequestFinished(_message.Message):
     """Why, when a sample ended with FINISH_REASON_FAILED,"""
     detail: _builtins.str
     """and in words."""
+    swapped_tokens: _builtins.int
+    """Computed tokens moved to host memory by preemptions."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleEnd]:
         """One for each sample, in order."""
@@ -531,10 +534,11 @@ class RequestFinished(_message.Message):
         recomputed_tokens: _builtins.int = ...,
         failure: Global___FailureReason.ValueType = ...,
         detail: _builtins.str = ...,
+        swapped_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill", "queued", b"queued"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode", b"decode", "detail", b"detail", "failure", b"failure", "preemptions", b"preemptions", "prefill", b"prefill", "queued", b"queued", "recomputed_tokens", b"recomputed_tokens", "request_id", b"request_id", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode", b"decode", "detail", b"detail", "failure", b"failure", "preemptions", b"preemptions", "prefill", b"prefill", "queued", b"queued", "recomputed_tokens", b"recomputed_tokens", "request_id", b"request_id", "samples", b"samples", "swapped_tokens", b"swapped_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

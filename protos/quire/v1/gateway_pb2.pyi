@@ -523,6 +523,7 @@ class Usage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
     RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    SWAPPED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_tokens: _builtins.int
@@ -531,6 +532,8 @@ class Usage(_message.Message):
     """Tokens generated, all samples together, up to and including a stop token."""
     recomputed_tokens: _builtins.int
     """Tokens computed again after preemptions."""
+    swapped_tokens: _builtins.int
+    """Computed tokens moved to host memory by preemptions, and back."""
     def __init__(
         self,
         *,
@@ -538,10 +541,11 @@ class Usage(_message.Message):
         cached_tokens: _builtins.int = ...,
         generated_tokens: _builtins.int = ...,
         recomputed_tokens: _builtins.int = ...,
+        swapped_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "swapped_tokens", b"swapped_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -142,13 +142,14 @@ def test_a_request_that_ended_without_a_token_is_left_out(tmp_path: Path) -> Non
     assert (said["requests"], said["left_out"]) == (1, 1)
 
 
-@pytest.mark.parametrize("how", ["swap", "auto"])
-def test_preemption_by_swapping_is_refused_by_name(how: str, tmp_path: Path) -> None:
+def test_preemption_by_swapping_computes_no_token_again(tmp_path: Path) -> None:
     path = busy_engine(1).save(tmp_path)
-    refused = replay(path, "--preemption", how)
-    assert refused.exit_code == 2
-    assert f"--preemption {how} is not served: this version recomputes" in refused.stderr
-    assert replay(path, "--preemption", "recompute").exit_code == 0
+    recomputed = figures(path, "--preemption", "recompute")
+    swapped = figures(path, "--preemption", "swap", "--host-blocks", "64")
+    assert recomputed["recomputed_tokens"] > 0 == recomputed["swapped_tokens"]
+    assert swapped["swapped_tokens"] > 0 == swapped["recomputed_tokens"]
+    nowhere_to_go = figures(path, "--preemption", "swap")
+    assert nowhere_to_go | {"settings": None} == recomputed | {"settings": None}
 
 
 def test_limits_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
