@@ -75,7 +75,7 @@ def test_clients_ask_for_a_model_by_the_end_of_its_name_unless_told_otherwise() 
 def another_value(field: "dataclasses.Field[Any]") -> Any:
     """Return a value that is not the default, within bounds."""
     if field.metadata["choices"]:
-        return field.metadata["choices"][-1]
+        return next(choice for choice in reversed(field.metadata["choices"]) if choice != field.default)
     if isinstance(field.default, str):
         return "something else"
     return field.default + 3
