@@ -39,6 +39,7 @@ class Tokens(NamedTuple):
     request_id: str
     token_ids: list[int]
     sample: int = 0
+    end: Sequence | None = None  # the sample, if it ended with them
 
 
 class Finished(NamedTuple):
@@ -108,12 +109,12 @@ class Scheduler:
             raise EngineUnavailable("the engine is draining")
         if request.request_id in self._roster.by_request:
             raise RequestExists(f"request_id {request.request_id!r} is live", "request_id")
-        self.capacity.check(request)
         samples, most = len(request.samples), self.limits.max_sequences
         if not 1 <= samples <= most:
             raise InvalidRequest(
                 f"sampling.sample_count is {samples}, this engine runs 1 to {most} sequences", "sampling.sample_count"
             )
+        self.capacity.check(request)
         if self.waiting >= self.limits.max_waiting:
             raise QueueFull(f"{self.waiting} requests wait already, which is the limit")
         self._roster.add(Group.of(self._last_sequence + 1, request))
@@ -124,6 +125,20 @@ class Scheduler:
         group = self._roster.by_request.get(request_id)
         if group is not None:
             self._end(group, FinishReason.CANCELLED)
+
+    def end_sample(self, request_id: str, index: int) -> None:
+        """End one sample of a request, as a stop does; what is unknown or has ended is ignored."""
+        group = self._roster.by_request.get(request_id)
+        if group is None or not 0 <= index < len(group.members) or group.members[index].finish is not None:
+            return
+        member = group.members[index]
+        member.finish = FinishReason.STOP
+        if group.ended:
+            self._close(group)
+        elif group.id not in self._roster.admitting:
+            self._let_go(member)
+            if not any(other.table for other in group.members):
+                group.gather()
 
     def undo_asked(self, available_blocks: int, available_host_blocks: int = 0) -> None:
         """The Step under way is never answered: its frees, commits and forks hold, but nothing was granted or moved."""
@@ -262,13 +277,19 @@ class Scheduler:
             if group.first_token_at is None:
                 group.first_token_at = now
             group.last_token_at = now
-            self._outputs.append(Tokens(group.request.request_id, [token], index))
-            if member.finish is not None and not group.ended and (group.forked or member is not group.trunk):
-                self._roster.give_back([member], _FREE_REASONS[member.finish])
+            end = None if member.finish is None else member
+            self._outputs.append(Tokens(group.request.request_id, [token], index, end))
+            self._let_go(member)
         if group.ended:
             self._close(group)
         elif not any(member.table for member in group.members):
             group.gather()  # it was preempted while the step ran, and comes back with these tokens too
+
+    def _let_go(self, member: Sequence) -> None:
+        """Let a sample that has ended give its blocks back; a trunk is needed until the others are forked from it."""
+        group = member.group
+        if member.finish is not None and not group.ended and (group.forked or member is not group.trunk):
+            self._roster.give_back([member], _FREE_REASONS[member.finish])
 
     def fail(self, plan: StepPlan, detail: str) -> None:
         """A step was not done: end its requests. What earlier steps computed stays committed and cached."""

@@ -17,7 +17,7 @@ from engine.scheduler import Finished, Output, Started, Tokens
 from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
 from services.engine.observer import EngineFigures, EngineObserver
-from services.engine.output_codec import finished_message, refused_message, request_of
+from services.engine.output_codec import finished_message, refused_message, request_of, sample_end
 from services.engine.recording import RequestsRecorder
 
 _POLL_SECONDS_WITHOUT_KVMANAGER = 0.2
@@ -155,7 +155,10 @@ class EngineDriver:
     def _cancel(self, link: GatewayLink, cancel: engine_pb2.Cancel) -> None:
         owner = self._owners.get(cancel.request_id)
         if owner and owner.link is link and owner.attempt == cancel.attempt:
-            self._engine.scheduler.cancel(cancel.request_id)
+            if cancel.HasField("sample"):
+                self._engine.scheduler.end_sample(cancel.request_id, cancel.sample)
+            else:
+                self._engine.scheduler.cancel(cancel.request_id)
 
     def _drop(self, link: GatewayLink) -> None:
         for request_id in [request_id for request_id, owner in self._owners.items() if owner.link is link]:
@@ -189,7 +192,8 @@ class EngineDriver:
             case Started():
                 message.started.add(**names, cached_tokens=output.cached_tokens)
             case Tokens():
-                message.tokens.add(**names, sample=output.sample, token_ids=output.token_ids)
+                end = output.end and sample_end(output.end)
+                message.tokens.add(**names, sample=output.sample, token_ids=output.token_ids, end=end)
             case Finished():
                 del self._owners[output.request_id]
                 finished = finished_message(output.group, owner.attempt, owner.submitted_at, time.monotonic())

@@ -64,7 +64,7 @@ def finished_message(group: Group, attempt: int, submitted_at: float, now: float
     return engine_pb2.RequestFinished(
         request_id=group.request.request_id,
         attempt=attempt,
-        samples=map(_sample_end, group.members),
+        samples=map(sample_end, group.members),
         queued=duration(scheduled - submitted_at),
         prefill=duration(first - scheduled),
         decode=duration(last - first),
@@ -76,7 +76,8 @@ def finished_message(group: Group, attempt: int, submitted_at: float, now: float
     )
 
 
-def _sample_end(sequence: Sequence) -> engine_pb2.SampleEnd:
+def sample_end(sequence: Sequence) -> engine_pb2.SampleEnd:
+    """Write how a sample ended."""
     assert sequence.finish is not None, "the sample has ended"
     return engine_pb2.SampleEnd(reason=_finish_reason(sequence.finish), stop_token_id=sequence.stop_token)
 

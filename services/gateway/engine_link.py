@@ -79,11 +79,12 @@ class EngineLink:
         self._outgoing.put_nowait(pb.ServeRequest(submission=submission))
         return ticket
 
-    def cancel(self, ticket: Ticket, reason: pb.CancelReason.ValueType) -> None:
-        """End a request at the engine; its RequestFinished still comes."""
-        if self._tickets.get(ticket.submission.request_id) is ticket:
+    def cancel(self, ticket: Ticket, reason: pb.CancelReason.ValueType, sample: int | None = None) -> None:
+        """End a request at the engine, or one sample of it; its RequestFinished still comes."""
+        submission = ticket.submission
+        if self._tickets.get(submission.request_id) is ticket:
             cancel = pb.Cancel(
-                request_id=ticket.submission.request_id, attempt=ticket.submission.attempt, reason=reason
+                request_id=submission.request_id, attempt=submission.attempt, reason=reason, sample=sample
             )
             self._outgoing.put_nowait(pb.ServeRequest(cancel=cancel))
 

@@ -9,7 +9,7 @@ from services.duration import duration
 from services.errors import InvalidField, Overloaded, Unavailable, UnknownModel
 from services.gateway.chat_template import ChatTemplateError
 from services.gateway.engine_link import EngineLink
-from services.gateway.generation import Generation
+from services.gateway.generation import Generation, SampleText
 from services.gateway.measured import measured
 from services.gateway.observer import GatewayObserver
 from services.gateway.parameters import Parameters, StopRules, check_prompt
@@ -106,9 +106,9 @@ class FrontDesk:
         submission = engine_pb2.Submission(
             request_id=parameters.request_id,
             prompt_token_ids=token_ids,
-            samples=[engine_pb2.SampleState()],
+            samples=[engine_pb2.SampleState()] * parameters.sampling.sample_count,
             sampling=parameters.sampling,
-            stopping=_engine_stopping(parameters.stopping, len(token_ids), description),
+            stopping=_engine_stopping(parameters, len(token_ids), description),
             salt=parameters.salt.encode(),
             priority=parameters.priority,
             age=duration(self._clock() - arrival),
@@ -118,7 +118,10 @@ class FrontDesk:
             ticket=self._link.submit(submission),
             parameters=parameters,
             model=description.model,
-            text=TextStream(self._tokenizer, parameters.stopping, parameters.special_tokens),
+            samples=[
+                SampleText(TextStream(self._tokenizer, parameters.stopping, parameters.special_tokens))
+                for _ in submission.samples
+            ],
             arrival=arrival,
             clock=self._clock,
         )
@@ -130,21 +133,25 @@ class FrontDesk:
 
 
 def _engine_stopping(
-    rules: StopRules, prompt_tokens: int, description: engine_pb2.GetEngineResponse
+    parameters: Parameters, prompt_tokens: int, description: engine_pb2.GetEngineResponse
 ) -> decoding_pb2.Stopping:
+    rules, most = parameters.stopping, parameters.stopping.max_tokens
+    if most is None:
+        most = _most_tokens(prompt_tokens, parameters.sampling.sample_count, description)
     return decoding_pb2.Stopping(
-        max_tokens=_most_tokens(prompt_tokens, description) if rules.max_tokens is None else rules.max_tokens,
+        max_tokens=most,
         stop_token_ids=rules.token_ids,
         ignore_eos=rules.ignore_eos,
     )
 
 
-def _most_tokens(prompt_tokens: int, description: engine_pb2.GetEngineResponse) -> int:
+def _most_tokens(prompt_tokens: int, samples: int, description: engine_pb2.GetEngineResponse) -> int:
     """Return how many tokens fit after the prompt; at least 1, so that the engine says what does not fit.
 
-    The last token generated is never fed back, so it takes no slot in the pool.
+    Samples share the whole blocks of the prompt. The last token generated is never fed back, so it takes no slot.
     """
-    slots = description.device_blocks * description.block_size + 1
+    shared = min(prompt_tokens // description.block_size, description.device_blocks)
+    slots = (shared + (description.device_blocks - shared) // samples) * description.block_size + 1
     return max(1, min(description.context_tokens, slots) - prompt_tokens)
 
 

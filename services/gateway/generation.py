@@ -1,11 +1,12 @@
 """One request from submission to its end: engine events in, the client's messages out."""
 
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
 from services.errors import (
+    DeadlinePassed,
     GenerationFailed,
     InvalidField,
     Overloaded,
@@ -28,6 +29,7 @@ _REFUSALS: dict[int, type[ServiceError]] = {
 _FAILURES: dict[int, type[ServiceError]] = {
     engine_pb2.FAILURE_REASON_STEP: GenerationFailed,
     engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
+    engine_pb2.FAILURE_REASON_DEADLINE: DeadlinePassed,
 }
 
 Response = gateway_pb2.GenerateResponse
@@ -37,24 +39,36 @@ Response = gateway_pb2.GenerateResponse
 class _News:
     """What a batch of events says, in the order in which a client hears of it."""
 
-    started: engine_pb2.RequestStarted | None
-    token_ids: list[int]
-    finished: engine_pb2.RequestFinished | None
+    started: engine_pb2.RequestStarted | None = None
+    token_ids: dict[int, list[int]] = field(default_factory=dict)  # by sample
+    ends: dict[int, engine_pb2.SampleEnd] = field(default_factory=dict)
+    finished: engine_pb2.RequestFinished | None = None
 
     @classmethod
     def of(cls, events: list[Event]) -> "_News":
-        news = cls(None, [], None)
+        news = cls()
         for event in events:
             match event:
                 case engine_pb2.RequestStarted():
                     news.started = event
                 case engine_pb2.SampleTokens():
-                    news.token_ids += event.token_ids
+                    news.token_ids.setdefault(event.sample, []).extend(event.token_ids)
+                    if event.HasField("end"):
+                        news.ends[event.sample] = event.end
                 case engine_pb2.RequestFinished():
                     news.finished = event
                 case engine_pb2.RequestRefused():
                     raise _REFUSALS.get(event.reason, GenerationFailed)(event.detail, event.field)
         return news
+
+
+@dataclass
+class SampleText:
+    """The text of one sample, and the stop string that it ran into."""
+
+    text: TextStream
+    ended: bool = False
+    stop: str | None = None
 
 
 @dataclass
@@ -65,7 +79,7 @@ class Generation:
     ticket: Ticket
     parameters: Parameters
     model: str
-    text: TextStream
+    samples: list[SampleText]
     arrival: float
     clock: Callable[[], float]
     cached_tokens: int = 0
@@ -83,15 +97,14 @@ class Generation:
                 news = _News.of(await self.ticket.next_events(self._deadline()))
                 if news.started is not None:
                     yield self._started(news.started)
-                delta, stop = self._delta(news)
-                if delta is not None:
-                    yield Response(delta=delta)
+                for index in range(len(self.samples)):
+                    if delta := self._delta(index, news):
+                        yield Response(delta=delta)
                 finished = news.finished
-                if stop is not None:
-                    yield self._finished(await self._stop(finished), stop)
-                    return
-            _check_ended_well(finished)
-            yield self._finished(finished, None)
+                if finished is None and all(sample.stop is not None for sample in self.samples):
+                    finished = await self._stop()
+            self._check_ended_well(finished)
+            yield self._finished(finished)
         finally:
             if finished is None:
                 self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_CLIENT)
@@ -113,42 +126,62 @@ class Generation:
         )
         return Response(started=message)
 
-    def _delta(self, news: _News) -> tuple[gateway_pb2.Delta | None, str | None]:
-        """Return the new tokens and their text, if there are any, and the stop string that they ran into."""
-        token_ids = news.token_ids
+    def _delta(self, index: int, news: _News) -> gateway_pb2.Delta | None:
+        """Return a sample's new tokens and their text, if there are any."""
+        sample, token_ids = self.samples[index], news.token_ids.get(index, [])
+        if sample.ended:
+            return None
         if token_ids and self.first_token_at is None:
             self.first_token_at = self.clock()
-        piece = self.text.push(self._visible(news))
-        text, stop = piece.text, piece.stop
-        if stop is not None:
+        end = news.ends.get(index) or (news.finished and news.finished.samples[index])
+        piece = sample.text.push(self._visible(token_ids, end))
+        text, sample.stop = piece.text, piece.stop
+        if sample.stop is not None:
             token_ids = token_ids[: piece.token_count]
-        elif news.finished is not None:
-            rest = self.text.finish()
-            text, stop = text + rest.text, rest.stop
+        elif end is not None:
+            rest = sample.text.finish()
+            text, sample.stop = text + rest.text, rest.stop
+        self._note_end(index, end)
         self.generated_tokens += len(token_ids)
-        if not token_ids and not text:
-            return None, stop
-        return gateway_pb2.Delta(text=text, token_ids=token_ids), stop
+        return gateway_pb2.Delta(sample=index, text=text, token_ids=token_ids) if token_ids or text else None
 
-    def _visible(self, news: _News) -> list[int]:
+    def _note_end(self, index: int, end: engine_pb2.SampleEnd | None) -> None:
+        sample = self.samples[index]
+        sample.ended = end is not None or sample.stop is not None
+        if sample.stop is not None and end is None and len(self.samples) > 1:
+            self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_STOP_STRING, index)
+
+    def _visible(self, token_ids: list[int], end: engine_pb2.SampleEnd | None) -> list[int]:
         """Leave out the token that ended the sample, unless the client wants to see it."""
-        ended_by_token = news.finished is not None and news.finished.samples[0].HasField("stop_token_id")
+        ended_by_token = end is not None and end.HasField("stop_token_id")
         hidden = ended_by_token and not self.parameters.stopping.include_stop
-        return news.token_ids[:-1] if hidden else news.token_ids
+        return token_ids[:-1] if hidden else token_ids
 
-    async def _stop(self, finished: engine_pb2.RequestFinished | None) -> engine_pb2.RequestFinished:
-        """End the request at the engine, unless it has ended there already, and return how it did."""
-        if finished is None:
-            self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_STOP_STRING)
-        while finished is None:
+    async def _stop(self) -> engine_pb2.RequestFinished:
+        """End the request at the engine, and return how it did."""
+        self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_STOP_STRING)
+        while True:
             finished = _News.of(await self.ticket.next_events(self._deadline())).finished
-        return finished
+            if finished is not None:
+                return finished
 
-    def _finished(self, finished: engine_pb2.RequestFinished, stop: str | None) -> Response:
+    def _check_ended_well(self, finished: engine_pb2.RequestFinished) -> None:
+        """Raise what the request failed with, unless its texts have ended already."""
+        reasons = {
+            end.reason for end, sample in zip(finished.samples, self.samples, strict=True) if sample.stop is None
+        }
+        if decoding_pb2.FINISH_REASON_FAILED in reasons:
+            raise _FAILURES.get(finished.failure, GenerationFailed)(finished.detail)
+        if decoding_pb2.FINISH_REASON_CANCELLED in reasons:
+            raise Unavailable("the engine is shutting down")
+
+    def _finished(self, finished: engine_pb2.RequestFinished) -> Response:
         now = self.clock()
         prompt = len(self.ticket.submission.prompt_token_ids)
         message = gateway_pb2.Finished(
-            samples=[_sample_finish(finished.samples[0], stop)],
+            samples=[
+                _sample_finish(end, sample.stop) for end, sample in zip(finished.samples, self.samples, strict=True)
+            ],
             usage=gateway_pb2.Usage(
                 prompt_tokens=prompt,
                 cached_tokens=self.cached_tokens,
@@ -166,14 +199,6 @@ class Generation:
             ),
         )
         return Response(finished=message)
-
-
-def _check_ended_well(finished: engine_pb2.RequestFinished) -> None:
-    reason = finished.samples[0].reason
-    if reason == decoding_pb2.FINISH_REASON_FAILED:
-        raise _FAILURES.get(finished.failure, GenerationFailed)(finished.detail)
-    if reason == decoding_pb2.FINISH_REASON_CANCELLED:
-        raise Unavailable("the engine is shutting down")
 
 
 def _sample_finish(end: engine_pb2.SampleEnd, stop: str | None) -> gateway_pb2.SampleFinish:

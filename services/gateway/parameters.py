@@ -12,6 +12,7 @@ _LONGEST_REQUEST_ID_BYTES = 128
 _MOST_STOP_STRINGS = 64
 _LONGEST_STOP_STRING_BYTES = 1024
 _SEED_BITS = 63
+_MOST_SAMPLES = 128
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,6 @@ def _check_served(request: gateway_pb2.GenerateRequest) -> None:
     _serve(not request.output.HasField("logprobs"), "output.logprobs")
     _serve(not request.output.HasField("prompt_logprobs"), "output.prompt_logprobs")
     _serve(request.stopping.min_tokens == 0, "stopping.min_tokens")
-    _serve(request.sampling.sample_count <= 1, "sampling.sample_count")
 
 
 def _serve(served: bool, field: str) -> None:
@@ -101,7 +101,8 @@ def _sampling(given: decoding_pb2.Sampling) -> decoding_pb2.Sampling:
     _require(sampling.top_k >= 0, "sampling.top_k", f"is {sampling.top_k}, it must not be negative")
     _require(0 < top_p <= 1, "sampling.top_p", f"is {top_p}, it must be above 0 and at most 1")
     _require(0 <= min_p <= 1, "sampling.min_p", f"is {min_p}, it must be from 0 to 1")
-    _require(sampling.sample_count >= 1, "sampling.sample_count", f"is {sampling.sample_count}, it must be at least 1")
+    count = sampling.sample_count
+    _require(1 <= count <= _MOST_SAMPLES, "sampling.sample_count", f"is {count}, it must be from 1 to {_MOST_SAMPLES}")
     return sampling
 
 

@@ -150,6 +150,8 @@ OUT_OF_RANGE = [
     ("min_p above 1", sampling(min_p=2), "sampling.min_p", "2"),
     ("a negative min_p", sampling(min_p=-0.1), "sampling.min_p", "-0.1"),
     ("no samples", sampling(sample_count=0), "sampling.sample_count", "0"),
+    ("more samples than can be", sampling(sample_count=129), "sampling.sample_count", "129"),
+    ("more samples than run at once", sampling(sample_count=65), "sampling.sample_count", "65"),
     ("max_tokens 0", stopping(max_tokens=0), "stopping.max_tokens", "0"),
     ("negative max_tokens", stopping(max_tokens=-5), "stopping.max_tokens", "-5"),
     ("300 stop strings", stopping(stop_strings=["x"] * 300), "stopping.stop_strings", "300"),
@@ -207,7 +209,6 @@ UNSERVED_FIELDS = [
     (change(output={"logprobs": 1}), "output.logprobs"),
     (change(output={"prompt_logprobs": 0}), "output.prompt_logprobs"),
     (stopping(min_tokens=3), "stopping.min_tokens"),
-    (sampling(sample_count=2), "sampling.sample_count"),
 ]
 
 

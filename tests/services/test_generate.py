@@ -332,3 +332,91 @@ def note_start(call: Iterable[gateway_pb2.GenerateResponse], name: str, order: "
     for response in call:
         if response.HasField("started"):
             order.put(name)
+
+
+# Several samples
+
+
+def sampled_request(samples: int, max_tokens: int = 24) -> gateway_pb2.GenerateRequest:
+    request = prompt_request(PROMPT, max_tokens)
+    request.sampling.temperature = 1.0
+    request.sampling.seed = 11
+    request.sampling.sample_count = samples
+    return request
+
+
+def by_sample(answer: Answer) -> dict[int, tuple[str, list[int]]]:
+    found: dict[int, tuple[str, list[int]]] = {}
+    for delta in answer.deltas:
+        text, token_ids = found.get(delta.sample, ("", []))
+        found[delta.sample] = (text + delta.text, [*token_ids, *delta.token_ids])
+    return found
+
+
+@pytest.fixture(scope="module")
+def three(tiny_quire: RunningQuire) -> dict[int, tuple[str, list[int]]]:
+    return by_sample(tiny_quire.generate(sampled_request(3)))
+
+
+def test_samples_are_streamed_side_by_side_and_counted_together(
+    tiny_quire: RunningQuire, three: dict[int, tuple[str, list[int]]]
+) -> None:
+    answer = tiny_quire.generate(sampled_request(3))
+    assert by_sample(answer) == three
+    assert len({text for text, _ in three.values()}) == 3
+    assert by_sample(tiny_quire.generate(sampled_request(1))) == {0: three[0]}
+    order = [delta.sample for delta in answer.deltas]
+    assert order != sorted(order), "they interleave"
+    assert [sample.reason for sample in answer.finished.samples] == [decoding_pb2.FINISH_REASON_LENGTH] * 3
+    assert answer.finished.usage.generated_tokens == 3 * 24
+
+
+def test_samples_share_the_blocks_of_the_prompt_and_copy_the_last_one(tiny_quire: RunningQuire) -> None:
+    request = ids_request(numbered_ids(40, 5), 24)
+    request.sampling.sample_count = 3
+    before = tiny_quire.settled_pool().totals
+    tiny_quire.generate(request)
+    after = tiny_quire.settled_pool().totals
+    assert after.copied_blocks - before.copied_blocks == 2
+    assert after.granted_blocks - before.granted_blocks == 3 + 2 + 3, "three requests would take four blocks each"
+    assert after.peak_saved_blocks >= 4
+
+
+def test_a_stop_string_ends_the_sample_that_ran_into_it_and_no_other(
+    tiny_quire: RunningQuire, three: dict[int, tuple[str, list[int]]]
+) -> None:
+    stop = three[1][0][6:9]
+    assert stop not in three[0][0] + three[2][0]
+    request = sampled_request(3)
+    request.stopping.stop_strings.append(stop)
+    answer = tiny_quire.generate(request)
+    texts = {sample: text for sample, (text, _) in by_sample(answer).items()}
+    end = three[1][0].index(stop)
+    assert texts == {0: three[0][0], 1: three[1][0][:end], 2: three[2][0]}
+    ends = [(sample.reason, sample.stop_string) for sample in answer.finished.samples]
+    assert ends[1] == (decoding_pb2.FINISH_REASON_STOP, stop)
+    assert ends[0] == ends[2] == (decoding_pb2.FINISH_REASON_LENGTH, "")
+    assert tiny_quire.settled_pool().device.held == 0
+
+
+def test_a_stop_token_that_ended_a_sample_early_is_not_in_its_text(
+    tiny_quire: RunningQuire, three: dict[int, tuple[str, list[int]]]
+) -> None:
+    ids = three[2][1]
+    stop = next(token for token in ids[2:] if token not in three[0][1] + three[1][1])
+    request = sampled_request(3)
+    request.stopping.stop_token_ids.append(stop)
+    answer = tiny_quire.generate(request)
+    text, token_ids = by_sample(answer)[2]
+    assert token_ids == ids[: ids.index(stop) + 1]
+    assert three[2][0].startswith(text)
+    assert answer.finished.samples[2].stop_token_id == stop
+    assert len(by_sample(answer)[0][1]) == 24
+
+
+def test_all_samples_at_a_stop_string_end_the_request(tiny_quire: RunningQuire) -> None:
+    request = sampled_request(4, 200)
+    request.stopping.stop_strings.extend("abcdefghijklmnopqrstuvwxyz \n.,e")
+    answer = tiny_quire.generate(request)
+    assert [sample.reason for sample in answer.finished.samples] == [decoding_pb2.FINISH_REASON_STOP] * 4
+    assert tiny_quire.settled_pool().device.held == 0

@@ -287,24 +287,30 @@ class Cancel(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
     """The submission meant."""
     reason: Global___CancelReason.ValueType
     """Why, for the ledger."""
+    sample: _builtins.int
+    """Ends only this sample, with FINISH_REASON_STOP. Absent: all of the request."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
         reason: Global___CancelReason.ValueType = ...,
+        sample: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sample", b"_sample", "sample", b"sample"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sample", b"_sample", "attempt", b"attempt", "reason", b"reason", "request_id", b"request_id", "sample", b"sample"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__sample: _TypeAlias = _typing.Literal["sample"]  # noqa: Y015
+    _WhichOneofArgType__sample: _TypeAlias = _typing.Literal["_sample", b"_sample"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sample) -> _WhichOneofReturnType__sample | None: ...
 
 Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
 
@@ -448,6 +454,7 @@ class SampleTokens(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
@@ -458,6 +465,10 @@ class SampleTokens(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids in order; an ending token is among them."""
 
+    @_builtins.property
+    def end(self) -> Global___SampleEnd:
+        """How the sample ended, with its last tokens."""
+
     def __init__(
         self,
         *,
@@ -465,10 +476,11 @@ class SampleTokens(_message.Message):
         attempt: _builtins.int = ...,
         sample: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        end: Global___SampleEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "request_id", b"request_id", "sample", b"sample", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end", b"end", "request_id", b"request_id", "sample", b"sample", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
