@@ -14,6 +14,7 @@ from engine.attention.backend import AttentionBackend, PagedBatch, Scoring
 from engine.errors import ModelUnsupported
 
 ATTENTION_NAME = "quire_paged"
+MASK_OF_ITS_OWN = "its attention has a mask of its own making, which paged attention does not know"
 # Tensors that models hand on to their attention although it has no use for them. Any other would change the result.
 _UNUSED_TENSORS = frozenset({"position_ids", "cache_position"})
 
@@ -32,7 +33,7 @@ def paged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    paged: PagedContext,
+    paged: PagedContext | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -43,8 +44,10 @@ def paged_attention(
     `query` is `[1, heads, tokens, head_size]`, `key` and `value` `[1, kv_heads, tokens, head_size]`; returns
     `[1, tokens, heads, head_size]`. Raises ModelUnsupported where the model's attention is more than that.
     """
+    if paged is None:
+        raise ModelUnsupported("its layers do not hand their attention what the forward call is given")
     if attention_mask is not None:
-        raise ModelUnsupported("its attention has a mask of its own making, which paged attention does not know")
+        raise ModelUnsupported(MASK_OF_ITS_OWN)
     for name, other in others.items():
         if isinstance(other, torch.Tensor) and name not in _UNUSED_TENSORS:
             raise ModelUnsupported(f"its attention takes a tensor {name!r}, which paged attention does not know")
