@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from google.protobuf.duration_pb2 import Duration
+
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
 from services.errors import InvalidField, Overloaded, Unavailable, UnknownModel
@@ -112,6 +114,7 @@ class FrontDesk:
             salt=parameters.salt.encode(),
             priority=parameters.priority,
             age=duration(self._clock() - arrival),
+            timeout=_time_left(parameters, self._clock() - arrival),
         )
         return Generation(
             link=self._link,
@@ -130,6 +133,10 @@ class FrontDesk:
         if prompt.WhichOneof("kind") == "text":
             return self._tokenizer.encode(prompt.text)
         return self._tokenizer.encode_chat([(message.role, message.content) for message in prompt.chat.messages])
+
+
+def _time_left(parameters: Parameters, spent_seconds: float) -> Duration | None:
+    return None if parameters.timeout is None else duration(max(0.0, parameters.timeout - spent_seconds))
 
 
 def _engine_stopping(

@@ -171,7 +171,8 @@ class Generation:
             end.reason for end, sample in zip(finished.samples, self.samples, strict=True) if sample.stop is None
         }
         if decoding_pb2.FINISH_REASON_FAILED in reasons:
-            raise _FAILURES.get(finished.failure, GenerationFailed)(finished.detail)
+            failure = _FAILURES.get(finished.failure, GenerationFailed)
+            raise failure(finished.detail, "timeout" if failure is DeadlinePassed else "")
         if decoding_pb2.FINISH_REASON_CANCELLED in reasons:
             raise Unavailable("the engine is shutting down")
 

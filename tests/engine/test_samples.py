@@ -9,7 +9,7 @@ import kvmanager
 from engine.errors import InvalidRequest
 from engine.plan import StepPlan, Work
 from engine.preemption import Preemption, PreemptionCosts
-from engine.request import FinishReason, Request, Sampling, Stopping
+from engine.request import Failure, FinishReason, Request, Sampling, Stopping
 from tests.engine_in_process import ModelEngine
 
 BLOCK = 4
@@ -205,6 +205,33 @@ def slots(engine, sequence):
     """K and V of a sequence's slots, `[slots, layers, 2, heads, size]`."""
     cache = engine.backend.cache[sequence.table]  # [blocks, layers, 2, slots, heads, size]
     return cache.permute(0, 3, 1, 2, 4, 5).flatten(0, 1).clone()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 4])
+def test_a_request_whose_time_is_over_fails_by_its_deadline_in_the_queue_and_while_it_runs(folder, turns):
+    engine = ModelEngine(folder, block_size=BLOCK, device_blocks=12)
+    other = engine.submit(prompt(30, 4), 16, priority=-1)
+    request = Request("late", tuple(prompt(10)), SAMPLED, Stopping(6), samples=((), ()), deadline=float(turns))
+    engine.take(request)
+    quick = engine.submit(prompt(3, 6), 2, request_id="quick")
+    engine.run()
+    late = engine.finished["late"]
+    assert {member.finish for member in late.members} == {FinishReason.FAILED}
+    assert late.failure is Failure.DEADLINE
+    assert late.detail == "its time was over in the queue"
+    assert [len(engine.tokens[name]) for name in (other, quick)] == [16, 2]
+
+
+def test_what_was_generated_before_the_deadline_has_been_told(folder, alone):
+    engine = ModelEngine(folder, block_size=BLOCK)
+    engine.take(Request("late", tuple(prompt(10)), SAMPLED, Stopping(12), samples=((), (), ()), deadline=8.0))
+    engine.run()
+    assert engine.finished["late"].detail == "its time was over while it ran"
+    assert [len(sample) for sample in engine.samples["late"]] == [len(engine.samples["late"][0])] * 3
+    assert 0 < len(engine.samples["late"][0]) < 12
+    assert [whole[: len(part)] for whole, part in zip(alone, engine.samples["late"], strict=True)] == engine.samples[
+        "late"
+    ]
 
 
 def test_costs_decide_between_the_two_ways():
