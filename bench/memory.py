@@ -1,0 +1,99 @@
+"""Serves made-up requests of given lengths through the real scheduler and the real core, and watches the pool.
+
+The runner computes nothing: what memory is granted, shared and wasted does not depend on what the tokens are.
+"""
+
+import csv
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import kvmanager
+from engine.loop import Engine
+from engine.plan import StepPlan
+from engine.request import Capacity, Request, Sampling, Stopping
+from engine.scheduler import Limits, Scheduler
+from tests.in_process import InProcessBlocks
+
+DATA_VARIABLE = "QUIRE_DATA"
+CONTEXT_TOKENS = 1 << 20
+VOCABULARY = 50_000
+# Requests that wait at any time: the queue is never empty until the end.
+_QUEUE = 64
+_TOKEN = 1
+
+
+class Lengths(NamedTuple):
+    """Tokens of a prompt, and of the output that follows."""
+
+    prompt: int
+    output: int
+
+
+class DataMissing(Exception):
+    """There is no folder with the traces; the message says how to name one."""
+
+
+def lengths_of(name: str, prompt_column: str, output_column: str) -> list[Lengths]:
+    """Read a file of lengths from the folder that QUIRE_DATA names. Raises DataMissing."""
+    folder = os.environ.get(DATA_VARIABLE, "")
+    if not folder:
+        raise DataMissing(f"{DATA_VARIABLE} names no folder with {name}")
+    with (Path(folder) / name).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [Lengths(max(1, int(row[prompt_column])), max(1, int(row[output_column]))) for row in rows]
+
+
+def scaled_to(lengths: list[Lengths], prompt_mean: float, output_mean: float) -> list[Lengths]:
+    """Scale lengths to other means."""
+    prompts = prompt_mean / (sum(one.prompt for one in lengths) / len(lengths))
+    outputs = output_mean / (sum(one.output for one in lengths) / len(lengths))
+    return [Lengths(max(1, round(one.prompt * prompts)), max(1, round(one.output * outputs))) for one in lengths]
+
+
+class _NoRunner:
+    """Answers every plan at once."""
+
+    def execute(self, plan: StepPlan) -> list[int]:
+        return [_TOKEN for work in plan.work if work.samples for _ in work.sample_indices]
+
+
+def serve(
+    lengths: list[Lengths],
+    capacity: Capacity,
+    limits: Limits,
+    samples: int,
+    watch: Callable[[kvmanager.Pool, Scheduler], None],
+    ended: Callable[[int], None],
+) -> Scheduler:
+    """Serve all requests with a queue that is never empty, and call `watch` after each step.
+
+    `ended` hears how many requests have been taken. Prompts begin alike only where their samples do.
+    """
+    scheduler, blocks = Scheduler(capacity, limits), InProcessBlocks(capacity)
+    engine = Engine(scheduler, _NoRunner(), blocks, lambda: 0.0)
+    waiting = _requests(lengths, samples)
+    taken = 0
+    while not scheduler.empty or taken < len(lengths):
+        while taken < len(lengths) and scheduler.waiting < _QUEUE:
+            scheduler.submit(next(waiting))
+            taken += 1
+        turn = engine.turn()
+        if engine.last_failure is not None:
+            raise engine.last_failure
+        if turn.step_seconds is not None:
+            watch(blocks.pool, scheduler)
+        ended(taken)
+    return scheduler
+
+
+def _requests(lengths: list[Lengths], samples: int) -> Iterator[Request]:
+    draw = random.Random(1)
+    for number, one in enumerate(lengths):
+        prompt = tuple(draw.randrange(VOCABULARY) for _ in range(one.prompt))
+        sampling = Sampling(seed=number)
+        yield Request(
+            f"r{number}", prompt, sampling, Stopping(one.output), arrival=float(number), samples=((),) * samples
+        )
