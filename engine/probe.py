@@ -128,7 +128,7 @@ def _check_masks(config: Any, noted: _Probe) -> None:
 
 
 def _check_positions(forwards: _Probe, backwards: _Probe) -> None:
-    """Compare the same tokens sent in two orders: what is computed may depend on their positions, not on their order."""
+    """Compare the same tokens sent in two orders: results may depend on their positions, not on their order."""
     tolerance = 1e-3 if forwards.keys[0].dtype == torch.float32 else 5e-2
     for there, back in zip(forwards.keys, backwards.keys, strict=True):
         # The median: where a router is of two minds, a token may well take another expert.
