@@ -125,10 +125,9 @@ def _last_key(books: Books, sequence: Sequence) -> bytes:
 def free(books: Books, item: Free, result: StepResult) -> None:
     """Give a sequence's table back, tail first."""
     sequence = books.sequence(item.sequence)
-    blocks = sequence.table[::-1]
     if sequence.swapped:
-        books.release_host_after_step(blocks)
+        books.release_host_after_step(reversed(sequence.table))
     else:
-        books.device.release_many(blocks)
+        books.device.release_many(reversed(sequence.table))
     books.remove(sequence)
-    result.deeds.append((_FREE, sequence.id, sequence.group, blocks, (), item))
+    result.deeds.append((_FREE, sequence.id, sequence.group, sequence.table, (), item))  # nobody changes it any more

@@ -69,15 +69,15 @@ def test_a_fork_tells_the_shared_blocks_and_the_child(small):
     assert deeds(small.fork(1, 2, 3)) == [(StepItem.FORK, 1, 7, [1, 2], (), 2)]
 
 
-def test_a_free_tells_the_blocks_tail_first_and_its_item(small):
+def test_a_free_tells_the_table_and_its_item(small):
     item = Free(1, FreeReason.PREEMPTED, 9)
-    assert deeds(small.accept(frees=[item])) == [(StepItem.FREE, 1, 7, [3, 2, 1], (), item)]
+    assert deeds(small.accept(frees=[item])) == [(StepItem.FREE, 1, 7, [1, 2, 3], (), item)]
 
 
 def test_a_free_of_a_swapped_sequence_tells_its_host_blocks(small):
     small.swap_out(7)
     item = Free(1, FreeReason.CANCELLED)
-    assert deeds(small.accept(frees=[item])) == [(StepItem.FREE, 1, 7, [3, 2, 1], (), item)]
+    assert deeds(small.accept(frees=[item])) == [(StepItem.FREE, 1, 7, [1, 2, 3], (), item)]
 
 
 def test_a_swap_out_tells_each_members_host_blocks(small):

@@ -234,8 +234,6 @@ UNSERVED: dict[str, dict[str, Any]] = {
     "constraint": {"constraint": decoding_pb2.OutputConstraint(json_object=True)},
     "logprobs": {"logprobs": 0},
     "prompt_logprobs": {"prompt_logprobs": 3},
-    "timeout": {"timeout": {"seconds": 5}},
-    "sampling.sample_count": {"sampling": decoding_pb2.Sampling(sample_count=2)},
     "stopping.min_tokens": {"stopping": decoding_pb2.Stopping(max_tokens=5, min_tokens=2)},
 }
 
@@ -248,9 +246,17 @@ def test_a_field_that_is_not_served_yet_is_refused_by_name(gateway: Link, field:
     assert field in refused.detail
 
 
-def test_several_samples_are_refused_by_name(gateway: Link) -> None:
-    gateway.submit("r", samples=[engine_pb2.SampleState()] * 2)
-    assert gateway.refusal("r").field == "sampling.sample_count"
+def test_more_samples_than_the_engine_runs_are_refused_naming_the_field(gateway: Link) -> None:
+    gateway.submit("r", samples=[engine_pb2.SampleState()] * 65)
+    refused = gateway.refusal("r")
+    assert (refused.reason, refused.field) == (engine_pb2.REFUSAL_REASON_INVALID, "sampling.sample_count")
+
+
+def test_a_request_whose_time_is_over_fails_by_its_deadline(gateway: Link) -> None:
+    gateway.submit("r", 900, timeout={"nanos": 1})
+    finished = gateway.read_until(lambda response: response.step.finished).step.finished[0]
+    assert finished.failure == engine_pb2.FAILURE_REASON_DEADLINE
+    assert finished.detail.startswith("its time was over")
 
 
 def test_an_empty_message_ends_the_link_and_its_requests(tiny_quire: RunningQuire, gateway: Link) -> None:
