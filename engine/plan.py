@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine.blocks import Copy
-from engine.request import Sampling
+from engine.request import RowRules, Sampling
 
 
 class Work(NamedTuple):
     """What a step does for one sequence: feed `token_ids` at positions from `start` on, and sample if that is the end.
 
     `block_table` covers position `start + len(token_ids) - 1`. `sample_index` and the position name the random numbers.
+    `rules` change the logits that all its samples are drawn from.
     """
 
     sequence: int
@@ -20,6 +21,7 @@ class Work(NamedTuple):
     samples: bool
     sampling: Sampling
     sample_indices: tuple[int, ...] = (0,)
+    rules: RowRules | None = None
 
     @property
     def end(self) -> int:

@@ -1,9 +1,15 @@
 """Requests as they come in."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from engine.errors import InvalidRequest
+
+# Log-probabilities of this many tokens can be asked for, besides the chosen one's.
+MOST_LOGPROBS = 20
 
 
 class FinishReason(Enum):
@@ -40,11 +46,55 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class LogitRules:
+    """Changes logits by what was already said, or by token id, before Sampling is looked at.
+
+    The defaults change nothing. The rules apply in the order of the fields. `logit_bias` has pairs of a token id and
+    what is added to its logit; `allowed_token_ids`, when not empty, are the only tokens that can be chosen.
+    """
+
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether logits depend on the tokens so far."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+
+NO_RULES = LogitRules()
+
+
+class RowRules(NamedTuple):
+    """All that changes the logits of one row: the rules asked for, the tokens that they look at, and what is barred.
+
+    `prompt` and `output` are empty where no rule looks at them.
+    """
+
+    rules: LogitRules = NO_RULES
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+    barred_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class Stopping:
-    """When a sequence ends: after `max_tokens`, or with one of `token_ids`."""
+    """When a sequence ends: after `max_tokens`, or with one of `token_ids`.
+
+    Before `min_tokens` none of those is chosen, nor of `ignored_token_ids`: end-of-sequence tokens that do not end it.
+    """
 
     max_tokens: int
     token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    ignored_token_ids: frozenset[int] = frozenset()
+
+    def barred_after(self, generated: int) -> frozenset[int]:
+        """Return the tokens that cannot be chosen after this many."""
+        return self.token_ids | self.ignored_token_ids if generated < self.min_tokens else frozenset()
 
 
 @dataclass(frozen=True)
@@ -64,6 +114,15 @@ class Request:
     arrival: float = 0.0
     samples: tuple[tuple[int, ...], ...] = ((),)
     deadline: float | None = None
+    logit_rules: LogitRules = NO_RULES
+
+    def rules_after(self, tokens: list[int], end: int) -> RowRules | None:
+        """Return what changes the logits after the first `end` tokens, prompt included; None where nothing does."""
+        length, rules = len(self.prompt), self.logit_rules
+        barred = self.stopping.barred_after(end - length)
+        if rules.penalizes:
+            return RowRules(rules, self.prompt, tuple(tokens[length:end]), barred)
+        return RowRules(rules, barred_token_ids=barred) if barred or rules != NO_RULES else None
 
 
 @dataclass(frozen=True)
@@ -91,6 +150,8 @@ class Capacity:
                     f"{len(generated)} tokens are generated already, stopping.max_tokens is {limit}",
                     "samples.generated_token_ids",
                 )
+        self._check_rules(request.logit_rules)
+        self._check_min_tokens(request)
         if length + limit > self.context_tokens:
             raise InvalidRequest(
                 f"prompt has {length} tokens and stopping.max_tokens is {limit}, together {length + limit}; "
@@ -111,7 +172,41 @@ class Capacity:
         whole = -(-(len(request.prompt) + request.stopping.max_tokens - 1) // self.block_size)
         return shared + len(request.samples) * (whole - shared)
 
-    def _check_ids(self, token_ids: tuple[int, ...], field: str) -> None:
+    def _check_rules(self, rules: LogitRules) -> None:
+        for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
+            value, field = getattr(rules, name), f"logit_rules.{name}"
+            if not math.isfinite(value):
+                raise InvalidRequest(f"{field} is {value}, it must be a finite number", field)
+        if rules.repetition_penalty <= 0:
+            raise InvalidRequest(
+                f"logit_rules.repetition_penalty is {rules.repetition_penalty}, it must be above 0",
+                "logit_rules.repetition_penalty",
+            )
+        for token, bias in rules.logit_bias:
+            if not math.isfinite(bias):
+                field = f"logit_rules.logit_bias[{token}]"
+                raise InvalidRequest(f"{field} is {bias}, it must be a finite number", field)
+        self._check_ids((token for token, _ in rules.logit_bias), "logit_rules.logit_bias")
+        self._check_ids(rules.allowed_token_ids, "logit_rules.allowed_token_ids")
+
+    def _check_min_tokens(self, request: Request) -> None:
+        """Check also that what they bar leaves a token to choose."""
+        least, limit = request.stopping.min_tokens, request.stopping.max_tokens
+        if not 0 <= least <= limit:
+            raise InvalidRequest(
+                f"stopping.min_tokens is {least}, it must be from 0 to stopping.max_tokens, {limit}",
+                "stopping.min_tokens",
+            )
+        allowed, barred = request.logit_rules.allowed_token_ids, request.stopping.barred_after(0)
+        if barred and all(token in barred for token in allowed or range(self.vocabulary_size)):
+            field = "logit_rules.allowed_token_ids" if allowed else "stopping.min_tokens"
+            raise InvalidRequest(
+                f"{field} leaves nothing to choose: stopping.min_tokens is {least}, and until then no "
+                "end-of-sequence or stop token can be chosen",
+                field,
+            )
+
+    def _check_ids(self, token_ids: Iterable[int], field: str) -> None:
         outside = next((token for token in token_ids if not 0 <= token < self.vocabulary_size), None)
         if outside is not None:
             raise InvalidRequest(f"{field} has {outside}, the vocabulary has {self.vocabulary_size} tokens", field)

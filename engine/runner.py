@@ -36,7 +36,10 @@ class ModelRunner:
         self._copies.wait_for(plan.work)
         logits = self.forward(plan.work)
         draws = [
-            Draw(work.sampling, index, work.end) for work in plan.work if work.samples for index in work.sample_indices
+            Draw(work.sampling, index, work.end, work.rules)
+            for work in plan.work
+            if work.samples
+            for index in work.sample_indices
         ]
         return sample(logits, draws) if draws else []
 

@@ -10,27 +10,29 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.request import Sampling
+from engine.logit_rules import apply_rules
+from engine.request import RowRules, Sampling
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-# Colder than this nothing but the most likely token can win, and logits divided by less could overflow.
+# Colder than this nothing but the most likely token can win, and less is no number of float32.
 _LEAST_TEMPERATURE = 1e-30
 _LARGEST_UNIFORM = 1 - 2.0**-24  # the largest float32 below 1, where the noise would be -inf
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How one row is sampled: its parameters, and the name of its random numbers."""
+    """How one row is sampled: its parameters, the name of its random numbers, and what changes its logits before."""
 
     sampling: Sampling
     sample_index: int
     position: int
+    rules: RowRules | None = None
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     """Return one token id for each row of `[rows, vocabulary]` logits."""
-    logits = logits.float()
+    logits = apply_rules(logits.float(), [draw.rules for draw in draws])
     chosen = logits.argmax(dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
     if random_rows:
@@ -40,7 +42,10 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def _sample_rows(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    scaled = logits / _column(logits, [max(draw.sampling.temperature, _LEAST_TEMPERATURE) for draw in draws])
+    # Less the largest, since rules can make logits so large that a low temperature would take them out of float32.
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / _column(
+        logits, [max(draw.sampling.temperature, _LEAST_TEMPERATURE) for draw in draws]
+    )
     filtered = _filter(scaled, draws)
     return (filtered + gumbel_noise(draws, logits.shape[-1], logits.device)).argmax(dim=-1)
 

@@ -236,6 +236,7 @@ class Scheduler:
             samples=bool(indices),
             sampling=sequence.request.sampling,
             sample_indices=indices,
+            rules=sequence.request.rules_after(sequence.tokens, end) if indices else None,
         )
 
     def _end_late(self, now: float) -> None:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -104,8 +105,9 @@ class EngineInProcess:
         salt: bytes = b"",
         age: float = 0.0,
         samples: int = 1,
+        **rest: Any,
     ) -> str:
-        """Queue a request that arrived `age` turns ago; return its id."""
+        """Queue a request that arrived `age` turns ago, with the `rest` of its fields; return its id."""
         request = Request(
             request_id=request_id or f"r{len(self.tokens)}",
             prompt=tuple(prompt),
@@ -115,6 +117,7 @@ class EngineInProcess:
             priority=priority,
             arrival=self.turns - age,
             samples=((),) * samples,
+            **rest,
         )
         self.take(request)
         return request.request_id

@@ -2,7 +2,7 @@
 
 from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists, RequestRefused
 from engine.group import Group, Sequence
-from engine.request import FinishReason, Request, Sampling, Stopping
+from engine.request import FinishReason, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
 from services.duration import duration
 
@@ -14,34 +14,47 @@ _REFUSALS = {
 }
 
 # Parts of a submission that this version does not serve. A gateway of the same version never sends them.
-_UNSERVED = ("logit_rules", "beam_search", "constraint", "logprobs", "prompt_logprobs")
+_UNSERVED = ("beam_search", "constraint", "logprobs", "prompt_logprobs")
 
 
 def unserved_field(submission: engine_pb2.Submission) -> str | None:
     """Return the first field of a submission that this version does not serve, None when it serves all."""
     present = {descriptor.name for descriptor, _ in submission.ListFields()}
-    for name in _UNSERVED:
-        if name in present:
-            return name
-    return "stopping.min_tokens" if submission.stopping.min_tokens else None
+    return next((name for name in _UNSERVED if name in present), None)
 
 
 def request_of(submission: engine_pb2.Submission, eos_token_ids: frozenset[int], now: float) -> Request:
     """Read a submission. `now` is the engine's clock, in seconds."""
-    sampling, stopping = submission.sampling, submission.stopping
-    ends = frozenset(stopping.stop_token_ids) | (frozenset() if stopping.ignore_eos else eos_token_ids)
+    sampling = submission.sampling
     samples = tuple(tuple(sample.generated_token_ids) for sample in submission.samples)
     missing = max(1, sampling.sample_count) - len(samples)
     return Request(
         request_id=submission.request_id,
         prompt=tuple(submission.prompt_token_ids),
         sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
-        stopping=Stopping(stopping.max_tokens, ends),
+        stopping=_stopping(submission.stopping, eos_token_ids),
         salt=submission.salt,
         priority=submission.priority,
         arrival=now - submission.age.ToTimedelta().total_seconds(),
         samples=samples + ((),) * missing,
         deadline=now + submission.timeout.ToTimedelta().total_seconds() if submission.HasField("timeout") else None,
+        logit_rules=_logit_rules(submission.logit_rules),
+    )
+
+
+def _stopping(given: decoding_pb2.Stopping, eos_token_ids: frozenset[int]) -> Stopping:
+    stops, none = frozenset(given.stop_token_ids), frozenset[int]()
+    ends, ignored = (none, eos_token_ids) if given.ignore_eos else (eos_token_ids, none)
+    return Stopping(given.max_tokens, stops | ends, given.min_tokens, ignored)
+
+
+def _logit_rules(given: decoding_pb2.LogitRules) -> LogitRules:
+    return LogitRules(
+        repetition_penalty=given.repetition_penalty if given.HasField("repetition_penalty") else 1.0,
+        frequency_penalty=given.frequency_penalty,
+        presence_penalty=given.presence_penalty,
+        logit_bias=tuple(given.logit_bias.items()),
+        allowed_token_ids=tuple(given.allowed_token_ids),
     )
 
 

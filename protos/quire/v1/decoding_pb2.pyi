@@ -57,7 +57,9 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
-    """Chooses one token from the model's distribution. Filters apply in the order temperature, top_k, top_p, min_p."""
+    """Chooses one token from the model's distribution, after LogitRules and min_tokens. Filters apply in the order
+    temperature, top_k, top_p, min_p.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -130,7 +132,10 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
 class LogitRules(_message.Message):
-    """Changes logits by what was already said, or by token id."""
+    """Changes logits by what was already said, or by token id. The rules apply in the order repetition_penalty,
+    frequency_penalty, presence_penalty, logit_bias, allowed_token_ids. Numbers that are not finite: INVALID_ARGUMENT;
+    beyond 1e9, and a repetition penalty below 1e-9, a number counts as that.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -160,7 +165,9 @@ class LogitRules(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of tokens already in prompt or output. Default 1."""
+    """Divides positive and multiplies negative logits of tokens already in prompt or output. Default 1. Not above 0:
+    INVALID_ARGUMENT.
+    """
     presence_penalty: _builtins.float
     """Subtracted once from the logits of tokens already in the output. Default 0."""
     frequency_penalty: _builtins.float
@@ -171,7 +178,9 @@ class LogitRules(_message.Message):
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """When not empty, only these token ids can be chosen."""
+        """When not empty, only these token ids can be chosen. An id outside the vocabulary, or nothing but tokens that
+        min_tokens keeps from being chosen: INVALID_ARGUMENT.
+        """
 
     def __init__(
         self,
@@ -200,6 +209,42 @@ class LogitRules(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
 
 Global___LogitRules: _TypeAlias = LogitRules  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """Log-probabilities at one position, natural logarithms. They are the model's own: the log-softmax of its logits,
+    before any rule, temperature or filter. So a token can be chosen that is not the most likely one here.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """Of the token that stands there."""
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The most likely tokens, most likely first, as many as asked for. The token that stands there may be among them."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Their log-probabilities, in the same order."""
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class BeamSearch(_message.Message):
@@ -291,7 +336,10 @@ class Stopping(_message.Message):
     1: INVALID_ARGUMENT. With the prompt over the context or the pool: INVALID_ARGUMENT, naming both numbers.
     """
     min_tokens: _builtins.int
-    """Tokens to generate at least; end-of-sequence and stop tokens are not chosen before. Default 0."""
+    """Tokens to generate at least; end-of-sequence tokens (also with ignore_eos) and stop tokens are not chosen before,
+    and a stop string that is complete before does not end the sample. Default 0. Negative, or more than max_tokens:
+    INVALID_ARGUMENT.
+    """
     include_stop: _builtins.bool
     """Keeps the stop string or stop token's text in the output. Default false."""
     ignore_eos: _builtins.bool

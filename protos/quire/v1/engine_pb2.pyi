@@ -175,9 +175,11 @@ class Submission(_message.Message):
     attempt: _builtins.int
     """Counts the submissions of this request, from 1; outputs carry it back, and those of another attempt are dropped."""
     logprobs: _builtins.int
-    """Log-probabilities of the chosen token and this many others. Absent: none."""
+    """Log-probabilities of each token generated and of this many most likely ones, at most 20. Absent: none."""
     prompt_logprobs: _builtins.int
-    """The same for each prompt token. Absent: none."""
+    """The same for each prompt token but the first, before which the model has no expectation. The request's prompt is
+    computed without the prefix cache, and its blocks are shared with no other request. Absent: none.
+    """
     salt: _builtins.bytes
     """Enters the key of the first block: only requests of equal salt share blocks."""
     priority: _builtins.int
@@ -379,6 +381,7 @@ class StepOutput(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Number of the step, counting from 1 over the engine's life."""
     @_builtins.property
@@ -397,6 +400,10 @@ class StepOutput(_message.Message):
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestRefused]:
         """Submissions that were not taken; nothing follows for them."""
 
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptScores]:
+        """Prompt tokens whose log-probabilities were asked for."""
+
     def __init__(
         self,
         *,
@@ -405,10 +412,11 @@ class StepOutput(_message.Message):
         tokens: _abc.Iterable[Global___SampleTokens] | None = ...,
         finished: _abc.Iterable[Global___RequestFinished] | None = ...,
         refused: _abc.Iterable[Global___RequestRefused] | None = ...,
+        prompts: _abc.Iterable[Global___PromptScores] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "refused", b"refused", "started", b"started", "step", b"step", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "prompts", b"prompts", "refused", b"refused", "started", b"started", "step", b"step", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -445,6 +453,44 @@ class RequestStarted(_message.Message):
 Global___RequestStarted: _TypeAlias = RequestStarted  # noqa: Y015
 
 @_typing.final
+class PromptScores(_message.Message):
+    """Log-probabilities of the prompt tokens that were computed. Each position comes once and in order, before the first
+    generated token.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    FIRST_POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request."""
+    attempt: _builtins.int
+    """The submission."""
+    first_position: _builtins.int
+    """Position in the prompt, from 0, of the first of them. The first position of all is 1."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_decoding_pb2.TokenLogprobs]:
+        """Of the tokens from there on."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        first_position: _builtins.int = ...,
+        logprobs: _abc.Iterable[_decoding_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_position", b"first_position", "logprobs", b"logprobs", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptScores: _TypeAlias = PromptScores  # noqa: Y015
+
+@_typing.final
 class SampleTokens(_message.Message):
     """New tokens of one sample."""
 
@@ -455,6 +501,7 @@ class SampleTokens(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
@@ -469,6 +516,10 @@ class SampleTokens(_message.Message):
     def end(self) -> Global___SampleEnd:
         """How the sample ended, with its last tokens."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_decoding_pb2.TokenLogprobs]:
+        """Of each of them, when asked for."""
+
     def __init__(
         self,
         *,
@@ -477,10 +528,11 @@ class SampleTokens(_message.Message):
         sample: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         end: Global___SampleEnd | None = ...,
+        logprobs: _abc.Iterable[_decoding_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end", b"end", "request_id", b"request_id", "sample", b"sample", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end", b"end", "logprobs", b"logprobs", "request_id", b"request_id", "sample", b"sample", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -144,9 +144,14 @@ class OutputOptions(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
-    """Log-probability of the chosen token and of this many others. Absent: none."""
+    """Log-probabilities of each token generated and of this many most likely ones. Absent: none. Outside 0 to 20:
+    INVALID_ARGUMENT.
+    """
     prompt_logprobs: _builtins.int
-    """The same for each prompt token. Absent: none."""
+    """The same for each prompt token but the first, before which the model has no expectation; they come in
+    PromptLogprobs. Such a prompt is computed without the prefix cache. Absent: none. Outside 0 to 20:
+    INVALID_ARGUMENT.
+    """
     special_tokens: _builtins.bool
     """Keeps special tokens in the text. Default false."""
     def __init__(
@@ -294,6 +299,7 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started:
         """First, once, when the first prompt tokens have been given blocks."""
@@ -306,18 +312,23 @@ class GenerateResponse(_message.Message):
     def finished(self) -> Global___Finished:
         """Last, once."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """After Started and before the first Delta, when asked for: as many as it takes."""
+
     def __init__(
         self,
         *,
         started: Global___Started | None = ...,
         delta: Global___Delta | None = ...,
         finished: Global___Finished | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -368,6 +379,34 @@ class Started(_message.Message):
 Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
+class PromptLogprobs(_message.Message):
+    """Log-probabilities of some of the prompt's tokens. Each position comes once and in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    first_position: _builtins.int
+    """Position in the prompt, from 0, of the first of them. The first position of all is 1."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_decoding_pb2.TokenLogprobs]:
+        """Of the tokens from there on."""
+
+    def __init__(
+        self,
+        *,
+        first_position: _builtins.int = ...,
+        logprobs: _abc.Iterable[_decoding_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_position", b"first_position", "logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+
+@_typing.final
 class Delta(_message.Message):
     """New tokens of one sample. Text is whole characters only: bytes of an unfinished character wait for the next
     Delta, and text that could become a stop string waits until it cannot.
@@ -388,8 +427,8 @@ class Delta(_message.Message):
         """Ids of the tokens generated since the last Delta."""
 
     @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """For each token, the log-probabilities asked for."""
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_decoding_pb2.TokenLogprobs]:
+        """Of each of token_ids, when asked for. Text that is held back holds back no token."""
 
     def __init__(
         self,
@@ -397,7 +436,7 @@ class Delta(_message.Message):
         sample: _builtins.int = ...,
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        logprobs: _abc.Iterable[_decoding_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -406,40 +445,6 @@ class Delta(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
-
-@_typing.final
-class TokenLogprobs(_message.Message):
-    """Log-probabilities at one position."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LOGPROB_FIELD_NUMBER: _builtins.int
-    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
-    logprob: _builtins.float
-    """Of the chosen token, natural logarithm."""
-    @_builtins.property
-    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The most likely tokens, most likely first."""
-
-    @_builtins.property
-    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Their log-probabilities, in the same order."""
-
-    def __init__(
-        self,
-        *,
-        logprob: _builtins.float = ...,
-        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):

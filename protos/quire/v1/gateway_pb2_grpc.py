@@ -57,7 +57,8 @@ class GatewayServicer:
     """
 
     def Generate(self, request, context):
-        """Generates a continuation of a prompt and streams it: Started once, Delta as tokens come, Finished once.
+        """Generates a continuation of a prompt and streams it: Started once, PromptLogprobs where asked for, Delta as tokens
+        come, Finished once.
 
         INVALID_ARGUMENT: a field is out of range, or the request can never fit the context or the pool.
         NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version

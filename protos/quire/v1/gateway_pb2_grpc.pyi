@@ -38,7 +38,8 @@ class GatewayStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GatewayAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateResponse]
-    """Generates a continuation of a prompt and streams it: Started once, Delta as tokens come, Finished once.
+    """Generates a continuation of a prompt and streams it: Started once, PromptLogprobs where asked for, Delta as tokens
+    come, Finished once.
 
     INVALID_ARGUMENT: a field is out of range, or the request can never fit the context or the pool.
     NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
@@ -56,7 +57,8 @@ class GatewayAsyncStub(GatewayStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates a continuation of a prompt and streams it: Started once, Delta as tokens come, Finished once.
+    """Generates a continuation of a prompt and streams it: Started once, PromptLogprobs where asked for, Delta as tokens
+    come, Finished once.
 
     INVALID_ARGUMENT: a field is out of range, or the request can never fit the context or the pool.
     NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
@@ -77,7 +79,8 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_gateway_pb2.GenerateResponse], _abc.AsyncIterator[_gateway_pb2.GenerateResponse]]:
-        """Generates a continuation of a prompt and streams it: Started once, Delta as tokens come, Finished once.
+        """Generates a continuation of a prompt and streams it: Started once, PromptLogprobs where asked for, Delta as tokens
+        come, Finished once.
 
         INVALID_ARGUMENT: a field is out of range, or the request can never fit the context or the pool.
         NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version

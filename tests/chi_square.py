@@ -1,0 +1,30 @@
+"""Whether draws look as if they came from a distribution."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+# Rarer tokens are counted together: the statistic's distribution is only known where five or more are expected.
+_LEAST_EXPECTED = 5.0
+
+
+def chi_square_is_likely(counts: Counter[int], chances: Sequence[float]) -> bool:
+    """Return whether a chi-square test lets the draws pass that 999 of 1,000 honest ones do.
+
+    A token without any chance must not have come at all.
+    """
+    draws = counts.total()
+    assert all(chances[token] > 0 for token in counts), "a token came that cannot"
+    cells = [(counts[token], draws * chance) for token, chance in enumerate(chances)]
+    common = [cell for cell in cells if cell[1] >= _LEAST_EXPECTED]
+    rare = [sum(column) for column in zip(*(cell for cell in cells if cell[1] < _LEAST_EXPECTED), strict=True)]
+    if rare and rare[1] >= _LEAST_EXPECTED:
+        common.append((int(rare[0]), rare[1]))
+    statistic = sum((count - expected) ** 2 / expected for count, expected in common)
+    return statistic < _critical(len(common) - 1)
+
+
+def _critical(freedom: int) -> float:
+    """The value that chi-square with so many degrees of freedom stays below in 99.9 % (Wilson and Hilferty, 1931)."""
+    part = 2 / (9 * freedom)
+    return freedom * (1 - part + 3.0902 * math.sqrt(part)) ** 3
