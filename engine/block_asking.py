@@ -350,7 +350,7 @@ class BlockAsking:
                 group=group.id,
                 sequence=group.trunk.id,
                 request_id=request.request_id,
-                salt=request.salt,
+                salt=group.salt,
                 token_ids=group.beginning,
                 compute_tokens=roster.limits.token_budget,
                 spare_blocks=spare,

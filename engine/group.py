@@ -8,7 +8,8 @@ back the same way. A request of one sample is a group that needs no fork.
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from engine.request import Failure, FinishReason, OrderKey, Request
+from engine.plan import PromptPart, RowRules
+from engine.request import NO_RULES, Failure, FinishReason, OrderKey, Request
 
 
 @dataclass(eq=False)
@@ -57,6 +58,14 @@ class Sequence:
             return self.group.common
         return len(self.request.prompt) + self.request.stopping.max_tokens - 1
 
+    def rules_after(self, end: int) -> RowRules | None:
+        """Return what changes the logits after its first `end` tokens, None where nothing does."""
+        request, length = self.request, len(self.request.prompt)
+        rules, barred = request.logit_rules, request.stopping.barred_after(end - length)
+        if rules.penalizes:
+            return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), barred)
+        return RowRules(rules, barred_token_ids=barred) if barred or rules != NO_RULES else None
+
     def append(self, token: int) -> None:
         """Take a sampled token, and finish where it ends the sequence."""
         self.tokens.append(token)
@@ -78,13 +87,15 @@ class Sequence:
 class Group:
     """All samples of a request, and what is counted of them together.
 
-    `common` counts the leading tokens that the trunk computes for all of them before they are forked.
+    `common` counts the leading tokens that the trunk computes for all of them before they are forked; `scored` the
+    prompt's leading tokens whose log-probabilities are told or, as the first, have none.
     """
 
     id: int
     request: Request
     members: list[Sequence] = field(default_factory=list)
     common: int = 0
+    scored: int = 1
     forked: bool = False
     started: bool = False
     cached_tokens: int = 0
@@ -112,6 +123,15 @@ class Group:
     def key(self) -> OrderKey:
         """Smallest is served first, largest is preempted first; kept through preemption."""
         return (self.request.priority, self.request.arrival, self.id)
+
+    @property
+    def salt(self) -> bytes:
+        """What the keys of its blocks begin with.
+
+        A prompt to be scored has to be computed, so it has a salt of its own, which no client can name: it is no text.
+        """
+        request = self.request
+        return request.salt if request.prompt_logprobs is None else request.salt + b"\xff%d" % self.id
 
     @property
     def live(self) -> list[Sequence]:
@@ -178,6 +198,13 @@ class Group:
     def end_of(self, sequence: Sequence) -> int:
         """Return how many tokens of a sequence are known and to be computed by it."""
         return len(sequence.tokens) if self.forked else self.common
+
+    def to_score(self, end: int) -> PromptPart | None:
+        """Return the prompt tokens that can be scored, and are not yet, once the first `end` tokens are computed."""
+        request = self.request
+        if request.prompt_logprobs is None or not (token_ids := request.prompt[self.scored : end + 1]):
+            return None
+        return PromptPart(self.scored, token_ids, request.prompt_logprobs)
 
     def sampled_by(self, sequence: Sequence, end: int) -> tuple[int, ...]:
         """Return the indices of the samples that get a token from position `end` of a sequence."""

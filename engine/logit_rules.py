@@ -9,7 +9,7 @@ from itertools import chain
 
 import torch
 
-from engine.request import RowRules
+from engine.plan import RowRules
 
 # Larger than any logit, and small enough that no sum of these leaves float32.
 _LARGEST = 1e9

@@ -61,7 +61,7 @@ class Engine:
         """Run a step and publish what it brought; return how many seconds it ran. Raises CopyFailed."""
         begun = self._clock()
         try:
-            token_ids = self._runner.execute(plan)
+            brought = self._runner.execute(plan)
         except CopyFailed:
             raise
         except Exception as failure:
@@ -69,6 +69,6 @@ class Engine:
             self.scheduler.fail(plan, f"step {plan.step} failed: {failure}")
             return self._clock() - begun
         ended = self._clock()
-        self.scheduler.publish(plan, token_ids, ended)
+        self.scheduler.publish(plan, brought, ended)
         self.scheduler.costs.observe(plan, ended - begun)
         return ended - begun

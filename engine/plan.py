@@ -4,14 +4,47 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine.blocks import Copy
-from engine.request import RowRules, Sampling
+from engine.request import NO_RULES, LogitRules, Sampling
+
+
+class RowRules(NamedTuple):
+    """All that changes the logits of one row: the rules asked for, the tokens that they look at, and what is barred.
+
+    `prompt` and `output` are empty where no rule looks at them.
+    """
+
+    rules: LogitRules = NO_RULES
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+    barred_token_ids: frozenset[int] = frozenset()
+
+
+class PromptPart(NamedTuple):
+    """Tokens of a prompt to score, the first of them at `position`: each by the logits of the token before it."""
+
+    position: int
+    token_ids: tuple[int, ...]
+    logprobs: int
+
+
+class Sampled(NamedTuple):
+    """A token that was drawn, or one of a prompt that was scored.
+
+    Where asked for, it comes with its log-probability and with pairs of the most likely tokens and theirs, most likely
+    first: the log-softmax of the model's own logits, before any rule, temperature or filter.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Work(NamedTuple):
     """What a step does for one sequence: feed `token_ids` at positions from `start` on, and sample if that is the end.
 
     `block_table` covers position `start + len(token_ids) - 1`. `sample_index` and the position name the random numbers.
-    `rules` change the logits that all its samples are drawn from.
+    `rules` change the logits that all its samples are drawn from. `to_score` are prompt tokens whose log-probabilities
+    are asked for; `logprobs` are asked for of the samples.
     """
 
     sequence: int
@@ -22,6 +55,8 @@ class Work(NamedTuple):
     sampling: Sampling
     sample_indices: tuple[int, ...] = (0,)
     rules: RowRules | None = None
+    logprobs: int | None = None
+    to_score: PromptPart | None = None
 
     @property
     def end(self) -> int:
@@ -49,8 +84,10 @@ class StepPlan:
 class Runner(Protocol):
     """Executes plans."""
 
-    def execute(self, plan: StepPlan) -> list[int]:
-        """Return a token id for each work of the plan that samples, in order, once all work was written.
+    def execute(self, plan: StepPlan) -> list[Sampled]:
+        """Return what each work of the plan brings, in order, once all work was written.
+
+        That is one Sampled for each token to score, then one for each sample.
 
         Copies between the tiers may still be under way then. Raises CopyFailed when one of these or of earlier plans
         failed. When it raises anything else, the step counts as not done: nothing of it is committed.

@@ -45,7 +45,7 @@ class PrefixClaims:
         # At least one token is left to compute, so the block that ends the tokens is never shared.
         size = self._block_size
         tokens = group.beginning
-        link = hash(group.request.salt)
+        link = hash(group.salt)
         for end in range(size, len(tokens), size):
             link = hash((link, *tokens[end - size : end]))
             yield link

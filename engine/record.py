@@ -126,7 +126,7 @@ class RequestsRecord:
 
     def _keys(self, sequence: EngineSequence) -> Iterator[str]:
         size = self._settings.block_size
-        key = sha256(self._secret + sequence.request.salt).digest()
+        key = sha256(self._secret + sequence.group.salt).digest()
         for start in range(0, len(sequence.tokens) - size + 1, size):
             key = sha256(key + array("i", sequence.tokens[start : start + size]).tobytes()).digest()
             yield key.hex()[:_KEY_DIGITS]

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 from engine.errors import InvalidRequest
 
-# Log-probabilities of this many tokens can be asked for, besides the chosen one's.
+# So many of the most likely tokens can be asked for at each position.
 MOST_LOGPROBS = 20
 
 
@@ -68,18 +67,6 @@ class LogitRules:
 NO_RULES = LogitRules()
 
 
-class RowRules(NamedTuple):
-    """All that changes the logits of one row: the rules asked for, the tokens that they look at, and what is barred.
-
-    `prompt` and `output` are empty where no rule looks at them.
-    """
-
-    rules: LogitRules = NO_RULES
-    prompt: tuple[int, ...] = ()
-    output: tuple[int, ...] = ()
-    barred_token_ids: frozenset[int] = frozenset()
-
-
 @dataclass(frozen=True)
 class Stopping:
     """When a sequence ends: after `max_tokens`, or with one of `token_ids`.
@@ -103,6 +90,7 @@ class Request:
 
     `arrival` and `deadline` are in seconds of the engine's clock; with the class, the arrival makes the order key.
     `samples` has, for each sample wanted, the tokens that were generated before the request came here.
+    Log-probabilities are of each token generated, or of the prompt, and of so many of the most likely ones; None: none.
     """
 
     request_id: str
@@ -115,14 +103,8 @@ class Request:
     samples: tuple[tuple[int, ...], ...] = ((),)
     deadline: float | None = None
     logit_rules: LogitRules = NO_RULES
-
-    def rules_after(self, tokens: list[int], end: int) -> RowRules | None:
-        """Return what changes the logits after the first `end` tokens, prompt included; None where nothing does."""
-        length, rules = len(self.prompt), self.logit_rules
-        barred = self.stopping.barred_after(end - length)
-        if rules.penalizes:
-            return RowRules(rules, self.prompt, tuple(tokens[length:end]), barred)
-        return RowRules(rules, barred_token_ids=barred) if barred or rules != NO_RULES else None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +134,8 @@ class Capacity:
                 )
         self._check_rules(request.logit_rules)
         self._check_min_tokens(request)
+        _check_logprobs(request.logprobs, "logprobs")
+        _check_logprobs(request.prompt_logprobs, "prompt_logprobs")
         if length + limit > self.context_tokens:
             raise InvalidRequest(
                 f"prompt has {length} tokens and stopping.max_tokens is {limit}, together {length + limit}; "
@@ -210,6 +194,11 @@ class Capacity:
         outside = next((token for token in token_ids if not 0 <= token < self.vocabulary_size), None)
         if outside is not None:
             raise InvalidRequest(f"{field} has {outside}, the vocabulary has {self.vocabulary_size} tokens", field)
+
+
+def _check_logprobs(count: int | None, field: str) -> None:
+    if count is not None and not 0 <= count <= MOST_LOGPROBS:
+        raise InvalidRequest(f"{field} is {count}, it must be from 0 to {MOST_LOGPROBS}", field)
 
 
 OrderKey = tuple[int, float, int]

@@ -1,13 +1,17 @@
 """Executes plans on one device: copies, forward, sampling."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 
 from engine.attention.backend import AttentionBackend, PagedBatch
 from engine.attention.interface import PagedContext
 from engine.block_copies import BlockCopies
 from engine.copy_stream import CopyStream, copy_stream_for
+from engine.logprobs import score
 from engine.model import LoadedModel
-from engine.plan import StepPlan, Work
+from engine.plan import Sampled, StepPlan, Work
 from engine.sampling import Draw, sample
 
 
@@ -25,8 +29,8 @@ class ModelRunner:
         self._copies = BlockCopies(backend, copy_stream or copy_stream_for(self._device), block_size)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> list[int]:
-        """Copy blocks, compute the fed tokens, and return a token id for each work that samples, in order.
+    def execute(self, plan: StepPlan) -> list[Sampled]:
+        """Copy blocks, compute the fed tokens, and return what each work brings, in order.
 
         Raises CopyFailed.
         """
@@ -34,17 +38,10 @@ class ModelRunner:
         if not plan.work:
             return []
         self._copies.wait_for(plan.work)
-        logits = self.forward(plan.work)
-        draws = [
-            Draw(work.sampling, index, work.end, work.rules)
-            for work in plan.work
-            if work.samples
-            for index in work.sample_indices
-        ]
-        return sample(logits, draws) if draws else []
+        return outcomes(self.forward(plan.work), plan.work)
 
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
-        """Return `[sampling work, vocabulary]` logits of the last token of each work that samples."""
+        """Return `[rows, vocabulary]` logits: for each work, those that score its prompt, then one for each sample."""
         token_ids = [token for item in work for token in item.token_ids]
         positions = [position for item in work for position in range(item.start, item.end)]
         batch = PagedBatch.of(work, self._block_size, self._device)
@@ -52,20 +49,59 @@ class ModelRunner:
             input_ids=self._row(token_ids),
             position_ids=self._row(positions),
             use_cache=False,
-            logits_to_keep=self._last_tokens(work),
+            logits_to_keep=self._places(work),
             paged=PagedContext(self._backend, batch),
         )
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _last_tokens(self, work: tuple[Work, ...]) -> torch.Tensor:
-        """Return the positions in the flattened batch whose logits are sampled."""
-        ends, fed = [], 0
+    def _places(self, work: tuple[Work, ...]) -> torch.Tensor:
+        """Return the places in the flattened batch whose logits are needed."""
+        places: list[int] = []
+        fed = 0
         for item in work:
+            if part := item.to_score:
+                first = fed + part.position - 1 - item.start
+                places += range(first, first + len(part.token_ids))
             fed += len(item.token_ids)
             if item.samples:
-                ends += [fed - 1] * len(item.sample_indices)
-        return torch.tensor(ends, dtype=torch.int64, device=self._device)
+                places += [fed - 1] * len(item.sample_indices)
+        return torch.tensor(places, dtype=torch.int64, device=self._device)
 
     def _row(self, values: list[int]) -> torch.Tensor:
         return torch.tensor([values], dtype=torch.int64, device=self._device)
+
+
+class _Row(NamedTuple):
+    """What is made of one row of logits: a token is drawn or known already, and scored where that is asked for."""
+
+    draw: Draw | None
+    token_id: int
+    logprobs: int | None
+
+
+def outcomes(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
+    """Make of the logits of `forward` what a step brings."""
+    rows = [row for item in work for row in _rows(item)]
+    draws = [row.draw for row in rows if row.draw]
+    drawn = iter(sample(_select(logits, [row.draw is not None for row in rows]), draws) if draws else [])
+    tokens = [next(drawn) if row.draw else row.token_id for row in rows]
+    asked = [(token, row.logprobs) for token, row in zip(tokens, rows, strict=True) if row.logprobs is not None]
+    if not asked:
+        return [Sampled(token) for token in tokens]
+    scores = iter(score(_select(logits, [row.logprobs is not None for row in rows]), *zip(*asked, strict=True)))
+    return [Sampled(token) if row.logprobs is None else next(scores) for token, row in zip(tokens, rows, strict=True)]
+
+
+def _rows(work: Work) -> list[_Row]:
+    part = work.to_score
+    rows = [_Row(None, token, part.logprobs) for token in part.token_ids] if part else []
+    if work.samples:
+        draws = [Draw(work.sampling, index, work.end, work.rules) for index in work.sample_indices]
+        rows += [_Row(draw, 0, work.logprobs) for draw in draws]
+    return rows
+
+
+def _select(logits: torch.Tensor, chosen: list[bool]) -> torch.Tensor:
+    """Return the rows that are chosen, without a copy where all are."""
+    return logits if all(chosen) else logits[torch.tensor(chosen, device=logits.device)]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.logit_rules import apply_rules
-from engine.request import RowRules, Sampling
+from engine.plan import RowRules
+from engine.request import Sampling
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -11,12 +11,12 @@ from engine.block_asking import Admitted, BlockAsking
 from engine.blocks import FreeReason, Step, StepResult
 from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists
 from engine.group import Group, Sequence
-from engine.plan import StepPlan, Work
+from engine.plan import Sampled, StepPlan, Work
 from engine.preemption import PreemptionCosts
 from engine.request import Capacity, Failure, FinishReason, Request
 from engine.roster import Limits, Roster, SchedulerTotals
 
-__all__ = ["Finished", "Limits", "Output", "Scheduler", "SchedulerTotals", "Started", "Tokens"]
+__all__ = ["Finished", "Limits", "Output", "Scheduler", "SchedulerTotals", "Scored", "Started", "Tokens"]
 
 _FREE_REASONS = {
     FinishReason.STOP: FreeReason.FINISHED,
@@ -33,13 +33,26 @@ class Started(NamedTuple):
     cached_tokens: int
 
 
+class Scored(NamedTuple):
+    """Tokens of a request's prompt with their log-probabilities, the first of them at `position`."""
+
+    request_id: str
+    position: int
+    tokens: list[Sampled]
+
+
 class Tokens(NamedTuple):
     """New tokens of one sample of a request."""
 
     request_id: str
-    token_ids: list[int]
+    tokens: list[Sampled]
     sample: int = 0
     end: Sequence | None = None  # the sample, if it ended with them
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Their ids."""
+        return [token.token_id for token in self.tokens]
 
 
 class Finished(NamedTuple):
@@ -49,7 +62,7 @@ class Finished(NamedTuple):
     group: Group
 
 
-Output = Started | Tokens | Finished
+Output = Started | Scored | Tokens | Finished
 
 
 class Scheduler:
@@ -236,7 +249,9 @@ class Scheduler:
             samples=bool(indices),
             sampling=sequence.request.sampling,
             sample_indices=indices,
-            rules=sequence.request.rules_after(sequence.tokens, end) if indices else None,
+            rules=sequence.rules_after(end) if indices else None,
+            logprobs=sequence.request.logprobs,
+            to_score=sequence.group.to_score(end),
         )
 
     def _end_late(self, now: float) -> None:
@@ -251,10 +266,11 @@ class Scheduler:
 
     # What came of it.
 
-    def publish(self, plan: StepPlan, token_ids: list[int], now: float) -> None:
-        """Take in what a step computed: lengths, new tokens, and the requests that end with them."""
-        sampled = iter(token_ids)
+    def publish(self, plan: StepPlan, brought: list[Sampled], now: float) -> None:
+        """Take in what a step computed: lengths, scored and new tokens, and the requests that end with them."""
+        sampled = iter(brought)
         for work in plan.work:
+            scores = [next(sampled) for _ in work.to_score.token_ids] if work.to_score else []
             tokens = [next(sampled) for _ in work.sample_indices] if work.samples else []
             sequence = self._roster.sequence(work.sequence)
             self._count_computed(sequence, work)
@@ -262,6 +278,7 @@ class Scheduler:
                 sequence.computed = work.end
             else:  # it was preempted while the step ran: the token counts, its K and V are gone
                 sequence.lost_tokens = max(sequence.lost_tokens, work.end)
+            self._take_scores(sequence.group, scores)
             self._take_tokens(sequence.group, zip(work.sample_indices, tokens, strict=False), now)
 
     def _count_computed(self, sequence: Sequence, work: Work) -> None:
@@ -270,11 +287,16 @@ class Scheduler:
         self.totals.recomputed_tokens += recomputed
         self.totals.computed_tokens += len(work.token_ids)
 
-    def _take_tokens(self, group: Group, tokens: Iterable[tuple[int, int]], now: float) -> None:
+    def _take_scores(self, group: Group, scores: list[Sampled]) -> None:
+        if scores:
+            self._outputs.append(Scored(group.request.request_id, group.scored, scores))
+            group.scored += len(scores)
+
+    def _take_tokens(self, group: Group, tokens: Iterable[tuple[int, Sampled]], now: float) -> None:
         for index, token in tokens:
             member = group.members[index]
             self.totals.generated_tokens += 1
-            member.append(token)
+            member.append(token.token_id)
             if group.first_token_at is None:
                 group.first_token_at = now
             group.last_token_at = now

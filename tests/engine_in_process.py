@@ -13,11 +13,11 @@ from engine.blocks import Reattached, Step, StepResult
 from engine.group import Group
 from engine.loop import Engine, Turn
 from engine.model import LoadedModel, load_model
-from engine.plan import Runner
+from engine.plan import Runner, Sampled
 from engine.preemption import Preemption
 from engine.request import Capacity, Request, Sampling, Stopping
 from engine.runner import ModelRunner
-from engine.scheduler import Finished, Limits, Scheduler, Started, Tokens
+from engine.scheduler import Finished, Limits, Scheduler, Scored, Started, Tokens
 from services.engine.replica import Replica
 from tests.in_process import InProcessBlocks, adopted
 
@@ -89,6 +89,8 @@ class EngineInProcess:
         self.turns = 0
         self.tokens: dict[str, list[int]] = {}  # of the first sample
         self.samples: dict[str, list[list[int]]] = {}
+        self.sampled: dict[str, list[Sampled]] = {}
+        self.scored: dict[str, list[Sampled]] = {}  # of the prompt, from its second token on
         self.cached: dict[str, int] = {}
         self.finished: dict[str, Group] = {}
         self.failures: list[MadeToFail] = []
@@ -127,6 +129,7 @@ class EngineInProcess:
         self.scheduler.submit(request)
         self.samples[request.request_id] = [[] for _ in request.samples]
         self.tokens[request.request_id] = self.samples[request.request_id][0]
+        self.sampled[request.request_id], self.scored[request.request_id] = [], []
 
     def turn(self) -> Turn:
         self.turns += 1
@@ -137,10 +140,17 @@ class EngineInProcess:
                 case Started():
                     assert output.request_id not in self.cached, "a request starts once"
                     self.cached[output.request_id] = output.cached_tokens
+                case Scored():
+                    assert output.request_id in self.cached, "a request starts before its scores"
+                    assert not self.tokens[output.request_id], "a prompt is scored before there are tokens"
+                    assert output.position == len(self.scored[output.request_id]) + 1, "each position once, in order"
+                    self.scored[output.request_id] += output.tokens
                 case Tokens():
                     assert output.request_id not in self.finished, "nothing follows the end of a request"
                     assert output.request_id in self.cached, "a request starts before its tokens"
                     self.samples[output.request_id][output.sample] += output.token_ids
+                    if output.sample == 0:
+                        self.sampled[output.request_id] += output.tokens
                 case Finished():
                     assert output.request_id not in self.finished, "a request ends once"
                     self.finished[output.request_id] = output.group

@@ -90,6 +90,14 @@ def near_ties(
     return count
 
 
+def reference_logprobs(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
+    """Return `[tokens - 1, vocabulary]`: how likely transformers finds each token after each beginning of a text."""
+    model = reference_model(folder)
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokens], device=model.device), use_cache=False).logits[0, :-1]
+    return logits.log_softmax(dim=-1)
+
+
 @functools.cache
 def _generated(folder: Path, prompt: tuple[int, ...], max_tokens: int, ends: frozenset[int]) -> tuple[int, ...]:
     model = reference_model(folder)

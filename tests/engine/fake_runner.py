@@ -3,17 +3,19 @@
 from collections.abc import Iterator, Sequence
 
 from engine.blocks import Copy
-from engine.plan import StepPlan, Work
+from engine.plan import Sampled, StepPlan, Work
 from tests.engine_in_process import MadeToFail
 
 _NOTHING = -1
+_SCORES = 10**6
 
 
 class FakeRunner:
     """Keeps a digest for each slot, of its own token and all before it, as K and V depend on them.
 
     A token is drawn from the digests of all slots of its sequence and from the request's seed. So a block that is
-    shared wrongly, overwritten, or not written yet gives other tokens than `expected_tokens`.
+    shared wrongly, overwritten, or not written yet gives other tokens than `expected_tokens`. A prompt's tokens are
+    scored by the digest before them.
     """
 
     def __init__(self, block_size: int, vocabulary: int) -> None:
@@ -24,7 +26,7 @@ class FakeRunner:
         self._slots: dict[int, int] = {}
         self._host_slots: dict[int, int] = {}
 
-    def execute(self, plan: StepPlan) -> list[int]:
+    def execute(self, plan: StepPlan) -> list[Sampled]:
         for copies in plan.copies:
             self._copy(copies.device_to_host, self._slots, self._host_slots)
             self._copy(copies.host_to_device, self._host_slots, self._slots)
@@ -37,7 +39,7 @@ class FakeRunner:
             self.fail_next = False
             raise MadeToFail
         self.plans.append(plan)
-        return [self._token(work, index) for work in plan.work if work.samples for index in work.sample_indices]
+        return [sampled for work in plan.work for sampled in self._brought(work)]
 
     def _copy(self, copies: Sequence[Copy], sources: dict[int, int], destinations: dict[int, int]) -> None:
         for source, destination in copies:
@@ -52,6 +54,14 @@ class FakeRunner:
     def _write(self, work: Work, digests: list[int]) -> None:
         for position, digest in enumerate(digests, work.start):
             self._slots[self._slot(work, position)] = digest
+
+    def _brought(self, work: Work) -> Iterator[Sampled]:
+        if part := work.to_score:
+            for position, token in enumerate(part.token_ids, part.position):
+                held = self._slots.get(self._slot(work, position - 1), _NOTHING)
+                yield Sampled(token, float(_choice([held], (0, token), _SCORES)))
+        if work.samples:
+            yield from (Sampled(self._token(work, index)) for index in work.sample_indices)
 
     def _token(self, work: Work, sample: int) -> int:
         held = [self._slots.get(self._slot(work, position), _NOTHING) for position in range(work.end)]
@@ -71,6 +81,12 @@ def expected_tokens(
         tokens.append(_choice(digests, (seed, sample), vocabulary))
         digests += _chain(digests[-1], tokens[-1:])
     return tokens
+
+
+def expected_scores(prompt: Sequence[int]) -> list[float]:
+    """Return the log-probabilities, which are none, of a prompt's tokens after the first."""
+    digests = list(_chain(0, prompt))
+    return [float(_choice([digest], (0, token), _SCORES)) for digest, token in zip(digests, prompt[1:], strict=False)]
 
 
 def _chain(before: int, token_ids: Sequence[int]) -> Iterator[int]:

@@ -19,7 +19,7 @@ from engine.cache import CacheGeometry
 from engine.copy_stream import CopyStream, CudaCopyStream, InlineCopyStream, copy_stream_for
 from engine.errors import CopyFailed
 from engine.loop import Engine
-from engine.plan import Copies, StepPlan, Work
+from engine.plan import Copies, Sampled, StepPlan, Work
 from engine.request import Capacity, Request, Stopping
 from engine.runner import ModelRunner
 from engine.scheduler import Finished, Limits, Scheduler, Tokens
@@ -67,7 +67,7 @@ class Rig:
         self._thread = ThreadPoolExecutor(1)
 
     def begin(self, *copies: Copies, work: tuple[Work, ...] = ()) -> "Future[list[int]]":
-        step = self._thread.submit(self.runner.execute, StepPlan(1, copies, work))
+        step = self._thread.submit(self._tokens, StepPlan(1, copies, work))
         step.add_done_callback(self.stream.news.put)
         return step
 
@@ -95,6 +95,9 @@ class Rig:
     def host_cache(self) -> torch.Tensor:
         assert self.backend.host_cache is not None
         return self.backend.host_cache
+
+    def _tokens(self, plan: StepPlan) -> list[int]:
+        return [sampled.token_id for sampled in self.runner.execute(plan)]
 
     def close(self) -> None:
         self.stream.close()
@@ -309,7 +312,7 @@ class TestAFailedCopy:
 
     def test_ends_the_loop_and_no_request_is_blamed(self) -> None:
         class NoCopies:
-            def execute(self, plan: StepPlan) -> list[int]:
+            def execute(self, plan: StepPlan) -> list[Sampled]:
                 raise CopyFailed("made to fail")
 
         scheduler = Scheduler(Capacity(8, 50, BLOCK, 4), Limits(8, 4, 4))

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,10 @@ from transformers import (
 )
 
 from engine.errors import InvalidRequest
+from engine.group import Group
 from engine.logit_rules import apply_rules
-from engine.request import NO_RULES, Capacity, FinishReason, LogitRules, Request, RowRules, Sampling, Stopping
+from engine.plan import RowRules
+from engine.request import NO_RULES, Capacity, FinishReason, LogitRules, Request, Sampling, Stopping
 from engine.sampling import Draw, sample
 from tests.chi_square import chi_square_is_likely
 from tests.engine_in_process import GREEDY, ModelEngine
@@ -74,7 +77,8 @@ class TestAgainstTransformers:
         processor = MinNewTokensLengthLogitsProcessor(len(PROMPT), min_tokens, [0, 9])
         expected = processor(self.input_ids(logits), logits.clone())
         request = Request("r", PROMPT, GREEDY, Stopping(30, frozenset({0, 9}), min_tokens))
-        rules = request.rules_after([*PROMPT, *OUTPUT], len(PROMPT) + len(OUTPUT))
+        [sequence] = Group.of(1, replace(request, samples=(OUTPUT,))).members
+        rules = sequence.rules_after(len(sequence.tokens))
         assert (rules is None) == (min_tokens <= len(OUTPUT))
         assert torch.equal(apply_rules(logits, [rules] * len(logits)), expected)
 

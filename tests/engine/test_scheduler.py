@@ -8,7 +8,7 @@ import pytest
 import kvmanager
 from engine.blocks import Copy, FreeReason, Refusal, StepItem, StepResult, TableChange
 from engine.errors import BlockManagerBroken, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
-from engine.plan import Copies
+from engine.plan import Copies, Sampled
 from engine.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.scheduler import Limits, Scheduler
 from tests.engine.fake_runner import FakeRunner, expected_tokens
@@ -541,7 +541,7 @@ class TestCopies:
         assert plan
         assert plan.copies == (self.COPIES,)
         assert [work.sequence for work in plan.work] == [1]
-        answered.publish(plan, [9], 0.0)
+        answered.publish(plan, [Sampled(9)], 0.0)
         following = answered.plan(0.0)
         assert following
         assert following.copies == ()

@@ -10,7 +10,7 @@ from engine.errors import InvalidRequest
 from engine.preemption import Preemption
 from engine.request import Capacity, FinishReason, Sampling
 from engine.scheduler import Limits
-from tests.engine.fake_runner import FakeRunner, expected_tokens
+from tests.engine.fake_runner import FakeRunner, expected_scores, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
 from tests.engine_in_process import EngineInProcess
 
@@ -27,6 +27,7 @@ class _Submitted:
     stop: frozenset[int]
     seed: int
     samples: int
+    scored: bool
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -67,6 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.sampled_from([frozenset[int](), frozenset({2})]),
         copies=st.integers(1, 3),
         samples=st.sampled_from([1, 1, 1, 2, 3]),
+        scored=st.sampled_from([False, False, True]),
     )
     def submit(
         self,
@@ -78,6 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop: frozenset[int],
         copies: int,
         samples: int,
+        scored: bool,
     ) -> None:
         capacity = self.scheduler.capacity
         shared = len(prompt) // capacity.block_size
@@ -95,12 +98,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                     salt=salt,
                     age=age,
                     samples=samples,
+                    prompt_logprobs=0 if scored else None,
                 )
             except InvalidRequest:
                 assert not fits
                 return
             assert fits
-            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples)
+            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples, scored)
 
     @rule(turns=st.integers(1, 8))
     def turn(self, turns: int) -> None:
@@ -147,6 +151,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         for name, samples in self.engine.samples.items():
             for tokens, expected in zip(samples, self._expected(name), strict=True):
                 assert tokens == expected[: len(tokens)]
+
+    @invariant()
+    def scores_so_far_are_the_twins(self) -> None:
+        for name, asked in self.submitted.items():
+            scores = [token.logprob for token in self.engine.scored[name]]
+            expected = expected_scores(asked.prompt) if asked.scored else []
+            assert scores == expected[: len(scores)]
+            assert scores == expected or not any(self.engine.samples[name]), "the prompt is scored before all else"
 
     @invariant()
     def every_request_is_live_or_has_ended(self) -> None:

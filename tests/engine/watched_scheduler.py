@@ -157,7 +157,7 @@ class WatchedScheduler(Scheduler):
                 assert any(self._computes_prefix_of(group, other) for other in busy), "overtaken without a reason"
 
     def _computes_prefix_of(self, waiting: Group, other: Group) -> bool:
-        if waiting.request.salt != other.request.salt:
+        if waiting.salt != other.salt:
             return False
         size = self.capacity.block_size
         ours, theirs = waiting.beginning, other.trunk.tokens
