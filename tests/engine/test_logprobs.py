@@ -165,6 +165,18 @@ class TestPrompts:
         check(folder, PROMPT[:2], engine.scored[urgent], 1, 1)
 
 
+def test_those_of_the_demo_model_are_transformers_in_small_steps_and_after_preemptions(demo_model: Path) -> None:
+    engine = ModelEngine(demo_model, block_size=4, device_blocks=12, token_budget=6, max_sequences=4)
+    text = [504, 2365, 6354, 16438, 27003, 690, 260, 23790, 2767, 30, 657, 253, 3365, 1194, 28, 260]
+    prompts = [text[:2], [*text, *text[::-1]][:19]]
+    names = [engine.submit(prompt, 30, logprobs=3, prompt_logprobs=3) for prompt in prompts]
+    engine.run()
+    assert engine.scheduler.totals.preemptions > 0
+    for name, prompt in zip(names, prompts, strict=True):
+        scored = [*engine.scored[name], *engine.sampled[name]]
+        check(demo_model, [*prompt, *engine.tokens[name]], scored, 1, 3)
+
+
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 @pytest.mark.parametrize("count", [-1, MOST_LOGPROBS + 1])
 def test_more_than_can_be_asked_for_is_refused(field: str, count: int) -> None:
