@@ -18,6 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.v1 import (
+    decoding_pb2,
     engine_pb2_grpc,
     gateway_pb2,
     gateway_pb2_grpc,
@@ -201,6 +202,8 @@ class Answer:
         self.finished = gateway_pb2.Finished()
         self.text = ""
         self.token_ids: list[int] = []
+        self.logprobs: list[decoding_pb2.TokenLogprobs] = []
+        self.prompt_logprobs: list[decoding_pb2.TokenLogprobs] = []
         self.events: list[str] = []
         self.deltas: list[gateway_pb2.Delta] = []
 
@@ -220,6 +223,10 @@ class Answer:
             self.deltas.append(response.delta)
             self.text += response.delta.text
             self.token_ids += response.delta.token_ids
+            self.logprobs += response.delta.logprobs
+        elif kind == "prompt_logprobs":
+            assert response.prompt_logprobs.first_position == len(self.prompt_logprobs) + 1
+            self.prompt_logprobs += response.prompt_logprobs.logprobs
         else:
             self.finished = response.finished
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from engine.errors import RequestRefused
 from engine.loop import Engine
 from engine.request import Failure
-from engine.scheduler import Finished, Output, Started, Tokens
+from engine.scheduler import Finished, Output, Scored, Started, Tokens
 from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
 from services.engine.observer import EngineFigures, EngineObserver
-from services.engine.output_codec import finished_message, refused_message, request_of, sample_end
+from services.engine.output_codec import finished_message, refused_message, request_of, sample_end, token_logprobs
 from services.engine.recording import RequestsRecorder
 
 _POLL_SECONDS_WITHOUT_KVMANAGER = 0.2
@@ -191,9 +191,13 @@ class EngineDriver:
         match output:
             case Started():
                 message.started.add(**names, cached_tokens=output.cached_tokens)
+            case Scored():
+                logprobs = token_logprobs(output.tokens)
+                message.prompts.add(**names, first_position=output.position, logprobs=logprobs)
             case Tokens():
                 end = output.end and sample_end(output.end)
-                message.tokens.add(**names, sample=output.sample, token_ids=output.token_ids, end=end)
+                token_ids, logprobs = output.token_ids, token_logprobs(output.tokens)
+                message.tokens.add(**names, sample=output.sample, token_ids=token_ids, logprobs=logprobs, end=end)
             case Finished():
                 del self._owners[output.request_id]
                 finished = finished_message(output.group, owner.attempt, owner.submitted_at, time.monotonic())

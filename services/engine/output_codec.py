@@ -2,6 +2,7 @@
 
 from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists, RequestRefused
 from engine.group import Group, Sequence
+from engine.plan import Sampled
 from engine.request import FinishReason, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
 from services.duration import duration
@@ -14,7 +15,7 @@ _REFUSALS = {
 }
 
 # Parts of a submission that this version does not serve. A gateway of the same version never sends them.
-_UNSERVED = ("beam_search", "constraint", "logprobs", "prompt_logprobs")
+_UNSERVED = ("beam_search", "constraint")
 
 
 def unserved_field(submission: engine_pb2.Submission) -> str | None:
@@ -39,6 +40,8 @@ def request_of(submission: engine_pb2.Submission, eos_token_ids: frozenset[int],
         samples=samples + ((),) * missing,
         deadline=now + submission.timeout.ToTimedelta().total_seconds() if submission.HasField("timeout") else None,
         logit_rules=_logit_rules(submission.logit_rules),
+        logprobs=submission.logprobs if submission.HasField("logprobs") else None,
+        prompt_logprobs=submission.prompt_logprobs if submission.HasField("prompt_logprobs") else None,
     )
 
 
@@ -67,6 +70,19 @@ def refused_message(submission: engine_pb2.Submission, refused: RequestRefused) 
         detail=str(refused),
         field=refused.field,
     )
+
+
+def token_logprobs(tokens: list[Sampled]) -> list[decoding_pb2.TokenLogprobs]:
+    """Write the log-probabilities of those tokens that have any: all of a request's, or none."""
+    return [
+        decoding_pb2.TokenLogprobs(
+            logprob=token.logprob,
+            top_token_ids=[token_id for token_id, _ in token.top],
+            top_logprobs=[logprob for _, logprob in token.top],
+        )
+        for token in tokens
+        if token.logprob is not None
+    ]
 
 
 def finished_message(group: Group, attempt: int, submitted_at: float, now: float) -> engine_pb2.RequestFinished:

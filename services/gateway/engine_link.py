@@ -18,7 +18,7 @@ _RETRY_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
 
 log = logging.getLogger("quire.gateway")
 
-Event = pb.RequestStarted | pb.SampleTokens | pb.RequestFinished | pb.RequestRefused
+Event = pb.RequestStarted | pb.PromptScores | pb.SampleTokens | pb.RequestFinished | pb.RequestRefused
 
 
 @dataclass(eq=False)
@@ -143,11 +143,14 @@ class EngineLink:
             yield await outgoing.get()
 
     def _hand_out(self, step: pb.StepOutput) -> None:
-        for events, last in ((step.started, False), (step.tokens, False), (step.finished, True), (step.refused, True)):
-            for event in events:
-                self._hand_over(event, last)
+        for news in (step.started, step.prompts, step.tokens):
+            for event in news:
+                self._hand_over(event, last=False)
+        for ends in (step.finished, step.refused):
+            for end in ends:
+                self._hand_over(end, last=True)
 
-    def _hand_over(self, event: Event, last: bool) -> None:
+    def _hand_over(self, event: Event, *, last: bool) -> None:
         ticket = self._tickets.get(event.request_id)
         if ticket and ticket.submission.attempt == event.attempt:
             ticket.events.put_nowait(event)

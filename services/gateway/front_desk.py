@@ -1,7 +1,7 @@
 """Takes requests in: checks them, makes token ids of their prompts, and gives them to the engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 
 from google.protobuf.duration_pb2 import Duration
@@ -14,7 +14,7 @@ from services.gateway.engine_link import EngineLink
 from services.gateway.generation import Generation, SampleText
 from services.gateway.measured import measured
 from services.gateway.observer import GatewayObserver
-from services.gateway.parameters import Parameters, StopRules, check_prompt
+from services.gateway.parameters import Parameters, check_prompt
 from services.gateway.text_stream import TextStream
 from services.gateway.tokenizer import Tokenizer
 
@@ -67,7 +67,8 @@ class FrontDesk:
         description = self.describe(model)
         check_prompt(prompt)
         if prompt.WhichOneof("kind") == "token_ids":
-            return _checked_ids(list(prompt.token_ids.ids), description.vocabulary_size)
+            _check_ids(prompt.token_ids.ids, "prompt.token_ids.ids", description.vocabulary_size)
+            return list(prompt.token_ids.ids)
         try:
             if prompt.ByteSize() <= _LONGEST_PROMPT_TOKENIZED_AT_ONCE:
                 return self._tokenize(prompt)
@@ -103,13 +104,16 @@ class FrontDesk:
     async def _submit(self, request: gateway_pb2.GenerateRequest, arrival: float) -> Generation:
         description = self.describe(request.model)
         parameters = Parameters.of(request)
-        _check_stop_tokens(parameters.stopping, description.vocabulary_size)
+        _check_vocabulary(parameters, description.vocabulary_size)
         token_ids = await self.token_ids(request.model, request.prompt)
         submission = engine_pb2.Submission(
             request_id=parameters.request_id,
             prompt_token_ids=token_ids,
             samples=[engine_pb2.SampleState()] * parameters.sampling.sample_count,
             sampling=parameters.sampling,
+            logit_rules=parameters.logit_rules,
+            logprobs=parameters.logprobs,
+            prompt_logprobs=parameters.prompt_logprobs,
             stopping=_engine_stopping(parameters, len(token_ids), description),
             salt=parameters.salt.encode(),
             priority=parameters.priority,
@@ -147,6 +151,7 @@ def _engine_stopping(
         most = _most_tokens(prompt_tokens, parameters.sampling.sample_count, description)
     return decoding_pb2.Stopping(
         max_tokens=most,
+        min_tokens=rules.min_tokens,
         stop_token_ids=rules.token_ids,
         ignore_eos=rules.ignore_eos,
     )
@@ -162,16 +167,19 @@ def _most_tokens(prompt_tokens: int, samples: int, description: engine_pb2.GetEn
     return max(1, min(description.context_tokens, slots) - prompt_tokens)
 
 
-def _checked_ids(token_ids: list[int], vocabulary_size: int) -> list[int]:
+def _check_vocabulary(parameters: Parameters, vocabulary_size: int) -> None:
+    rules = parameters.logit_rules
+    _check_ids(parameters.stopping.token_ids, "stopping.stop_token_ids", vocabulary_size)
+    _check_ids(rules.allowed_token_ids, "logit_rules.allowed_token_ids", vocabulary_size)
+    for token in sorted(rules.logit_bias):
+        _check_id(token, f"logit_rules.logit_bias[{token}]", vocabulary_size)
+
+
+def _check_ids(token_ids: Iterable[int], field: str, vocabulary_size: int) -> None:
     for position, token in enumerate(token_ids):
-        if not 0 <= token < vocabulary_size:
-            field = f"prompt.token_ids.ids[{position}]"
-            raise InvalidField(f"{field} is {token}, the vocabulary has {vocabulary_size} tokens", field)
-    return token_ids
+        _check_id(token, f"{field}[{position}]", vocabulary_size)
 
 
-def _check_stop_tokens(rules: StopRules, vocabulary_size: int) -> None:
-    for position, token in enumerate(rules.token_ids):
-        if not 0 <= token < vocabulary_size:
-            field = f"stopping.stop_token_ids[{position}]"
-            raise InvalidField(f"{field} is {token}, the vocabulary has {vocabulary_size} tokens", field)
+def _check_id(token: int, field: str, vocabulary_size: int) -> None:
+    if not 0 <= token < vocabulary_size:
+        raise InvalidField(f"{field} is token {token}, the vocabulary has {vocabulary_size} tokens", field)

@@ -1,6 +1,6 @@
 """One request from submission to its end: engine events in, the client's messages out."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
@@ -32,6 +32,9 @@ _FAILURES: dict[int, type[ServiceError]] = {
     engine_pb2.FAILURE_REASON_DEADLINE: DeadlinePassed,
 }
 
+# What a client gets in one message; with all that can be asked for, that is some 250 kB.
+_MOST_POSITIONS = 1024
+
 Response = gateway_pb2.GenerateResponse
 
 
@@ -40,7 +43,9 @@ class _News:
     """What a batch of events says, in the order in which a client hears of it."""
 
     started: engine_pb2.RequestStarted | None = None
+    prompts: list[engine_pb2.PromptScores] = field(default_factory=list)
     token_ids: dict[int, list[int]] = field(default_factory=dict)  # by sample
+    logprobs: dict[int, list[decoding_pb2.TokenLogprobs]] = field(default_factory=dict)
     ends: dict[int, engine_pb2.SampleEnd] = field(default_factory=dict)
     finished: engine_pb2.RequestFinished | None = None
 
@@ -51,8 +56,11 @@ class _News:
             match event:
                 case engine_pb2.RequestStarted():
                     news.started = event
+                case engine_pb2.PromptScores():
+                    news.prompts.append(event)
                 case engine_pb2.SampleTokens():
                     news.token_ids.setdefault(event.sample, []).extend(event.token_ids)
+                    news.logprobs.setdefault(event.sample, []).extend(event.logprobs)
                     if event.HasField("end"):
                         news.ends[event.sample] = event.end
                 case engine_pb2.RequestFinished():
@@ -97,6 +105,9 @@ class Generation:
                 news = _News.of(await self.ticket.next_events(self._deadline()))
                 if news.started is not None:
                     yield self._started(news.started)
+                for scores in news.prompts:
+                    for part in _prompt_logprobs(scores):
+                        yield Response(prompt_logprobs=part)
                 for index in range(len(self.samples)):
                     if delta := self._delta(index, news):
                         yield Response(delta=delta)
@@ -143,7 +154,10 @@ class Generation:
             text, sample.stop = text + rest.text, rest.stop
         self._note_end(index, end)
         self.generated_tokens += len(token_ids)
-        return gateway_pb2.Delta(sample=index, text=text, token_ids=token_ids) if token_ids or text else None
+        if not token_ids and not text:
+            return None
+        logprobs = news.logprobs.get(index, [])[: len(token_ids)]
+        return gateway_pb2.Delta(sample=index, text=text, token_ids=token_ids, logprobs=logprobs)
 
     def _note_end(self, index: int, end: engine_pb2.SampleEnd | None) -> None:
         sample = self.samples[index]
@@ -200,6 +214,13 @@ class Generation:
             ),
         )
         return Response(finished=message)
+
+
+def _prompt_logprobs(scores: engine_pb2.PromptScores) -> Iterator[gateway_pb2.PromptLogprobs]:
+    for start in range(0, len(scores.logprobs), _MOST_POSITIONS):
+        yield gateway_pb2.PromptLogprobs(
+            first_position=scores.first_position + start, logprobs=scores.logprobs[start : start + _MOST_POSITIONS]
+        )
 
 
 def _sample_finish(end: engine_pb2.SampleEnd, stop: str | None) -> gateway_pb2.SampleFinish:

@@ -4,6 +4,7 @@ import math
 import secrets
 import uuid
 from dataclasses import dataclass
+from typing import Literal
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.errors import InvalidField, UnsupportedField
@@ -13,6 +14,7 @@ _MOST_STOP_STRINGS = 64
 _LONGEST_STOP_STRING_BYTES = 1024
 _SEED_BITS = 63
 _MOST_SAMPLES = 128
+_MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class StopRules:
     """When a sample ends. `max_tokens` None means as many as fit."""
 
     max_tokens: int | None
+    min_tokens: int
     strings: tuple[str, ...]
     token_ids: tuple[int, ...]
     include_stop: bool
@@ -28,11 +31,14 @@ class StopRules:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Everything of a request but its prompt. `timeout` is in seconds, None without limit."""
+    """Everything of a request but its prompt. `timeout` is in seconds; None: no limit, or no log-probabilities."""
 
     request_id: str
     sampling: decoding_pb2.Sampling
+    logit_rules: decoding_pb2.LogitRules
     stopping: StopRules
+    logprobs: int | None
+    prompt_logprobs: int | None
     special_tokens: bool
     salt: str
     priority: int
@@ -45,7 +51,10 @@ class Parameters:
         return cls(
             request_id=_request_id(request.request_id),
             sampling=_sampling(request.sampling),
+            logit_rules=_logit_rules(request.logit_rules),
             stopping=_stopping(request.stopping),
+            logprobs=_logprobs(request.output, "logprobs"),
+            prompt_logprobs=_logprobs(request.output, "prompt_logprobs"),
             special_tokens=request.output.special_tokens,
             salt=request.cache.salt,
             priority=request.priority,
@@ -67,12 +76,8 @@ def check_prompt(prompt: gateway_pb2.Prompt) -> None:
 
 
 def _check_served(request: gateway_pb2.GenerateRequest) -> None:
-    _serve(not request.HasField("logit_rules"), "logit_rules")
     _serve(not request.HasField("beam_search"), "beam_search")
     _serve(not request.HasField("constraint"), "constraint")
-    _serve(not request.output.HasField("logprobs"), "output.logprobs")
-    _serve(not request.output.HasField("prompt_logprobs"), "output.prompt_logprobs")
-    _serve(request.stopping.min_tokens == 0, "stopping.min_tokens")
 
 
 def _serve(served: bool, field: str) -> None:
@@ -106,9 +111,31 @@ def _sampling(given: decoding_pb2.Sampling) -> decoding_pb2.Sampling:
     return sampling
 
 
+def _logit_rules(given: decoding_pb2.LogitRules) -> decoding_pb2.LogitRules:
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        value = getattr(given, name)
+        _require(math.isfinite(value), f"logit_rules.{name}", f"is {value}, it must be a finite number")
+    repetition = given.repetition_penalty if given.HasField("repetition_penalty") else 1.0
+    _require(repetition > 0, "logit_rules.repetition_penalty", f"is {repetition}, it must be above 0")
+    for token, bias in sorted(given.logit_bias.items()):
+        _require(math.isfinite(bias), f"logit_rules.logit_bias[{token}]", f"is {bias}, it must be a finite number")
+    return given
+
+
+def _logprobs(given: gateway_pb2.OutputOptions, name: Literal["logprobs", "prompt_logprobs"]) -> int | None:
+    if not given.HasField(name):
+        return None
+    count: int = getattr(given, name)
+    _require(0 <= count <= _MOST_LOGPROBS, f"output.{name}", f"is {count}, it must be from 0 to {_MOST_LOGPROBS}")
+    return count
+
+
 def _stopping(given: decoding_pb2.Stopping) -> StopRules:
     limit = given.max_tokens if given.HasField("max_tokens") else None
     _require(limit is None or limit >= 1, "stopping.max_tokens", f"is {limit}, it must be at least 1")
+    least = given.min_tokens
+    _require(least >= 0, "stopping.min_tokens", f"is {least}, it must not be negative")
+    _require(limit is None or least <= limit, "stopping.min_tokens", f"is {least}, but stopping.max_tokens is {limit}")
     count = len(given.stop_strings)
     _require(
         count <= _MOST_STOP_STRINGS, "stopping.stop_strings", f"has {count} entries, the most is {_MOST_STOP_STRINGS}"
@@ -122,6 +149,7 @@ def _stopping(given: decoding_pb2.Stopping) -> StopRules:
         )
     return StopRules(
         max_tokens=limit,
+        min_tokens=least,
         strings=tuple(given.stop_strings),
         token_ids=tuple(given.stop_token_ids),
         include_stop=given.include_stop,

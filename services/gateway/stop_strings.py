@@ -34,16 +34,20 @@ class StopStrings:
         self._held = ""  # as long as the longest beginning of a stop string that the text ends with
         self._stop: str | None = None
 
-    def push(self, text: str) -> Released:
-        """Take the next piece of text. Once a stop string was found, nothing more is released."""
+    def push(self, text: str, *, may_end: bool = True) -> Released:
+        """Take the next piece of text. Once a stop string was found, nothing more is released.
+
+        A stop string that is complete where the text may not end yet is text like any other.
+        """
         if self._stop is not None:
             return Released("", self._stop)
         at, text = len(self._held), self._held + text
         while (at := self._next_of_interest(text, at)) < len(text):
-            self._stop = self._advance(text[at])
+            completed = self._advance(text[at])
             at += 1
-            if self._stop is not None:
-                return self._end(text[:at], self._stop)
+            if completed is not None and may_end:
+                self._stop = completed
+                return self._end(text[:at], completed)
         return Released(self._hold(text), None)
 
     def finish(self) -> str:
@@ -89,6 +93,6 @@ class _Progress:
         return self.matched == len(self.stop)
 
     def _extended(self, matched: int, character: str) -> int:
-        while matched and self.stop[matched] != character:
+        while matched and self.stop[matched : matched + 1] != character:
             matched = self._borders[matched - 1]
         return matched + (self.stop[matched] == character)

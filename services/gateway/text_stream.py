@@ -17,17 +17,19 @@ class Piece(NamedTuple):
 
 
 class TextStream:
-    """The text of one sample."""
+    """The text of one sample. Before `min_tokens` no stop string ends it."""
 
     def __init__(self, tokenizer: Tokenizer, stopping: StopRules, special_tokens: bool) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=not special_tokens)
         self._stops = StopStrings(stopping.strings, stopping.include_stop)
+        self._tokens_before_stop = stopping.min_tokens
 
     def push(self, token_ids: list[int]) -> Piece:
         """Add tokens one by one, as far as the token that completes a stop string."""
         text = ""
         for position, token in enumerate(token_ids, start=1):
-            released = self._stops.push(self._detokenizer.push([token]))
+            self._tokens_before_stop -= 1
+            released = self._stops.push(self._detokenizer.push([token]), may_end=self._tokens_before_stop <= 0)
             text += released.text
             if released.stop is not None:
                 return Piece(text, position, released.stop)

@@ -19,6 +19,8 @@ from tests.tiny_models import CONTEXT, VOCABULARY
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNSERVED = grpc.StatusCode.UNIMPLEMENTED
 
+INFINITY, NAN = float("inf"), float("nan")
+
 PROMPT = "The quick brown fox"
 NEIGHBOUR_TOKENS = 300
 
@@ -129,6 +131,21 @@ def stopping(**fields: Any) -> Callable[[gateway_pb2.GenerateRequest], None]:
     return change(stopping=fields)
 
 
+def rules(**fields: Any) -> Callable[[gateway_pb2.GenerateRequest], None]:
+    return change(logit_rules=fields)
+
+
+def output(**fields: Any) -> Callable[[gateway_pb2.GenerateRequest], None]:
+    return change(output=fields)
+
+
+def nothing_to_choose(request: gateway_pb2.GenerateRequest) -> None:
+    """Allow nothing but the end of the sequence and a stop token, and neither before the second token."""
+    request.logit_rules.allowed_token_ids.extend([0, 9])
+    request.stopping.stop_token_ids.append(9)
+    request.stopping.min_tokens = 1
+
+
 def timeout(seconds: float) -> Callable[[gateway_pb2.GenerateRequest], None]:
     return change(timeout=timedelta(seconds=seconds))
 
@@ -159,6 +176,24 @@ OUT_OF_RANGE = [
     ("a stop string of 2000 bytes", stopping(stop_strings=["ö" * 1000]), "stopping.stop_strings[0]", "2000 bytes"),
     ("a stop token beyond the vocabulary", stopping(stop_token_ids=[3, 400]), "stopping.stop_token_ids[1]", "400"),
     ("a negative stop token", stopping(stop_token_ids=[-7]), "stopping.stop_token_ids[0]", "-7"),
+    ("negative min_tokens", stopping(min_tokens=-1), "stopping.min_tokens", "-1"),
+    ("min_tokens above max_tokens", stopping(max_tokens=4, min_tokens=5), "stopping.min_tokens", "4"),
+    ("min_tokens beyond the pool", stopping(min_tokens=5000), "stopping.min_tokens", "5000"),
+    ("a repetition penalty of 0", rules(repetition_penalty=0), "logit_rules.repetition_penalty", "0"),
+    ("a negative repetition penalty", rules(repetition_penalty=-1.5), "logit_rules.repetition_penalty", "-1.5"),
+    ("an infinite repetition penalty", rules(repetition_penalty=INFINITY), "logit_rules.repetition_penalty", "inf"),
+    ("a presence penalty that is no number", rules(presence_penalty=NAN), "logit_rules.presence_penalty", "nan"),
+    ("an infinite frequency penalty", rules(frequency_penalty=-INFINITY), "logit_rules.frequency_penalty", "-inf"),
+    ("a bias that is no number", rules(logit_bias={3: 1.0, 5: NAN}), "logit_rules.logit_bias[5]", "nan"),
+    ("a bias beyond the vocabulary", rules(logit_bias={400: 1.0}), "logit_rules.logit_bias[400]", "384"),
+    ("a bias of a negative token", rules(logit_bias={-2: 1.0}), "logit_rules.logit_bias[-2]", "-2"),
+    ("an allowed token beyond", rules(allowed_token_ids=[3, 384]), "logit_rules.allowed_token_ids[1]", "384"),
+    ("a negative allowed token", rules(allowed_token_ids=[-9]), "logit_rules.allowed_token_ids[0]", "-9"),
+    ("nothing to choose", nothing_to_choose, "logit_rules.allowed_token_ids", "nothing to choose"),
+    ("21 logprobs", output(logprobs=21), "output.logprobs", "21"),
+    ("negative logprobs", output(logprobs=-1), "output.logprobs", "-1"),
+    ("21 prompt_logprobs", output(prompt_logprobs=21), "output.prompt_logprobs", "21"),
+    ("negative prompt_logprobs", output(prompt_logprobs=-3), "output.prompt_logprobs", "-3"),
     ("a request id of 129 bytes", change(request_id="i" * 129), "request_id", "129"),
     ("a timeout of 0", timeout(0), "timeout", "0"),
     ("a negative timeout", timeout(-1), "timeout", "-1"),
@@ -203,12 +238,8 @@ def test_a_request_that_can_never_fit_is_refused_naming_both_numbers(
 
 
 UNSERVED_FIELDS = [
-    (change(logit_rules={"repetition_penalty": 1.1}), "logit_rules"),
     (change(beam_search={"width": 2}), "beam_search"),
     (change(constraint={"regex": "a+"}), "constraint"),
-    (change(output={"logprobs": 1}), "output.logprobs"),
-    (change(output={"prompt_logprobs": 0}), "output.prompt_logprobs"),
-    (stopping(min_tokens=3), "stopping.min_tokens"),
 ]
 
 

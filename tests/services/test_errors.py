@@ -258,7 +258,7 @@ PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
     kvmanager.SessionReplaced: session_replaced,
     errors.UnexpectedMessage: lambda _, manager: failure_of(attach(manager, STEP))[0],
     errors.InvalidField: lambda gateway, _: generate(gateway, sampling={"top_k": -1}),
-    errors.UnsupportedField: lambda gateway, _: generate(gateway, logit_rules={"presence_penalty": 1}),
+    errors.UnsupportedField: lambda gateway, _: generate(gateway, constraint={"json_object": True}),
     errors.UnknownModel: lambda gateway, _: generate(gateway, model="nobody"),
     errors.RequestIsLive: lambda gateway, _: while_unanswered(
         gateway, ("live",), lambda: generate(gateway, request_id="live")

@@ -179,6 +179,24 @@ def test_a_stop_token_is_among_the_tokens_and_named_at_the_end(gateway: Link, ex
     assert (sample.reason, sample.stop_token_id) == (decoding_pb2.FINISH_REASON_STOP, stop)
 
 
+def test_a_request_that_was_begun_elsewhere_goes_on_with_its_penalties_and_log_probabilities(gateway: Link) -> None:
+    fields = {
+        "logit_rules": decoding_pb2.LogitRules(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
+        "stopping": decoding_pb2.Stopping(max_tokens=20, min_tokens=18, stop_token_ids=[11]),
+        "logprobs": 1,
+    }
+    gateway.submit("whole", **fields)
+    gateway.finish("whole")
+    whole = gateway.tokens("whole")
+    for done in (1, 17):
+        name = f"moved after {done}"
+        gateway.submit(name, samples=[engine_pb2.SampleState(generated_token_ids=whole[:done])], **fields)
+        gateway.finish(name)
+        assert whole[:done] + gateway.tokens(name) == whole
+    news = [news for response in gateway.responses for news in response.step.tokens]
+    assert all(len(one.logprobs) == len(one.token_ids) for one in news)
+
+
 def test_get_engine_describes_what_the_pool_is_registered_as(tiny_quire: RunningQuire) -> None:
     engine = tiny_quire.engine.GetEngine(engine_pb2.GetEngineRequest())
     pool = tiny_quire.pool()
@@ -217,6 +235,12 @@ INVALID = {
     "prompt": {"prompt_token_ids": []},
     "prompt.token_ids": {"prompt_token_ids": [5, VOCABULARY]},
     "stopping.max_tokens": {"stopping": decoding_pb2.Stopping(max_tokens=0)},
+    "stopping.min_tokens": {"stopping": decoding_pb2.Stopping(max_tokens=5, min_tokens=6)},
+    "logit_rules.repetition_penalty": {"logit_rules": decoding_pb2.LogitRules(repetition_penalty=0)},
+    "logit_rules.logit_bias": {"logit_rules": decoding_pb2.LogitRules(logit_bias={VOCABULARY: 1.0})},
+    "logit_rules.allowed_token_ids": {"logit_rules": decoding_pb2.LogitRules(allowed_token_ids=[-1])},
+    "logprobs": {"logprobs": 21},
+    "prompt_logprobs": {"prompt_logprobs": -1},
 }
 
 
@@ -229,12 +253,8 @@ def test_what_can_never_be_served_is_refused_naming_the_field(gateway: Link, fie
 
 
 UNSERVED: dict[str, dict[str, Any]] = {
-    "logit_rules": {"logit_rules": decoding_pb2.LogitRules(presence_penalty=1)},
     "beam_search": {"beam_search": decoding_pb2.BeamSearch()},
     "constraint": {"constraint": decoding_pb2.OutputConstraint(json_object=True)},
-    "logprobs": {"logprobs": 0},
-    "prompt_logprobs": {"prompt_logprobs": 3},
-    "stopping.min_tokens": {"stopping": decoding_pb2.Stopping(max_tokens=5, min_tokens=2)},
 }
 
 

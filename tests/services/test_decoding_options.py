@@ -1,0 +1,281 @@
+"""Rules on logits, min_tokens and log-probabilities, asked of a running Quire with a tiny model."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from tests.load import prompt_request, run_streams
+from tests.reference import reference_logprobs, reference_model
+from tests.running_quire import Answer, RunningQuire
+from tests.tiny_models import VOCABULARY
+
+EOS = 0
+PROMPT = tuple(range(40, 77))
+# The tiny model's weights are so wide that float32 sums in another order differ by a little more than 1e-4.
+TOLERANCE = 5e-4
+
+Spoil = Callable[[gateway_pb2.GenerateRequest], None]
+
+
+def ids_request(
+    prompt: Sequence[int] = PROMPT, max_tokens: int = 20, seed: int | None = None, *, ignore_eos: bool = True
+) -> gateway_pb2.GenerateRequest:
+    request = prompt_request("", max_tokens, seed=seed, ignore_eos=ignore_eos)
+    request.prompt.token_ids.ids.extend(prompt)
+    return request
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_quire: RunningQuire) -> Answer:
+    """The most likely continuation of PROMPT."""
+    return tiny_quire.generate(ids_request())
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model: Callable[[str], Path]) -> Callable[[Sequence[int]], torch.Tensor]:
+    return lambda tokens: reference_logprobs(tiny_model("llama"), tokens)
+
+
+def check(tokens: Sequence[int], rows: torch.Tensor, said: Sequence[decoding_pb2.TokenLogprobs], count: int) -> None:
+    """Compare what is said of tokens with the reference's rows."""
+    assert len(said) == len(tokens) == len(rows)
+    for token, row, one in zip(tokens, rows, said, strict=True):
+        assert one.logprob == pytest.approx(float(row[token]), abs=TOLERANCE)
+        assert list(one.top_logprobs) == pytest.approx(row.topk(count).values.tolist(), abs=TOLERANCE)
+        assert [float(row[top]) for top in one.top_token_ids] == pytest.approx(list(one.top_logprobs), abs=TOLERANCE)
+
+
+# Rules
+
+
+def test_a_repetition_penalty_is_transformers(tiny_quire: RunningQuire, tiny_model: Callable[[str], Path]) -> None:
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])
+    model, tokens = reference_model(tiny_model("llama")), list(PROMPT)
+    for _ in range(30):
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1:]
+        tokens.append(int(processors(torch.tensor([tokens]), logits).argmax()))
+    request = ids_request(max_tokens=30)
+    request.logit_rules.repetition_penalty = 1.5
+    assert tiny_quire.generate(request).token_ids == tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
+def test_a_penalty_of_the_output_keeps_it_from_repeating_but_not_the_prompt(
+    tiny_quire: RunningQuire, penalty: str
+) -> None:
+    request = ids_request(max_tokens=300)
+    setattr(request.logit_rules, penalty, 1000)
+    request.logit_rules.allowed_token_ids.extend(range(40, 340))
+    assert sorted(tiny_quire.generate(request).token_ids) == list(range(40, 340))
+
+
+def test_a_bias_makes_a_token_certain_or_impossible(tiny_quire: RunningQuire, whole: Answer) -> None:
+    request = ids_request()
+    request.logit_rules.logit_bias[123] = 100
+    assert tiny_quire.generate(request).token_ids == [123] * 20
+    request = ids_request()
+    request.logit_rules.logit_bias[whole.token_ids[0]] = -100
+    assert whole.token_ids[0] not in tiny_quire.generate(request).token_ids
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_only_allowed_tokens_are_chosen(tiny_quire: RunningQuire, seed: int | None) -> None:
+    request = ids_request(max_tokens=50, seed=seed)
+    request.sampling.temperature *= 9
+    request.logit_rules.allowed_token_ids.extend([7, 300, 12])
+    chosen = set(tiny_quire.generate(request).token_ids)
+    assert chosen == {7, 300, 12} if seed else chosen <= {7, 300, 12}
+
+
+def test_rules_that_change_nothing_change_nothing(tiny_quire: RunningQuire, whole: Answer) -> None:
+    request = ids_request()
+    request.logit_rules.CopyFrom(
+        decoding_pb2.LogitRules(repetition_penalty=1, presence_penalty=0, frequency_penalty=0, logit_bias={5: 0})
+    )
+    assert tiny_quire.generate(request).token_ids == whole.token_ids
+
+
+def test_an_answer_does_not_depend_on_what_others_ask_for(tiny_quire: RunningQuire) -> None:
+    def request(number: int) -> gateway_pb2.GenerateRequest:
+        one = ids_request([*PROMPT[number:], number + 2], 30, seed=number)
+        one.logit_rules.repetition_penalty = 1 + number % 3 / 10
+        one.logit_rules.presence_penalty = number % 2 / 2
+        one.logit_rules.logit_bias[number] = 3
+        if number % 4 == 0:
+            one.output.logprobs = number
+        return one
+
+    alone = [tiny_quire.generate(request(number)).token_ids for number in range(12)]
+    together = run_streams(tiny_quire, map(request, range(12)), 12)
+    assert [answer.token_ids for answer in together] == alone
+
+
+# min_tokens
+
+
+@pytest.mark.parametrize("stop_token", [False, True])
+def test_nothing_ends_an_answer_before_min_tokens(tiny_quire: RunningQuire, stop_token: bool) -> None:
+    request = ids_request(max_tokens=40, ignore_eos=stop_token)
+    ending = 99 if stop_token else EOS
+    request.stopping.stop_token_ids.extend([ending] * stop_token)
+    request.logit_rules.logit_bias[ending] = 100
+    assert tiny_quire.generate(request).token_ids == [ending]
+    request.stopping.min_tokens = 12
+    answer = tiny_quire.generate(request)
+    assert answer.token_ids.index(ending) == len(answer.token_ids) - 1 == 12
+    assert answer.finished.samples[0].stop_token_id == ending
+
+
+def test_the_end_is_not_chosen_before_min_tokens_even_where_it_ends_nothing(tiny_quire: RunningQuire) -> None:
+    request = ids_request(max_tokens=20)
+    request.logit_rules.logit_bias[EOS] = 100
+    request.stopping.min_tokens = 5
+    assert [token == EOS for token in tiny_quire.generate(request).token_ids] == [False] * 5 + [True] * 15
+
+
+def test_a_stop_string_before_min_tokens_is_text_like_any_other(
+    tiny_quire: RunningQuire, tiny_model: Callable[[str], Path]
+) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(tiny_model("llama") / "tokenizer.json"))
+    letter = tokenizer.token_to_id("x")
+    request = ids_request(max_tokens=30)
+    request.logit_rules.allowed_token_ids.append(letter)
+    request.stopping.stop_strings.append("xx")
+    assert (answer := tiny_quire.generate(request)).token_ids == [letter] * 2
+    assert answer.text == ""
+    request.stopping.min_tokens = 9
+    answer = tiny_quire.generate(request)
+    assert (answer.token_ids, answer.text) == ([letter] * 9, "x" * 7)
+    assert answer.finished.samples[0].stop_string == "xx"
+    request.stopping.min_tokens = 30
+    answer = tiny_quire.generate(request)
+    assert (len(answer.token_ids), answer.text[:28]) == (30, "x" * 28)
+
+
+# Log-probabilities
+
+
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_logprobs_are_the_models_whatever_was_done_to_choose(
+    tiny_quire: RunningQuire, reference: Callable[[Sequence[int]], torch.Tensor], count: int
+) -> None:
+    request = ids_request(seed=5)
+    request.sampling.temperature, request.sampling.top_k = 1.5, 30
+    request.logit_rules.repetition_penalty = 1.4
+    request.output.logprobs = count
+    answer = tiny_quire.generate(request)
+    check(answer.token_ids, reference([*PROMPT, *answer.token_ids])[-20:], answer.logprobs, count)
+    assert answer.prompt_logprobs == []
+
+
+def test_without_asking_there_are_none(whole: Answer) -> None:
+    assert (whole.logprobs, whole.prompt_logprobs) == ([], [])
+
+
+def test_each_delta_has_as_many_as_tokens_while_text_is_held_back(
+    tiny_quire: RunningQuire, reference: Callable[[Sequence[int]], torch.Tensor]
+) -> None:
+    request = ids_request(max_tokens=150, seed=11)
+    request.output.logprobs = 2
+    free = tiny_quire.generate(request)
+    assert any(delta.token_ids and not delta.text for delta in free.deltas), "no text is held back"
+    request.stopping.stop_strings.extend([free.text[40:43], "\0never"])
+    stopped = tiny_quire.generate(request)
+    assert 0 < len(stopped.token_ids) < 150
+    for answer in (free, stopped):
+        assert all(len(delta.logprobs) == len(delta.token_ids) for delta in answer.deltas)
+        rows = reference([*PROMPT, *answer.token_ids])[len(PROMPT) - 1 :]
+        check(answer.token_ids, rows, answer.logprobs, 2)
+
+
+def test_a_stop_token_has_its_own(tiny_quire: RunningQuire, whole: Answer) -> None:
+    request = ids_request()
+    request.stopping.stop_token_ids.append(whole.token_ids[7])
+    request.output.logprobs = 0
+    answer = tiny_quire.generate(request)
+    assert len(answer.logprobs) == len(answer.token_ids) == whole.token_ids.index(whole.token_ids[7]) + 1
+
+
+def test_each_sample_has_its_own(tiny_quire: RunningQuire, reference: Callable[[Sequence[int]], torch.Tensor]) -> None:
+    request = ids_request(seed=5)
+    request.sampling.sample_count = 3
+    request.output.logprobs, request.output.prompt_logprobs = 2, 1
+    answer = tiny_quire.generate(request)
+    check(PROMPT[1:], reference(PROMPT), answer.prompt_logprobs, 1)
+    for sample in range(3):
+        deltas = [delta for delta in answer.deltas if delta.sample == sample]
+        tokens = [token for delta in deltas for token in delta.token_ids]
+        rows = reference([*PROMPT, *tokens])[len(PROMPT) - 1 :]
+        check(tokens, rows, [one for delta in deltas for one in delta.logprobs], 2)
+
+
+# Of prompts
+
+
+@pytest.mark.parametrize("count", [0, 3, 20])
+def test_prompt_logprobs_come_after_started_and_before_tokens_also_of_a_cached_prompt(
+    tiny_quire: RunningQuire, whole: Answer, reference: Callable[[Sequence[int]], torch.Tensor], count: int
+) -> None:
+    request = ids_request()
+    request.output.prompt_logprobs = count
+    for _ in range(2):
+        answer = tiny_quire.generate(request)
+        check(PROMPT[1:], reference(PROMPT), answer.prompt_logprobs, count)
+        assert answer.events[:3] == ["started", "prompt_logprobs", "delta"]
+        assert answer.started.cached_tokens == 0
+        assert answer.logprobs == []
+        assert answer.token_ids == whole.token_ids
+    assert tiny_quire.generate(ids_request()).started.cached_tokens == 32, "others go on sharing"
+
+
+def test_a_long_prompts_come_in_several_messages_while_others_are_served(
+    tiny_quire: RunningQuire, reference: Callable[[Sequence[int]], torch.Tensor]
+) -> None:
+    prompt = [2 + 7 * position % (VOCABULARY - 2) for position in range(900)]
+    request = ids_request(prompt, 2)
+    request.output.prompt_logprobs = 5
+    beside = threading.Thread(target=tiny_quire.generate, args=(ids_request(max_tokens=50),))
+    beside.start()
+    answer = tiny_quire.generate(request)
+    beside.join()
+    check(prompt[1:], reference(prompt), answer.prompt_logprobs, 5)
+    assert answer.events.count("prompt_logprobs") >= 2, "the engine computes at most 512 tokens a step"
+
+
+def test_a_prompt_of_one_token_has_none(tiny_quire: RunningQuire) -> None:
+    request = ids_request([9], 3)
+    request.output.prompt_logprobs = 5
+    answer = tiny_quire.generate(request)
+    assert "prompt_logprobs" not in answer.events
+    assert len(answer.token_ids) == 3
+
+
+def test_a_preempted_requests_come_once_and_right(
+    quire: Callable[..., RunningQuire],
+    tiny_model: Callable[[str], Path],
+    reference: Callable[[Sequence[int]], torch.Tensor],
+) -> None:
+    tiny = quire(
+        *("--model", str(tiny_model("llama")), "--device-blocks", "40", "--block-size", "4"),
+        *("--token-budget", "8", "--max-sequences", "8"),
+    )
+
+    def request(number: int) -> gateway_pb2.GenerateRequest:
+        one = ids_request([number + 2, *PROMPT[number:]], 60, seed=number)
+        one.output.logprobs = one.output.prompt_logprobs = 2
+        return one
+
+    answers = run_streams(tiny, map(request, range(8)), 8)
+    assert tiny.settled_pool().totals.preemptions > 0
+    for number, answer in enumerate(answers):
+        prompt = list(request(number).prompt.token_ids.ids)
+        rows = reference([*prompt, *answer.token_ids])
+        check(prompt[1:], rows[: len(prompt) - 1], answer.prompt_logprobs, 2)
+        check(answer.token_ids, rows[len(prompt) - 1 :], answer.logprobs, 2)
