@@ -84,12 +84,14 @@ def usage_line(finished: gateway_pb2.Finished) -> str:
 
 
 def _request(options: dict[str, Any]) -> gateway_pb2.GenerateRequest:
-    sampling = {
-        name: options[name] for name in ("temperature", "top_k", "top_p", "seed") if options.get(name) is not None
-    }
-    stopping = decoding_pb2.Stopping(stop_strings=options.get("stop", ()), max_tokens=options.get("max_tokens"))
+    def given(*names: str) -> dict[str, Any]:
+        return {name: options[name] for name in names if options.get(name) is not None}
+
     return gateway_pb2.GenerateRequest(
-        model=options["model"], sampling=decoding_pb2.Sampling(**sampling), stopping=stopping
+        model=options["model"],
+        sampling=decoding_pb2.Sampling(**given("temperature", "top_k", "top_p", "min_p", "seed")),
+        logit_rules=decoding_pb2.LogitRules(**given("repetition_penalty", "presence_penalty", "frequency_penalty")),
+        stopping=decoding_pb2.Stopping(stop_strings=options.get("stop", ()), **given("max_tokens", "min_tokens")),
     )
 
 

@@ -134,12 +134,17 @@ def test_generate_passes_its_options_on(tiny_quire: RunningQuire, at: tuple[str,
     wanted.sampling.temperature = 1
     wanted.sampling.top_k = 50
     wanted.sampling.top_p = 0.95
+    wanted.sampling.min_p = 0.01
     wanted.sampling.seed = 11
+    wanted.logit_rules.repetition_penalty = 1.2
+    wanted.logit_rules.presence_penalty = 0.5
+    wanted.logit_rules.frequency_penalty = 0.25
     whole = tiny_quire.generate(wanted)
     stop = whole.text[8:11]
     done = quire(
         *("generate", *at[:2], "--system", "Be brief.", "--max-tokens", "30", "--temperature", "1"),
-        *("--top-k", "50", "--top-p", "0.95", "--seed", "11", "--stop", stop, PROMPT),
+        *("--top-k", "50", "--top-p", "0.95", "--min-p", "0.01", "--seed", "11", "--repetition-penalty", "1.2"),
+        *("--presence-penalty", "0.5", "--frequency-penalty", "0.25", "--min-tokens", "2", "--stop", stop, PROMPT),
     )
     assert done.stdout.rstrip("\n") == whole.text[: whole.text.index(stop)].rstrip("\n")
     assert done.returncode == 0

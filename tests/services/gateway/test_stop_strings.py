@@ -36,6 +36,24 @@ def test_a_text_in_any_pieces_ends_where_a_plain_search_ends_it(
     assert told(stops, include, pieces) == told_all_at_once(stops, include, "".join(pieces))
 
 
+@given(stops=STOPS, include=st.booleans(), text=LETTERS, before=st.integers(0, 30))
+@example(stops=["aa"], include=False, text="aaaa", before=3)
+@example(stops=["abab", "b"], include=True, text="abab", before=3)
+def test_what_is_complete_where_the_text_may_not_end_yet_is_text(
+    stops: list[str], include: bool, text: str, before: int
+) -> None:
+    watch = StopStrings(stops, include)
+    released = [watch.push(letter, may_end=end > before) for end, letter in enumerate(text, start=1)]
+    ends = [end for end in range(before + 1, len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    seen = "".join(piece for piece, _ in released) + watch.finish()
+    if not ends:
+        assert seen == text
+        return
+    stop = max((stop for stop in stops if text[: ends[0]].endswith(stop)), key=len)
+    assert released[-1].stop == stop
+    assert seen == text[: ends[0] if include else ends[0] - len(stop)]
+
+
 @given(stops=STOPS, text=LETTERS)
 def test_no_more_is_held_back_than_could_begin_a_stop_string(stops: list[str], text: str) -> None:
     watch = StopStrings(stops, include=False)
