@@ -93,11 +93,11 @@ def test_the_command_alone_shows_its_help_and_an_unknown_one_says_so() -> None:
 # generate
 
 
-def long_prompt(quire: RunningQuire) -> str:
-    """Find a prompt that goes on for long without running into the end token."""
+def long_prompt(quire: RunningQuire, tokens: int = LONG) -> str:
+    """Find a prompt that goes on for so many tokens without running into the end token."""
     for number in range(50):
         prompt = f"{PROMPT} {number}"
-        if len(quire.generate(request(LONG, prompt)).token_ids) == LONG:
+        if len(quire.generate(request(tokens, prompt)).token_ids) == tokens:
             return prompt
     raise AssertionError("50 prompts end too early")
 
@@ -172,7 +172,7 @@ def test_generate_says_in_one_line_what_went_wrong(
 
 def test_ctrl_c_ends_generate_and_its_request(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
     process = begin(
-        *("generate", *at, "--max-tokens", "900", long_prompt(tiny_quire)),
+        *("generate", *at, "--max-tokens", "900", long_prompt(tiny_quire, 900)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
