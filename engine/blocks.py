@@ -16,7 +16,6 @@ class FreeReason(Enum):
     CANCELLED = 2
     FAILED = 3
     PREEMPTED = 4
-    PRUNED = 5
 
 
 class StepItem(Enum):

@@ -15,7 +15,6 @@ class Mirror:
 
     def __init__(self, block_size: int, device_blocks: int) -> None:
         self.block_size = block_size
-        self.device_blocks = device_blocks
         self.available = device_blocks
         self.available_host = 0
         self._holders: Counter[int] = Counter()
@@ -94,10 +93,3 @@ class Mirror:
     def _is_on_host(self, block: int) -> bool:
         moved, given_up = self._twins.get(block, (0, 0))
         return self._host_holders[moved] > 0 and self._given_up[moved] == given_up
-
-    def clear(self) -> None:
-        """The pool is new: nothing is held."""
-        self.available = self.device_blocks
-        self._holders.clear()
-        self._host_holders.clear()
-        self._twins.clear()

@@ -106,11 +106,10 @@ class Books:
         """Return how many blocks hold so many tokens."""
         return -(-tokens // self.block_size)
 
-    def check_available(self, needed: int, kept: int = 0) -> None:
-        """Raise OutOfBlocks unless so many device blocks can be handed out besides `kept` of those that are idle."""
-        available = self.device.available - kept
-        if needed > available:
-            raise OutOfBlocks(f"{needed} blocks are needed, {available} are free")
+    def check_available(self, needed: int) -> None:
+        """Raise OutOfBlocks unless so many device blocks can be handed out."""
+        if needed > self.device.available:
+            raise OutOfBlocks(f"{needed} blocks are needed, {self.device.available} are free")
 
     def grant(self, number: int, result: StepResult) -> list[int]:
         """Hand out device blocks; there must be so many. What is evicted for them moves to a free host block."""

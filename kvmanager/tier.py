@@ -425,40 +425,16 @@ class Tier:
 
     def violations(self, holders: dict[int, int]) -> list[str]:
         """Check the tier against `holders`, the table entries and pins counted by block; a sentence for each fault."""
-        faults = []
-        places = [*self._free[self._head :], *self._cached, *self._withheld]
-        if len(places) != len(set(places)):
-            faults.append("a block is in two of free, cached and withheld")
-        places_of = set(places)
-        for block in range(1, self.total + 1):
-            faults += self._block_violations(block, holders.get(block, 0), block in places_of)
-        faults += self._index_violations()
-        if self.saved != sum(count - 1 for count in self._counts if count):
-            faults.append(f"saved is {self.saved}, counts say otherwise")
-        if self.shared != sum(count > 1 for count in self._counts):
-            faults.append(f"shared is {self.shared}, counts say otherwise")
-        return faults
-
-    def _index_violations(self) -> list[str]:
-        indexed = [(block, key) for key, carriers in self._index.items() for block in _listed(carriers)]
-        keyed = [
-            (block, key) for block, key in enumerate(self._keys) if key is not None and block not in self._unfindable
+        faults = [
+            fault for block in range(1, self.total + 1) for fault in self.block_faults(block, holders.get(block, 0))
         ]
-        if sorted(indexed) != keyed:
-            return [f"index and keys differ for blocks {sorted({block for block, _ in set(indexed) ^ set(keyed)})}"]
-        return []
-
-    def _block_violations(self, block: int, holders: int, placed: bool) -> list[str]:
-        count, key = self._counts[block], self._keys[block]
-        faults = []
-        if count != holders:
-            faults.append(f"block {block} has count {count} but {holders} holders")
-        if placed != (count == 0):
-            faults.append(f"block {block} of count {count} is {'' if placed else 'not '}in the eviction order")
-        if not count and block not in self._withheld and (block in self._cached) != (key is not None):
-            kind = "with" if block in self._cached else "without"
-            faults.append(f"block {block} is in the queue of blocks {kind} a key")
-        return faults
+        faults += [*self.free_faults(), *self.index_faults()]
+        sentences = [sentence for _, sentence in faults]
+        if self.saved != sum(count - 1 for count in self._counts if count):
+            sentences.append(f"saved is {self.saved}, counts say otherwise")
+        if self.shared != sum(count > 1 for count in self._counts):
+            sentences.append(f"shared is {self.shared}, counts say otherwise")
+        return sentences
 
 
 def _listed(carriers: int | list[int]) -> list[int]:
