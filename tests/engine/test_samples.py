@@ -101,6 +101,15 @@ def test_a_sample_that_stops_early_gives_its_blocks_back_while_the_others_go_on(
     engine.assert_released()
 
 
+def test_the_others_are_forked_from_a_trunk_that_ended_with_its_first_token(folder, alone):
+    stop = alone[0][0]
+    assert all(stop not in other for other in alone[1:])
+    engine = ModelEngine(folder, block_size=BLOCK)
+    name = engine.submit(prompt(10), 12, sampling=SAMPLED, samples=3, stop=[stop])
+    engine.run()
+    assert engine.samples[name] == [[stop], *alone[1:]]
+
+
 def test_samples_go_on_where_another_engine_left_them(folder, alone):
     whole = Request("moved", tuple(prompt(10)), SAMPLED, Stopping(12), samples=((), (), ()))
     for lengths in ((1, 1, 1), (5, 2, 8), (0, 3, 1), (11, 11, 11)):
