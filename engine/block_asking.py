@@ -159,7 +159,8 @@ class BlockAsking:
     def _commit(self, step: Step) -> None:
         roster = self._roster
         size = roster.capacity.block_size
-        holders = [member for group in roster.running for member in group.members if not member.leaving]
+        members = (member for group in roster.running for member in group.members)
+        holders = [member for member in members if member.table and not member.leaving]
         leaving = (sequence for sequence, _ in roster.to_free if not sequence.swapped)
         for sequence in [*holders, *leaving]:
             done = sequence.computed // size
@@ -182,6 +183,16 @@ class BlockAsking:
                 group.forked = True
                 if trunk.finish is not None:
                     self._roster.give_back([trunk], FreeReason.FINISHED)
+            elif group.beams:
+                for child in group.live:
+                    self._fork_beam(step, child)
+
+    def _fork_beam(self, step: Step, child: Sequence) -> None:
+        parent, child.parent = child.parent, None
+        if parent is not None:
+            step.forks.append(Fork(parent.id, child.id, parent.computed))
+            self._roster.mirror.fork(parent, child, parent.computed)
+            child.committed, child.told = parent.committed, parent.told
 
     def _free(self, step: Step) -> None:
         roster = self._roster
@@ -233,6 +244,8 @@ class BlockAsking:
         rest = sequence.group.end_of(sequence) - need
         if rest > 0:
             more = min(rest, self._roster.limits.token_budget)
+        elif sequence.group.beams:
+            more = 0  # the next fork would take it away
         else:
             more = _LOOKAHEAD_TOKENS if mirror.available >= self._roster.running_sequences else 0
         wish = min(need + more, sequence.most_slots)
@@ -290,23 +303,23 @@ class BlockAsking:
             return
         budget = limits.token_budget
         places = limits.max_sequences - roster.running_sequences
-        places -= sum(len(group.live) for group in roster.admitting.values())
+        places -= sum(group.width for group in roster.admitting.values())
         spare = self._spare_blocks()
         for group in list(roster.waiting):
-            if budget <= 0 or len(group.live) > places:
+            if budget <= 0 or group.width > places:
                 break
             if group.swapped:
                 if len(group.blocks) + spare > mirror.available:
                     break
                 self._ask_return(step, group)
-                places -= len(group.live)
-                spare += len(group.live)
+                places -= group.width
+                spare += group.width
                 continue
             if roster.claims.blocks(group):
                 continue
             spare += self._blocks_beyond(group)
             self._ask_admission(step, group, spare, now)
-            places -= len(group.live)
+            places -= group.width
             budget -= group.common
             needed = mirror.blocks_for(group.common)
             if needed + spare > mirror.available:
@@ -314,23 +327,25 @@ class BlockAsking:
                 break
             granted = mirror.blocks_for(min(group.common, limits.token_budget))
             mirror.available -= granted
-            spare += len(group.live) + needed - granted
+            spare += group.width + needed - granted
 
     def _spare_blocks(self) -> int:
         """Blocks that running groups will want soon: the rest of their prompts, and one more for each sequence."""
         return sum(
             len(group.live) + self._roster.mirror.cost([(group.trunk, group.common)]) + self._blocks_beyond(group)
-            if not group.forked
+            if group.alone
             else sum(1 + self._roster.mirror.cost([(member, len(member.tokens))]) for member in group.live)
             for group in self._roster.running
         )
 
     def _blocks_beyond(self, group: Group) -> int:
-        """Return the blocks that samples of a group need for themselves once they are forked."""
-        if group.forked:
+        """Return the blocks that the samples or beams of a group need for themselves once they are forked."""
+        if not group.alone:
             return 0
         blocks_for, whole = self._roster.mirror.blocks_for, group.common // self._roster.capacity.block_size
-        most = sum(blocks_for(len(member.tokens)) - whole for member in group.live)
+        lengths = [len(member.tokens) for member in group.live]
+        lengths += lengths[:1] * (group.width - len(lengths))
+        most = sum(blocks_for(length) - whole for length in lengths)
         return most - (blocks_for(group.common) - whole)
 
     def _ask_return(self, step: Step, group: Group) -> None:
@@ -373,7 +388,8 @@ def _needs(group: Group, ahead: dict[int, Work]) -> list[tuple[Sequence, int]]:
 
 def _need(sequence: Sequence, work: Work | None) -> int | None:
     """Return the room that the sequence's next step needs at least, None when it has no next step of its own."""
-    if work and work.samples and sequence.generated + 1 >= sequence.request.stopping.max_tokens:
+    last = sequence.generated + 1 >= sequence.request.stopping.max_tokens
+    if work and work.samples and (last or sequence.group.beams):  # what a beam finds decides whether it goes on
         return None
     need = (work.end if work else sequence.computed) + 1
     return need if need <= sequence.most_slots else None

@@ -16,6 +16,7 @@ class FreeReason(Enum):
     CANCELLED = 2
     FAILED = 3
     PREEMPTED = 4
+    PRUNED = 5
 
 
 class StepItem(Enum):

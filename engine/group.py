@@ -1,24 +1,30 @@
-"""Requests as they run: a group of sequences, one for each sample, that share what they have in common.
+"""Requests as they run: a group of sequences, one for each sample or beam, that share what they have in common.
 
 A group begins as one sequence, its *trunk*: the tokens that all samples have in common are computed once, through the
 trunk's blocks. Then the others are forked from it, and from there on each goes its own way. A preempted group comes
 back the same way. A request of one sample is a group that needs no fork.
+
+The beams of a search begin as one sequence too, and branch at every step: the first beam that goes on from another
+takes over its sequence, the next ones are forked from it, and a sequence that none goes on from is pruned.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from engine.beams import Beams, Continuation
 from engine.plan import PromptPart, RowRules
 from engine.request import NO_RULES, Failure, FinishReason, OrderKey, Request
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One sample on its way: its tokens, and the engine's own copy of its block table.
+    """One sample or beam on its way: its tokens, and the engine's own copy of its block table.
 
     `computed` counts the tokens whose K and V are in the cache, seen to be written; `room` those that its blocks can
     take; `committed` the leading blocks that have keys; `told` the computed tokens that the block manager knows of.
-    `leaving` says that its blocks will be given back with the next Step; `swapped` that they are host blocks.
+    `leaving` says that its blocks will be given back with the next Step; `swapped` that they are host blocks. `parent`
+    is the sequence that it will be forked from with the next Step. `score` is that of a search's answer.
     """
 
     id: int
@@ -35,6 +41,8 @@ class Sequence:
     swapped: bool = False
     finish: FinishReason | None = None
     stop_token: int | None = None
+    parent: "Sequence | None" = None
+    score: float | None = None
 
     @property
     def request(self) -> Request:
@@ -50,6 +58,12 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that are known but not computed: 1 while decoding, more while a prompt is prefilled."""
         return self.group.end_of(self) - self.computed
+
+    @property
+    def feedable(self) -> int:
+        """Tokens that it can be fed next. Beams take their last one together: none goes on before all are there."""
+        behind = self.group.beams is not None and len(self.group.live) > 1 and self.group.forked and self.remaining > 1
+        return self.remaining - behind
 
     @property
     def most_slots(self) -> int:
@@ -81,19 +95,23 @@ class Sequence:
         self.table = []
         self.room = self.computed = self.committed = self.told = 0
         self.leaving = self.swapped = False
+        self.parent = None
 
 
 @dataclass(eq=False)
 class Group:
-    """All samples of a request, and what is counted of them together.
+    """All samples or beams of a request, and what is counted of them together.
 
-    `common` counts the leading tokens that the trunk computes for all of them before they are forked; `scored` the
-    prompt's leading tokens whose log-probabilities are told or, as the first, have none.
+    `beams` is the state of a search, and `answers` what it found once it is over. `common` counts the leading tokens
+    that the trunk computes for all of them before they are forked; `scored` the prompt's leading tokens whose
+    log-probabilities are told or, as the first, have none.
     """
 
     id: int
     request: Request
     members: list[Sequence] = field(default_factory=list)
+    beams: Beams | None = None
+    answers: list[Sequence] = field(default_factory=list)
     common: int = 0
     scored: int = 1
     forked: bool = False
@@ -109,13 +127,18 @@ class Group:
     detail: str = ""
 
     @classmethod
-    def of(cls, number: int, request: Request) -> "Group":
-        """Make the group of a request, with what was generated before it came here. Its sequences count from number."""
+    def of(cls, request: Request, numbers: Iterator[int]) -> "Group":
+        """Make the group of a request, with what was generated before it came here. Its sequences take `numbers`."""
+        number = next(numbers)
         group = cls(number, request)
-        group.members = [
-            Sequence(number + index, group, index, [*request.prompt, *generated])
-            for index, generated in enumerate(request.samples)
-        ]
+        if request.beam_search:
+            group.beams = Beams(request.beam_search, request.stopping)
+            group.members = [Sequence(number, group, 0, list(request.prompt))]
+        else:
+            group.members = [
+                Sequence(next(numbers) if index else number, group, index, [*request.prompt, *generated])
+                for index, generated in enumerate(request.samples)
+            ]
         group.gather()
         return group
 
@@ -144,23 +167,35 @@ class Group:
         return all(member.finish is not None for member in self.members)
 
     @property
+    def width(self) -> int:
+        """Sequences that it runs, now or once it has branched."""
+        return self.beams.width if self.beams else len(self.live)
+
+    @property
+    def samples(self) -> list[Sequence]:
+        """What was asked for: the samples, or the answers of a search that is over."""
+        return self.answers if self.beams else self.members
+
+    @property
     def finish(self) -> FinishReason | None:
         """How the first sample ended, None while it has not."""
-        return self.members[0].finish
+        return self.samples[0].finish if self.samples else None
 
     @property
     def tokens(self) -> list[int]:
         """The tokens of the first sample, its prompt included."""
-        return self.members[0].tokens
+        return self.samples[0].tokens
 
     @property
     def generated(self) -> int:
         """Tokens generated so far, in all samples."""
-        return sum(member.generated for member in self.members)
+        return sum(member.generated for member in self.samples)
 
     def gather(self) -> None:
         """Begin as one sequence: nothing has blocks."""
         live = self.live
+        for member in live:
+            member.parent = None
         self.trunk = live[0]
         self.forked = len(live) == 1
         self.common = len(self.trunk.tokens)
@@ -170,9 +205,13 @@ class Group:
 
     @property
     def active(self) -> list[Sequence]:
-        """The sequences that can go on: all live ones, or the trunk until it has what they have in common."""
+        """The sequences that can go on: all live ones, or the trunk until it has what they have in common.
+
+        None before those that branched are forked.
+        """
         if self.forked:
-            return self.live
+            live = self.live
+            return [] if self.beams and any(member.parent for member in live) else live
         return [self.trunk] if self.trunk.computed < self.common else []
 
     @property
@@ -184,6 +223,11 @@ class Group:
     def blocks(self) -> set[int]:
         """The blocks that it holds, in whichever tier."""
         return {block for member in self.members for block in member.table}
+
+    @property
+    def alone(self) -> bool:
+        """Whether it runs as its trunk yet: samples are not forked, beams have not branched."""
+        return not self.forked or (self.beams is not None and not self.trunk.generated)
 
     @property
     def to_fork(self) -> bool:
@@ -198,6 +242,39 @@ class Group:
     def end_of(self, sequence: Sequence) -> int:
         """Return how many tokens of a sequence are known and to be computed by it."""
         return len(sequence.tokens) if self.forked else self.common
+
+    def branch(self, kept: list[Continuation], numbers: Iterator[int]) -> list[Sequence]:
+        """Let beams go on; return those that are new. Of the others, those that no beam goes on from are pruned."""
+        parents, taken = self.live, set[int]()
+        beams: list[Sequence] = []
+        for index, one in enumerate(kept):
+            parent = parents[one.parent]
+            first = one.parent not in taken
+            taken.add(one.parent)
+            beams.append(parent if first else self._fork(parent, next(numbers)))
+            beams[-1].index = index
+        for beam, one in zip(beams, kept, strict=True):
+            beam.tokens.append(one.token_id)
+        for number, parent in enumerate(parents):
+            if number not in taken:
+                parent.finish = FinishReason.PRUNED
+        self.members = [*beams, *(member for member in self.members if member.finish is not None)]
+        return [beam for beam in beams if beam not in parents]
+
+    def _fork(self, parent: Sequence, number: int) -> Sequence:
+        child = Sequence(number, self, 0, list(parent.tokens), lost_tokens=parent.lost_tokens)
+        if parent.table:  # else it was preempted, and all beams come back together
+            child.parent, child.computed = parent, parent.computed
+        return child
+
+    def answer(self, otherwise: FinishReason, numbers: Iterator[int]) -> None:
+        """Make the answers of a search; where it has found too few, or is not over, the rest are empty and so ended."""
+        found = self.beams.answers if self.beams and self.beams.over else []
+        for index in range(len(self.request.samples)):
+            self.answers.append(Sequence(next(numbers), self, index, list(self.request.prompt), finish=otherwise))
+        for one, text in zip(self.answers, found, strict=False):
+            one.tokens += text.token_ids
+            one.finish, one.stop_token, one.score = text.finish, text.stop_token, text.score
 
     def to_score(self, end: int) -> PromptPart | None:
         """Return the prompt tokens that can be scored, and are not yet, once the first `end` tokens are computed."""

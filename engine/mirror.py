@@ -44,6 +44,7 @@ class Mirror:
         """Let a new sequence share the parent's blocks below `length`, as the block manager does when it is told."""
         keep = self.blocks_for(length)
         self._holders.subtract(parent.table[keep:])
+        self.available += sum(self._holders[block] == 0 for block in parent.table[keep:])
         del parent.table[keep:]
         child.table = list(parent.table)
         self._holders.update(child.table)

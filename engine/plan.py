@@ -28,10 +28,11 @@ class PromptPart(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """A token that was drawn, or one of a prompt that was scored.
+    """A token that was drawn, or one of a prompt that was scored, or a beam's likeliest continuation.
 
     Where asked for, it comes with its log-probability and with pairs of the most likely tokens and theirs, most likely
-    first: the log-softmax of the model's own logits, before any rule, temperature or filter.
+    first: the log-softmax of the model's own logits, before any rule, temperature or filter. A beam's comes with all
+    its candidates, and theirs are changed by the rules.
     """
 
     token_id: int
@@ -44,7 +45,8 @@ class Work(NamedTuple):
 
     `block_table` covers position `start + len(token_ids) - 1`. `sample_index` and the position name the random numbers.
     `rules` change the logits that all its samples are drawn from. `to_score` are prompt tokens whose log-probabilities
-    are asked for; `logprobs` are asked for of the samples.
+    are asked for; `logprobs` are asked for of the samples. A beam's sample is no draw: so many `candidates` are asked
+    for, and 0 where it is none.
     """
 
     sequence: int
@@ -57,6 +59,7 @@ class Work(NamedTuple):
     rules: RowRules | None = None
     logprobs: int | None = None
     to_score: PromptPart | None = None
+    candidates: int = 0
 
     @property
     def end(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from engine.group import Group
 from engine.group import Sequence as EngineSequence
 from engine.preemption import Preemption
-from engine.request import FinishReason
+from engine.request import FinishReason, Request
 from engine.scheduler import Scheduler
 
 REQUESTS_FORMAT = "quire-requests"
@@ -100,7 +100,7 @@ class RequestsRecord:
 
     def ended(self, group: Group, arrival_step: int, end_step: int) -> list[str]:
         """Return the lines of a request that ended, one for each sample: they have the keys of the prompt in common."""
-        return [self._sample(member, arrival_step, end_step) for member in group.members]
+        return [self._sample(member, arrival_step, end_step) for member in group.samples]
 
     def _sample(self, sequence: EngineSequence, arrival_step: int, end_step: int) -> str:
         request = sequence.request
@@ -113,7 +113,7 @@ class RequestsRecord:
             prompt_tokens=len(request.prompt) + given,
             output_tokens=sequence.generated - given,
             max_tokens=request.stopping.max_tokens - given,
-            decoding="greedy" if request.sampling.greedy else "sampled",
+            decoding=_decoding(request),
             priority=request.priority,
             finish=(sequence.finish or FinishReason.FAILED).name.lower(),
         )
@@ -160,6 +160,12 @@ def read_request(line: str, number: int) -> RecordedRequest | str:
     if not sound:
         raise InvalidRecord(f"line {number} has lengths that cannot be")
     return request
+
+
+def _decoding(request: Request) -> str:
+    if request.beam_search:
+        return "beam"
+    return "greedy" if request.sampling.greedy else "sampled"
 
 
 def _line(content: Any) -> str:

@@ -12,12 +12,13 @@ MOST_LOGPROBS = 20
 
 
 class FinishReason(Enum):
-    """Why a sequence ended."""
+    """Why a sequence ended. No request ends with PRUNED: that is a beam that others outdid."""
 
     STOP = 1
     LENGTH = 2
     CANCELLED = 3
     FAILED = 4
+    PRUNED = 5
 
 
 class Failure(Enum):
@@ -42,6 +43,19 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether the most likely token is taken."""
         return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class BeamSearch:
+    """Keeps the `width` likeliest continuations instead of sampling.
+
+    An answer's log-probability is divided by its length to the power of `length_penalty`. With `early_stopping` the
+    first `width` answers are taken; else the search goes on while the likeliest beam could still become one of them.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,7 @@ class Request:
     `arrival` and `deadline` are in seconds of the engine's clock; with the class, the arrival makes the order key.
     `samples` has, for each sample wanted, the tokens that were generated before the request came here.
     Log-probabilities are of each token generated, or of the prompt, and of so many of the most likely ones; None: none.
+    With `beam_search` the samples are its best answers.
     """
 
     request_id: str
@@ -105,6 +120,12 @@ class Request:
     logit_rules: LogitRules = NO_RULES
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    beam_search: BeamSearch | None = None
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that it runs at once."""
+        return self.beam_search.width if self.beam_search else len(self.samples)
 
 
 @dataclass(frozen=True)
@@ -134,6 +155,8 @@ class Capacity:
                 )
         self._check_rules(request.logit_rules)
         self._check_min_tokens(request)
+        if request.beam_search is not None:
+            _check_beam_search(request, request.beam_search)
         _check_logprobs(request.logprobs, "logprobs")
         _check_logprobs(request.prompt_logprobs, "prompt_logprobs")
         if length + limit > self.context_tokens:
@@ -143,7 +166,8 @@ class Capacity:
                 "stopping.max_tokens",
             )
         if (blocks := self.most_blocks(request)) > self.device_blocks:
-            samples = f" for each of {len(request.samples)} samples" if len(request.samples) > 1 else ""
+            each = "beams" if request.beam_search else "samples"
+            samples = f" for each of {request.sequences} {each}" if request.sequences > 1 else ""
             raise InvalidRequest(
                 f"prompt has {length} tokens and stopping.max_tokens is {limit}{samples}, which takes {blocks} blocks; "
                 f"the pool has {self.device_blocks}",
@@ -154,7 +178,7 @@ class Capacity:
         """Return how many blocks a request can need at once: its samples share the whole blocks of the prompt."""
         shared = len(request.prompt) // self.block_size
         whole = -(-(len(request.prompt) + request.stopping.max_tokens - 1) // self.block_size)
-        return shared + len(request.samples) * (whole - shared)
+        return shared + request.sequences * (whole - shared)
 
     def _check_rules(self, rules: LogitRules) -> None:
         for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
@@ -194,6 +218,32 @@ class Capacity:
         outside = next((token for token in token_ids if not 0 <= token < self.vocabulary_size), None)
         if outside is not None:
             raise InvalidRequest(f"{field} has {outside}, the vocabulary has {self.vocabulary_size} tokens", field)
+
+
+def _check_beam_search(request: Request, search: BeamSearch) -> None:
+    """Check the search, and that nothing is asked for that it cannot give."""
+    if search.width < 1:
+        raise InvalidRequest(f"beam_search.width is {search.width}, it must be at least 1", "beam_search.width")
+    if not math.isfinite(search.length_penalty):
+        raise InvalidRequest(
+            f"beam_search.length_penalty is {search.length_penalty}, it must be a finite number",
+            "beam_search.length_penalty",
+        )
+    if not 1 <= len(request.samples) <= search.width:
+        raise InvalidRequest(
+            f"sampling.sample_count is {len(request.samples)}, beam_search.width is {search.width}: "
+            "a search has at most as many answers as beams",
+            "sampling.sample_count",
+        )
+    if any(request.samples):
+        raise InvalidRequest("a beam search begins at its prompt, not with generated tokens", "samples")
+    if not request.sampling.greedy:
+        raise InvalidRequest(
+            f"sampling.temperature is {request.sampling.temperature}, it cannot be combined with beam_search",
+            "sampling.temperature",
+        )
+    if request.logprobs is not None:
+        raise InvalidRequest("logprobs cannot be combined with beam_search", "logprobs")
 
 
 def _check_logprobs(count: int | None, field: str) -> None:

@@ -7,6 +7,7 @@ preemption takes the largest, and nobody preempts a smaller one.
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count
 
 from engine.blocks import FreeReason
 from engine.errors import BlockManagerBroken
@@ -73,13 +74,18 @@ class Roster:
         self.admitting: dict[int, Group] = {}  # those whose first blocks were asked for
         self.by_request: dict[str, Group] = {}
         self.to_free: list[tuple[Sequence, FreeReason]] = []
+        self.numbers = count(1)  # of sequences
         self._by_id: dict[int, Sequence] = {}
 
     def add(self, group: Group) -> None:
         """Take a new group in, waiting."""
         self.by_request[group.request.request_id] = group
-        self._by_id.update((member.id, member) for member in group.members)
+        self.know(group.members)
         self.wait(group)
+
+    def know(self, sequences: Iterable[Sequence]) -> None:
+        """Take new sequences in."""
+        self._by_id.update((sequence.id, sequence) for sequence in sequences)
 
     def wait(self, group: Group) -> None:
         """Let a group that holds no blocks wait in its place."""
@@ -98,11 +104,11 @@ class Roster:
     @property
     def running_sequences(self) -> int:
         """Sequences that hold blocks, or will once they are forked."""
-        return sum(len(group.live) for group in self.running)
+        return sum(group.width for group in self.running)
 
     def give_back(self, sequences: Iterable[Sequence], reason: FreeReason) -> None:
         """Let the next Step free what sequences hold; forget those that have ended and hold nothing."""
-        for sequence in sequences:
+        for sequence in list(sequences):
             if sequence.table and not sequence.leaving:
                 sequence.leaving = True
                 self.to_free.append((sequence, reason))
@@ -122,6 +128,8 @@ class Roster:
         """Forget a sequence that has ended and holds nothing."""
         if sequence.finish is not None:
             self._by_id.pop(sequence.id, None)
+            if sequence.group.beams and sequence in sequence.group.members:
+                sequence.group.members.remove(sequence)
 
 
 def _key(group: Group) -> OrderKey:

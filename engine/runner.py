@@ -8,6 +8,7 @@ import torch
 from engine.attention.backend import AttentionBackend, PagedBatch
 from engine.attention.interface import PagedContext
 from engine.block_copies import BlockCopies
+from engine.continuations import continuations
 from engine.copy_stream import CopyStream, copy_stream_for
 from engine.logprobs import score
 from engine.model import LoadedModel
@@ -73,16 +74,37 @@ class ModelRunner:
 
 
 class _Row(NamedTuple):
-    """What is made of one row of logits: a token is drawn or known already, and scored where that is asked for."""
+    """What is made of one row of logits.
 
-    draw: Draw | None
-    token_id: int
-    logprobs: int | None
+    A token is drawn or known already, and scored where that is asked for; or it is the work of a beam, which goes on
+    with many.
+    """
+
+    draw: Draw | None = None
+    token_id: int = 0
+    logprobs: int | None = None
+    beam: Work | None = None
 
 
 def outcomes(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
     """Make of the logits of `forward` what a step brings."""
     rows = [row for item in work for row in _rows(item)]
+    beams = [row.beam for row in rows if row.beam is not None]
+    if not beams:
+        return _tokens(logits, rows)
+    found = continuations(
+        _select(logits, [row.beam is not None for row in rows]),
+        [beam.rules for beam in beams],
+        [beam.candidates for beam in beams],
+    )
+    others = [row for row in rows if row.beam is None]
+    tokens = iter(_tokens(_select(logits, [row.beam is None for row in rows]), others) if others else [])
+    beam_tokens = iter(found)
+    return [next(tokens) if row.beam is None else next(beam_tokens) for row in rows]
+
+
+def _tokens(logits: torch.Tensor, rows: Sequence[_Row]) -> list[Sampled]:
+    """Return a token for each row that is no beam's, with its log-probabilities where they are asked for."""
     draws = [row.draw for row in rows if row.draw]
     drawn = iter(sample(_select(logits, [row.draw is not None for row in rows]), draws) if draws else [])
     tokens = [next(drawn) if row.draw else row.token_id for row in rows]
@@ -96,7 +118,9 @@ def outcomes(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
 def _rows(work: Work) -> list[_Row]:
     part = work.to_score
     rows = [_Row(None, token, part.logprobs) for token in part.token_ids] if part else []
-    if work.samples:
+    if work.samples and work.candidates:
+        rows.append(_Row(beam=work))
+    elif work.samples:
         draws = [Draw(work.sampling, index, work.end, work.rules) for index in work.sample_indices]
         rows += [_Row(draw, 0, work.logprobs) for draw in draws]
     return rows

@@ -23,6 +23,7 @@ _FREE_REASONS = {
     FinishReason.LENGTH: FreeReason.FINISHED,
     FinishReason.CANCELLED: FreeReason.CANCELLED,
     FinishReason.FAILED: FreeReason.FAILED,
+    FinishReason.PRUNED: FreeReason.PRUNED,
 }
 
 
@@ -76,7 +77,6 @@ class Scheduler:
         self._roster.mirror.available_host = capacity.host_blocks
         self._asking = BlockAsking(self._roster, self.costs)
         self._outputs: list[Output] = []
-        self._last_sequence = 0
         self._now = 0.0  # of the latest plan
 
     # What the shell sees.
@@ -122,16 +122,13 @@ class Scheduler:
             raise EngineUnavailable("the engine is draining")
         if request.request_id in self._roster.by_request:
             raise RequestExists(f"request_id {request.request_id!r} is live", "request_id")
-        samples, most = len(request.samples), self.limits.max_sequences
-        if not 1 <= samples <= most:
-            raise InvalidRequest(
-                f"sampling.sample_count is {samples}, this engine runs 1 to {most} sequences", "sampling.sample_count"
-            )
+        most, field = self.limits.max_sequences, "beam_search.width" if request.beam_search else "sampling.sample_count"
+        if not 1 <= request.sequences <= most:
+            raise InvalidRequest(f"{field} is {request.sequences}, this engine runs 1 to {most} sequences", field)
         self.capacity.check(request)
         if self.waiting >= self.limits.max_waiting:
             raise QueueFull(f"{self.waiting} requests wait already, which is the limit")
-        self._roster.add(Group.of(self._last_sequence + 1, request))
-        self._last_sequence += samples
+        self._roster.add(Group.of(request, self._roster.numbers))
 
     def cancel(self, request_id: str) -> None:
         """End a request; an unknown id is ignored. Its blocks go back with the next Step."""
@@ -142,7 +139,9 @@ class Scheduler:
     def end_sample(self, request_id: str, index: int) -> None:
         """End one sample of a request, as a stop does; what is unknown or has ended is ignored."""
         group = self._roster.by_request.get(request_id)
-        if group is None or not 0 <= index < len(group.members) or group.members[index].finish is not None:
+        if group is None or group.beams or not 0 <= index < len(group.members):
+            return
+        if group.members[index].finish is not None:
             return
         member = group.members[index]
         member.finish = FinishReason.STOP
@@ -211,7 +210,7 @@ class Scheduler:
         budget = self.limits.token_budget
         work: list[Work] = []
         for gang in self._gangs():
-            counts = [min(budget, sequence.remaining, sequence.room - sequence.computed) for sequence in gang]
+            counts = [min(budget, sequence.feedable, sequence.room - sequence.computed) for sequence in gang]
             if budget >= len(gang) and min(counts) > 0:
                 budget -= sum(counts)
                 work += map(self._work, gang, counts)
@@ -252,6 +251,7 @@ class Scheduler:
             rules=sequence.rules_after(end) if indices else None,
             logprobs=sequence.request.logprobs,
             to_score=sequence.group.to_score(end),
+            candidates=sequence.group.beams.candidates if sequence.group.beams else 0,
         )
 
     def _end_late(self, now: float) -> None:
@@ -269,6 +269,7 @@ class Scheduler:
     def publish(self, plan: StepPlan, brought: list[Sampled], now: float) -> None:
         """Take in what a step computed: lengths, scored and new tokens, and the requests that end with them."""
         sampled = iter(brought)
+        found: dict[Group, list[Sampled]] = {}
         for work in plan.work:
             scores = [next(sampled) for _ in work.to_score.token_ids] if work.to_score else []
             tokens = [next(sampled) for _ in work.sample_indices] if work.samples else []
@@ -279,7 +280,12 @@ class Scheduler:
             else:  # it was preempted while the step ran: the token counts, its K and V are gone
                 sequence.lost_tokens = max(sequence.lost_tokens, work.end)
             self._take_scores(sequence.group, scores)
-            self._take_tokens(sequence.group, zip(work.sample_indices, tokens, strict=False), now)
+            if not sequence.group.beams:
+                self._take_tokens(sequence.group, zip(work.sample_indices, tokens, strict=False), now)
+            elif tokens:
+                found.setdefault(sequence.group, []).extend(tokens)
+        for group, continuations in found.items():
+            self._advance_beams(group, continuations, now)
 
     def _count_computed(self, sequence: Sequence, work: Work) -> None:
         recomputed = max(0, min(work.end, sequence.lost_tokens) - work.start)
@@ -295,11 +301,8 @@ class Scheduler:
     def _take_tokens(self, group: Group, tokens: Iterable[tuple[int, Sampled]], now: float) -> None:
         for index, token in tokens:
             member = group.members[index]
-            self.totals.generated_tokens += 1
+            self._count_generated(group, 1, now)
             member.append(token.token_id)
-            if group.first_token_at is None:
-                group.first_token_at = now
-            group.last_token_at = now
             end = None if member.finish is None else member
             self._outputs.append(Tokens(group.request.request_id, [token], index, end))
             self._let_go(member)
@@ -307,6 +310,33 @@ class Scheduler:
             self._close(group)
         elif not any(member.table for member in group.members):
             group.gather()  # it was preempted while the step ran, and comes back with these tokens too
+
+    def _count_generated(self, group: Group, tokens: int, now: float) -> None:
+        self.totals.generated_tokens += tokens
+        if group.first_token_at is None:
+            group.first_token_at = now
+        group.last_token_at = now
+
+    def _advance_beams(self, group: Group, found: list[Sampled], now: float) -> None:
+        """Let a search take in what was found for each of its beams: they branch, or it is over."""
+        assert group.beams, "it is a search"
+        self._count_generated(group, len(found), now)
+        texts = [beam.tokens[len(group.request.prompt) :] for beam in group.live]
+        kept = group.beams.advance(texts, [one.top for one in found])
+        if group.beams.over:
+            self._tell_answers(group)
+            return
+        self._roster.know(group.branch(kept, self._roster.numbers))
+        self._roster.give_back([one for one in group.members if one.finish is not None], FreeReason.PRUNED)
+        if not any(beam.table for beam in group.live):
+            group.gather()  # it was preempted while the step ran, and comes back with these beams
+
+    def _tell_answers(self, group: Group) -> None:
+        group.answer(FinishReason.STOP, self._roster.numbers)
+        for answer in group.answers:
+            tokens = [Sampled(token) for token in answer.tokens[len(group.request.prompt) :]]
+            self._outputs.append(Tokens(group.request.request_id, tokens, answer.index, answer))
+        self._end(group, FinishReason.STOP)
 
     def _let_go(self, member: Sequence) -> None:
         """Let a sample that has ended give its blocks back; a trunk is needed until the others are forked from it."""
@@ -316,10 +346,9 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, detail: str) -> None:
         """A step was not done: end its requests. What earlier steps computed stays committed and cached."""
-        for work in plan.work:
-            group = self._roster.sequence(work.sequence).group
-            if not group.ended:
-                self._fail(group, Failure.STEP, detail)
+        groups = dict.fromkeys(self._roster.sequence(work.sequence).group for work in plan.work)
+        for group in groups:
+            self._fail(group, Failure.STEP, detail)
 
     def fail_all(self, failure: Failure, detail: str) -> None:
         """End every live request as failed."""
@@ -341,6 +370,8 @@ class Scheduler:
     def _close(self, group: Group) -> None:
         """Say that a request has ended, and let its blocks go."""
         roster = self._roster
+        if group.beams and not group.answers:
+            group.answer(group.members[0].finish or FinishReason.FAILED, roster.numbers)
         del roster.by_request[group.request.request_id]
         self._outputs.append(Finished(group.request.request_id, group))
         if group.id in roster.admitting:
@@ -349,6 +380,6 @@ class Scheduler:
             roster.running.remove(group)
         elif group in roster.waiting:
             roster.waiting.remove(group)
-        for member in group.members:
+        for member in list(group.members):
             assert member.finish is not None, "it has ended"
             roster.give_back([member], _FREE_REASONS[member.finish])

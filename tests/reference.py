@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from engine.request import BeamSearch
+
 NEAR_TIE = 1e-4
 
 
@@ -90,6 +92,38 @@ def near_ties(
     return count
 
 
+class BeamAnswers(NamedTuple):
+    """What a beam search answers, best first: new tokens, the one that ends it included, and scores."""
+
+    token_ids: list[list[int]]
+    scores: list[float]
+
+
+def beam_reference(
+    folder: Path, prompt: Sequence[int], search: BeamSearch, max_tokens: int, count: int, **rest: Any
+) -> BeamAnswers:
+    """Return the best `count` answers of transformers' beam search; `rest` is of its GenerationConfig."""
+    model = reference_model(folder)
+    input_ids = torch.tensor([list(prompt)], device=model.device)
+    settings = GenerationConfig(
+        do_sample=False,
+        num_beams=search.width,
+        num_return_sequences=count,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
+        max_new_tokens=max_tokens,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **rest,
+    )
+    with torch.inference_mode():
+        output = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), generation_config=settings)
+    ends = frozenset(rest.get("eos_token_id", ()))
+    texts = [_until_end(row[len(prompt) :].tolist(), ends) for row in output.sequences]
+    return BeamAnswers(texts, output.sequences_scores.tolist())
+
+
 def reference_logprobs(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
     """Return `[tokens - 1, vocabulary]`: how likely transformers finds each token after each beginning of a text."""
     model = reference_model(folder)
@@ -108,6 +142,12 @@ def _generated(folder: Path, prompt: tuple[int, ...], max_tokens: int, ends: fro
     with torch.inference_mode():
         output = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), generation_config=settings)
     return tuple(output[0, len(prompt) :].tolist())
+
+
+def _until_end(tokens: list[int], ends: frozenset[int]) -> list[int]:
+    """Leave out what fills an answer up to the length of the longest."""
+    end = next((place for place, token in enumerate(tokens, 1) if token in ends), len(tokens))
+    return tokens[:end]
 
 
 def _gap(folder: Path, tokens: tuple[int, ...], better: int, worse: int) -> float:

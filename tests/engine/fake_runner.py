@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from engine.blocks import Copy
 from engine.plan import Sampled, StepPlan, Work
+from engine.request import BeamSearch
 from tests.engine_in_process import MadeToFail
 
 _NOTHING = -1
@@ -60,12 +61,17 @@ class FakeRunner:
             for position, token in enumerate(part.token_ids, part.position):
                 held = self._slots.get(self._slot(work, position - 1), _NOTHING)
                 yield Sampled(token, float(_choice([held], (0, token), _SCORES)))
-        if work.samples:
+        if work.samples and work.candidates:
+            top = _continuations(self._held(work), work.candidates, self._vocabulary)
+            yield Sampled(top[0][0], None, top)
+        elif work.samples:
             yield from (Sampled(self._token(work, index)) for index in work.sample_indices)
 
     def _token(self, work: Work, sample: int) -> int:
-        held = [self._slots.get(self._slot(work, position), _NOTHING) for position in range(work.end)]
-        return _choice(held, (work.sampling.seed, sample), self._vocabulary)
+        return _choice(self._held(work), (work.sampling.seed, sample), self._vocabulary)
+
+    def _held(self, work: Work) -> list[int]:
+        return [self._slots.get(self._slot(work, position), _NOTHING) for position in range(work.end)]
 
     def _slot(self, work: Work, position: int) -> int:
         return work.block_table[position // self._block_size] * self._block_size + position % self._block_size
@@ -83,6 +89,32 @@ def expected_tokens(
     return tokens
 
 
+def expected_answers(
+    prompt: Sequence[int], search: BeamSearch, max_tokens: int, stop: frozenset[int], vocabulary: int
+) -> list[tuple[list[int], float]]:
+    """Return what a beam search finds, best first, with scores: each beam's whole text is looked at anew."""
+    beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    answers: list[tuple[float, list[int]]] = []
+    for length in range(1, max_tokens + 1):
+        grown = [
+            (logprob + more, [*text, token])
+            for logprob, text in beams
+            for token, more in _continuations([*_chain(0, [*prompt, *text])], vocabulary, vocabulary)
+        ]
+        grown.sort(key=lambda one: -one[0])
+        ended = [one for one in grown[: search.width] if one[1][-1] in stop or length == max_tokens]
+        answers += [(logprob / length**search.length_penalty, text) for logprob, text in ended]
+        answers = sorted(answers, key=lambda one: -one[0])[: search.width]
+        kept = grown[: max(2, 1 + len(stop)) * search.width]
+        beams = [one for one in kept if one[1][-1] not in stop][: search.width]
+        full = len(answers) == search.width
+        if not beams or (
+            full and (search.early_stopping or beams[0][0] / length**search.length_penalty <= answers[-1][0])
+        ):
+            break
+    return [(text, score) for score, text in answers]
+
+
 def expected_scores(prompt: Sequence[int]) -> list[float]:
     """Return the log-probabilities, which are none, of a prompt's tokens after the first."""
     digests = list(_chain(0, prompt))
@@ -93,6 +125,11 @@ def _chain(before: int, token_ids: Sequence[int]) -> Iterator[int]:
     for token in token_ids:
         before = hash((before, token))
         yield before
+
+
+def _continuations(digests: list[int], count: int, vocabulary: int) -> tuple[tuple[int, float], ...]:
+    logprobs = {token: -_choice(digests, (token, 0), _SCORES) / _SCORES for token in range(vocabulary)}
+    return tuple(sorted(logprobs.items(), key=lambda one: -one[1])[:count])
 
 
 def _choice(digests: list[int], drawn: tuple[int, int], vocabulary: int) -> int:

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ class TestAgainstTransformers:
         processor = MinNewTokensLengthLogitsProcessor(len(PROMPT), min_tokens, [0, 9])
         expected = processor(self.input_ids(logits), logits.clone())
         request = Request("r", PROMPT, GREEDY, Stopping(30, frozenset({0, 9}), min_tokens))
-        [sequence] = Group.of(1, replace(request, samples=(OUTPUT,))).members
+        [sequence] = Group.of(replace(request, samples=(OUTPUT,)), count(1)).members
         rules = sequence.rules_after(len(sequence.tokens))
         assert (rules is None) == (min_tokens <= len(OUTPUT))
         assert torch.equal(apply_rules(logits, [rules] * len(logits)), expected)

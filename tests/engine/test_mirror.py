@@ -1,5 +1,7 @@
 """What the engine's view of its pool says of the host tier."""
 
+from itertools import count
+
 from engine.blocks import TableChange
 from engine.group import Group
 from engine.mirror import Mirror
@@ -8,7 +10,9 @@ from engine.request import Request, Sampling, Stopping
 
 def test_a_host_block_that_was_given_up_is_no_twin_any_more_whoever_holds_it_next():
     mirror = Mirror(4, 10)
-    first, sharer, other = (Group.of(n, Request(f"r{n}", (1,) * 4, Sampling(), Stopping(2))).trunk for n in (1, 2, 3))
+    first, sharer, other = (
+        Group.of(Request(f"r{n}", (1,) * 4, Sampling(), Stopping(2)), count(n)).trunk for n in (1, 2, 3)
+    )
     for sequence, block in ((first, 5), (sharer, 5), (other, 6)):
         mirror.change_table(sequence, TableChange(sequence.id, 0, [block], 4, 0))
     mirror.release(first)

@@ -1,6 +1,7 @@
 """A record of requests tells which of them begin alike, and nothing of their tokens."""
 
 import json
+from itertools import count
 
 import pytest
 
@@ -19,7 +20,7 @@ def ended(prompt, output=(), *, number=1, salt=b"", secret=SECRET, temperature=0
     """The line of a request that ended, read again."""
     scheduler = Scheduler(Capacity(100_000, 100_000, SIZE, 64), Limits(32, 8))
     request = Request(f"r{number}", tuple(prompt), Sampling(temperature), Stopping(20), salt, priority=3)
-    group = Group.of(number, request)
+    group = Group.of(request, count(number))
     group.members[0].tokens += output
     group.members[0].finish = FinishReason.STOP
     (line,) = RequestsRecord(scheduler, secret).ended(group, 5, 9)

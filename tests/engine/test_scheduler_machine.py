@@ -8,11 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from engine.errors import InvalidRequest
 from engine.preemption import Preemption
-from engine.request import Capacity, FinishReason, Sampling
+from engine.request import BeamSearch, Capacity, FinishReason, Sampling
 from engine.scheduler import Limits
-from tests.engine.fake_runner import FakeRunner, expected_scores, expected_tokens
+from tests.engine.fake_runner import FakeRunner, expected_answers, expected_scores, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
-from tests.engine_in_process import EngineInProcess
+from tests.engine_in_process import GREEDY, EngineInProcess
 
 CONTEXT = 24
 VOCABULARY = 3
@@ -28,6 +28,7 @@ class _Submitted:
     seed: int
     samples: int
     scored: bool
+    search: BeamSearch | None
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -69,6 +70,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         copies=st.integers(1, 3),
         samples=st.sampled_from([1, 1, 1, 2, 3]),
         scored=st.sampled_from([False, False, True]),
+        search=st.none()
+        | st.none()
+        | st.builds(BeamSearch, st.integers(1, 4), st.sampled_from([0.0, 1.0, 2.0]), st.booleans()),
     )
     def submit(
         self,
@@ -81,30 +85,34 @@ class SchedulerMachine(RuleBasedStateMachine):
         copies: int,
         samples: int,
         scored: bool,
+        search: BeamSearch | None,
     ) -> None:
         capacity = self.scheduler.capacity
         shared = len(prompt) // capacity.block_size
         own = -(-(len(prompt) + max_tokens - 1) // capacity.block_size) - shared
-        fits = shared + samples * own <= capacity.device_blocks and samples <= self.scheduler.limits.max_sequences
+        samples = min(samples, search.width) if search else samples
+        sequences = search.width if search else samples
+        fits = shared + sequences * own <= capacity.device_blocks and sequences <= self.scheduler.limits.max_sequences
         for _ in range(copies):
             seed = len(self.submitted)
             try:
                 name = self.engine.submit(
                     prompt,
                     max_tokens,
-                    sampling=Sampling(seed=seed),
+                    sampling=GREEDY if search else Sampling(seed=seed),
                     stop=stop,
                     priority=priority,
                     salt=salt,
                     age=age,
                     samples=samples,
                     prompt_logprobs=0 if scored else None,
+                    beam_search=search,
                 )
             except InvalidRequest:
                 assert not fits
                 return
             assert fits
-            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples, scored)
+            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples, scored, search)
 
     @rule(turns=st.integers(1, 8))
     def turn(self, turns: int) -> None:
@@ -168,6 +176,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _expected(self, name: str) -> list[list[int]]:
         asked = self.submitted[name]
+        if asked.search:
+            answers = expected_answers(asked.prompt, asked.search, asked.max_tokens, asked.stop, VOCABULARY)
+            return [tokens for tokens, _ in answers[: asked.samples]]
         return [
             expected_tokens(asked.prompt, asked.seed, asked.max_tokens, asked.stop, VOCABULARY, sample)
             for sample in range(asked.samples)
@@ -178,7 +189,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.engine.blocks.delay = 0
         self.runner.fail_next = False
-        due = sum(len(one.prompt) + one.samples * one.max_tokens for one in self.submitted.values())
+        due = sum(
+            len(one.prompt) + (one.search.width if one.search else one.samples) * one.max_tokens
+            for one in self.submitted.values()
+        )
         for _ in range(self.away + PATIENCE + TURNS_PER_TOKEN * due):
             if self.scheduler.empty and not self.away:
                 break
@@ -189,7 +203,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check_idle()
         assert self.engine.finished.keys() == self.submitted.keys()
         for name, group in self.engine.finished.items():
-            for index, member in enumerate(group.members):
+            assert len(group.samples) == self.submitted[name].samples
+            for index, member in enumerate(group.samples):
                 self._check_end(name, index, member.finish)
 
     def _check_end(self, name: str, sample: int, finish: FinishReason | None) -> None:

@@ -73,15 +73,18 @@ class WatchedScheduler(Scheduler):
             assert work.token_ids
             assert work.end <= sequence.room <= len(sequence.table) * size, "no work beyond room"
             assert list(work.block_table) == sequence.table[: -(-work.end // size)]
-            self._check_samples(sequence, work)
+            self._check_samples(sequence, work, plan)
         self._check_only_holders(plan)
         self._check_nobody_left_out(plan, budget - fed)
 
-    def _check_samples(self, sequence: Sequence, work: Work) -> None:
+    def _check_samples(self, sequence: Sequence, work: Work, plan: StepPlan) -> None:
         group = sequence.group
         if group.forked:
             assert work.samples == (work.end == len(sequence.tokens))
             assert work.sample_indices == ((sequence.index,) if work.samples else ())
+            if group.beams and work.samples:
+                gone_on = {beam.id for beam in group.live}
+                assert gone_on <= {work.sequence for work in plan.work}, "the beams of a search go on together"
         else:
             assert work.end <= group.common, "beyond what they have in common each computes for itself"
             fresh = [member.index for member in group.live if len(member.tokens) == work.end == group.common]
@@ -121,7 +124,10 @@ class WatchedScheduler(Scheduler):
         for group in roster.waiting:
             on_device = [member for member in group.members if member.table and not member.swapped]
             assert not on_device or group.id in self._asking._moving_out, "who waits holds no device block"
-        assert sum(len(group.live) for state in groups[1:] for group in state) <= self.limits.max_sequences
+        assert (
+            sum(max(group.width, len(group.live)) for state in groups[1:] for group in state)
+            <= self.limits.max_sequences
+        )
 
     def _check_victims(self, running: list[Group], step: Step, plan: StepPlan | None) -> None:
         ends = {work.sequence: work.end for work in plan.work} if plan else {}
