@@ -162,6 +162,11 @@ def gateway(metrics_listen: str, **values: Any) -> None:
 @click.option("--top-p", type=float, help="Keep the most likely tokens up to this probability.")
 @click.option("--min-p", type=float, help="Keep the tokens at least this fraction as likely as the most likely one.")
 @click.option("--seed", type=int, help="Same seed, same answer.")
+@click.option(
+    "--beams", type=_AT_LEAST_1, help="Search with so many beams instead of sampling; the best answer is told."
+)
+@click.option("--length-penalty", type=float, help="With --beams: above 0 favours long answers. Absent: 1.")
+@click.option("--early-stopping", is_flag=True, help="With --beams: take the first answers.")
 @click.option("--repetition-penalty", type=float, help="Above 1: what was said, in prompt or answer, is less likely.")
 @click.option("--presence-penalty", type=float, help="Above 0: what the answer has already is less likely.")
 @click.option("--frequency-penalty", type=float, help="Above 0: the more often the answer has it, the less likely.")
@@ -177,6 +182,8 @@ def generate(prompt: str, address: str, timeout: float, **options: Any) -> None:
     """
     from services.cli.talk import generate as run
 
+    if options["beams"] is None and (options["length_penalty"] is not None or options["early_stopping"]):
+        raise click.UsageError("--length-penalty and --early-stopping are for a search: give --beams")
     text = sys.stdin.read() if prompt == "-" else prompt
     sys.exit(asyncio.run(run(address, text, timeout, options)))
 

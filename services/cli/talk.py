@@ -87,8 +87,12 @@ def _request(options: dict[str, Any]) -> gateway_pb2.GenerateRequest:
     def given(*names: str) -> dict[str, Any]:
         return {name: options[name] for name in names if options.get(name) is not None}
 
+    search = None
+    if beams := options.get("beams"):
+        search = decoding_pb2.BeamSearch(width=beams, **given("length_penalty", "early_stopping"))
     return gateway_pb2.GenerateRequest(
         model=options["model"],
+        beam_search=search,
         sampling=decoding_pb2.Sampling(**given("temperature", "top_k", "top_p", "min_p", "seed")),
         logit_rules=decoding_pb2.LogitRules(**given("repetition_penalty", "presence_penalty", "frequency_penalty")),
         stopping=decoding_pb2.Stopping(stop_strings=options.get("stop", ()), **given("max_tokens", "min_tokens")),

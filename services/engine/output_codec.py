@@ -3,7 +3,7 @@
 from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists, RequestRefused
 from engine.group import Group, Sequence
 from engine.plan import Sampled
-from engine.request import FinishReason, LogitRules, Request, Sampling, Stopping
+from engine.request import BeamSearch, FinishReason, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
 from services.duration import duration
 
@@ -15,7 +15,7 @@ _REFUSALS = {
 }
 
 # Parts of a submission that this version does not serve. A gateway of the same version never sends them.
-_UNSERVED = ("beam_search", "constraint")
+_UNSERVED = ("constraint",)
 
 
 def unserved_field(submission: engine_pb2.Submission) -> str | None:
@@ -42,6 +42,15 @@ def request_of(submission: engine_pb2.Submission, eos_token_ids: frozenset[int],
         logit_rules=_logit_rules(submission.logit_rules),
         logprobs=submission.logprobs if submission.HasField("logprobs") else None,
         prompt_logprobs=submission.prompt_logprobs if submission.HasField("prompt_logprobs") else None,
+        beam_search=_beam_search(submission.beam_search) if submission.HasField("beam_search") else None,
+    )
+
+
+def _beam_search(given: decoding_pb2.BeamSearch) -> BeamSearch:
+    return BeamSearch(
+        width=given.width if given.HasField("width") else 1,
+        length_penalty=given.length_penalty if given.HasField("length_penalty") else 1.0,
+        early_stopping=given.early_stopping,
     )
 
 
@@ -93,7 +102,7 @@ def finished_message(group: Group, attempt: int, submitted_at: float, now: float
     return engine_pb2.RequestFinished(
         request_id=group.request.request_id,
         attempt=attempt,
-        samples=map(sample_end, group.members),
+        samples=map(sample_end, group.samples),
         queued=duration(scheduled - submitted_at),
         prefill=duration(first - scheduled),
         decode=duration(last - first),
@@ -108,7 +117,9 @@ def finished_message(group: Group, attempt: int, submitted_at: float, now: float
 def sample_end(sequence: Sequence) -> engine_pb2.SampleEnd:
     """Write how a sample ended."""
     assert sequence.finish is not None, "the sample has ended"
-    return engine_pb2.SampleEnd(reason=_finish_reason(sequence.finish), stop_token_id=sequence.stop_token)
+    return engine_pb2.SampleEnd(
+        reason=_finish_reason(sequence.finish), stop_token_id=sequence.stop_token, score=sequence.score
+    )
 
 
 def _finish_reason(reason: FinishReason) -> decoding_pb2.FinishReason.ValueType:

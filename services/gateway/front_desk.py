@@ -112,6 +112,7 @@ class FrontDesk:
             samples=[engine_pb2.SampleState()] * parameters.sampling.sample_count,
             sampling=parameters.sampling,
             logit_rules=parameters.logit_rules,
+            beam_search=parameters.beam_search,
             logprobs=parameters.logprobs,
             prompt_logprobs=parameters.prompt_logprobs,
             stopping=_engine_stopping(parameters, len(token_ids), description),
@@ -148,7 +149,9 @@ def _engine_stopping(
 ) -> decoding_pb2.Stopping:
     rules, most = parameters.stopping, parameters.stopping.max_tokens
     if most is None:
-        most = _most_tokens(prompt_tokens, parameters.sampling.sample_count, description)
+        search = parameters.beam_search
+        sequences = search.width if search else parameters.sampling.sample_count
+        most = _most_tokens(prompt_tokens, sequences, description)
     return decoding_pb2.Stopping(
         max_tokens=most,
         min_tokens=rules.min_tokens,
@@ -157,13 +160,14 @@ def _engine_stopping(
     )
 
 
-def _most_tokens(prompt_tokens: int, samples: int, description: engine_pb2.GetEngineResponse) -> int:
+def _most_tokens(prompt_tokens: int, sequences: int, description: engine_pb2.GetEngineResponse) -> int:
     """Return how many tokens fit after the prompt; at least 1, so that the engine says what does not fit.
 
-    Samples share the whole blocks of the prompt. The last token generated is never fed back, so it takes no slot.
+    Samples and beams share the whole blocks of the prompt. The last token generated is never fed back, so it takes no
+    slot.
     """
     shared = min(prompt_tokens // description.block_size, description.device_blocks)
-    slots = (shared + (description.device_blocks - shared) // samples) * description.block_size + 1
+    slots = (shared + (description.device_blocks - shared) // sequences) * description.block_size + 1
     return max(1, min(description.context_tokens, slots) - prompt_tokens)
 
 

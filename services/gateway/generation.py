@@ -226,7 +226,7 @@ def _prompt_logprobs(scores: engine_pb2.PromptScores) -> Iterator[gateway_pb2.Pr
 def _sample_finish(end: engine_pb2.SampleEnd, stop: str | None) -> gateway_pb2.SampleFinish:
     if stop is not None:
         return gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP, stop_string=stop)
-    finish = gateway_pb2.SampleFinish(reason=end.reason)
+    finish = gateway_pb2.SampleFinish(reason=end.reason, score=end.score if end.HasField("score") else None)
     if end.HasField("stop_token_id"):
         finish.stop_token_id = end.stop_token_id
     return finish

@@ -35,6 +35,7 @@ class Parameters:
 
     request_id: str
     sampling: decoding_pb2.Sampling
+    beam_search: decoding_pb2.BeamSearch | None
     logit_rules: decoding_pb2.LogitRules
     stopping: StopRules
     logprobs: int | None
@@ -50,7 +51,8 @@ class Parameters:
         _check_served(request)
         return cls(
             request_id=_request_id(request.request_id),
-            sampling=_sampling(request.sampling),
+            sampling=_sampling(request.sampling, searches=request.HasField("beam_search")),
+            beam_search=_beam_search(request),
             logit_rules=_logit_rules(request.logit_rules),
             stopping=_stopping(request.stopping),
             logprobs=_logprobs(request.output, "logprobs"),
@@ -76,7 +78,6 @@ def check_prompt(prompt: gateway_pb2.Prompt) -> None:
 
 
 def _check_served(request: gateway_pb2.GenerateRequest) -> None:
-    _serve(not request.HasField("beam_search"), "beam_search")
     _serve(not request.HasField("constraint"), "constraint")
 
 
@@ -93,8 +94,9 @@ def _request_id(given: str) -> str:
     return given or uuid.uuid4().hex
 
 
-def _sampling(given: decoding_pb2.Sampling) -> decoding_pb2.Sampling:
-    sampling = decoding_pb2.Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, sample_count=1)
+def _sampling(given: decoding_pb2.Sampling, *, searches: bool) -> decoding_pb2.Sampling:
+    temperature = 0.0 if searches else 1.0
+    sampling = decoding_pb2.Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, sample_count=1)
     sampling.seed = secrets.randbits(_SEED_BITS)
     sampling.MergeFrom(given)
     temperature, top_p, min_p = sampling.temperature, sampling.top_p, sampling.min_p
@@ -109,6 +111,33 @@ def _sampling(given: decoding_pb2.Sampling) -> decoding_pb2.Sampling:
     count = sampling.sample_count
     _require(1 <= count <= _MOST_SAMPLES, "sampling.sample_count", f"is {count}, it must be from 1 to {_MOST_SAMPLES}")
     return sampling
+
+
+def _beam_search(request: gateway_pb2.GenerateRequest) -> decoding_pb2.BeamSearch | None:
+    """Check a beam search, and that nothing is asked for that it cannot give."""
+    if not request.HasField("beam_search"):
+        return None
+    search = decoding_pb2.BeamSearch(width=1, length_penalty=1.0, early_stopping=False)
+    search.MergeFrom(request.beam_search)
+    width, penalty, sampling = search.width, search.length_penalty, request.sampling
+    _require(1 <= width <= _MOST_SAMPLES, "beam_search.width", f"is {width}, it must be from 1 to {_MOST_SAMPLES}")
+    _require(math.isfinite(penalty), "beam_search.length_penalty", f"is {penalty}, it must be a finite number")
+    _require(
+        sampling.sample_count <= width,
+        "sampling.sample_count",
+        f"is {sampling.sample_count}, a search of {width} beams has at most as many answers",
+    )
+    excluded = {
+        "sampling.temperature": sampling.temperature != 0,
+        "sampling.top_k": sampling.top_k != 0,
+        "sampling.top_p": sampling.HasField("top_p") and sampling.top_p != 1,
+        "sampling.min_p": sampling.min_p != 0,
+        "output.logprobs": request.output.HasField("logprobs"),
+        "stopping.stop_strings": len(request.stopping.stop_strings) > 0,
+    }
+    for field, given in excluded.items():
+        _require(not given, field, "cannot be combined with beam_search")
+    return search
 
 
 def _logit_rules(given: decoding_pb2.LogitRules) -> decoding_pb2.LogitRules:

@@ -578,4 +578,4 @@ def test_every_free_reason_of_an_end_is_told(rig: Rig) -> None:
         end()
         rig.run()
     assert [free.reason.name for free in rig.frees()] == list(ends)
-    assert {reason.name for reason in FreeReason} == {*ends, "PREEMPTED"}
+    assert {reason.name for reason in FreeReason} == {*ends, "PREEMPTED", "PRUNED"}

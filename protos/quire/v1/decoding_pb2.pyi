@@ -88,7 +88,9 @@ class Sampling(_message.Message):
     whatever else is in the batch. Absent: the gateway draws one and reports it in Started.
     """
     sample_count: _builtins.int
-    """Samples drawn from the one prompt. Default 1. Less than 1: INVALID_ARGUMENT."""
+    """Samples drawn from the one prompt, or answers wanted of a beam search. Default 1. Less than 1, or more than the
+    width of the search: INVALID_ARGUMENT.
+    """
     def __init__(
         self,
         *,
@@ -248,7 +250,13 @@ Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class BeamSearch(_message.Message):
-    """Keeps the `width` most likely continuations instead of sampling."""
+    """Keeps the `width` most likely continuations instead of sampling. The answers are those of transformers' beam search,
+    best first; they come when the search is over, each in one piece. LogitRules and min_tokens change log-probabilities
+    instead of logits then. Where there are fewer answers than asked for, the rest are empty.
+
+    A temperature that is not 0, top_k, top_p, min_p, log-probabilities of the answer, or stop strings besides it:
+    INVALID_ARGUMENT.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -258,9 +266,13 @@ class BeamSearch(_message.Message):
     width: _builtins.int
     """Beams kept at each step. Default 1. Less than 1: INVALID_ARGUMENT."""
     length_penalty: _builtins.float
-    """Exponent of the length by which a beam's log-probability is divided. Default 1."""
+    """An answer's log-probability is divided by its length in tokens to the power of this: above 0 favours long answers.
+    Default 1. Not finite: INVALID_ARGUMENT.
+    """
     early_stopping: _builtins.bool
-    """Ends as soon as `width` beams have finished. Default false."""
+    """Takes the first `width` answers. Otherwise the search goes on while its best beam, at its present length, is better
+    than the worst of them. Default false.
+    """
     def __init__(
         self,
         *,

@@ -204,7 +204,7 @@ class Submission(_message.Message):
 
     @_builtins.property
     def beam_search(self) -> _decoding_pb2.BeamSearch:
-        """Beam search instead of sampling."""
+        """Beam search instead of sampling: as many answers as there are samples, which begin without generated ids."""
 
     @_builtins.property
     def constraint(self) -> _decoding_pb2.OutputConstraint:
@@ -616,22 +616,31 @@ class SampleEnd(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     reason: _decoding_pb2.FinishReason.ValueType
     """Why."""
     stop_token_id: _builtins.int
     """The token that ended it, when a token did."""
+    score: _builtins.float
+    """Of an answer of a beam search: its log-probability, divided as BeamSearch says."""
     def __init__(
         self,
         *,
         reason: _decoding_pb2.FinishReason.ValueType = ...,
         stop_token_id: _builtins.int | None = ...,
+        score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_token_id", b"_stop_token_id", "score", b"score", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "reason", b"reason", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_token_id", b"_stop_token_id", "reason", b"reason", "score", b"score", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
 Global___SampleEnd: _TypeAlias = SampleEnd  # noqa: Y015

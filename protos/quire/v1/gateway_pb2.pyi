@@ -492,6 +492,7 @@ class SampleFinish(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     sample: _builtins.int
     """The sample, from 0."""
     reason: _decoding_pb2.FinishReason.ValueType
@@ -500,6 +501,8 @@ class SampleFinish(_message.Message):
     """The stop string."""
     stop_token_id: _builtins.int
     """The stop or end-of-sequence token."""
+    score: _builtins.float
+    """Of an answer of a beam search: its log-probability, divided as BeamSearch says."""
     def __init__(
         self,
         *,
@@ -507,13 +510,19 @@ class SampleFinish(_message.Message):
         reason: _decoding_pb2.FinishReason.ValueType = ...,
         stop_string: _builtins.str = ...,
         stop_token_id: _builtins.int = ...,
+        score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "matched", b"matched", "score", b"score", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "reason", b"reason", "sample", b"sample", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "matched", b"matched", "reason", b"reason", "sample", b"sample", "score", b"score", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
     _WhichOneofReturnType_matched: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_matched: _TypeAlias = _typing.Literal["matched", b"matched"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_matched) -> _WhichOneofReturnType_matched | None: ...
 
 Global___SampleFinish: _TypeAlias = SampleFinish  # noqa: Y015

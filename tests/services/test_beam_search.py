@@ -1,0 +1,164 @@
+"""Beam search, asked of a running Quire with a tiny model: the answers of transformers, and what cannot be asked."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from engine.request import BeamSearch
+from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
+from services.errors import FIELD_METADATA
+from tests.load import run_streams
+from tests.reference import beam_reference
+from tests.running_quire import Answer, RunningQuire
+
+PROMPT = tuple(range(40, 77))
+# The tiny model's weights are so wide that float32 sums in another order differ by a little more than 1e-4.
+TOLERANCE = 5e-4
+
+
+def beam_request(width: int | None = 4, answers: int = 1, max_tokens: int = 16, **search: Any) -> Any:
+    return gateway_pb2.GenerateRequest(
+        prompt=gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=PROMPT)),
+        sampling=decoding_pb2.Sampling(sample_count=answers),
+        beam_search=decoding_pb2.BeamSearch(width=width, **search),
+        stopping=decoding_pb2.Stopping(max_tokens=max_tokens, ignore_eos=True),
+    )
+
+
+def by_sample(answer: Answer) -> list[list[int]]:
+    tokens: list[list[int]] = [[] for _ in answer.finished.samples]
+    for delta in answer.deltas:
+        tokens[delta.sample] += delta.token_ids
+    return tokens
+
+
+def check(answer: Answer, folder: Path, search: BeamSearch, max_tokens: int = 16, **rest: Any) -> None:
+    count = len(answer.finished.samples)
+    expected = beam_reference(folder, PROMPT, search, max_tokens, count, **rest)
+    assert by_sample(answer) == expected.token_ids
+    scores = [sample.score for sample in answer.finished.samples]
+    assert scores == pytest.approx(expected.scores, abs=TOLERANCE)
+
+
+def only(token: int) -> gateway_pb2.GenerateRequest:
+    request = beam_request(1, 1, 1)
+    request.logit_rules.allowed_token_ids.append(token)
+    return request
+
+
+def steps(quire: RunningQuire) -> int:
+    """Return how many steps the engine has executed: a new stream begins with a heartbeat."""
+    call = quire.engine.Serve(iter(()), timeout=10)
+    response: engine_pb2.ServeResponse = next(call)
+    call.cancel()
+    return response.heartbeat.steps
+
+
+@pytest.mark.parametrize("width", [2, 4, 6])
+def test_all_answers_of_a_search_come_best_first_with_their_scores(
+    tiny_quire: RunningQuire, tiny_model: Callable[[str], Path], width: int
+) -> None:
+    answer = tiny_quire.generate(beam_request(width, answers=width))
+    check(answer, tiny_model("llama"), BeamSearch(width))
+    assert [delta.sample for delta in answer.deltas] == [*range(width)], "each in one piece"
+    assert answer.finished.usage.generated_tokens == sum(map(len, by_sample(answer)))
+    assert answer.started.sampling.temperature == 0
+    assert tiny_quire.settled_pool().device.held == 0
+
+
+def test_length_penalty_early_stopping_rules_and_stop_tokens_are_transformers(
+    tiny_quire: RunningQuire, tiny_model: Callable[[str], Path]
+) -> None:
+    ends = [*range(100, 160)]
+    request = beam_request(4, 4, 24, length_penalty=0.5, early_stopping=True)
+    request.stopping.stop_token_ids.extend(ends)
+    request.logit_rules.repetition_penalty = 1.3
+    answer = tiny_quire.generate(request)
+    search = BeamSearch(4, 0.5, early_stopping=True)
+    check(answer, tiny_model("llama"), search, 24, eos_token_id=ends, repetition_penalty=1.3)
+    for tokens, sample in zip(by_sample(answer), answer.finished.samples, strict=True):
+        stopped = tokens[-1] in ends
+        assert sample.reason == (decoding_pb2.FINISH_REASON_STOP if stopped else decoding_pb2.FINISH_REASON_LENGTH)
+        assert sample.stop_token_id == (tokens[-1] if stopped else 0)
+
+
+def test_a_search_with_no_width_said_has_one_beam_which_is_greedy_decoding(tiny_quire: RunningQuire) -> None:
+    request = beam_request(None)
+    searched = tiny_quire.generate(request)
+    request.ClearField("beam_search")
+    request.sampling.temperature = 0
+    assert tiny_quire.generate(request).token_ids == searched.token_ids
+
+
+def test_the_text_of_an_answer_leaves_the_token_out_that_ended_it(tiny_quire: RunningQuire) -> None:
+    request = beam_request()
+    request.logit_rules.logit_bias[101] = 100  # a letter
+    request.stopping.stop_token_ids.append(101)
+    request.stopping.min_tokens = 3
+    answer = tiny_quire.generate(request)
+    assert answer.finished.samples[0].stop_token_id == answer.token_ids[-1] == 101
+    request.stopping.include_stop = True
+    assert tiny_quire.generate(request).text == answer.text + tiny_quire.generate(only(101)).text
+
+
+def test_searches_samples_and_greedy_answers_run_together_and_are_what_each_is_alone(tiny_quire: RunningQuire) -> None:
+    requests = [beam_request(2 + number % 3, 2, 12) for number in range(6)]
+    for number in range(10):
+        request = beam_request(1, 1 + number % 3, 12)
+        request.ClearField("beam_search")
+        request.sampling.seed, request.sampling.temperature = number, number % 2
+        requests.append(request)
+    for number, request in enumerate(requests):
+        request.prompt.token_ids.ids.append(100 + number)
+    alone = [by_sample(tiny_quire.generate(request)) for request in requests]
+    assert [by_sample(answer) for answer in run_streams(tiny_quire, requests, len(requests))] == alone
+
+
+def test_a_cancelled_search_gives_all_its_blocks_back(tiny_quire: RunningQuire) -> None:
+    call = tiny_quire.gateway.Generate(beam_request(6, 6, 100), timeout=30)
+    assert next(call).HasField("started")
+    call.cancel()
+    pool = tiny_quire.settled_pool()
+    assert (pool.sequences, pool.device.held) == (0, 0)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("no beams", {"beam_search": {"width": 0}}, "beam_search.width"),
+    ("more beams than can be", {"beam_search": {"width": 129}}, "beam_search.width"),
+    ("more beams than run at once", {"beam_search": {"width": 65}}, "beam_search.width"),
+    (
+        "a length penalty that is no number",
+        {"beam_search": {"length_penalty": float("nan")}},
+        "beam_search.length_penalty",
+    ),
+    ("more answers than beams", {"sampling": {"sample_count": 5}}, "sampling.sample_count"),
+    ("a temperature", {"sampling": {"temperature": 0.7}}, "sampling.temperature"),
+    ("top_k", {"sampling": {"top_k": 5}}, "sampling.top_k"),
+    ("top_p", {"sampling": {"top_p": 0.9}}, "sampling.top_p"),
+    ("min_p", {"sampling": {"min_p": 0.1}}, "sampling.min_p"),
+    ("log-probabilities", {"output": {"logprobs": 0}}, "output.logprobs"),
+    ("stop strings", {"stopping": {"stop_strings": ["x"]}}, "stopping.stop_strings"),
+    (
+        "beams that do not fit the pool",
+        {"stopping": {"max_tokens": 400}, "beam_search": {"width": 16}},
+        "stopping.max_tokens",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "field"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_what_a_search_cannot_do_is_refused_by_name_and_costs_no_step(
+    tiny_quire: RunningQuire, change: dict[str, Any], field: str
+) -> None:
+    request = beam_request()
+    request.MergeFrom(gateway_pb2.GenerateRequest(**change))
+    before = steps(tiny_quire)
+    with pytest.raises(grpc.RpcError) as caught:
+        tiny_quire.generate(request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert dict(caught.value.trailing_metadata())[FIELD_METADATA] == field
+    assert caught.value.details().startswith((field, "prompt has"))
+    assert steps(tiny_quire) == before
