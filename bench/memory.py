@@ -1,20 +1,22 @@
-"""Serves made-up requests of given lengths through the real scheduler and the real core, and watches the pool.
+"""Serves requests of given lengths through the real scheduler and the real core, and watches the pool.
 
-The runner computes nothing: what memory is granted, shared and wasted does not depend on what the tokens are.
+What memory is granted, shared and wasted by samples does not depend on what the tokens are: their runner computes
+nothing. How long beams stay together does, so theirs is a model.
 """
 
 import csv
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 import kvmanager
 from engine.loop import Engine
-from engine.plan import StepPlan
-from engine.request import Capacity, Request, Sampling, Stopping
-from engine.scheduler import Limits, Scheduler
+from engine.plan import Runner, Sampled, StepPlan
+from engine.request import BeamSearch, Request, Sampling, Stopping
+from engine.scheduler import Scheduler
 from tests.in_process import InProcessBlocks
 
 DATA_VARIABLE = "QUIRE_DATA"
@@ -53,47 +55,67 @@ def scaled_to(lengths: list[Lengths], prompt_mean: float, output_mean: float) ->
     return [Lengths(max(1, round(one.prompt * prompts)), max(1, round(one.output * outputs))) for one in lengths]
 
 
-class _NoRunner:
+class NoRunner:
     """Answers every plan at once."""
 
-    def execute(self, plan: StepPlan) -> list[int]:
-        return [_TOKEN for work in plan.work if work.samples for _ in work.sample_indices]
+    def execute(self, plan: StepPlan) -> list[Sampled]:
+        """Return the same token for each sample."""
+        return [Sampled(_TOKEN) for work in plan.work if work.samples for _ in work.sample_indices]
 
 
 def serve(
-    lengths: list[Lengths],
-    capacity: Capacity,
-    limits: Limits,
-    samples: int,
+    requests: list[Request],
+    scheduler: Scheduler,
+    runner: Runner,
     watch: Callable[[kvmanager.Pool, Scheduler], None],
     ended: Callable[[int], None],
-) -> Scheduler:
+) -> None:
     """Serve all requests with a queue that is never empty, and call `watch` after each step.
 
-    `ended` hears how many requests have been taken. Prompts begin alike only where their samples do.
+    `ended` hears how many requests have ended.
     """
-    scheduler, blocks = Scheduler(capacity, limits), InProcessBlocks(capacity)
-    engine = Engine(scheduler, _NoRunner(), blocks, lambda: 0.0)
-    waiting = _requests(lengths, samples)
+    blocks = InProcessBlocks(scheduler.capacity)
+    engine = Engine(scheduler, runner, blocks, lambda: 0.0)
     taken = 0
-    while not scheduler.empty or taken < len(lengths):
-        while taken < len(lengths) and scheduler.waiting < _QUEUE:
-            scheduler.submit(next(waiting))
+    while not scheduler.empty or taken < len(requests):
+        while taken < len(requests) and scheduler.waiting < _QUEUE:
+            scheduler.submit(requests[taken])
             taken += 1
         turn = engine.turn()
         if engine.last_failure is not None:
             raise engine.last_failure
         if turn.step_seconds is not None:
             watch(blocks.pool, scheduler)
-        ended(taken)
-    return scheduler
+        ended(taken - scheduler.waiting - scheduler.running)
 
 
-def _requests(lengths: list[Lengths], samples: int) -> Iterator[Request]:
+def sampled_requests(lengths: list[Lengths], samples: int) -> list[Request]:
+    """Make up requests that begin alike only where their samples do."""
     draw = random.Random(1)
-    for number, one in enumerate(lengths):
-        prompt = tuple(draw.randrange(VOCABULARY) for _ in range(one.prompt))
-        sampling = Sampling(seed=number)
-        yield Request(
-            f"r{number}", prompt, sampling, Stopping(one.output), arrival=float(number), samples=((),) * samples
+    return [
+        Request(
+            request_id=f"r{number}",
+            prompt=tuple(draw.randrange(VOCABULARY) for _ in range(one.prompt)),
+            sampling=Sampling(seed=number),
+            stopping=Stopping(one.output),
+            arrival=float(number),
+            samples=((),) * samples,
         )
+        for number, one in enumerate(lengths)
+    ]
+
+
+def searches(lengths: list[Lengths], width: int, text: Sequence[int]) -> list[Request]:
+    """Make beam searches of width beams, whose prompts are successive pieces of a text."""
+    starts = accumulate((one.prompt for one in lengths), initial=0)
+    return [
+        Request(
+            request_id=f"r{number}",
+            prompt=tuple(text[start : start + one.prompt]),
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(one.output),
+            arrival=float(number),
+            beam_search=BeamSearch(width),
+        )
+        for number, (start, one) in enumerate(zip(starts, lengths, strict=False))
+    ]

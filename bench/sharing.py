@@ -1,22 +1,45 @@
-"""How many blocks sharing saves: samples of one prompt, as in Figure 15 of the PagedAttention paper."""
+"""How many blocks sharing saves: samples and beams of one prompt, as in Figure 15 of the PagedAttention paper."""
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean
 
+import tokenizers
 from rich.progress import Progress
 
 import kvmanager
-from bench.memory import CONTEXT_TOKENS, VOCABULARY, Lengths, lengths_of, scaled_to, serve
-from bench.report import publish, row
-from engine.request import Capacity
+from bench.memory import (
+    CONTEXT_TOKENS,
+    DATA_VARIABLE,
+    VOCABULARY,
+    Lengths,
+    NoRunner,
+    lengths_of,
+    sampled_requests,
+    scaled_to,
+    searches,
+    serve,
+)
+from bench.report import Row, publish, row
+from engine.plan import Runner
+from engine.request import Capacity, Request
 from engine.scheduler import Limits, Scheduler
+from services.engine.assembly import assemble
+from services.engine.settings import EngineSettings
+from services.model_store import default_cache, resolve
 
 BLOCK_SIZE = 16
 BLOCKS = 980
 REQUESTS = 500
-SAMPLES = (2, 4, 6)
-# Per cent of blocks saved in the paper, for the Alpaca and the ShareGPT trace, by the number of samples.
-PAPER = {"alpaca": {2: 6.09, 4: 8.53, 6: 9.79}, "sharegpt": {2: 16.2, 4: None, 6: 30.5}}
+WIDTHS = (2, 4, 6)
+LIMITS = Limits(token_budget=512, max_sequences=256)
+# Beams are those of the demo model, which takes minutes for as many requests as these.
+SEARCHES = {"alpaca": 40, "sharegpt": 8}
+MEANS = {"alpaca": (19, 58), "sharegpt": (161, 338)}  # tokens of prompts and outputs in the paper
+# Per cent of blocks saved in the paper, by the number of sequences.
+PAPER_SAMPLES = {"alpaca": {2: 6.09, 4: 8.53, 6: 9.79}, "sharegpt": {2: 16.2, 6: 30.5}}
+PAPER_BEAMS = {"alpaca": {2: 37.56, 4: 53.13, 6: 55.16}, "sharegpt": {2: 44.3, 6: 66.3}}
 
 
 @dataclass
@@ -33,35 +56,60 @@ class Watch:
 
 
 def main() -> None:
-    """Serve both mixes with several samples, and publish what was saved."""
-    alpaca = lengths_of("alpaca_lengths.csv", "prompt_tokens", "output_tokens")
-    sharegpt = lengths_of("sharegpt_8k_lengths.csv", "num_prefill_tokens", "num_decode_tokens")
-    mixes = {
-        "alpaca": scaled_to(alpaca, 19, 58)[:REQUESTS],
-        "alpaca_as_it_is": alpaca[:REQUESTS],
-        "sharegpt": scaled_to(sharegpt, 161, 338)[:REQUESTS],
+    """Serve the mixes with several samples and with several beams, and publish what was saved."""
+    files = {
+        "alpaca": lengths_of("alpaca_lengths.csv", "prompt_tokens", "output_tokens"),
+        "sharegpt": lengths_of("sharegpt_8k_lengths.csv", "num_prefill_tokens", "num_decode_tokens"),
     }
-    rows = []
+    scaled = {name: scaled_to(lengths, *MEANS[name]) for name, lengths in files.items()}
     with Progress() as progress:
-        for name, lengths in mixes.items():
-            for samples in SAMPLES:
-                saved = _saved(f"{name}, {samples} samples", lengths, samples, progress)
-                rows.append(row("sharing", f"{name}_{samples}_samples_saved", round(100 * saved, 2), "%"))
-                paper = PAPER.get(name, {}).get(samples)
-                if paper is not None:
-                    rows.append(
-                        row("sharing", f"{name}_{samples}_samples_saved_in_the_paper", paper, "%", "vLLM, paper")
-                    )
-    rows += [row("sharing", f"alpaca_beam_width_{width}_saved", None, "%") for width in SAMPLES]
-    publish("sharing", rows, 1)
+        rows = _samples(scaled | {"alpaca_as_it_is": files["alpaca"]}, progress)
+        rows += _beams(scaled, progress)
+    publish("sharing", rows, 1, requests=REQUESTS, searches=SEARCHES)
 
 
-def _saved(title: str, lengths: list[Lengths], samples: int, progress: Progress) -> float:
-    task = progress.add_task(title, total=len(lengths))
+def _samples(mixes: dict[str, list[Lengths]], progress: Progress) -> list[Row]:
+    rows = []
+    for name, lengths in mixes.items():
+        for samples in WIDTHS:
+            scheduler = Scheduler(Capacity(CONTEXT_TOKENS, VOCABULARY, BLOCK_SIZE, BLOCKS), LIMITS)
+            requests = sampled_requests(lengths[:REQUESTS], samples)
+            saved = _saved(f"{name}, {samples} samples", requests, scheduler, NoRunner(), progress)
+            rows += _rows(f"{name}_{samples}_samples", saved, PAPER_SAMPLES.get(name, {}).get(samples))
+    return rows
+
+
+def _beams(mixes: dict[str, list[Lengths]], progress: Progress) -> list[Row]:
+    folder = resolve("demo", default_cache(), lambda *_: None)
+    parts = assemble(EngineSettings(model=str(folder), block_size=BLOCK_SIZE, device_blocks=BLOCKS))
+    text = _text(folder)
+    rows = []
+    for name, lengths in mixes.items():
+        for width in WIDTHS:
+            requests = searches(lengths[: SEARCHES[name]], width, text)
+            scheduler = Scheduler(parts.scheduler.capacity, LIMITS)
+            saved = _saved(f"{name}, {width} beams", requests, scheduler, parts.runner, progress)
+            rows += _rows(f"{name}_beam_width_{width}", saved, PAPER_BEAMS[name].get(width))
+    return rows
+
+
+def _rows(metric: str, saved: float, paper: float | None) -> list[Row]:
+    rows = [row("sharing", f"{metric}_saved", round(100 * saved, 2), "%")]
+    if paper is not None:
+        rows.append(row("sharing", f"{metric}_saved_in_the_paper", paper, "%", "vLLM, paper"))
+    return rows
+
+
+def _text(folder: Path) -> list[int]:
+    text = (Path(os.environ[DATA_VARIABLE]) / "newstest2014_en.txt").read_text()
+    token_ids: list[int] = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    return token_ids
+
+
+def _saved(title: str, requests: list[Request], scheduler: Scheduler, runner: Runner, progress: Progress) -> float:
+    task = progress.add_task(title, total=len(requests))
     watch = Watch()
-    capacity = Capacity(CONTEXT_TOKENS, VOCABULARY, BLOCK_SIZE, BLOCKS)
-    limits = Limits(token_budget=512, max_sequences=256)
-    serve(lengths, capacity, limits, samples, watch, lambda taken: progress.update(task, completed=taken))
+    serve(requests, scheduler, runner, watch, lambda ended: progress.update(task, completed=ended))
     return mean(watch.shares)
 
 

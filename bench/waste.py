@@ -8,7 +8,7 @@ from matplotlib import pyplot
 from rich.progress import Progress
 
 import kvmanager
-from bench.memory import CONTEXT_TOKENS, VOCABULARY, Lengths, lengths_of, scaled_to, serve
+from bench.memory import CONTEXT_TOKENS, VOCABULARY, Lengths, NoRunner, lengths_of, sampled_requests, scaled_to, serve
 from bench.report import ROOT, publish, row
 from engine.request import Capacity
 from engine.scheduler import Limits, Scheduler
@@ -74,8 +74,10 @@ def _served(name: str, lengths: list[Lengths], blocks: int, progress: Progress) 
     task = progress.add_task(name, total=len(lengths))
     watch = Watch()
     capacity = Capacity(CONTEXT_TOKENS, VOCABULARY, BLOCK_SIZE, blocks)
-    totals = serve(lengths, capacity, LIMITS, 1, watch, lambda taken: progress.update(task, completed=taken)).totals
-    return watch, totals.preemptions
+    scheduler = Scheduler(capacity, LIMITS)
+    requests = sampled_requests(lengths, 1)
+    serve(requests, scheduler, NoRunner(), watch, lambda ended: progress.update(task, completed=ended))
+    return watch, scheduler.totals.preemptions
 
 
 def _draw(shares: dict[str, dict[str, float]], path: Path) -> None:
