@@ -24,7 +24,6 @@ CONTEXT_TOKENS = 1 << 20
 VOCABULARY = 50_000
 # Requests that wait at any time: the queue is never empty until the end.
 _QUEUE = 64
-_TOKEN = 1
 
 
 class Lengths(NamedTuple):
@@ -56,11 +55,15 @@ def scaled_to(lengths: list[Lengths], prompt_mean: float, output_mean: float) ->
 
 
 class NoRunner:
-    """Answers every plan at once."""
+    """Answers every plan at once.
+
+    The samples of a request differ from their first token on: what they had in common would be shared after a
+    preemption.
+    """
 
     def execute(self, plan: StepPlan) -> list[Sampled]:
-        """Return the same token for each sample."""
-        return [Sampled(_TOKEN) for work in plan.work if work.samples for _ in work.sample_indices]
+        """Return a token for each sample: its index."""
+        return [Sampled(index) for work in plan.work if work.samples for index in work.sample_indices]
 
 
 def serve(
