@@ -7,6 +7,7 @@ EngineError
 │   ├── QueueFull            too many requests wait
 │   └── EngineUnavailable    draining, or without its block manager for too long
 ├── ModelUnsupported         a model that cannot be served, with the reason
+├── ConstraintFailed         an output cannot go on in its language; ends one request
 ├── BlockManagerBroken       an answer of the block manager that contradicts the engine's own tables
 └── CopyFailed               a copy of blocks was not made: what they hold is unknown, and the engine cannot go on
 """
@@ -42,6 +43,13 @@ class EngineUnavailable(RequestRefused):
 
 class ModelUnsupported(EngineError):
     """The model cannot be served; the message says why."""
+
+
+class ConstraintFailed(EngineError):
+    """An output cannot go on in the language that it must belong to, or finding out how takes too much.
+
+    It is the matter of one request; no step fails by it.
+    """
 
 
 class BlockManagerBroken(EngineError):

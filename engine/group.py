@@ -8,6 +8,7 @@ back the same way. A request of one sample is a group that needs no fork.
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from engine.constraint import ConstraintState, leaves_any
 from engine.plan import PromptPart, RowRules
 from engine.request import NO_RULES, Failure, FinishReason, OrderKey, Request
 
@@ -19,6 +20,7 @@ class Sequence:
     `computed` counts the tokens whose K and V are in the cache, seen to be written; `room` those that its blocks can
     take; `committed` the leading blocks that have keys; `told` the computed tokens that the block manager knows of.
     `leaving` says that its blocks will be given back with the next Step; `swapped` that they are host blocks.
+    `state` is how far it is in the language that it must belong to, and `mask` what can follow there.
     """
 
     id: int
@@ -35,6 +37,8 @@ class Sequence:
     swapped: bool = False
     finish: FinishReason | None = None
     stop_token: int | None = None
+    state: ConstraintState | None = None
+    mask: bytes = b""
 
     @property
     def request(self) -> Request:
@@ -62,18 +66,40 @@ class Sequence:
         """Return what changes the logits after its first `end` tokens, None where nothing does."""
         request, length = self.request, len(self.request.prompt)
         rules, barred = request.logit_rules, request.stopping.barred_after(end - length)
+        if self.mask and barred and not leaves_any(self.mask, barred):
+            barred = frozenset()  # the language has nothing else left, and it goes first
         if rules.penalizes:
-            return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), barred)
-        return RowRules(rules, barred_token_ids=barred) if barred or rules != NO_RULES else None
+            return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), barred, self.mask)
+        if barred or self.mask or rules != NO_RULES:
+            return RowRules(rules, barred_token_ids=barred, mask=self.mask)
+        return None
+
+    def begin(self) -> None:
+        """Find out what can follow the tokens that were generated before. Raises ConstraintFailed."""
+        if constraint := self.request.constraint:
+            self.state = constraint.start()
+            for token in self.tokens[len(self.request.prompt) :]:
+                self.state.advance(token)
+            self.mask = self.state.allowed()
 
     def append(self, token: int) -> None:
-        """Take a sampled token, and finish where it ends the sequence."""
+        """Take a sampled token, and finish where it ends the sequence. Raises ConstraintFailed."""
         self.tokens.append(token)
         stopping = self.request.stopping
         if token in stopping.token_ids:
             self.finish, self.stop_token = FinishReason.STOP, token
+        elif self._completed_by(token):
+            self.finish = FinishReason.STOP
         elif self.generated >= stopping.max_tokens:
             self.finish = FinishReason.LENGTH
+
+    def _completed_by(self, token: int) -> bool:
+        """Go on in the language, and return whether nothing can follow. Raises ConstraintFailed."""
+        if self.state is None:
+            return False
+        self.state.advance(token)
+        self.mask = self.state.allowed()
+        return self.state.complete
 
     def lose_blocks(self) -> None:
         """Forget the table: everything has to be computed again."""
@@ -110,12 +136,17 @@ class Group:
 
     @classmethod
     def of(cls, number: int, request: Request) -> "Group":
-        """Make the group of a request, with what was generated before it came here. Its sequences count from number."""
+        """Make the group of a request, with what was generated before it came here. Its sequences count from number.
+
+        Raises ConstraintFailed where that is not in the request's language.
+        """
         group = cls(number, request)
         group.members = [
             Sequence(number + index, group, index, [*request.prompt, *generated])
             for index, generated in enumerate(request.samples)
         ]
+        for member in group.members:
+            member.begin()
         group.gather()
         return group
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 
 # So many of the most likely tokens can be asked for at each position.
@@ -26,6 +27,7 @@ class Failure(Enum):
     STEP = 1
     BLOCK_MANAGER = 2
     DEADLINE = 3
+    CONSTRAINT = 4
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Request:
     `arrival` and `deadline` are in seconds of the engine's clock; with the class, the arrival makes the order key.
     `samples` has, for each sample wanted, the tokens that were generated before the request came here.
     Log-probabilities are of each token generated, or of the prompt, and of so many of the most likely ones; None: none.
+    `constraint` is the language that each sample must belong to.
     """
 
     request_id: str
@@ -105,6 +108,7 @@ class Request:
     logit_rules: LogitRules = NO_RULES
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class Capacity:
                 )
         self._check_rules(request.logit_rules)
         self._check_min_tokens(request)
+        _check_constraint(request)
         _check_logprobs(request.logprobs, "logprobs")
         _check_logprobs(request.prompt_logprobs, "prompt_logprobs")
         if length + limit > self.context_tokens:
@@ -194,6 +199,21 @@ class Capacity:
         outside = next((token for token in token_ids if not 0 <= token < self.vocabulary_size), None)
         if outside is not None:
             raise InvalidRequest(f"{field} has {outside}, the vocabulary has {self.vocabulary_size} tokens", field)
+
+
+def _check_constraint(request: Request) -> None:
+    """Check that nothing else decides what can be chosen: together they could leave nothing."""
+    if request.constraint is None:
+        return
+    if request.logit_rules.allowed_token_ids:
+        raise InvalidRequest(
+            "logit_rules.allowed_token_ids cannot be given together with constraint", "logit_rules.allowed_token_ids"
+        )
+    if request.stopping.ignored_token_ids:
+        raise InvalidRequest(
+            "stopping.ignore_eos cannot be given together with constraint: a complete output has to end",
+            "stopping.ignore_eos",
+        )
 
 
 def _check_logprobs(count: int | None, field: str) -> None:

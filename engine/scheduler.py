@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from engine.block_asking import Admitted, BlockAsking
 from engine.blocks import FreeReason, Step, StepResult
-from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists
+from engine.errors import ConstraintFailed, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
 from engine.group import Group, Sequence
 from engine.plan import Sampled, StepPlan, Work
 from engine.preemption import PreemptionCosts
@@ -76,6 +76,7 @@ class Scheduler:
         self._roster.mirror.available_host = capacity.host_blocks
         self._asking = BlockAsking(self._roster, self.costs)
         self._outputs: list[Output] = []
+        self._astray: list[tuple[Group, str]] = []  # groups with a sample that cannot go on in its language
         self._last_sequence = 0
         self._now = 0.0  # of the latest plan
 
@@ -130,7 +131,13 @@ class Scheduler:
         self.capacity.check(request)
         if self.waiting >= self.limits.max_waiting:
             raise QueueFull(f"{self.waiting} requests wait already, which is the limit")
-        self._roster.add(Group.of(self._last_sequence + 1, request))
+        try:
+            group = Group.of(self._last_sequence + 1, request)
+        except ConstraintFailed as failed:
+            raise InvalidRequest(
+                f"what was generated cannot go on in the constraint: {failed}", "samples.generated_token_ids"
+            ) from failed
+        self._roster.add(group)
         self._last_sequence += samples
 
     def cancel(self, request_id: str) -> None:
@@ -241,6 +248,8 @@ class Scheduler:
     def _work(self, sequence: Sequence, count: int) -> Work:
         end = sequence.computed + count
         indices = sequence.group.sampled_by(sequence, end)
+        # The samples have the same tokens up to there, but the trunk may know more of its own.
+        sampled = sequence.group.members[indices[0]] if indices else sequence
         return Work(
             sequence=sequence.id,
             token_ids=tuple(sequence.tokens[sequence.computed : end]),
@@ -249,7 +258,7 @@ class Scheduler:
             samples=bool(indices),
             sampling=sequence.request.sampling,
             sample_indices=indices,
-            rules=sequence.rules_after(end) if indices else None,
+            rules=sampled.rules_after(end) if indices else None,
             logprobs=sequence.request.logprobs,
             to_score=sequence.group.to_score(end),
         )
@@ -280,6 +289,7 @@ class Scheduler:
                 sequence.lost_tokens = max(sequence.lost_tokens, work.end)
             self._take_scores(sequence.group, scores)
             self._take_tokens(sequence.group, zip(work.sample_indices, tokens, strict=False), now)
+        self._end_astray()
 
     def _count_computed(self, sequence: Sequence, work: Work) -> None:
         recomputed = max(0, min(work.end, sequence.lost_tokens) - work.start)
@@ -296,7 +306,11 @@ class Scheduler:
         for index, token in tokens:
             member = group.members[index]
             self.totals.generated_tokens += 1
-            member.append(token.token_id)
+            try:
+                member.append(token.token_id)
+            except ConstraintFailed as failed:
+                self._astray.append((group, str(failed)))
+                continue
             if group.first_token_at is None:
                 group.first_token_at = now
             group.last_token_at = now
@@ -307,6 +321,13 @@ class Scheduler:
             self._close(group)
         elif not any(member.table for member in group.members):
             group.gather()  # it was preempted while the step ran, and comes back with these tokens too
+
+    def _end_astray(self) -> None:
+        """Fail who cannot go on; at the end of a step, because the work that follows may be of the same group."""
+        astray, self._astray = self._astray, []
+        for group, detail in astray:
+            if not group.ended:
+                self._fail(group, Failure.CONSTRAINT, f"the constraint cannot be followed any further: {detail}")
 
     def _let_go(self, member: Sequence) -> None:
         """Let a sample that has ended give its blocks back; a trunk is needed until the others are forked from it."""
