@@ -4,6 +4,7 @@ EngineError
 ├── RequestRefused           a submission that is not taken; names the field to blame
 │   ├── RequestExists        the id is live
 │   ├── InvalidRequest       a field is out of range, or the request can never fit
+│   ├── FieldUnserved        a part of the contract that this engine does not serve
 │   ├── QueueFull            too many requests wait
 │   └── EngineUnavailable    draining, or without its block manager for too long
 ├── ModelUnsupported         a model that cannot be served, with the reason
@@ -31,6 +32,10 @@ class RequestExists(RequestRefused):
 
 class InvalidRequest(RequestRefused):
     """A field is out of range, or the request can never fit."""
+
+
+class FieldUnserved(RequestRefused):
+    """A field asks for what this engine does not serve."""
 
 
 class QueueFull(RequestRefused):

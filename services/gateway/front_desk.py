@@ -114,6 +114,7 @@ class FrontDesk:
             logit_rules=parameters.logit_rules,
             logprobs=parameters.logprobs,
             prompt_logprobs=parameters.prompt_logprobs,
+            constraint=parameters.constraint,
             stopping=_engine_stopping(parameters, len(token_ids), description),
             salt=parameters.salt.encode(),
             priority=parameters.priority,
