@@ -44,13 +44,17 @@ class Trial:
 
     def close(self) -> None:
         """End the process; who waits for its answer gets an OSError."""
-        if self._process is not None:
+        process, self._process = self._process, None
+        if process is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # and what it has forked
-            self._process.wait()
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has forked
+            with suppress(BrokenPipeError), process:
+                process.wait()
 
     def _running(self) -> "subprocess.Popen[str]":
-        if self._process is None or self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
             self._process = subprocess.Popen(  # noqa: S603 (our own module, and no part of a request)
                 [sys.executable, "-m", __name__, *self._model],
                 stdin=subprocess.PIPE,

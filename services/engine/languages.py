@@ -149,7 +149,8 @@ def _grammar(language: Language) -> str:
 
 def _fault(message: str) -> str:
     """Make one short line of what llguidance says."""
-    line = " ".join(message.replace("<non-verbose/>", "").split())
+    _, of_a_pattern, what = message.partition("\nerror: ")  # the rest repeats the pattern, several times
+    line = " ".join((what.partition("\n")[0] if of_a_pattern else message.replace("<non-verbose/>", "")).split())
     return line if len(line) <= _LONGEST_FAULT else line[:_LONGEST_FAULT] + "..."
 
 

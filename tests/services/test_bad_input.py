@@ -239,7 +239,6 @@ def test_a_request_that_can_never_fit_is_refused_naming_both_numbers(
 
 UNSERVED_FIELDS = [
     (change(beam_search={"width": 2}), "beam_search"),
-    (change(constraint={"regex": "a+"}), "constraint"),
 ]
 
 

@@ -254,7 +254,6 @@ def test_what_can_never_be_served_is_refused_naming_the_field(gateway: Link, fie
 
 UNSERVED: dict[str, dict[str, Any]] = {
     "beam_search": {"beam_search": decoding_pb2.BeamSearch()},
-    "constraint": {"constraint": decoding_pb2.OutputConstraint(json_object=True)},
 }
 
 
