@@ -35,7 +35,8 @@ NEVER_LEAVING = {
     *(kvmanager.OutOfBlocks, kvmanager.UnknownSequence, kvmanager.IdInUse, kvmanager.InvalidItem),
     *(kvmanager.UnknownPin, kvmanager.PinTooLarge),
     *(engine_errors.RequestExists, engine_errors.InvalidRequest),
-    *(engine_errors.QueueFull, engine_errors.EngineUnavailable),
+    *(engine_errors.FieldUnserved, engine_errors.QueueFull, engine_errors.EngineUnavailable),
+    engine_errors.ConstraintFailed,
     *(engine_errors.ModelUnsupported, engine_errors.BlockManagerBroken, engine_errors.CopyFailed),
 }
 
@@ -64,7 +65,7 @@ def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
     assert set(output_codec._REFUSALS) == leaves(engine_errors.RequestRefused)
     reasons = set(engine_pb2.RefusalReason.values()) - {engine_pb2.REFUSAL_REASON_UNSPECIFIED}
     assert set(generation._REFUSALS) == reasons
-    assert set(output_codec._REFUSALS.values()) == reasons - {engine_pb2.REFUSAL_REASON_UNIMPLEMENTED}
+    assert set(output_codec._REFUSALS.values()) == reasons
 
 
 # Every row, provoked on real services. The engine is played by the test, because a real one does not fail on demand.
