@@ -4,9 +4,11 @@ EngineError
 ├── RequestRefused           a submission that is not taken; names the field to blame
 │   ├── RequestExists        the id is live
 │   ├── InvalidRequest       a field is out of range, or the request can never fit
+│   ├── FieldUnserved        a part of the contract that this engine does not serve
 │   ├── QueueFull            too many requests wait
 │   └── EngineUnavailable    draining, or without its block manager for too long
 ├── ModelUnsupported         a model that cannot be served, with the reason
+├── ConstraintFailed         an output cannot go on in its language; ends one request
 ├── BlockManagerBroken       an answer of the block manager that contradicts the engine's own tables
 └── CopyFailed               a copy of blocks was not made: what they hold is unknown, and the engine cannot go on
 """
@@ -32,6 +34,10 @@ class InvalidRequest(RequestRefused):
     """A field is out of range, or the request can never fit."""
 
 
+class FieldUnserved(RequestRefused):
+    """A field asks for what this engine does not serve."""
+
+
 class QueueFull(RequestRefused):
     """Too many requests wait already."""
 
@@ -42,6 +48,13 @@ class EngineUnavailable(RequestRefused):
 
 class ModelUnsupported(EngineError):
     """The model cannot be served; the message says why."""
+
+
+class ConstraintFailed(EngineError):
+    """An output cannot go on in the language that it must belong to, or finding out how takes too much.
+
+    It is the matter of one request; no step fails by it.
+    """
 
 
 class BlockManagerBroken(EngineError):

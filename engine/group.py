@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from engine.beams import Beams, Continuation
+from engine.constraint import ConstraintState, leaves_any
 from engine.plan import PromptPart, RowRules
 from engine.request import NO_RULES, Failure, FinishReason, OrderKey, Request
 
@@ -24,7 +25,8 @@ class Sequence:
     `computed` counts the tokens whose K and V are in the cache, seen to be written; `room` those that its blocks can
     take; `committed` the leading blocks that have keys; `told` the computed tokens that the block manager knows of.
     `leaving` says that its blocks will be given back with the next Step; `swapped` that they are host blocks. `parent`
-    is the sequence that it will be forked from with the next Step. `score` is that of a search's answer.
+    is the sequence that it will be forked from with the next Step. `score` is that of a search's answer. `state` is how
+    far it is in the language that it must belong to, and `mask` what can follow there.
     """
 
     id: int
@@ -43,6 +45,8 @@ class Sequence:
     stop_token: int | None = None
     parent: "Sequence | None" = None
     score: float | None = None
+    state: ConstraintState | None = None
+    mask: bytes = b""
 
     @property
     def request(self) -> Request:
@@ -76,18 +80,41 @@ class Sequence:
         """Return what changes the logits after its first `end` tokens, None where nothing does."""
         request, length = self.request, len(self.request.prompt)
         rules, barred = request.logit_rules, request.stopping.barred_after(end - length)
+        if self.mask and barred and not leaves_any(self.mask, barred):
+            barred = frozenset()  # the language has nothing else left, and it goes first
         if rules.penalizes:
-            return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), barred)
-        return RowRules(rules, barred_token_ids=barred) if barred or rules != NO_RULES else None
+            return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), barred, self.mask)
+        if barred or self.mask or rules != NO_RULES:
+            return RowRules(rules, barred_token_ids=barred, mask=self.mask)
+        return None
+
+    def begin(self) -> None:
+        """Find out what can follow the tokens that were generated before. Raises ConstraintFailed."""
+        if constraint := self.request.constraint:
+            self.state = constraint.start()
+            for token in self.tokens[len(self.request.prompt) :]:
+                self.state.advance(token)
+            self.mask = self.state.allowed()
 
     def append(self, token: int) -> None:
-        """Take a sampled token, and finish where it ends the sequence."""
-        self.tokens.append(token)
+        """Take a sampled token, and finish where it ends the sequence. Raises ConstraintFailed."""
         stopping = self.request.stopping
         if token in stopping.token_ids:
+            self.tokens.append(token)
             self.finish, self.stop_token = FinishReason.STOP, token
+            return
+        self.go_on(token)
+        if self.state is not None and self.state.complete:
+            self.finish = FinishReason.STOP
         elif self.generated >= stopping.max_tokens:
             self.finish = FinishReason.LENGTH
+
+    def go_on(self, token: int) -> None:
+        """Take a token that does not end it. Raises ConstraintFailed."""
+        self.tokens.append(token)
+        if self.state is not None:
+            self.state.advance(token)
+            self.mask = self.state.allowed()
 
     def lose_blocks(self) -> None:
         """Forget the table: everything has to be computed again."""
@@ -128,7 +155,10 @@ class Group:
 
     @classmethod
     def of(cls, request: Request, numbers: Iterator[int]) -> "Group":
-        """Make the group of a request, with what was generated before it came here. Its sequences take `numbers`."""
+        """Make the group of a request, with what was generated before it came here. Its sequences take `numbers`.
+
+        Raises ConstraintFailed where that is not in the request's language.
+        """
         number = next(numbers)
         group = cls(number, request)
         if request.beam_search:
@@ -139,6 +169,8 @@ class Group:
                 Sequence(next(numbers) if index else number, group, index, [*request.prompt, *generated])
                 for index, generated in enumerate(request.samples)
             ]
+        for member in group.members:
+            member.begin()
         group.gather()
         return group
 
@@ -244,7 +276,10 @@ class Group:
         return len(sequence.tokens) if self.forked else self.common
 
     def branch(self, kept: list[Continuation], numbers: Iterator[int]) -> list[Sequence]:
-        """Let beams go on; return those that are new. Of the others, those that no beam goes on from are pruned."""
+        """Let beams go on; return those that are new. Of the others, those that no beam goes on from are pruned.
+
+        Raises ConstraintFailed.
+        """
         parents, taken = self.live, set[int]()
         beams: list[Sequence] = []
         for index, one in enumerate(kept):
@@ -254,7 +289,7 @@ class Group:
             beams.append(parent if first else self._fork(parent, next(numbers)))
             beams[-1].index = index
         for beam, one in zip(beams, kept, strict=True):
-            beam.tokens.append(one.token_id)
+            beam.go_on(one.token_id)
         for number, parent in enumerate(parents):
             if number not in taken:
                 parent.finish = FinishReason.PRUNED
@@ -262,7 +297,8 @@ class Group:
         return [beam for beam in beams if beam not in parents]
 
     def _fork(self, parent: Sequence, number: int) -> Sequence:
-        child = Sequence(number, self, 0, list(parent.tokens), lost_tokens=parent.lost_tokens)
+        state = parent.state and parent.state.copy()
+        child = Sequence(number, self, 0, list(parent.tokens), lost_tokens=parent.lost_tokens, state=state)
         if parent.table:  # else it was preempted, and all beams come back together
             child.parent, child.computed = parent, parent.computed
         return child

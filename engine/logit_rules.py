@@ -1,7 +1,8 @@
 """Changes logits by what was already said, or by token id, all rows of a batch at once.
 
 In this order, which is that of vLLM: repetition penalty over prompt and output, frequency and presence penalties over
-the output, bias, then what cannot be chosen. Each costs only the rows that ask for it, and changes no other.
+the output, bias, then what cannot be chosen: by allowed or barred tokens, then by the language that the output must
+belong to. Each costs only the rows that ask for it, and changes no other.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -53,10 +54,21 @@ def _bar(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
     return logits.masked_fill(barred, float("-inf"))
 
 
+def _keep_to_masks(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
+    vocabulary = logits.shape[-1]
+    width = -(-vocabulary // 8)
+    # The vocabulary of a mask may be smaller than that of the model, whose rest cannot be chosen, or larger.
+    packed = bytearray().join(one.mask[:width].ljust(width, b"\0") for one in rules)
+    masks = torch.frombuffer(packed, dtype=torch.uint8).to(logits.device).view(len(rules), width, 1)
+    bits = masks >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
+    return logits.masked_fill(bits.flatten(1)[:, :vocabulary] == 0, float("-inf"))
+
+
 _RULES: tuple[_Rule, ...] = (
     (lambda one: one.rules.penalizes, _penalize),
     (lambda one: bool(one.rules.logit_bias), _add_bias),
     (lambda one: bool(one.rules.allowed_token_ids or one.barred_token_ids), _bar),
+    (lambda one: bool(one.mask), _keep_to_masks),
 )
 
 

@@ -10,13 +10,15 @@ from engine.request import NO_RULES, LogitRules, Sampling
 class RowRules(NamedTuple):
     """All that changes the logits of one row: the rules asked for, the tokens that they look at, and what is barred.
 
-    `prompt` and `output` are empty where no rule looks at them.
+    `prompt` and `output` are empty where no rule looks at them. `mask` has the bits of the tokens that can be chosen,
+    as engine.constraint says; empty: all.
     """
 
     rules: LogitRules = NO_RULES
     prompt: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
     barred_token_ids: frozenset[int] = frozenset()
+    mask: bytes = b""
 
 
 class PromptPart(NamedTuple):

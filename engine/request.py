@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 
 # So many of the most likely tokens can be asked for at each position.
@@ -27,6 +28,7 @@ class Failure(Enum):
     STEP = 1
     BLOCK_MANAGER = 2
     DEADLINE = 3
+    CONSTRAINT = 4
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Request:
     `arrival` and `deadline` are in seconds of the engine's clock; with the class, the arrival makes the order key.
     `samples` has, for each sample wanted, the tokens that were generated before the request came here.
     Log-probabilities are of each token generated, or of the prompt, and of so many of the most likely ones; None: none.
-    With `beam_search` the samples are its best answers.
+    With `beam_search` the samples are its best answers. `constraint` is the language that each sample must belong to.
     """
 
     request_id: str
@@ -121,6 +123,7 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     beam_search: BeamSearch | None = None
+    constraint: Constraint | None = None
 
     @property
     def sequences(self) -> int:
@@ -157,6 +160,7 @@ class Capacity:
         self._check_min_tokens(request)
         if request.beam_search is not None:
             _check_beam_search(request, request.beam_search)
+        _check_constraint(request)
         _check_logprobs(request.logprobs, "logprobs")
         _check_logprobs(request.prompt_logprobs, "prompt_logprobs")
         if length + limit > self.context_tokens:
@@ -244,6 +248,21 @@ def _check_beam_search(request: Request, search: BeamSearch) -> None:
         )
     if request.logprobs is not None:
         raise InvalidRequest("logprobs cannot be combined with beam_search", "logprobs")
+
+
+def _check_constraint(request: Request) -> None:
+    """Check that nothing else decides what can be chosen: together they could leave nothing."""
+    if request.constraint is None:
+        return
+    if request.logit_rules.allowed_token_ids:
+        raise InvalidRequest(
+            "logit_rules.allowed_token_ids cannot be given together with constraint", "logit_rules.allowed_token_ids"
+        )
+    if request.stopping.ignored_token_ids:
+        raise InvalidRequest(
+            "stopping.ignore_eos cannot be given together with constraint: a complete output has to end",
+            "stopping.ignore_eos",
+        )
 
 
 def _check_logprobs(count: int | None, field: str) -> None:

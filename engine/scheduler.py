@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from engine.block_asking import Admitted, BlockAsking
 from engine.blocks import FreeReason, Step, StepResult
-from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists
+from engine.errors import ConstraintFailed, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
 from engine.group import Group, Sequence
 from engine.plan import Sampled, StepPlan, Work
 from engine.preemption import PreemptionCosts
@@ -77,6 +77,7 @@ class Scheduler:
         self._roster.mirror.available_host = capacity.host_blocks
         self._asking = BlockAsking(self._roster, self.costs)
         self._outputs: list[Output] = []
+        self._astray: list[tuple[Group, str]] = []  # groups with a sample that cannot go on in its language
         self._now = 0.0  # of the latest plan
 
     # What the shell sees.
@@ -128,7 +129,13 @@ class Scheduler:
         self.capacity.check(request)
         if self.waiting >= self.limits.max_waiting:
             raise QueueFull(f"{self.waiting} requests wait already, which is the limit")
-        self._roster.add(Group.of(request, self._roster.numbers))
+        try:
+            group = Group.of(request, self._roster.numbers)
+        except ConstraintFailed as failed:
+            raise InvalidRequest(
+                f"what was generated cannot go on in the constraint: {failed}", "samples.generated_token_ids"
+            ) from failed
+        self._roster.add(group)
 
     def cancel(self, request_id: str) -> None:
         """End a request; an unknown id is ignored. Its blocks go back with the next Step."""
@@ -240,6 +247,8 @@ class Scheduler:
     def _work(self, sequence: Sequence, count: int) -> Work:
         end = sequence.computed + count
         indices = sequence.group.sampled_by(sequence, end)
+        # The samples have the same tokens up to there, but the trunk may know more of its own.
+        sampled = sequence.group.members[indices[0]] if indices else sequence
         return Work(
             sequence=sequence.id,
             token_ids=tuple(sequence.tokens[sequence.computed : end]),
@@ -248,7 +257,7 @@ class Scheduler:
             samples=bool(indices),
             sampling=sequence.request.sampling,
             sample_indices=indices,
-            rules=sequence.rules_after(end) if indices else None,
+            rules=sampled.rules_after(end) if indices else None,
             logprobs=sequence.request.logprobs,
             to_score=sequence.group.to_score(end),
             candidates=sequence.group.beams.candidates if sequence.group.beams else 0,
@@ -286,6 +295,7 @@ class Scheduler:
                 found.setdefault(sequence.group, []).extend(tokens)
         for group, continuations in found.items():
             self._advance_beams(group, continuations, now)
+        self._end_astray()
 
     def _count_computed(self, sequence: Sequence, work: Work) -> None:
         recomputed = max(0, min(work.end, sequence.lost_tokens) - work.start)
@@ -302,7 +312,11 @@ class Scheduler:
         for index, token in tokens:
             member = group.members[index]
             self._count_generated(group, 1, now)
-            member.append(token.token_id)
+            try:
+                member.append(token.token_id)
+            except ConstraintFailed as failed:
+                self._astray.append((group, str(failed)))
+                continue
             end = None if member.finish is None else member
             self._outputs.append(Tokens(group.request.request_id, [token], index, end))
             self._let_go(member)
@@ -326,7 +340,11 @@ class Scheduler:
         if group.beams.over:
             self._tell_answers(group)
             return
-        self._roster.know(group.branch(kept, self._roster.numbers))
+        try:
+            self._roster.know(group.branch(kept, self._roster.numbers))
+        except ConstraintFailed as failed:
+            self._astray.append((group, str(failed)))
+            return
         self._roster.give_back([one for one in group.members if one.finish is not None], FreeReason.PRUNED)
         if not any(beam.table for beam in group.live):
             group.gather()  # it was preempted while the step ran, and comes back with these beams
@@ -337,6 +355,13 @@ class Scheduler:
             tokens = [Sampled(token) for token in answer.tokens[len(group.request.prompt) :]]
             self._outputs.append(Tokens(group.request.request_id, tokens, answer.index, answer))
         self._end(group, FinishReason.STOP)
+
+    def _end_astray(self) -> None:
+        """Fail who cannot go on; at the end of a step, because the work that follows may be of the same group."""
+        astray, self._astray = self._astray, []
+        for group, detail in astray:
+            if not group.ended:
+                self._fail(group, Failure.CONSTRAINT, f"the constraint cannot be followed any further: {detail}")
 
     def _let_go(self, member: Sequence) -> None:
         """Let a sample that has ended give its blocks back; a trunk is needed until the others are forked from it."""

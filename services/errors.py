@@ -13,7 +13,8 @@ ServiceError
 
 Without a row, because no call ends with them: the KV manager's ItemRefused, which are written into a StepResult; the
 engine's RequestRefused, which concern one of many requests on a stream, so they travel in its messages and the gateway
-makes its own errors of them; and the engine's ModelUnsupported, BlockManagerBroken and CopyFailed, which end the
+makes its own errors of them; the engine's ConstraintFailed, which ends one request and travels in its messages too;
+and the engine's ModelUnsupported, BlockManagerBroken and CopyFailed, which end the
 process.
 """
 

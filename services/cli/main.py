@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 # What gRPC's C core logs is of no use to users of a command: calls and `bind` say what failed. It reads this when it is
 # imported.
@@ -172,10 +172,12 @@ def gateway(metrics_listen: str, **values: Any) -> None:
 @click.option("--frequency-penalty", type=float, help="Above 0: the more often the answer has it, the less likely.")
 @click.option("--min-tokens", type=int, help="Tokens to generate at least.")
 @click.option("--stop", multiple=True, help="End where this text appears. Can be given several times.")
+@click.option("--json-schema", type=click.File(encoding="utf-8"), help="Answer with JSON of the schema in this file.")
+@click.option("--regex", help="Answer with a text that this regular expression matches as a whole.")
 @click.option("--system", help="A system message; makes the prompt a chat.")
 @click.option("--chat", "as_chat", is_flag=True, help="Give the prompt as a user's message, through the chat template.")
 @click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for the whole answer.")
-def generate(prompt: str, address: str, timeout: float, **options: Any) -> None:
+def generate(prompt: str, address: str, timeout: float, json_schema: TextIO | None, **options: Any) -> None:
     """Continue PROMPT, and print the text as it comes.
 
     "-" as PROMPT reads it from standard input. What the answer took is said on standard error.
@@ -184,6 +186,9 @@ def generate(prompt: str, address: str, timeout: float, **options: Any) -> None:
 
     if options["beams"] is None and (options["length_penalty"] is not None or options["early_stopping"]):
         raise click.UsageError("--length-penalty and --early-stopping are for a search: give --beams")
+    if json_schema and options["regex"] is not None:
+        raise click.UsageError("--json-schema and --regex cannot be given together")
+    options["json_schema"] = json_schema and json_schema.read()
     text = sys.stdin.read() if prompt == "-" else prompt
     sys.exit(asyncio.run(run(address, text, timeout, options)))
 

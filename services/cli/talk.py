@@ -96,6 +96,9 @@ def _request(options: dict[str, Any]) -> gateway_pb2.GenerateRequest:
         sampling=decoding_pb2.Sampling(**given("temperature", "top_k", "top_p", "min_p", "seed")),
         logit_rules=decoding_pb2.LogitRules(**given("repetition_penalty", "presence_penalty", "frequency_penalty")),
         stopping=decoding_pb2.Stopping(stop_strings=options.get("stop", ()), **given("max_tokens", "min_tokens")),
+        constraint=decoding_pb2.OutputConstraint(**constraint)
+        if (constraint := given("json_schema", "regex"))
+        else None,
     )
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from engine.constraint import Constraint
 from engine.errors import RequestRefused
 from engine.loop import Engine
 from engine.request import Failure
@@ -23,6 +24,15 @@ from services.engine.recording import RequestsRecorder
 _POLL_SECONDS_WITHOUT_KVMANAGER = 0.2
 
 log = logging.getLogger("quire.engine")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A submission, when it came on the clock of `time.monotonic`, and its constraint, compiled."""
+
+    submission: engine_pb2.Submission
+    at: float
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +81,9 @@ class EngineDriver:
         """Requests and totals as of the last turn."""
         return self._figures
 
-    def submit(self, link: GatewayLink, submission: engine_pb2.Submission) -> None:
+    def submit(self, link: GatewayLink, arrival: Arrival) -> None:
         """Queue a request; a refusal comes as output."""
-        self._commands.put(lambda: self._submit(link, submission))
+        self._commands.put(lambda: self._submit(link, arrival))
 
     def cancel(self, link: GatewayLink, cancel: engine_pb2.Cancel) -> None:
         """End a request of this link."""
@@ -141,16 +151,16 @@ class EngineDriver:
             detail = f"the engine has been without its KV manager for more than {self._patience:g} s"
             self._engine.scheduler.fail_all(Failure.BLOCK_MANAGER, detail)
 
-    def _submit(self, link: GatewayLink, submission: engine_pb2.Submission) -> None:
-        now = time.monotonic()
+    def _submit(self, link: GatewayLink, arrival: Arrival) -> None:
+        submission, at = arrival.submission, arrival.at
         try:
             # What is still to be told of an ended request belongs to its owner, not to a new one of the same id.
             self._write_all(self._engine.scheduler.take_outputs())
-            self._engine.scheduler.submit(request_of(submission, self._eos_token_ids, now))
+            self._engine.scheduler.submit(request_of(submission, self._eos_token_ids, at, arrival.constraint))
         except RequestRefused as refused:
             self._output(link).refused.append(refused_message(submission, refused))
         else:
-            self._owners[submission.request_id] = _Owner(link, submission.attempt, now, self.steps)
+            self._owners[submission.request_id] = _Owner(link, submission.attempt, at, self.steps)
 
     def _cancel(self, link: GatewayLink, cancel: engine_pb2.Cancel) -> None:
         owner = self._owners.get(cancel.request_id)

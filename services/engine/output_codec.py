@@ -1,6 +1,7 @@
 """Between the engine's requests and outputs and the wire of its gateways."""
 
-from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists, RequestRefused
+from engine.constraint import Constraint
+from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull, RequestExists, RequestRefused
 from engine.group import Group, Sequence
 from engine.plan import Sampled
 from engine.request import BeamSearch, FinishReason, LogitRules, Request, Sampling, Stopping
@@ -10,22 +11,16 @@ from services.duration import duration
 _REFUSALS = {
     RequestExists: engine_pb2.REFUSAL_REASON_ALREADY_EXISTS,
     InvalidRequest: engine_pb2.REFUSAL_REASON_INVALID,
+    FieldUnserved: engine_pb2.REFUSAL_REASON_UNIMPLEMENTED,
     QueueFull: engine_pb2.REFUSAL_REASON_QUEUE_FULL,
     EngineUnavailable: engine_pb2.REFUSAL_REASON_UNAVAILABLE,
 }
 
-# Parts of a submission that this version does not serve. A gateway of the same version never sends them.
-_UNSERVED = ("constraint",)
 
-
-def unserved_field(submission: engine_pb2.Submission) -> str | None:
-    """Return the first field of a submission that this version does not serve, None when it serves all."""
-    present = {descriptor.name for descriptor, _ in submission.ListFields()}
-    return next((name for name in _UNSERVED if name in present), None)
-
-
-def request_of(submission: engine_pb2.Submission, eos_token_ids: frozenset[int], now: float) -> Request:
-    """Read a submission. `now` is the engine's clock, in seconds."""
+def request_of(
+    submission: engine_pb2.Submission, eos_token_ids: frozenset[int], now: float, constraint: Constraint | None = None
+) -> Request:
+    """Read a submission, whose constraint has been compiled. `now` is the engine's clock, in seconds."""
     sampling = submission.sampling
     samples = tuple(tuple(sample.generated_token_ids) for sample in submission.samples)
     missing = max(1, sampling.sample_count) - len(samples)
@@ -43,6 +38,7 @@ def request_of(submission: engine_pb2.Submission, eos_token_ids: frozenset[int],
         logprobs=submission.logprobs if submission.HasField("logprobs") else None,
         prompt_logprobs=submission.prompt_logprobs if submission.HasField("prompt_logprobs") else None,
         beam_search=_beam_search(submission.beam_search) if submission.HasField("beam_search") else None,
+        constraint=constraint,
     )
 
 
@@ -111,6 +107,19 @@ def finished_message(group: Group, attempt: int, submitted_at: float, now: float
         swapped_tokens=group.swapped_tokens,
         failure=_failure_reason(group),
         detail=group.detail,
+    )
+
+
+def unbegun_message(
+    submission: engine_pb2.Submission, reason: FinishReason, queued_seconds: float
+) -> engine_pb2.RequestFinished:
+    """Write that a request ended before it came to the queue."""
+    samples = max(1, submission.sampling.sample_count, len(submission.samples))
+    return engine_pb2.RequestFinished(
+        request_id=submission.request_id,
+        attempt=submission.attempt,
+        samples=[engine_pb2.SampleEnd(reason=_finish_reason(reason))] * samples,
+        queued=duration(queued_seconds),
     )
 
 

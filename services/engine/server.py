@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from engine.loop import Engine
 from kvmanager import PoolSpec
@@ -13,6 +14,7 @@ from quire.v1 import engine_pb2, engine_pb2_grpc
 from services import transport
 from services.engine.assembly import EngineParts, assemble
 from services.engine.block_link import BlockLink
+from services.engine.constraints import Constraints
 from services.engine.driver import EngineDriver
 from services.engine.observer import EngineObserver
 from services.engine.recording import RequestsRecorder
@@ -38,6 +40,7 @@ class EngineService:
         self._recorder = RequestsRecorder(settings.record_requests)
         self._driver: EngineDriver | None = None
         self._link: BlockLink | None = None
+        self._constraints: Constraints | None = None
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         self._servicer = EngineServicer(settings.heartbeat_seconds)
@@ -53,16 +56,20 @@ class EngineService:
         """Load the model and work until cancelled. Raises what made the engine impossible."""
         parts = await asyncio.to_thread(assemble, self._settings)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
-        driver, link = self._connect(parts, engine_id)
+        self._constraints = Constraints(
+            Path(self._settings.model), parts.loaded.vocabulary_size, parts.loaded.eos_token_ids
+        )
+        driver, link = self._connect(parts, self._constraints, engine_id)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         thread = threading.Thread(target=self._drive, args=(driver, failed), name="engine", daemon=True)
         async with asyncio.TaskGroup() as tasks:
             thread.start()
             tasks.create_task(link.run())
             tasks.create_task(self._follow(link))
+            tasks.create_task(self._constraints.load())
             await failed
 
-    def _connect(self, parts: EngineParts, engine_id: str) -> tuple[EngineDriver, BlockLink]:
+    def _connect(self, parts: EngineParts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
         capacity = parts.scheduler.capacity
         spec = PoolSpec(
             engine_id=engine_id,
@@ -82,7 +89,7 @@ class EngineService:
         self._observer.began(
             self._settings.served_name(), engine_id, lambda: replace(driver.figures, sessions=link.sessions)
         )
-        self._servicer.begin(driver, self._description(parts, engine_id))
+        self._servicer.begin(driver, constraints, self._description(parts, engine_id))
         return driver, link
 
     def _description(self, parts: EngineParts, engine_id: str) -> engine_pb2.GetEngineResponse:
@@ -125,5 +132,7 @@ class EngineService:
         if self._driver and self._link:
             self._driver.stop()
             self._link.close()
+        if self._constraints:
+            self._constraints.close()
         await self.server.stop(grace=0)
         await asyncio.to_thread(self._recorder.close)

@@ -9,9 +9,10 @@ import grpc
 
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
+from services.engine.constraints import Constraints
 from services.engine.driver import EngineDriver
 from services.engine.gateway_link import BacklogTooLong, GatewayLink
-from services.engine.output_codec import unserved_field
+from services.engine.intake import Intake
 from services.errors import Overloaded, Unavailable, UnexpectedMessage, translated
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -23,18 +24,19 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     def __init__(self, heartbeat_seconds: float) -> None:
         self._heartbeat_seconds = heartbeat_seconds
-        self._driver: EngineDriver | None = None
+        self._engine: tuple[EngineDriver, Constraints] | None = None
         self._description = pb.GetEngineResponse()
 
-    def begin(self, driver: EngineDriver, description: pb.GetEngineResponse) -> None:
+    def begin(self, driver: EngineDriver, constraints: Constraints, description: pb.GetEngineResponse) -> None:
         """Serve this engine from now on."""
-        self._driver, self._description = driver, description
+        self._engine, self._description = (driver, constraints), description
 
     async def Serve(self, requests: Requests, context: Context) -> AsyncIterator[pb.ServeResponse]:  # noqa: N802
         """Serve one gateway until its stream ends, which cancels its requests."""
         async with translated(context):
-            driver, link = self._loaded(), GatewayLink()
-            reader = asyncio.create_task(self._read(driver, link, requests))
+            (driver, constraints), link = self._loaded(), GatewayLink()
+            intake = Intake(driver, link, constraints)
+            reader = asyncio.create_task(self._read(intake, requests))
             try:
                 yield _heartbeat(driver)  # at once: a gateway takes it for the link being up
                 while not reader.done():
@@ -42,7 +44,7 @@ class EngineServicer(pb_grpc.EngineServicer):
                 await reader
             finally:
                 reader.cancel()
-                driver.drop(link)
+                intake.close()
 
     async def GetEngine(self, _request: pb.GetEngineRequest, context: Context) -> pb.GetEngineResponse:  # noqa: N802
         """Describe the engine."""
@@ -50,10 +52,10 @@ class EngineServicer(pb_grpc.EngineServicer):
             self._loaded()
             return self._description
 
-    def _loaded(self) -> EngineDriver:
-        if self._driver is None:
+    def _loaded(self) -> tuple[EngineDriver, Constraints]:
+        if self._engine is None:
             raise Unavailable("the model is being loaded")
-        return self._driver
+        return self._engine
 
     async def _next_response(
         self, driver: EngineDriver, link: GatewayLink, reader: "asyncio.Task[None]"
@@ -72,28 +74,15 @@ class EngineServicer(pb_grpc.EngineServicer):
                     await output
         return _heartbeat(driver)
 
-    async def _read(self, driver: EngineDriver, link: GatewayLink, requests: Requests) -> None:
+    async def _read(self, intake: Intake, requests: Requests) -> None:
         async for request in requests:
             match request.WhichOneof("kind"):
                 case "submission":
-                    self._submit(driver, link, request.submission)
+                    intake.submit(request.submission)
                 case "cancel":
-                    driver.cancel(link, request.cancel)
+                    intake.cancel(request.cancel)
                 case _:
                     raise UnexpectedMessage("expected submission or cancel, got an empty message")
-
-    def _submit(self, driver: EngineDriver, link: GatewayLink, submission: pb.Submission) -> None:
-        if (field := unserved_field(submission)) is None:
-            driver.submit(link, submission)
-            return
-        refused = pb.RequestRefused(
-            request_id=submission.request_id,
-            attempt=submission.attempt,
-            reason=pb.REFUSAL_REASON_UNIMPLEMENTED,
-            detail=f"{field}: this version does not serve it",
-            field=field,
-        )
-        link.push(pb.StepOutput(step=driver.steps, refused=[refused]))
 
 
 def _heartbeat(driver: EngineDriver) -> pb.ServeResponse:

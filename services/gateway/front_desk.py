@@ -115,6 +115,7 @@ class FrontDesk:
             beam_search=parameters.beam_search,
             logprobs=parameters.logprobs,
             prompt_logprobs=parameters.prompt_logprobs,
+            constraint=parameters.constraint,
             stopping=_engine_stopping(parameters, len(token_ids), description),
             salt=parameters.salt.encode(),
             priority=parameters.priority,

@@ -30,7 +30,9 @@ _FAILURES: dict[int, type[ServiceError]] = {
     engine_pb2.FAILURE_REASON_STEP: GenerationFailed,
     engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
     engine_pb2.FAILURE_REASON_DEADLINE: DeadlinePassed,
+    engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
 }
+_BLAMED = {engine_pb2.FAILURE_REASON_DEADLINE: "timeout", engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint"}
 
 # What a client gets in one message; with all that can be asked for, that is some 250 kB.
 _MOST_POSITIONS = 1024
@@ -186,7 +188,7 @@ class Generation:
         }
         if decoding_pb2.FINISH_REASON_FAILED in reasons:
             failure = _FAILURES.get(finished.failure, GenerationFailed)
-            raise failure(finished.detail, "timeout" if failure is DeadlinePassed else "")
+            raise failure(finished.detail, _BLAMED.get(finished.failure, ""))
         if decoding_pb2.FINISH_REASON_CANCELLED in reasons:
             raise Unavailable("the engine is shutting down")
 

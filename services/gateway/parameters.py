@@ -1,5 +1,6 @@
 """A client's request, checked field by field and with defaults filled in."""
 
+import json
 import math
 import secrets
 import uuid
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.errors import InvalidField, UnsupportedField
+from services.errors import InvalidField
 
 _LONGEST_REQUEST_ID_BYTES = 128
 _MOST_STOP_STRINGS = 64
@@ -15,6 +16,7 @@ _LONGEST_STOP_STRING_BYTES = 1024
 _SEED_BITS = 63
 _MOST_SAMPLES = 128
 _MOST_LOGPROBS = 20
+_LONGEST_CONSTRAINT_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,10 @@ class StopRules:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Everything of a request but its prompt. `timeout` is in seconds; None: no limit, or no log-probabilities."""
+    """Everything of a request but its prompt.
+
+    `timeout` is in seconds; None: no limit, no log-probabilities, no constraint.
+    """
 
     request_id: str
     sampling: decoding_pb2.Sampling
@@ -40,6 +45,7 @@ class Parameters:
     stopping: StopRules
     logprobs: int | None
     prompt_logprobs: int | None
+    constraint: decoding_pb2.OutputConstraint | None
     special_tokens: bool
     salt: str
     priority: int
@@ -47,8 +53,7 @@ class Parameters:
 
     @classmethod
     def of(cls, request: gateway_pb2.GenerateRequest) -> "Parameters":
-        """Check a request. Raises InvalidField or UnsupportedField for the first field that is wrong."""
-        _check_served(request)
+        """Check a request. Raises InvalidField for the first field that is wrong."""
         return cls(
             request_id=_request_id(request.request_id),
             sampling=_sampling(request.sampling, searches=request.HasField("beam_search")),
@@ -57,6 +62,7 @@ class Parameters:
             stopping=_stopping(request.stopping),
             logprobs=_logprobs(request.output, "logprobs"),
             prompt_logprobs=_logprobs(request.output, "prompt_logprobs"),
+            constraint=_constraint(request),
             special_tokens=request.output.special_tokens,
             salt=request.cache.salt,
             priority=request.priority,
@@ -75,15 +81,6 @@ def check_prompt(prompt: gateway_pb2.Prompt) -> None:
             _require(len(prompt.chat.messages) > 0, "prompt.chat.messages", "is empty")
         case _:
             raise InvalidField("prompt is missing: give text, token_ids or chat", "prompt")
-
-
-def _check_served(request: gateway_pb2.GenerateRequest) -> None:
-    _serve(not request.HasField("constraint"), "constraint")
-
-
-def _serve(served: bool, field: str) -> None:
-    if not served:
-        raise UnsupportedField(f"{field} is not served by this version", field)
 
 
 def _request_id(given: str) -> str:
@@ -157,6 +154,41 @@ def _logprobs(given: gateway_pb2.OutputOptions, name: Literal["logprobs", "promp
     count: int = getattr(given, name)
     _require(0 <= count <= _MOST_LOGPROBS, f"output.{name}", f"is {count}, it must be from 0 to {_MOST_LOGPROBS}")
     return count
+
+
+def _constraint(request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputConstraint | None:
+    """Check what is cheap to check; the engine compiles it."""
+    if not request.HasField("constraint"):
+        return None
+    given, kind = request.constraint, request.constraint.WhichOneof("kind")
+    if kind is None:
+        raise InvalidField("constraint has no kind: give json_schema, regex or json_object", "constraint")
+    if kind == "json_object":
+        _require(given.json_object, "constraint.json_object", "is false: leave the constraint out instead")
+    else:
+        _check_language(f"constraint.{kind}", given.json_schema or given.regex)
+    if given.HasField("json_schema"):
+        _check_json(given.json_schema)
+    for field, present in (
+        ("logit_rules.allowed_token_ids", len(request.logit_rules.allowed_token_ids) > 0),
+        ("stopping.ignore_eos", request.stopping.ignore_eos),
+    ):
+        _require(not present, field, "cannot be given together with constraint")
+    return given
+
+
+def _check_language(field: str, text: str) -> None:
+    size, most = len(text.encode()), _LONGEST_CONSTRAINT_BYTES
+    _require(1 <= size <= most, field, f"has {size} bytes, it must have 1 to {most}")
+
+
+def _check_json(text: str) -> None:
+    try:
+        json.loads(text)
+    except RecursionError as error:
+        raise InvalidField("constraint.json_schema is nested too deeply", "constraint.json_schema") from error
+    except ValueError as error:
+        raise InvalidField(f"constraint.json_schema is no JSON: {error}", "constraint.json_schema") from error
 
 
 def _stopping(given: decoding_pb2.Stopping) -> StopRules:

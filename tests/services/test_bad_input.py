@@ -17,7 +17,6 @@ from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService, open
 from tests.tiny_models import CONTEXT, VOCABULARY
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-UNSERVED = grpc.StatusCode.UNIMPLEMENTED
 
 INFINITY, NAN = float("inf"), float("nan")
 
@@ -235,22 +234,6 @@ def test_a_request_that_can_never_fit_is_refused_naming_both_numbers(
     assert (code, blamed) == (INVALID, "stopping.max_tokens")
     for number in ("prompt", "stopping.max_tokens", *numbers):
         assert number in message
-
-
-UNSERVED_FIELDS = [
-    (change(constraint={"regex": "a+"}), "constraint"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "field"), UNSERVED_FIELDS, ids=[field for _, field in UNSERVED_FIELDS])
-def test_a_field_that_is_not_served_yet_is_refused_by_name_instead_of_ignored(
-    tiny_quire: RunningQuire, spoil: Callable[[gateway_pb2.GenerateRequest], None], field: str
-) -> None:
-    request = base()
-    spoil(request)
-    code, message, blamed = refuse(tiny_quire, request)
-    assert (code, blamed) == (UNSERVED, field)
-    assert field in message
 
 
 def test_an_unknown_model_is_not_found_by_any_call(tiny_quire: RunningQuire) -> None:

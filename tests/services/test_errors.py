@@ -35,7 +35,8 @@ NEVER_LEAVING = {
     *(kvmanager.OutOfBlocks, kvmanager.UnknownSequence, kvmanager.IdInUse, kvmanager.InvalidItem),
     *(kvmanager.UnknownPin, kvmanager.PinTooLarge),
     *(engine_errors.RequestExists, engine_errors.InvalidRequest),
-    *(engine_errors.QueueFull, engine_errors.EngineUnavailable),
+    *(engine_errors.FieldUnserved, engine_errors.QueueFull, engine_errors.EngineUnavailable),
+    engine_errors.ConstraintFailed,
     *(engine_errors.ModelUnsupported, engine_errors.BlockManagerBroken, engine_errors.CopyFailed),
 }
 
@@ -64,7 +65,7 @@ def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
     assert set(output_codec._REFUSALS) == leaves(engine_errors.RequestRefused)
     reasons = set(engine_pb2.RefusalReason.values()) - {engine_pb2.REFUSAL_REASON_UNSPECIFIED}
     assert set(generation._REFUSALS) == reasons
-    assert set(output_codec._REFUSALS.values()) == reasons - {engine_pb2.REFUSAL_REASON_UNIMPLEMENTED}
+    assert set(output_codec._REFUSALS.values()) == reasons
 
 
 # Every row, provoked on real services. The engine is played by the test, because a real one does not fail on demand.
@@ -145,6 +146,7 @@ def failure_of(call: Any) -> tuple[Status, str]:
         ("REFUSAL_REASON_UNSPECIFIED", Status.INTERNAL),
         ("FAILURE_REASON_STEP", Status.INTERNAL),
         ("FAILURE_REASON_BLOCK_MANAGER", Status.UNAVAILABLE),
+        ("FAILURE_REASON_CONSTRAINT", Status.INVALID_ARGUMENT),
         ("FAILURE_REASON_UNSPECIFIED", Status.INTERNAL),
     ],
 )
@@ -155,8 +157,9 @@ def test_the_engines_word_reaches_the_client_with_its_status(
     request.request_id = request_id
     call = gateway.Generate(request, timeout=10)
     assert failure_of(call) == (code, "in words")
-    refused = request_id.startswith("REFUSAL")
-    assert dict(call.trailing_metadata()).get(errors.FIELD_METADATA) == ("a.field" if refused else None)
+    blamed = "a.field" if request_id.startswith("REFUSAL") else None
+    blamed = "constraint" if request_id.endswith("CONSTRAINT") else blamed
+    assert dict(call.trailing_metadata()).get(errors.FIELD_METADATA) == blamed
 
 
 def test_an_engine_that_shuts_down_makes_a_request_unavailable_not_finished(
@@ -258,7 +261,7 @@ PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
     kvmanager.SessionReplaced: session_replaced,
     errors.UnexpectedMessage: lambda _, manager: failure_of(attach(manager, STEP))[0],
     errors.InvalidField: lambda gateway, _: generate(gateway, sampling={"top_k": -1}),
-    errors.UnsupportedField: lambda gateway, _: generate(gateway, constraint={"json_object": True}),
+    errors.UnsupportedField: lambda gateway, _: generate(gateway, request_id="REFUSAL_REASON_UNIMPLEMENTED"),
     errors.UnknownModel: lambda gateway, _: generate(gateway, model="nobody"),
     errors.RequestIsLive: lambda gateway, _: while_unanswered(
         gateway, ("live",), lambda: generate(gateway, request_id="live")

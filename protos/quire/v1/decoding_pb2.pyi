@@ -301,7 +301,17 @@ Global___BeamSearch: _TypeAlias = BeamSearch  # noqa: Y015
 
 @_typing.final
 class OutputConstraint(_message.Message):
-    """A language that the output must belong to."""
+    """A language that the output must belong to. Only tokens that it can go on with are chosen. Where it may end, it may end
+    with an end-of-sequence token; where nothing else can follow, it ends at once, with FINISH_REASON_STOP.
+
+    An output that ends by max_tokens, by a stop string or a stop token is the beginning of one that belongs to the
+    language. min_tokens gives way where the language ends before. Not together with LogitRules.allowed_token_ids or
+    Stopping.ignore_eos: INVALID_ARGUMENT.
+
+    A text of more than 65,536 bytes, one that cannot be compiled, that no output belongs to, or that takes more than
+    seconds of time or some 100 MB to compile: INVALID_ARGUMENT, naming the field, before anything is computed. A language
+    that compiles but takes too much later on ends the request with INVALID_ARGUMENT then.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -309,11 +319,16 @@ class OutputConstraint(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON schema, as JSON text."""
+    """A JSON schema, as JSON text. Properties come in the order of the schema, blanks between tokens are at most 32
+    characters at a time. Keywords that cannot be followed are INVALID_ARGUMENT, such as uniqueItems, not, external
+    references, and oneOf whose cases may overlap.
+    """
     regex: _builtins.str
-    """A regular expression that matches the whole output."""
+    """A regular expression that matches the whole output, in the syntax of Rust's regex crate: without look-around and
+    back-references, classes such as \\d are Unicode's, and a dot is anything but a new line.
+    """
     json_object: _builtins.bool
-    """Any JSON object."""
+    """Any JSON object. False: INVALID_ARGUMENT."""
     def __init__(
         self,
         *,

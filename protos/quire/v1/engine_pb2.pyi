@@ -67,6 +67,8 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     """The block manager was away for too long. -> UNAVAILABLE"""
     FAILURE_REASON_DEADLINE: _FailureReason.ValueType  # 3
     """Its time was over. -> DEADLINE_EXCEEDED"""
+    FAILURE_REASON_CONSTRAINT: _FailureReason.ValueType  # 4
+    """A sample could not go on in the language of its constraint within what that may take. -> INVALID_ARGUMENT"""
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
     """Why a request failed after it was taken."""
@@ -79,6 +81,8 @@ FAILURE_REASON_BLOCK_MANAGER: FailureReason.ValueType  # 2
 """The block manager was away for too long. -> UNAVAILABLE"""
 FAILURE_REASON_DEADLINE: FailureReason.ValueType  # 3
 """Its time was over. -> DEADLINE_EXCEEDED"""
+FAILURE_REASON_CONSTRAINT: FailureReason.ValueType  # 4
+"""A sample could not go on in the language of its constraint within what that may take. -> INVALID_ARGUMENT"""
 Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
 
 class _RefusalReason:
@@ -190,8 +194,8 @@ class Submission(_message.Message):
 
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleState]:
-        """One for each sample, with the ids already generated (none at first): limits, penalties, grammars and the
-        position in the random numbers are rebuilt from them.
+        """One for each sample, with the ids already generated (none at first): limits, penalties, the place in the language of
+        a constraint and the position in the random numbers are rebuilt from them.
         """
 
     @_builtins.property
@@ -208,7 +212,7 @@ class Submission(_message.Message):
 
     @_builtins.property
     def constraint(self) -> _decoding_pb2.OutputConstraint:
-        """The language that the output must belong to."""
+        """The language that the output must belong to. The engine compiles it before the request is queued."""
 
     @_builtins.property
     def stopping(self) -> _decoding_pb2.Stopping:

@@ -152,6 +152,15 @@ def test_generate_passes_its_options_on(tiny_quire: RunningQuire, at: tuple[str,
     assert by_flag.stdout.rstrip("\n") == tiny_quire.generate(chat_request(8, ("user", PROMPT))).text.rstrip("\n")
 
 
+def test_generate_keeps_to_a_pattern_or_to_the_schema_of_a_file(at: tuple[str, ...], tmp_path: Path) -> None:
+    assert quire("generate", *at, "--regex", "(red|blue) fox", PROMPT).stdout in ("red fox\n", "blue fox\n")
+    (file := tmp_path / "schema.json").write_text('{"enum": ["red", "blue"]}')
+    assert quire("generate", *at, "--json-schema", str(file), PROMPT).stdout in ('"red"\n', '"blue"\n')
+    done = quire("generate", *at, "--json-schema", str(file), "--regex", "a", PROMPT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--json-schema and --regex cannot be given together" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

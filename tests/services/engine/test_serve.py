@@ -252,20 +252,6 @@ def test_what_can_never_be_served_is_refused_naming_the_field(gateway: Link, fie
     assert refused.detail
 
 
-UNSERVED: dict[str, dict[str, Any]] = {
-    "beam_search": {"beam_search": decoding_pb2.BeamSearch()},
-    "constraint": {"constraint": decoding_pb2.OutputConstraint(json_object=True)},
-}
-
-
-@pytest.mark.parametrize("field", UNSERVED)
-def test_a_field_that_is_not_served_yet_is_refused_by_name(gateway: Link, field: str) -> None:
-    gateway.submit("r", **UNSERVED[field])
-    refused = gateway.refusal("r")
-    assert (refused.reason, refused.field) == (engine_pb2.REFUSAL_REASON_UNIMPLEMENTED, field)
-    assert field in refused.detail
-
-
 def test_more_samples_than_the_engine_runs_are_refused_naming_the_field(gateway: Link) -> None:
     gateway.submit("r", samples=[engine_pb2.SampleState()] * 65)
     refused = gateway.refusal("r")

@@ -1,0 +1,164 @@
+"""Languages that an output must belong to, compiled by llguidance for the tokens of one model.
+
+It compiles lazily: most of the work is done when a mask is asked for, and bounded by the limits below. What takes more
+makes a state fail, never the engine. What compiling itself can take is bounded by services.engine.constraint_trial.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import tokenizers
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from engine.constraint import ConstraintState
+from engine.errors import ConstraintFailed
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_ANY_OBJECT = '{"type":"object"}'
+# Models of all sizes like to go on with blanks where they may; this is enough for indented text.
+_JSON_OPTIONS: "JsonCompileOptions" = {"lenient": False, "whitespace_pattern": r"[ \n\r\t]{1,32}"}
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=300_000,
+    step_lexer_fuel=50_000,  # some 4 ms
+    step_max_items=20_000,
+    max_lexer_states=20_000,  # of some 2 kB each
+    max_grammar_size=100_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+_TRIED_TOKENS = 16
+_LONGEST_FAULT = 300
+_NOTHING = "NoExtensionBias"  # what llguidance calls it when nothing can follow
+
+
+class BadLanguage(Exception):
+    """A language that cannot be compiled; the message says why."""
+
+
+class Language(NamedTuple):
+    """A language as it was asked for: a field of OutputConstraint, and its text."""
+
+    kind: str
+    text: str = ""
+
+
+class Vocabulary:
+    """The tokens of a model, as llguidance wants them."""
+
+    def __init__(self, folder: Path, size: int, eos_token_ids: Iterable[int]) -> None:
+        """Read the tokenizer of a model's folder, which takes a second where it is large.
+
+        Raises whatever reading it raises.
+        """
+        backend = _tokenizer(folder)
+        ends = sorted(token for token in eos_token_ids if 0 <= token < size)
+        # A token that ends an output must never pass for the text that it is spelled with.
+        backend.add_special_tokens([name for token in ends if (name := backend.id_to_token(token)) is not None])
+        own_size = backend.get_vocab_size(with_added_tokens=True)
+        self.tokens = LLTokenizer(backend.to_str(), n_vocab=max(size, own_size), eos_token=ends or None)
+        self.ends = frozenset(ends)
+        self._beyond = None if own_size <= size else (1 << size) - 1
+
+    def within(self, mask: bytes) -> bytes:
+        """Return a mask without the tokens that the tokenizer has and the model has not; they are never chosen."""
+        return mask if self._beyond is None or int.from_bytes(mask, "little") & self._beyond else b""
+
+
+class CompiledLanguage:
+    """An engine.constraint.Constraint."""
+
+    def __init__(self, vocabulary: Vocabulary, language: Language) -> None:
+        """Compile a language. Raises BadLanguage."""
+        self._vocabulary = vocabulary
+        self._matcher = LLMatcher(vocabulary.tokens, _grammar(language), log_level=0, limits=_LIMITS)
+        try:
+            self.start().allowed()
+        except ConstraintFailed as failed:
+            fault = str(failed)
+            raise BadLanguage("no output belongs to it" if fault == _NOTHING else fault) from failed
+
+    def start(self) -> ConstraintState:
+        """Return the state of an empty output."""
+        return _State(self._vocabulary, self._matcher.deep_copy())
+
+    def try_out(self) -> None:
+        """Follow one output for some tokens: what explodes does it soon. Raises BadLanguage."""
+        state, ends = self.start(), sum(1 << token for token in self._vocabulary.ends)
+        try:
+            for _ in range(_TRIED_TOKENS):
+                going_on = int.from_bytes(state.allowed(), "little") & ~ends
+                if not going_on:
+                    return
+                state.advance(going_on.bit_length() - 1)
+        except ConstraintFailed as failed:
+            raise BadLanguage(f"it cannot be followed: {failed}") from failed
+
+
+class _State:
+    """An engine.constraint.ConstraintState."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+
+    @property
+    def complete(self) -> bool:
+        return self._matcher.is_stopped()
+
+    def allowed(self) -> bytes:
+        mask = self._vocabulary.within(self._matcher.compute_bitmask())
+        self._check()
+        if not any(mask):
+            raise ConstraintFailed("no token of the model can follow")
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        if not self._matcher.consume_token(token_id):
+            self._check()
+            raise ConstraintFailed(f"token {token_id} cannot follow")
+
+    def copy(self) -> "_State":
+        return _State(self._vocabulary, self._matcher.deep_copy())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintFailed(_fault(self._matcher.get_error()))
+
+
+def _grammar(language: Language) -> str:
+    """Write a language as llguidance wants it. Raises BadLanguage."""
+    if language.kind == "regex":
+        return LLMatcher.grammar_from_regex(language.text)
+    text = language.text if language.kind == "json_schema" else _ANY_OBJECT
+    try:
+        schema = json.loads(text)
+        if schema is True:
+            text = "{}"  # the same, and options can be applied to it
+        elif not isinstance(schema, dict):
+            raise BadLanguage("no output belongs to it" if schema is False else "a schema is an object or a boolean")
+        elif "x-guidance" in schema:  # it would let unknown keywords be ignored
+            raise BadLanguage("x-guidance is no keyword of JSON schemas")
+        return LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
+    except (ValueError, RecursionError) as error:
+        raise BadLanguage(_fault(str(error))) from error
+
+
+def _fault(message: str) -> str:
+    """Make one short line of what llguidance says."""
+    _, of_a_pattern, what = message.partition("\nerror: ")  # the rest repeats the pattern, several times
+    line = " ".join((what.partition("\n")[0] if of_a_pattern else message.replace("<non-verbose/>", "")).split())
+    return line if len(line) <= _LONGEST_FAULT else line[:_LONGEST_FAULT] + "..."
+
+
+def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
+    """Read a tokenizer; one in older files, such as `vocab.json` or `tokenizer.model`, is converted."""
+    if (file := folder / "tokenizer.json").is_file():
+        return tokenizers.Tokenizer.from_file(str(file))
+    from transformers import AutoTokenizer  # seconds to import where the engine has not done it yet
+
+    backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    return backend

@@ -1,0 +1,71 @@
+"""The room where constraints are compiled: what is kept, who waits, and what is refused."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull
+from quire.v1 import decoding_pb2
+from services.engine.constraints import Constraints
+from tests.tiny_models import VOCABULARY
+
+
+def wanted(regex: str) -> decoding_pb2.OutputConstraint:
+    return decoding_pb2.OutputConstraint(regex=regex)
+
+
+async def loaded(folder: Path) -> Constraints:
+    constraints = Constraints(folder, VOCABULARY, [0])
+    await constraints.load()
+    return constraints
+
+
+def test_a_language_is_compiled_once_and_the_oldest_is_forgotten(tiny_model: Callable[[str], Path]) -> None:
+    async def compile_many() -> None:
+        constraints = await loaded(tiny_model("llama"))
+        first, same = await asyncio.gather(*(constraints.compiled(wanted("a")) for _ in range(2)))
+        assert first is same
+        for number in range(31):
+            await constraints.compiled(wanted(f"b{number}"))
+        assert await constraints.compiled(wanted("a")) is first
+        for number in range(32):
+            await constraints.compiled(wanted(f"c{number}"))
+        assert await constraints.compiled(wanted("a")) is not first
+        constraints.close()
+
+    asyncio.run(compile_many())
+
+
+def test_too_many_that_wait_are_refused_and_one_that_is_given_up_makes_room(tiny_model: Callable[[str], Path]) -> None:
+    async def wait_and_give_up() -> None:
+        constraints = await loaded(tiny_model("llama"))
+        waiting = [asyncio.create_task(constraints.compiled(wanted(f"a{number}"))) for number in range(32)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull, match="32 constraints wait"):
+            await constraints.compiled(wanted("b"))
+        for task in waiting[1:]:
+            task.cancel()
+        await asyncio.wait(waiting[1:])
+        await constraints.compiled(wanted("a5"))  # nobody waited for it any more, so it is begun again
+        await waiting[0]
+        constraints.close()
+        with pytest.raises(EngineUnavailable):
+            await constraints.compiled(wanted("c"))
+
+    asyncio.run(wait_and_give_up())
+
+
+def test_without_a_tokenizer_that_can_be_read_constraints_are_not_served(tmp_path: Path) -> None:
+    async def ask() -> None:
+        (tmp_path / "tokenizer.json").write_text("{}")
+        constraints = await loaded(tmp_path)
+        with pytest.raises(FieldUnserved, match="this engine serves none") as refused:
+            await constraints.compiled(wanted("a"))
+        assert refused.value.field == "constraint"
+        with pytest.raises(InvalidRequest, match="no kind"):
+            await constraints.compiled(decoding_pb2.OutputConstraint(json_object=False))
+        constraints.close()
+
+    asyncio.run(ask())

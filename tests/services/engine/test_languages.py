@@ -1,0 +1,229 @@
+"""Masks of compiled languages, against `re` on all that can be said; and what must not be compiled, tried and lost."""
+
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.constraint import ConstraintState, leaves_any
+from engine.errors import ConstraintFailed
+from services.engine.constraint_trial import Trial
+from services.engine.languages import BadLanguage, CompiledLanguage, Language, Vocabulary
+from tests.tiny_models import VOCABULARY
+
+END = 0
+TOKENS = ["<end>", "a", "b", "ab", "ba", "aab"]
+SIZE = 9  # of the model, which is padded
+LONGEST = 6
+TEXTS = ["".join(letters) for size in range(LONGEST + 1) for letters in itertools.product("ab", repeat=size)]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def letters_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenizer of a model that knows two letters."""
+    folder = tmp_path_factory.mktemp("letters")
+    vocabulary = {token: number for number, token in enumerate(TOKENS)}
+    merges = [("a", "b"), ("b", "a"), ("a", "ab")]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def letters(letters_folder: Path) -> Vocabulary:
+    return Vocabulary(letters_folder, SIZE, [END])
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model: Callable[[str], Path]) -> Vocabulary:
+    return Vocabulary(tiny_model("llama"), VOCABULARY, [0])
+
+
+@pytest.fixture(scope="module")
+def trial(tiny_model: Callable[[str], Path]) -> Iterator[Trial]:
+    one = Trial(tiny_model("llama"), VOCABULARY, [0])
+    yield one
+    one.close()
+
+
+def tokens_of(mask: bytes) -> set[int]:
+    return {8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1}
+
+
+def say(state: ConstraintState, text: str, vocabulary: Vocabulary) -> ConstraintState:
+    for token in vocabulary.tokens.tokenize_str(text):
+        state.advance(token)
+    return state
+
+
+Pattern = tuple[str, int]  # and the length of the longest text that it matches
+
+
+def patterns() -> st.SearchStrategy[Pattern]:
+    """Patterns of finite languages, so that what can follow is known exactly."""
+    leaves = st.sampled_from([("a", 1), ("b", 1), ("[ab]", 1), ("(?:)", 0)])
+
+    def grow(inner: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
+        return st.one_of(
+            st.tuples(inner, inner).map(lambda two: (two[0][0] + two[1][0], two[0][1] + two[1][1])),
+            st.tuples(inner, inner).map(lambda two: (f"(?:{two[0][0]}|{two[1][0]})", max(two[0][1], two[1][1]))),
+            inner.map(lambda one: (f"(?:{one[0]})?", one[1])),
+            inner.map(lambda one: (f"(?:{one[0]}){{1,2}}", 2 * one[1])),
+        ).filter(lambda made: made[1] <= LONGEST)
+
+    return st.recursive(leaves, grow, max_leaves=8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(pattern=patterns())
+def test_following_the_masks_leads_to_every_text_of_the_language_and_to_no_other(
+    letters: Vocabulary, pattern: Pattern
+) -> None:
+    texts = {text for text in TEXTS if re.fullmatch(pattern[0], text)}
+    todo = [("", CompiledLanguage(letters, Language("regex", pattern[0])).start())]
+    seen, ended = {""}, set()
+    while todo:
+        said, state = todo.pop()
+        following = {
+            token for token in range(1, len(TOKENS)) if any(text.startswith(said + TOKENS[token]) for text in texts)
+        }
+        chosen = tokens_of(mask := state.allowed()) - {END}
+        # Where only one text can follow, it is kept to the way that a tokenizer would spell it.
+        assert chosen == following or (len(chosen) == 1 and chosen < following)
+        assert leaves_any(mask, [END]) == bool(following)
+        if said:
+            assert state.complete == (not following)
+        if END in tokens_of(mask):
+            ended.add(said)
+        for token in chosen:
+            after = state.copy()
+            after.advance(token)
+            if said + TOKENS[token] not in seen:
+                seen.add(said + TOKENS[token])
+                todo.append((said + TOKENS[token], after))
+    assert ended == texts
+
+
+def test_a_token_that_cannot_follow_makes_a_state_fail_and_no_other(letters: Vocabulary) -> None:
+    language = CompiledLanguage(letters, Language("regex", "ab+"))
+    state, other = language.start(), language.start()
+    with pytest.raises(ConstraintFailed):
+        state.advance(2)
+    with pytest.raises(ConstraintFailed):
+        state.allowed()
+    assert tokens_of(other.allowed()) == {3}
+
+
+def test_tokens_that_the_model_has_not_are_no_way_to_go_on(letters_folder: Path) -> None:
+    smaller = Vocabulary(letters_folder, 2, [END])
+    assert 1 in tokens_of(CompiledLanguage(smaller, Language("regex", "a")).start().allowed())
+    with pytest.raises(BadLanguage, match="no token of the model can follow"):
+        CompiledLanguage(smaller, Language("regex", "b"))
+
+
+@pytest.mark.parametrize("pattern", ["a/b", 'a"b\\\\n', "(?i)straße", "^a$", "a\nb", r"\d{4}-\d\d|x", "start: /a/"])
+def test_patterns_mean_what_they_mean_elsewhere(tiny: Vocabulary, pattern: str) -> None:
+    language = CompiledLanguage(tiny, Language("regex", pattern))
+    for text in ("a/b", 'a"b\\n', "STRASSE", "straße", "a", "a\nb", "2024-05", "x", "start: /a/"):
+        try:
+            ends = 0 in tokens_of(say(language.start(), text, tiny).allowed())
+        except ConstraintFailed:
+            ends = False
+        assert ends == bool(re.fullmatch(pattern, text)), text
+
+
+@pytest.mark.parametrize(
+    "value", [{"name": "Ann", "age": 7}, {"name": "Ann", "age": 100}, {"age": 7, "name": "Ann"}, {"name": "Ann"}, 5]
+)
+def test_what_a_schema_lets_pass_is_valid(tiny: Vocabulary, value: object) -> None:
+    language = CompiledLanguage(tiny, Language("json_schema", json.dumps(PERSON)))
+    in_order = not isinstance(value, dict) or list(value) == sorted(value, reverse=True)
+    expected = jsonschema.Draft202012Validator(PERSON).is_valid(value) and in_order
+    for indent in (None, 2):
+        try:
+            ends = 0 in tokens_of(say(language.start(), json.dumps(value, indent=indent), tiny).allowed())
+        except ConstraintFailed:
+            ends = False
+        assert ends == expected
+
+
+# What is tried first
+
+FINE = [
+    ("regex", "[a-z]+"),
+    ("regex", "(a|aa)*b{5000}"),
+    ("json_object", ""),
+    ("json_schema", "true"),
+    ("json_schema", json.dumps(PERSON)),
+]
+FAULTY = [
+    ("regex", "(x{1000}){1000}{1000}", ""),
+    ("regex", "a?" * 8000, "too much time or memory"),
+    ("regex", "(" * 30000, "unclosed group"),
+    ("regex", "(?=a)b", "look-around"),
+    ("regex", "[a&&b]", "no output belongs to it"),
+    ("json_schema", "{", "Expecting property name"),
+    ("json_schema", "[" * 60000, "recursion"),
+    ("json_schema", '{"not":' * 9000 + "{}" + "}" * 9000, "recursion"),
+    ("json_schema", "5", "an object or a boolean"),
+    ("json_schema", "false", "no output belongs to it"),
+    ("json_schema", '{"$ref": "#"}', "no output belongs to it"),
+    ("json_schema", '{"type": "objekt"}', "Invalid type"),
+    ("json_schema", '{"uniqueItems": true}', "uniqueItems"),
+    ("json_schema", '{"x-guidance": {"lenient": true}, "uniqueItems": true}', "x-guidance"),
+    ("json_schema", '{"$ref": "file:///etc/passwd"}', "does not fetch"),
+    ("json_schema", json.dumps({"pattern": "(?=a)b", "type": "string"}), "look-around"),
+    (
+        "json_schema",
+        json.dumps({"allOf": [{"type": "string", "pattern": f".*{n}.*"} for n in range(100)]}),
+        "too much time or memory",
+    ),
+    (
+        "json_schema",
+        json.dumps({"anyOf": [{"type": "integer", "multipleOf": 90000 - n} for n in range(500)]}),
+        "too much time or memory",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), FINE)
+def test_what_can_be_compiled_passes_the_trial(trial: Trial, tiny: Vocabulary, kind: str, text: str) -> None:
+    assert trial.fault(Language(kind, text)) == ""
+    CompiledLanguage(tiny, Language(kind, text))
+
+
+@pytest.mark.parametrize(("kind", "text", "fault"), FAULTY, ids=[f"{text[:20]} {fault}" for _, text, fault in FAULTY])
+def test_what_cannot_is_found_out_in_bounded_time_and_in_one_line(
+    trial: Trial, kind: str, text: str, fault: str
+) -> None:
+    begun = time.monotonic()
+    said = trial.fault(Language(kind, text))
+    assert fault in said
+    assert 0 < len(said) < 400
+    assert "\n" not in said
+    assert time.monotonic() - begun < 11
+
+
+def test_a_trial_that_is_closed_ends_its_process_and_begins_another_when_asked_again(trial: Trial) -> None:
+    assert trial.fault(Language("regex", "a")) == ""
+    before = trial._process
+    assert before is not None
+    trial.close()
+    assert before.poll() is not None
+    assert trial.fault(Language("regex", "a")) == ""

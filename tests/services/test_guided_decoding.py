@@ -1,0 +1,273 @@
+"""Outputs kept in a language, asked of a running Quire: what they say with the demo model, the rest with a tiny one."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import grpc
+import jsonschema
+import pytest
+
+from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
+from services.errors import FIELD_METADATA
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, children_of
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "pets": {"type": "array", "items": {"enum": ["cat", "dog"]}, "maxItems": 2},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+DATE = r"(19|20)\d{2}-(0[1-9]|1[0-2]), [a-z]{3,8}(!|\?)"
+EXPLODES = json.dumps({"anyOf": [{"type": "integer", "multipleOf": 90000 - n} for n in range(500)]})
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def request(max_tokens: int = 150, seed: int | None = None, **constraint: Any) -> gateway_pb2.GenerateRequest:
+    made = prompt_request("Tell me of a person, and of a date: ", max_tokens, seed=seed, ignore_eos=False)
+    made.constraint.CopyFrom(decoding_pb2.OutputConstraint(**constraint))
+    return made
+
+
+def texts(answer: Answer) -> list[str]:
+    samples = [""] * len(answer.finished.samples)
+    for delta in answer.deltas:
+        samples[delta.sample] += delta.text
+    return samples
+
+
+def check_ended(answer: Answer) -> None:
+    assert {sample.reason for sample in answer.finished.samples} == {decoding_pb2.FINISH_REASON_STOP}
+
+
+@pytest.mark.parametrize(("seed", "samples"), [(None, 1), (None, 2), (5, 2)])
+def test_an_answer_is_json_of_its_schema(demo_quire: RunningQuire, seed: int | None, samples: int) -> None:
+    wanted = request(seed=seed, json_schema=json.dumps(PERSON))
+    wanted.sampling.sample_count = samples
+    answer = demo_quire.generate(wanted)
+    check_ended(answer)
+    for text in texts(answer):
+        jsonschema.validate(json.loads(text), PERSON)
+
+
+@pytest.mark.parametrize(("seed", "samples"), [(None, 1), (5, 2)])
+def test_an_answer_is_matched_by_its_pattern(demo_quire: RunningQuire, seed: int | None, samples: int) -> None:
+    wanted = request(seed=seed, regex=DATE)
+    wanted.sampling.sample_count = samples
+    answer = demo_quire.generate(wanted)
+    check_ended(answer)
+    assert all(re.fullmatch(DATE, text) for text in texts(answer)), texts(answer)
+
+
+def test_an_answer_is_an_object(demo_quire: RunningQuire) -> None:
+    answer = demo_quire.generate(request(json_object=True))
+    check_ended(answer)
+    assert isinstance(json.loads(answer.text), dict)
+
+
+def test_an_answer_of_max_tokens_is_the_beginning_of_one(tiny_quire: RunningQuire) -> None:
+    whole = tiny_quire.generate(request(regex=DATE))
+    part = tiny_quire.generate(request(4, regex=DATE))
+    assert part.token_ids == whole.token_ids[:4]
+    assert part.finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH
+
+
+def test_answers_are_the_same_alone_and_together(tiny_quire: RunningQuire) -> None:
+    wanted = [
+        request(40, 3, regex=DATE),
+        request(40, 4, json_schema=json.dumps(PERSON)),
+        request(40, json_object=True),
+        prompt_request("Tell me of a person: ", 40, seed=6),
+    ]
+    alone = [tiny_quire.generate(one).token_ids for one in wanted]
+    with ThreadPoolExecutor(4) as clients:
+        assert [answer.token_ids for answer in clients.map(tiny_quire.generate, wanted)] == alone
+
+
+# What is refused
+
+
+def refusal(quire: RunningQuire, wanted: gateway_pb2.GenerateRequest) -> tuple[str, str]:
+    """Return the field to blame and the words of an invalid request."""
+    call = quire.gateway.Generate(wanted, timeout=CALL_SECONDS)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    assert caught.value.code() == INVALID, caught.value.details()
+    return dict(call.trailing_metadata())[FIELD_METADATA], caught.value.details()
+
+
+BAD = [
+    ({}, "constraint", "no kind"),
+    ({"json_object": False}, "constraint.json_object", "false"),
+    ({"regex": ""}, "constraint.regex", "0 bytes"),
+    ({"regex": "a" * 65537}, "constraint.regex", "65537 bytes"),
+    ({"regex": "("}, "constraint.regex", "unclosed group"),
+    ({"regex": "(x{1000}){1000}{1000}"}, "constraint.regex", "too much"),
+    ({"json_schema": "{"}, "constraint.json_schema", "no JSON"),
+    ({"json_schema": "[" * 60000}, "constraint.json_schema", "nested"),
+    ({"json_schema": '{"type": "objekt"}'}, "constraint.json_schema", "objekt"),
+    ({"json_schema": '{"uniqueItems": true}'}, "constraint.json_schema", "uniqueItems"),
+    ({"json_schema": EXPLODES}, "constraint.json_schema", "too much"),
+]
+
+
+def test_a_bad_constraint_is_refused_by_its_field_and_costs_no_step(tiny_quire: RunningQuire) -> None:
+    before = tiny_quire.generate(prompt_request("Hello", 2)).token_ids
+    heartbeat = steps(tiny_quire)
+    for constraint, field, words in BAD:
+        blamed, said = refusal(tiny_quire, request(**constraint))
+        assert (blamed, words in said) == (field, True), said
+    assert steps(tiny_quire) == heartbeat
+    assert tiny_quire.generate(prompt_request("Hello", 2)).token_ids == before
+
+
+def test_what_could_leave_nothing_to_choose_is_refused(tiny_quire: RunningQuire) -> None:
+    wanted = request(json_object=True)
+    wanted.stopping.ignore_eos = True
+    assert refusal(tiny_quire, wanted)[0] == "stopping.ignore_eos"
+    wanted = request(json_object=True)
+    wanted.logit_rules.allowed_token_ids.append(5)
+    assert refusal(tiny_quire, wanted)[0] == "logit_rules.allowed_token_ids"
+
+
+def steps(quire: RunningQuire) -> int:
+    """Return the steps that the engine has executed, as the first word of a new link tells it."""
+    return int(next(quire.engine.Serve(iter(()), timeout=CALL_SECONDS)).heartbeat.steps)
+
+
+# While a constraint is compiled
+
+
+def slow(number: int) -> dict[str, str]:
+    """A schema that takes the most that it may, in words of its own."""
+    return {"json_schema": EXPLODES.replace("90000", str(90000 + number))}
+
+
+def test_a_stream_goes_on_while_constraints_are_compiled(tiny_quire: RunningQuire) -> None:
+    wanted = prompt_request("Once upon a time", 800)
+    expected = tiny_quire.generate(wanted).token_ids
+    call = tiny_quire.gateway.Generate(wanted, timeout=CALL_SECONDS)
+    tokens, meanwhile = [*next(call).delta.token_ids], 0
+    with ThreadPoolExecutor(2) as clients:
+        compiling = [clients.submit(refusal, tiny_quire, request(**slow(number))) for number in (1, 2)]
+        for response in call:
+            tokens += response.delta.token_ids
+            meanwhile += not any(one.done() for one in compiling)
+        assert {one.result()[0] for one in compiling} == {"constraint.json_schema"}
+    assert tokens == expected
+    assert meanwhile > 50
+
+
+def test_a_deadline_that_passes_while_a_constraint_is_compiled_ends_the_request(tiny_quire: RunningQuire) -> None:
+    wanted = request(**slow(4))
+    wanted.timeout.FromTimedelta(timedelta(seconds=0.2))
+    begun = time.monotonic()
+    with pytest.raises(grpc.RpcError) as caught:
+        tiny_quire.generate(wanted)
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert time.monotonic() - begun < 5
+
+
+def serve(quire: RunningQuire, *requests: engine_pb2.ServeRequest) -> Iterator[engine_pb2.ServeResponse]:
+    """Speak to the engine as a gateway; the link stays open until the call is cancelled."""
+    sent = iter(requests)
+    forever = iter(lambda: time.sleep(0.05), 0)
+
+    def outgoing() -> Iterator[engine_pb2.ServeRequest]:
+        yield from sent
+        for _ in forever:
+            if not call.is_active():
+                return
+
+    call: Any = quire.engine.Serve(outgoing(), timeout=CALL_SECONDS)
+    return call
+
+
+def submission(request_id: str, constraint: dict[str, str], **fields: Any) -> engine_pb2.ServeRequest:
+    return engine_pb2.ServeRequest(
+        submission=engine_pb2.Submission(
+            request_id=request_id,
+            attempt=1,
+            prompt_token_ids=[20, 30, 40],
+            sampling=decoding_pb2.Sampling(temperature=0, top_p=1),
+            stopping=decoding_pb2.Stopping(max_tokens=60),
+            constraint=decoding_pb2.OutputConstraint(**constraint),
+            **fields,
+        )
+    )
+
+
+def news(call: Any, holds: Callable[[engine_pb2.StepOutput], Any]) -> engine_pb2.StepOutput:
+    return next(response.step for response in call if holds(response.step))
+
+
+def test_a_cancel_ends_a_request_whose_constraint_is_compiled_and_its_id_is_free(tiny_quire: RunningQuire) -> None:
+    cancel = engine_pb2.ServeRequest(cancel=engine_pb2.Cancel(request_id="r", attempt=1))
+    twice = [engine_pb2.SampleState()] * 2
+    call = serve(
+        tiny_quire,
+        submission("r", slow(5), samples=twice),
+        submission("r", {"regex": "ab"}),
+        cancel,
+        submission("r", {"regex": "ab"}, samples=twice[:1]),
+    )
+    (refused,) = news(call, lambda step: step.refused).refused
+    assert refused.reason == engine_pb2.REFUSAL_REASON_ALREADY_EXISTS
+    call.cancel()
+    call = serve(tiny_quire, submission("r", slow(6), samples=twice), cancel, submission("r", {"regex": "ab"}))
+    ended = [one for step in (response.step for response in _until_ends(call, 2)) for one in step.finished]
+    assert [sample.reason for sample in ended[0].samples] == [decoding_pb2.FINISH_REASON_CANCELLED] * 2
+    assert [sample.reason for sample in ended[1].samples] == [decoding_pb2.FINISH_REASON_STOP]
+    call.cancel()
+
+
+def _until_ends(call: Any, count: int) -> Iterator[engine_pb2.ServeResponse]:
+    for response in call:
+        yield response
+        count -= len(response.step.finished)
+        if count <= 0:
+            return
+
+
+def test_a_request_goes_on_in_its_language_where_another_engine_left_it(tiny_quire: RunningQuire) -> None:
+    whole = tiny_quire.generate(request(regex=DATE))
+    prompt = list(tiny_quire.gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=request(regex=DATE).prompt)).token_ids)
+    moved = submission("moved", {"regex": DATE}, samples=[{"generated_token_ids": whole.token_ids[:3]}])
+    moved.submission.ClearField("prompt_token_ids")
+    moved.submission.prompt_token_ids.extend(prompt)
+    call = serve(tiny_quire, moved)
+    tokens = [token for response in _until_ends(call, 1) for one in response.step.tokens for token in one.token_ids]
+    assert tokens == whole.token_ids[3:]
+    call.cancel()
+
+
+def test_a_link_that_breaks_leaves_nothing_of_its_requests(tiny_quire: RunningQuire) -> None:
+    before = steps(tiny_quire)
+    call = serve(tiny_quire, submission("r", slow(7)), submission("s", {"regex": "cd"}))
+    next(call)
+    call.cancel()
+    tiny_quire.generate(request(8, regex="ef"))  # compiled after those
+    assert steps(tiny_quire) - before < 12
+
+
+def test_the_process_that_tries_constraints_is_started_again_when_it_is_lost(tiny_quire: RunningQuire) -> None:
+    engine = children_of(tiny_quire.process.pid)["engine"]
+    listed = subprocess.run(
+        ["ps", "--no-headers", "-o", "pid", "--ppid", str(engine)], capture_output=True, text=True, check=True
+    )
+    (trial,) = map(int, listed.stdout.split())
+    os.kill(trial, signal.SIGKILL)
+    time.sleep(0.1)
+    assert tiny_quire.generate(request(regex="started again")).text == "started again"
