@@ -295,8 +295,10 @@ class BlockAsking:
         for group in list(roster.waiting):
             if budget <= 0 or len(group.live) > places:
                 break
+            # Who runs can grow into it before anybody is preempted; who would be alone needs nobody's leave.
+            reserve = roster.watermark if roster.running or roster.admitting else 0
             if group.swapped:
-                if len(group.blocks) + spare > mirror.available:
+                if len(group.blocks) + spare + reserve > mirror.available:
                     break
                 self._ask_return(step, group)
                 places -= len(group.live)
@@ -305,11 +307,11 @@ class BlockAsking:
             if roster.claims.blocks(group):
                 continue
             spare += self._blocks_beyond(group)
-            self._ask_admission(step, group, spare, now)
+            self._ask_admission(step, group, spare + reserve, now)
             places -= len(group.live)
             budget -= group.common
             needed = mirror.blocks_for(group.common)
-            if needed + spare > mirror.available:
+            if needed + spare + reserve > mirror.available:
                 # Only a cached prefix can make it fit. Nobody after it is asked for, or it could be overtaken for ever.
                 break
             granted = mirror.blocks_for(min(group.common, limits.token_budget))

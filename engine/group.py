@@ -87,12 +87,14 @@ class Sequence:
 class Group:
     """All samples of a request, and what is counted of them together.
 
+    `aging` is how many seconds later a request counts as come for each level of its class; 0: classes come first.
     `common` counts the leading tokens that the trunk computes for all of them before they are forked; `scored` the
     prompt's leading tokens whose log-probabilities are told or, as the first, have none.
     """
 
     id: int
     request: Request
+    aging: float = 0.0
     members: list[Sequence] = field(default_factory=list)
     common: int = 0
     scored: int = 1
@@ -109,9 +111,9 @@ class Group:
     detail: str = ""
 
     @classmethod
-    def of(cls, number: int, request: Request) -> "Group":
+    def of(cls, number: int, request: Request, aging: float = 0.0) -> "Group":
         """Make the group of a request, with what was generated before it came here. Its sequences count from number."""
-        group = cls(number, request)
+        group = cls(number, request, aging)
         group.members = [
             Sequence(number + index, group, index, [*request.prompt, *generated])
             for index, generated in enumerate(request.samples)
@@ -121,8 +123,15 @@ class Group:
 
     @property
     def key(self) -> OrderKey:
-        """Smallest is served first, largest is preempted first; kept through preemption."""
-        return (self.request.priority, self.request.arrival, self.id)
+        """Smallest is served first, largest is preempted first; kept through preemption.
+
+        Where all requests age at one rate, who is ahead of whom never changes: so there is nothing to sort again. Then
+        all are of one class, and each level of their own is worth `aging` seconds.
+        """
+        request = self.request
+        if self.aging:
+            return (0, request.arrival + request.priority * self.aging, self.id)
+        return (request.priority, request.arrival, self.id)
 
     @property
     def salt(self) -> bytes:

@@ -130,7 +130,7 @@ class Scheduler:
         self.capacity.check(request)
         if self.waiting >= self.limits.max_waiting:
             raise QueueFull(f"{self.waiting} requests wait already, which is the limit")
-        self._roster.add(Group.of(self._last_sequence + 1, request))
+        self._roster.add(Group.of(self._last_sequence + 1, request, self.limits.priority_aging))
         self._last_sequence += samples
 
     def cancel(self, request_id: str) -> None:

@@ -278,6 +278,11 @@ def demo(results: str | None, **values: Any) -> None:
     type=_AT_LEAST_1,
     help="Sequences that hold blocks at the same time at most. Absent: as recorded.",
 )
+@click.option(
+    "--admission-watermark",
+    type=click.FloatRange(0, 0.5),
+    help="Fraction of the blocks that a request leaves free when it begins while others run. Absent: as recorded.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def replay(file: str, as_json: bool, **options: Any) -> None:
     """Run a record again.

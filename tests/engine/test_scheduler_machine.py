@@ -38,6 +38,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_sequences=st.integers(1, 6),
         host_blocks=st.integers(0, 12),
         preemption=st.sampled_from(Preemption),
+        watermark=st.sampled_from([0.0, 0.1, 0.5]),
+        aging=st.sampled_from([0.0, 2.0]),
     )
     def begin(
         self,
@@ -47,9 +49,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_sequences: int,
         host_blocks: int,
         preemption: Preemption,
+        watermark: float,
+        aging: float,
     ) -> None:
         capacity = Capacity(CONTEXT, VOCABULARY, block_size, device_blocks, host_blocks)
-        limits = Limits(token_budget, min(max_sequences, token_budget), preemption=preemption)
+        limits = Limits(token_budget, min(max_sequences, token_budget), 1024, preemption, watermark, aging)
         self.scheduler = WatchedScheduler(capacity, limits)
         self.runner = FakeRunner(block_size, VOCABULARY)
         self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
