@@ -171,7 +171,7 @@ class Group:
         """Begin as one sequence: nothing has blocks."""
         live = self.live
         self.trunk = live[0]
-        self.forked = len(live) == 1
+        self.forked = len(live) == 1 and not self.request.prefill_only
         self.common = len(self.trunk.tokens)
         for other in live[1:]:
             pairs = zip(self.trunk.tokens[: self.common], other.tokens, strict=False)
@@ -219,6 +219,6 @@ class Group:
         """Return the indices of the samples that get a token from position `end` of a sequence."""
         if self.forked:
             return (sequence.index,) if end == len(sequence.tokens) else ()
-        if end < self.common:
+        if end < self.common or self.request.prefill_only:
             return ()
         return tuple(member.index for member in self.live if len(member.tokens) == end)

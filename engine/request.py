@@ -90,6 +90,7 @@ class Request:
 
     `arrival` and `deadline` are in seconds of the engine's clock; with the class, the arrival makes the order key.
     `samples` has, for each sample wanted, the tokens that were generated before the request came here.
+    With `prefill_only` it ends when K and V of its prompt are computed, and no token is sampled.
     Log-probabilities are of each token generated, or of the prompt, and of so many of the most likely ones; None: none.
     """
 
@@ -105,17 +106,27 @@ class Request:
     logit_rules: LogitRules = NO_RULES
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prefill_only: bool = False
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one request can have at most: positions of the model, ids of its vocabulary, blocks of the pool."""
+    """What one request can have at most: positions of the model, ids of its vocabulary, blocks of the pool.
+
+    `pinned_blocks` of the device's are held by pins, or will be.
+    """
 
     context_tokens: int
     vocabulary_size: int
     block_size: int
     device_blocks: int
     host_blocks: int = 0
+    pinned_blocks: int = 0
+
+    @property
+    def unpinned_blocks(self) -> int:
+        """Blocks that one request can have at most."""
+        return self.device_blocks - self.pinned_blocks
 
     def check(self, request: Request) -> None:
         """Raise InvalidRequest, naming the field and both numbers, when the request can never be served."""
@@ -142,11 +153,12 @@ class Capacity:
                 f"the model's context has {self.context_tokens}",
                 "stopping.max_tokens",
             )
-        if (blocks := self.most_blocks(request)) > self.device_blocks:
+        if (blocks := self.most_blocks(request)) > self.unpinned_blocks:
             samples = f" for each of {len(request.samples)} samples" if len(request.samples) > 1 else ""
             raise InvalidRequest(
                 f"prompt has {length} tokens and stopping.max_tokens is {limit}{samples}, which takes {blocks} blocks; "
-                f"the pool has {self.device_blocks}",
+                f"the pool has {self.device_blocks}"
+                + (f", {self.pinned_blocks} of them pinned" * bool(self.pinned_blocks)),
                 "stopping.max_tokens",
             )
 
