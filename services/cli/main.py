@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 # What gRPC's C core logs is of no use to users of a command: calls and `bind` say what failed. It reads this when it is
 # imported.
@@ -215,6 +215,64 @@ def health(address: str, service: str, timeout: float) -> None:
     from services.cli.talk import health as run
 
     sys.exit(asyncio.run(run(address, service, timeout)))
+
+
+def _admin_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait until it is done."),
+        click.option("--model", default="", help="Name of the model. Empty: the only one."),
+        click.option("--address", default=_ADDRESS, show_default=True, help="Address of the gateway."),
+    ):
+        command = option(command)
+    return command
+
+
+@cli.command()
+@click.argument("name")
+@click.argument("text", required=False)
+@click.option("--file", type=click.File(), help="Read the text from this file.")
+@click.option("--system", is_flag=True, help="Give the text as a system message, through the chat template.")
+@click.option("--salt", default="", help="Only requests of this salt share it.")
+@_admin_options
+def pin(text: str | None, file: TextIO | None, **options: Any) -> None:
+    """Pin the prefix TEXT as NAME.
+
+    It is computed now, and its blocks stay whoever else needs space. "-" as TEXT reads it from standard input.
+    """
+    from services.cli.pins import pin as run
+
+    if (text is None) == (file is None):
+        raise click.UsageError("give TEXT or --file")
+    source = sys.stdin if text == "-" else file
+    sys.exit(asyncio.run(run(source.read() if source else text or "", **options)))
+
+
+@cli.command()
+@click.argument("name")
+@_admin_options
+def unpin(**options: Any) -> None:
+    """Remove the pin NAME; its blocks stay cached until their space is needed."""
+    from services.cli.pins import unpin as run
+
+    sys.exit(asyncio.run(run(**options)))
+
+
+@cli.command()
+@_admin_options
+def pins(**options: Any) -> None:
+    """List what is pinned."""
+    from services.cli.pins import pins as run
+
+    sys.exit(asyncio.run(run(**options)))
+
+
+@cli.command()
+@_admin_options
+def reset_cache(**options: Any) -> None:
+    """Forget the prefix cache; what is pinned is computed anew."""
+    from services.cli.pins import reset_cache as run
+
+    sys.exit(asyncio.run(run(**options)))
 
 
 @cli.command()

@@ -50,6 +50,11 @@ class EngineServicer(pb_grpc.EngineServicer):
             self._loaded()
             return self._description
 
+    async def Admin(self, request: pb.EngineAdminRequest, context: Context) -> pb.EngineAdminResponse:  # noqa: N802
+        """Change what is pinned."""
+        async with translated(context):
+            return await self._loaded().administer(request)
+
     def _loaded(self) -> EngineDriver:
         if self._driver is None:
             raise Unavailable("the model is being loaded")
@@ -62,7 +67,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         try:
             await asyncio.wait({output, reader}, timeout=self._heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED)
             if output.done():
-                return pb.ServeResponse(step=output.result())
+                return pb.ServeResponse(step=output.result(), request_blocks=driver.request_blocks)
         except BacklogTooLong as error:
             raise Overloaded(str(error)) from error
         finally:
@@ -97,4 +102,5 @@ class EngineServicer(pb_grpc.EngineServicer):
 
 
 def _heartbeat(driver: EngineDriver) -> pb.ServeResponse:
-    return pb.ServeResponse(heartbeat=pb.Heartbeat(steps=driver.steps))
+    heartbeat = pb.Heartbeat(steps=driver.steps)
+    return pb.ServeResponse(heartbeat=heartbeat, request_blocks=driver.request_blocks)
