@@ -251,7 +251,10 @@ def pin(text: str | None, file: TextIO | None, **options: Any) -> None:
 @click.argument("name")
 @_admin_options
 def unpin(**options: Any) -> None:
-    """Remove the pin NAME; its blocks stay cached until their space is needed."""
+    """Remove the pin NAME.
+
+    Its blocks stay cached until their space is needed.
+    """
     from services.cli.pins import unpin as run
 
     sys.exit(asyncio.run(run(**options)))
