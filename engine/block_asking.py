@@ -23,6 +23,7 @@ from engine.blocks import (
 )
 from engine.errors import BlockManagerBroken
 from engine.group import Group, Sequence
+from engine.pins import Pins
 from engine.plan import Copies, StepPlan, Work
 from engine.preemption import Preemption, PreemptionCosts
 from engine.roster import Roster
@@ -41,10 +42,11 @@ class Admitted(NamedTuple):
 class BlockAsking:
     """Makes Steps, and takes their answers in."""
 
-    def __init__(self, roster: Roster, costs: PreemptionCosts) -> None:
+    def __init__(self, roster: Roster, costs: PreemptionCosts, pins: Pins) -> None:
         self.copies: list[Copies] = []  # of answers, to be made before the next step
         self._roster = roster
         self._costs = costs
+        self._pins = pins
         self._moving_out: dict[int, Group] = {}  # those that the Step under way swaps out
         self._asked: Step | None = None
         self._extended: Collection[int] = ()  # sequences that the latest Step asked room for
@@ -76,6 +78,7 @@ class BlockAsking:
             lists = (result.device_to_host, result.host_to_device, result.copies)
             self.copies.append(Copies(*map(tuple, lists)))
         _check_refusals(result.refusals)
+        self._pins.answered({one.position: one.detail for one in result.refusals if one.item is StepItem.PIN})
         refused = {(refusal.item, refusal.position) for refusal in result.refusals}
         self._stay_running(
             group for position, group in enumerate(asked.swap_outs) if (StepItem.SWAP_OUT, position) in refused
@@ -106,12 +109,13 @@ class BlockAsking:
         else:
             mirror.change_table(sequence, change)
 
-    def undo(self, available_blocks: int, available_host_blocks: int) -> None:
+    def undo(self, available_blocks: int, available_host_blocks: int, pins: Collection[str]) -> None:
         """The Step under way is never answered: frees, commits and forks hold, but nothing was granted or moved."""
         for group in self._roster.admitting.values():
             self._stay_waiting(group)
         self._roster.admitting.clear()
         self._stay_running(list(self._moving_out))
+        self._pins.undo(pins)
         self._asked = self._refused_at = None
         self._roster.mirror.available = available_blocks
         self._roster.mirror.available_host = available_host_blocks
@@ -144,6 +148,7 @@ class BlockAsking:
             return None
         step = Step(self._last_step + 1)
         self._commit(step)
+        self._pins.write(step)
         self._fork(step)
         self._free(step)
         preempted = self._extend(step, plan)
@@ -308,8 +313,10 @@ class BlockAsking:
         for group in list(roster.waiting):
             if budget <= 0 or group.width > places:
                 break
+            # Who runs can grow into it before anybody is preempted; who would be alone needs nobody's leave.
+            reserve = roster.watermark if roster.running or roster.admitting else 0
             if group.swapped:
-                if len(group.blocks) + spare > mirror.available:
+                if len(group.blocks) + spare + reserve > mirror.available:
                     break
                 self._ask_return(step, group)
                 places -= group.width
@@ -318,11 +325,11 @@ class BlockAsking:
             if roster.claims.blocks(group):
                 continue
             spare += self._blocks_beyond(group)
-            self._ask_admission(step, group, spare, now)
+            self._ask_admission(step, group, spare + reserve, now)
             places -= group.width
             budget -= group.common
             needed = mirror.blocks_for(group.common)
-            if needed + spare > mirror.available:
+            if needed + spare + reserve > mirror.available:
                 # Only a cached prefix can make it fit. Nobody after it is asked for, or it could be overtaken for ever.
                 break
             granted = mirror.blocks_for(min(group.common, limits.token_budget))
@@ -376,7 +383,7 @@ class BlockAsking:
 
 def _check_refusals(refusals: Iterable[Refusal]) -> None:
     for refusal in refusals:
-        if refusal.item not in (StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCATE):
+        if refusal.item not in (StepItem.PIN, StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCATE):
             raise BlockManagerBroken(f"{refusal.item.name.lower()} was refused: {refusal.detail}")
 
 

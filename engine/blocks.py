@@ -3,7 +3,7 @@
 The engine asks ahead: it sends one Step per turn and goes on; the answer is there before what it grants is needed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -23,6 +23,7 @@ class StepItem(Enum):
     """The lists of a Step."""
 
     COMMIT = 1
+    PIN = 2
     FORK = 3
     FREE = 4
     SWAP_OUT = 5
@@ -38,6 +39,27 @@ class Commit(NamedTuple):
     sequence: int
     first_index: int
     token_ids: Sequence[int]
+
+
+class Pin(NamedTuple):
+    """Holds the leading blocks of a sequence, all of them committed, until they are unpinned."""
+
+    pin_id: str
+    sequence: int
+    block_count: int
+
+
+class Unpin(NamedTuple):
+    """Removes a pin."""
+
+    pin_id: str
+
+
+class Reset(NamedTuple):
+    """Forgets all cached prefixes; nobody finds the blocks that are held now either."""
+
+
+PinChange = Pin | Unpin | Reset
 
 
 class Fork(NamedTuple):
@@ -92,6 +114,7 @@ class Step:
 
     step: int
     commits: list[Commit] = field(default_factory=list)
+    pins: list[PinChange] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     frees: list[Free] = field(default_factory=list)
     swap_outs: list[int] = field(default_factory=list)  # groups
@@ -154,13 +177,17 @@ class Reattached(Exception):
     """The block manager was away, and has the pool again as the engine has it.
 
     Steps that were not answered until now never will be: what they freed and committed is so, what they asked for was
-    not granted, and nothing was moved. `available_blocks` of the device and `available_host_blocks` can be handed out.
+    not granted, and nothing was moved. `available_blocks` of the device and `available_host_blocks` can be handed out;
+    `pins` are the ids of all pins that hold blocks.
     """
 
-    def __init__(self, available_blocks: int, available_host_blocks: int = 0) -> None:
+    def __init__(
+        self, available_blocks: int, available_host_blocks: int = 0, pins: Collection[str] = frozenset()
+    ) -> None:
         super().__init__(available_blocks)
         self.available_blocks = available_blocks
         self.available_host_blocks = available_host_blocks
+        self.pins = pins
 
 
 class BlockManager(Protocol):

@@ -7,6 +7,13 @@ EngineError
 │   ├── FieldUnserved        a part of the contract that this engine does not serve
 │   ├── QueueFull            too many requests wait
 │   └── EngineUnavailable    draining, or without its block manager for too long
+├── PinRefused               a prefix that is not pinned; names the field to blame
+│   ├── InvalidPin           a field is out of range
+│   ├── PinExists            the name is in use for another prefix
+│   ├── PinTooLarge          the pool has no room for it beside what is live
+│   ├── UnknownPin           nothing is pinned under the name
+│   ├── PinFailed            the step that computed it failed
+│   └── PinUnavailable       draining, or without the block manager for too long
 ├── ModelUnsupported         a model that cannot be served, with the reason
 ├── ConstraintFailed         an output cannot go on in its language; ends one request
 ├── BlockManagerBroken       an answer of the block manager that contradicts the engine's own tables
@@ -44,6 +51,38 @@ class QueueFull(RequestRefused):
 
 class EngineUnavailable(RequestRefused):
     """The engine takes no requests now."""
+
+
+class PinRefused(EngineError):
+    """A prefix is not pinned. `field` is the path of the field to blame, empty when none is."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class InvalidPin(PinRefused):
+    """A field is out of range."""
+
+
+class PinExists(PinRefused):
+    """The name is in use for another prefix."""
+
+
+class PinTooLarge(PinRefused):
+    """The pool has no room for it beside what is live."""
+
+
+class UnknownPin(PinRefused):
+    """Nothing is pinned under the name."""
+
+
+class PinFailed(PinRefused):
+    """The step that computed it failed."""
+
+
+class PinUnavailable(PinRefused):
+    """The engine pins nothing now: it is draining, or was without its block manager for too long."""
 
 
 class ModelUnsupported(EngineError):

@@ -129,6 +129,7 @@ class Sequence:
 class Group:
     """All samples or beams of a request, and what is counted of them together.
 
+    `aging` is how many seconds later a request counts as come for each level of its class; 0: classes come first.
     `beams` is the state of a search, and `answers` what it found once it is over. `common` counts the leading tokens
     that the trunk computes for all of them before they are forked; `scored` the prompt's leading tokens whose
     log-probabilities are told or, as the first, have none.
@@ -136,6 +137,7 @@ class Group:
 
     id: int
     request: Request
+    aging: float = 0.0
     members: list[Sequence] = field(default_factory=list)
     beams: Beams | None = None
     answers: list[Sequence] = field(default_factory=list)
@@ -154,13 +156,13 @@ class Group:
     detail: str = ""
 
     @classmethod
-    def of(cls, request: Request, numbers: Iterator[int]) -> "Group":
+    def of(cls, request: Request, numbers: Iterator[int], aging: float = 0.0) -> "Group":
         """Make the group of a request, with what was generated before it came here. Its sequences take `numbers`.
 
         Raises ConstraintFailed where that is not in the request's language.
         """
         number = next(numbers)
-        group = cls(number, request)
+        group = cls(number, request, aging)
         if request.beam_search:
             group.beams = Beams(request.beam_search, request.stopping)
             group.members = [Sequence(number, group, 0, list(request.prompt))]
@@ -176,8 +178,15 @@ class Group:
 
     @property
     def key(self) -> OrderKey:
-        """Smallest is served first, largest is preempted first; kept through preemption."""
-        return (self.request.priority, self.request.arrival, self.id)
+        """Smallest is served first, largest is preempted first; kept through preemption.
+
+        Where all requests age at one rate, who is ahead of whom never changes: so there is nothing to sort again. Then
+        all are of one class, and each level of their own is worth `aging` seconds.
+        """
+        request = self.request
+        if self.aging:
+            return (0, request.arrival + request.priority * self.aging, self.id)
+        return (request.priority, request.arrival, self.id)
 
     @property
     def salt(self) -> bytes:
@@ -229,7 +238,7 @@ class Group:
         for member in live:
             member.parent = None
         self.trunk = live[0]
-        self.forked = len(live) == 1
+        self.forked = len(live) == 1 and not self.request.prefill_only
         self.common = len(self.trunk.tokens)
         for other in live[1:]:
             pairs = zip(self.trunk.tokens[: self.common], other.tokens, strict=False)
@@ -323,6 +332,6 @@ class Group:
         """Return the indices of the samples that get a token from position `end` of a sequence."""
         if self.forked:
             return (sequence.index,) if end == len(sequence.tokens) else ()
-        if end < self.common:
+        if end < self.common or self.request.prefill_only:
             return ()
         return tuple(member.index for member in self.live if len(member.tokens) == end)

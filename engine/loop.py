@@ -53,7 +53,7 @@ class Engine:
                 self.scheduler.apply(result)
                 answered += 1
         except Reattached as reattached:
-            self.scheduler.undo_asked(reattached.available_blocks, reattached.available_host_blocks)
+            self.scheduler.undo_asked(reattached.available_blocks, reattached.available_host_blocks, reattached.pins)
             answered += 1  # answers may be there already: the loop must not sleep before it has looked
         return answered
 

@@ -1,7 +1,7 @@
 """The engine's own view of its pool: which blocks its sequences hold, and how many could be handed out."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from engine.blocks import TableChange
 from engine.group import Sequence
@@ -68,6 +68,23 @@ class Mirror:
     def retake(self, sequence: Sequence) -> None:
         """The sequence has its device blocks still: they were not given up."""
         self._holders.update(sequence.table)
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """Count a pin as a holder of blocks that a sequence holds."""
+        self._holders.update(blocks)
+
+    def unpin(self, blocks: Collection[int]) -> None:
+        """Count what removing a pin brings: the blocks that nobody else holds."""
+        self.drop_pin(blocks)
+        self.available += sum(self._holders[block] == 0 for block in blocks)
+
+    def drop_pin(self, blocks: Iterable[int]) -> None:
+        """Forget a pin that was not made."""
+        self._holders.subtract(blocks)
+
+    def forget_twins(self) -> None:
+        """The block manager forgot which host blocks have the contents of which device blocks."""
+        self._twins.clear()
 
     def move_out(self, sequence: Sequence, change: TableChange) -> None:
         """Give the sequence its table of host blocks; what it had on the device was given up when that was asked."""

@@ -45,6 +45,7 @@ class RecordSettings:
     max_sequences: int
     host_blocks: int = 0
     preemption: str = Preemption.RECOMPUTE.value
+    admission_watermark: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class RequestsRecord:
             limits.max_sequences,
             capacity.host_blocks,
             limits.preemption.value,
+            limits.admission_watermark,
         )
         self._secret = secret
         self._requests = 0

@@ -106,6 +106,7 @@ class Request:
 
     `arrival` and `deadline` are in seconds of the engine's clock; with the class, the arrival makes the order key.
     `samples` has, for each sample wanted, the tokens that were generated before the request came here.
+    With `prefill_only` it ends when K and V of its prompt are computed, and no token is sampled.
     Log-probabilities are of each token generated, or of the prompt, and of so many of the most likely ones; None: none.
     With `beam_search` the samples are its best answers. `constraint` is the language that each sample must belong to.
     """
@@ -124,6 +125,7 @@ class Request:
     prompt_logprobs: int | None = None
     beam_search: BeamSearch | None = None
     constraint: Constraint | None = None
+    prefill_only: bool = False
 
     @property
     def sequences(self) -> int:
@@ -133,13 +135,22 @@ class Request:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one request can have at most: positions of the model, ids of its vocabulary, blocks of the pool."""
+    """What one request can have at most: positions of the model, ids of its vocabulary, blocks of the pool.
+
+    `pinned_blocks` of the device's are held by pins, or will be.
+    """
 
     context_tokens: int
     vocabulary_size: int
     block_size: int
     device_blocks: int
     host_blocks: int = 0
+    pinned_blocks: int = 0
+
+    @property
+    def unpinned_blocks(self) -> int:
+        """Blocks that one request can have at most."""
+        return self.device_blocks - self.pinned_blocks
 
     def check(self, request: Request) -> None:
         """Raise InvalidRequest, naming the field and both numbers, when the request can never be served."""
@@ -169,12 +180,13 @@ class Capacity:
                 f"the model's context has {self.context_tokens}",
                 "stopping.max_tokens",
             )
-        if (blocks := self.most_blocks(request)) > self.device_blocks:
+        if (blocks := self.most_blocks(request)) > self.unpinned_blocks:
             each = "beams" if request.beam_search else "samples"
             samples = f" for each of {request.sequences} {each}" if request.sequences > 1 else ""
             raise InvalidRequest(
                 f"prompt has {length} tokens and stopping.max_tokens is {limit}{samples}, which takes {blocks} blocks; "
-                f"the pool has {self.device_blocks}",
+                f"the pool has {self.device_blocks}"
+                + (f", {self.pinned_blocks} of them pinned" * bool(self.pinned_blocks)),
                 "stopping.max_tokens",
             )
 

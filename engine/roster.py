@@ -1,7 +1,7 @@
 """Who waits, who runs, and what they hold: the state that the scheduler and what it asks of the block manager share.
 
-Groups are ordered by (priority class, arrival), kept through preemption: admission and resumption take the smallest,
-preemption takes the largest, and nobody preempts a smaller one.
+Groups are ordered by (priority class, arrival), or by arrival put off by the class, kept through preemption: admission
+and resumption take the smallest, preemption takes the largest, and nobody preempts a smaller one.
 """
 
 from bisect import insort
@@ -23,14 +23,18 @@ class Limits:
     """Bounds of a step and of the queue.
 
     `token_budget` bounds the tokens fed in one step, `max_sequences` the sequences that hold blocks, `max_waiting` the
-    queue. `preemption` is how blocks are taken from a group when others need them. Raises ValueError, naming the field,
-    where they cannot work.
+    queue. `preemption` is how blocks are taken from a group when others need them. `admission_watermark` is the
+    fraction of the pool that an admission leaves free while something runs. With `priority_aging`, in seconds, a
+    request of class p is served as if it had come p times as much later, whatever its class; 0: a class waits for those
+    before it. Raises ValueError, naming the field, where they cannot work.
     """
 
     token_budget: int = 512
     max_sequences: int = 64
     max_waiting: int = 1024
     preemption: Preemption = Preemption.RECOMPUTE
+    admission_watermark: float = 0.0
+    priority_aging: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "max_sequences", "max_waiting"):
@@ -100,6 +104,14 @@ class Roster:
         if number not in self._by_id:
             raise BlockManagerBroken(f"the table of sequence {number} changed, which is not known here")
         return self._by_id[number]
+
+    @property
+    def watermark(self) -> int:
+        """Blocks that an admission leaves free while something runs.
+
+        Rounded down: a block of a tiny pool is a large part of it, and a pool of some hundred has one to spare.
+        """
+        return int(self.limits.admission_watermark * self.capacity.device_blocks)
 
     @property
     def running_sequences(self) -> int:

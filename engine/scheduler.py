@@ -3,14 +3,22 @@
 All live samples of a request take part together or not at all: what one of them waits for, the others wait for too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from engine.block_asking import Admitted, BlockAsking
 from engine.blocks import FreeReason, Step, StepResult
-from engine.errors import ConstraintFailed, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
+from engine.errors import (
+    ConstraintFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    PinUnavailable,
+    QueueFull,
+    RequestExists,
+)
 from engine.group import Group, Sequence
+from engine.pins import PinnedPrefix, Pins, request_of
 from engine.plan import Sampled, StepPlan, Work
 from engine.preemption import PreemptionCosts
 from engine.request import Capacity, Failure, FinishReason, Request
@@ -75,7 +83,8 @@ class Scheduler:
         self.costs = costs or PreemptionCosts()
         self._roster = Roster(capacity, limits)
         self._roster.mirror.available_host = capacity.host_blocks
-        self._asking = BlockAsking(self._roster, self.costs)
+        self.pins = Pins(self._roster)
+        self._asking = BlockAsking(self._roster, self.costs, self.pins)
         self._outputs: list[Output] = []
         self._astray: list[tuple[Group, str]] = []  # groups with a sample that cannot go on in its language
         self._now = 0.0  # of the latest plan
@@ -115,7 +124,8 @@ class Scheduler:
     @property
     def empty(self) -> bool:
         """Whether no request is live and nothing is left to tell the block manager."""
-        return not (self._roster.by_request or self._roster.to_free or self._asking.under_way)
+        roster = self._roster
+        return not (roster.by_request or roster.to_free or self.pins.to_tell or self._asking.under_way)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises a RequestRefused, and changes nothing, when it cannot be taken."""
@@ -130,12 +140,36 @@ class Scheduler:
         if self.waiting >= self.limits.max_waiting:
             raise QueueFull(f"{self.waiting} requests wait already, which is the limit")
         try:
-            group = Group.of(request, self._roster.numbers)
+            self._add(request)
         except ConstraintFailed as failed:
             raise InvalidRequest(
                 f"what was generated cannot go on in the constraint: {failed}", "samples.generated_token_ids"
             ) from failed
-        self._roster.add(group)
+
+    def _add(self, request: Request) -> None:
+        self._roster.add(Group.of(request, self._roster.numbers, self.limits.priority_aging))
+
+    def pin(self, name: str, token_ids: tuple[int, ...], salt: bytes, now: float) -> PinnedPrefix:
+        """Declare a prefix, whose whole blocks are then computed and pinned; doing so again changes nothing.
+
+        Return it; its state changes. Raises a PinRefused, and changes nothing, when it cannot be taken.
+        """
+        if self.draining:
+            raise PinUnavailable("the engine is draining")
+        if (pin := self.pins.find(name, token_ids, salt)) is None:
+            pin = self.pins.declare(name, token_ids, salt)
+            self._add(request_of(pin, now))
+        return pin
+
+    def unpin(self, name: str) -> None:
+        """Remove a pin with the next Step; its blocks stay cached. Raises UnknownPin."""
+        self.cancel(self.pins.withdraw(name).request_id)
+
+    def reset(self, now: float) -> None:
+        """Forget the prefix cache with the next Step; what is pinned is computed anew, and pinned again."""
+        for pin in self.pins.reset():
+            self.cancel(pin.request_id)
+            self._add(request_of(pin, now))
 
     def cancel(self, request_id: str) -> None:
         """End a request; an unknown id is ignored. Its blocks go back with the next Step."""
@@ -159,9 +193,14 @@ class Scheduler:
             if not any(other.table for other in group.members):
                 group.gather()
 
-    def undo_asked(self, available_blocks: int, available_host_blocks: int = 0) -> None:
-        """The Step under way is never answered: its frees, commits and forks hold, but nothing was granted or moved."""
-        self._asking.undo(available_blocks, available_host_blocks)
+    def undo_asked(
+        self, available_blocks: int, available_host_blocks: int = 0, pins: Collection[str] = frozenset()
+    ) -> None:
+        """The Step under way is never answered: its frees, commits and forks hold, but nothing was granted or moved.
+
+        `pins` are the ids of those that hold blocks.
+        """
+        self._asking.undo(available_blocks, available_host_blocks, pins)
 
     def take_outputs(self) -> list[Output]:
         """Return what is to be told since the last call."""
@@ -177,6 +216,9 @@ class Scheduler:
 
     def ask(self, plan: StepPlan | None) -> Step | None:
         """Make the Step that the turn after `plan` needs; None while one is under way or nothing is to be asked."""
+        if not self.asking:
+            for group in [one for one in self._roster.running if one.request.prefill_only and one.to_fork]:
+                self._end(group, FinishReason.STOP)
         return self._asking.ask(plan, self._now)
 
     def _admit(self, admitted: Admitted) -> None:
@@ -192,7 +234,7 @@ class Scheduler:
         trunk.committed = cached_tokens // self.capacity.block_size
         self._roster.claims.settle(group, trunk.committed)
         self._roster.run(group)
-        if not group.started:
+        if not group.started and not group.request.prefill_only:
             group.started = True
             group.cached_tokens = cached_tokens
             self.totals.prompt_tokens += len(group.request.prompt)
@@ -203,9 +245,10 @@ class Scheduler:
         """Go on without blocks that an audit took out; who can never fit any more fails."""
         self._roster.capacity = replace(self.capacity, device_blocks=self.capacity.device_blocks - withheld)
         for group in list(self._roster.by_request.values()):
-            needed = self.capacity.most_blocks(group.request)
-            if needed > self.capacity.device_blocks:
-                detail = f"it can need {needed} blocks, but {self.capacity.device_blocks} are left: others are withheld"
+            # What is being computed to be pinned is counted as pinned already.
+            needed = 0 if group.request.prefill_only else self.capacity.most_blocks(group.request)
+            if needed > (left := self.capacity.unpinned_blocks):
+                detail = f"it can need {needed} blocks, but {left} are left: others are withheld or pinned"
                 self._fail(group, Failure.BLOCK_MANAGER, detail)
 
     # The next step.
@@ -398,7 +441,10 @@ class Scheduler:
         if group.beams and not group.answers:
             group.answer(group.members[0].finish or FinishReason.FAILED, roster.numbers)
         del roster.by_request[group.request.request_id]
-        self._outputs.append(Finished(group.request.request_id, group))
+        if group.request.prefill_only:
+            self.pins.ended(group)
+        else:
+            self._outputs.append(Finished(group.request.request_id, group))
         if group.id in roster.admitting:
             return  # its blocks are under way: it is closed when they come
         if group in roster.running:

@@ -187,6 +187,11 @@ class Pool:
     def _on_device(self) -> Iterable[Sequence]:
         return (sequence for sequence in self.sequences.values() if not sequence.swapped)
 
+    @property
+    def pinned_blocks(self) -> int:
+        """Blocks that pins hold."""
+        return len({block for blocks in self.books.pins.values() for block in blocks})
+
     def withhold(self, device: Iterable[int], host: Iterable[int]) -> None:
         """Take blocks out of circulation whose counts are right. The next Step's result lists them."""
         self.books.withhold(

@@ -6,6 +6,9 @@ ServiceError
 ├── UnexpectedMessage    a message that does not belong at this place of a stream
 ├── UnknownModel         no such model is served
 ├── RequestIsLive        the request id is in use
+├── UnknownPin           nothing is pinned under the name
+├── PinExists            the name is in use for another prefix
+├── PinTooLarge          the pool has no room for a prefix beside what is pinned and live
 ├── Overloaded           a queue is full
 ├── Unavailable          draining, or another service is away
 ├── DeadlinePassed       the time allowed is over
@@ -13,9 +16,9 @@ ServiceError
 
 Without a row, because no call ends with them: the KV manager's ItemRefused, which are written into a StepResult; the
 engine's RequestRefused, which concern one of many requests on a stream, so they travel in its messages and the gateway
-makes its own errors of them; the engine's ConstraintFailed, which ends one request and travels in its messages too;
-and the engine's ModelUnsupported, BlockManagerBroken and CopyFailed, which end the
-process.
+makes its own errors of them; the engine's ConstraintFailed, which ends one request and travels in its messages too; the
+engine's PinRefused, of which its service makes errors of this module; and the engine's ModelUnsupported,
+BlockManagerBroken and CopyFailed, which end the process.
 """
 
 from collections.abc import AsyncIterator
@@ -58,6 +61,18 @@ class RequestIsLive(ServiceError):
     """The request id is in use."""
 
 
+class UnknownPin(ServiceError):
+    """Nothing is pinned under the name."""
+
+
+class PinExists(ServiceError):
+    """The name is in use for another prefix."""
+
+
+class PinTooLarge(ServiceError):
+    """The pool has no room for a prefix beside what is pinned and live."""
+
+
 class Overloaded(ServiceError):
     """A queue is full."""
 
@@ -88,6 +103,9 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     UnexpectedMessage: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownModel: grpc.StatusCode.NOT_FOUND,
     RequestIsLive: grpc.StatusCode.ALREADY_EXISTS,
+    UnknownPin: grpc.StatusCode.NOT_FOUND,
+    PinExists: grpc.StatusCode.ALREADY_EXISTS,
+    PinTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -229,6 +229,67 @@ def health(address: str, service: str, timeout: float) -> None:
     sys.exit(asyncio.run(run(address, service, timeout)))
 
 
+def _admin_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait until it is done."),
+        click.option("--model", default="", help="Name of the model. Empty: the only one."),
+        click.option("--address", default=_ADDRESS, show_default=True, help="Address of the gateway."),
+    ):
+        command = option(command)
+    return command
+
+
+@cli.command()
+@click.argument("name")
+@click.argument("text", required=False)
+@click.option("--file", type=click.File(), help="Read the text from this file.")
+@click.option("--system", is_flag=True, help="Give the text as a system message, through the chat template.")
+@click.option("--salt", default="", help="Only requests of this salt share it.")
+@_admin_options
+def pin(text: str | None, file: TextIO | None, **options: Any) -> None:
+    """Pin the prefix TEXT as NAME.
+
+    It is computed now, and its blocks stay whoever else needs space. "-" as TEXT reads it from standard input.
+    """
+    from services.cli.pins import pin as run
+
+    if (text is None) == (file is None):
+        raise click.UsageError("give TEXT or --file")
+    source = sys.stdin if text == "-" else file
+    sys.exit(asyncio.run(run(source.read() if source else text or "", **options)))
+
+
+@cli.command()
+@click.argument("name")
+@_admin_options
+def unpin(**options: Any) -> None:
+    """Remove the pin NAME.
+
+    Its blocks stay cached until their space is needed.
+    """
+    from services.cli.pins import unpin as run
+
+    sys.exit(asyncio.run(run(**options)))
+
+
+@cli.command()
+@_admin_options
+def pins(**options: Any) -> None:
+    """List what is pinned."""
+    from services.cli.pins import pins as run
+
+    sys.exit(asyncio.run(run(**options)))
+
+
+@cli.command()
+@_admin_options
+def reset_cache(**options: Any) -> None:
+    """Forget the prefix cache; what is pinned is computed anew."""
+    from services.cli.pins import reset_cache as run
+
+    sys.exit(asyncio.run(run(**options)))
+
+
 @cli.command()
 @click.argument("request_id")
 @click.option("--address", default="127.0.0.1:50053", show_default=True, help="Address of the KV manager.")
@@ -289,6 +350,11 @@ def demo(results: str | None, **values: Any) -> None:
     "--max-sequences",
     type=_AT_LEAST_1,
     help="Sequences that hold blocks at the same time at most. Absent: as recorded.",
+)
+@click.option(
+    "--admission-watermark",
+    type=click.FloatRange(0, 0.5),
+    help="Fraction of the blocks that a request leaves free when it begins while others run. Absent: as recorded.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def replay(file: str, as_json: bool, **options: Any) -> None:

@@ -50,10 +50,15 @@ class Options:
     no_prefix_cache: bool = False
     token_budget: int | None = None
     max_sequences: int | None = None
+    admission_watermark: float | None = None
 
     def given(self) -> list[str]:
         """Return the names of the options that were given."""
-        return ["--" + name.replace("_", "-") for name, value in asdict(self).items() if value not in (None, False)]
+        return [
+            "--" + name.replace("_", "-")
+            for name, value in asdict(self).items()
+            if value is not None and value is not False
+        ]
 
 
 class _Failed(Exception):
@@ -204,6 +209,9 @@ def _settings(recorded: RecordSettings, options: Options) -> RecordSettings:
         max_sequences=options.max_sequences or recorded.max_sequences,
         host_blocks=recorded.host_blocks if options.host_blocks is None else options.host_blocks,
         preemption=options.preemption or recorded.preemption,
+        admission_watermark=(
+            recorded.admission_watermark if options.admission_watermark is None else options.admission_watermark
+        ),
     )
 
 

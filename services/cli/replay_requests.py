@@ -101,7 +101,13 @@ class RequestsReplay:
         self._waste: list[float] = []
         self._output_tokens = 0
         capacity = Capacity(_ANY, _ANY, settings.block_size, settings.device_blocks, settings.host_blocks)
-        limits = Limits(settings.token_budget, settings.max_sequences, _ANY, Preemption(settings.preemption))
+        limits = Limits(
+            settings.token_budget,
+            settings.max_sequences,
+            _ANY,
+            Preemption(settings.preemption),
+            settings.admission_watermark,
+        )
         self._scheduler = Scheduler(capacity, limits)
         tiers = (settings.device_blocks, settings.host_blocks)
         spec = kvmanager.PoolSpec("replay", 1, "none", settings.block_size, *tiers)

@@ -25,7 +25,7 @@ async def generate(address: str, text: str, timeout: float, options: dict[str, A
         async with transport.channel(address) as channel:
             answer, finished = await _print_answer(channel, request, timeout)
     except grpc.aio.AioRpcError as error:
-        return _fail(address, error)
+        return fail(address, error)
     if not answer.endswith("\n"):
         click.echo()
     click.echo(usage_line(finished), err=True)
@@ -43,7 +43,7 @@ async def chat(address: str, timeout: float, options: dict[str, Any]) -> int:
             try:
                 answer, _ = await _print_answer(channel, request, timeout)
             except grpc.aio.AioRpcError as error:
-                return _fail(address, error)
+                return fail(address, error)
             click.echo()
             history.append(Message(role="assistant", content=answer))
     return 0
@@ -54,7 +54,7 @@ async def health(address: str, service: str, timeout: float) -> int:
     try:
         status = await client.check_health(address, service, timeout)
     except grpc.aio.AioRpcError as error:
-        return _fail(address, error)
+        return fail(address, error)
     click.echo(status)
     return 0 if status == "SERVING" else 1
 
@@ -66,7 +66,7 @@ async def explain(address: str, request_id: str, timeout: float) -> int:
             request = kvmanager_pb2.ExplainRequest(request_id=request_id)
             answer = await kvmanager_pb2_grpc.KVManagerStub(channel).Explain(request, timeout=timeout)
     except grpc.aio.AioRpcError as error:
-        return _fail(address, error)
+        return fail(address, error)
     click.echo(answer.summary)
     return 0
 
@@ -125,6 +125,7 @@ def _read_line() -> str:
         return ""
 
 
-def _fail(address: str, error: grpc.aio.AioRpcError) -> int:
+def fail(address: str, error: grpc.aio.AioRpcError) -> int:
+    """Say what a call ended with, and return the exit status."""
     click.echo(f"{address}: {error.code().name}: {error.details()}", err=True)
     return 1

@@ -28,6 +28,7 @@ def step_message(step: blocks.Step) -> pb.PoolRequest:
         message.length_tokens.extend(tokens)
     if step.commits:
         _write_commits(step.commits, message.commits)
+    message.pins.extend(map(_pin_message, step.pins))
     for parent, child, length in step.forks:
         message.forks.add(parent=parent, child=child, length=length)
     for sequence, reason, group in step.frees:
@@ -41,6 +42,16 @@ def step_message(step: blocks.Step) -> pb.PoolRequest:
         waited = duration(fields.pop("waited_seconds"))
         message.allocates.add(**fields, waited=waited)
     return request
+
+
+def _pin_message(change: blocks.PinChange) -> pb.PinChange:
+    match change:
+        case blocks.Pin():
+            return pb.PinChange(pin=pb.Pin(**change._asdict()))
+        case blocks.Unpin():
+            return pb.PinChange(unpin=change.pin_id)
+        case blocks.Reset():
+            return pb.PinChange(reset=True)
 
 
 def _write_commits(commits: Sequence[blocks.Commit], message: pb.Commits) -> None:

@@ -42,6 +42,7 @@ class _Attached:
     outgoing: _Outgoing
     available_blocks: int
     available_host_blocks: int
+    pins: frozenset[str]
     again: bool
 
 
@@ -100,7 +101,7 @@ class BlockLink:
                 case _Attached() as attached:
                     self._sending = attached.outgoing
                     if attached.again:
-                        raise Reattached(attached.available_blocks, attached.available_host_blocks)
+                        raise Reattached(attached.available_blocks, attached.available_host_blocks, attached.pins)
         return None
 
     # Called on the event loop.
@@ -161,7 +162,8 @@ class BlockLink:
         self._sessions += 1
         replica = self._replica
         again = self._sessions > 1
-        self._tell(_Attached(self._outgoing, replica.available_blocks, replica.available_host_blocks, again))
+        available = (replica.available_blocks, replica.available_host_blocks)
+        self._tell(_Attached(self._outgoing, *available, replica.pins, again))
         while isinstance(response := await call.read(), pb.PoolResponse):
             if not self._take(result_of(response.result)):
                 break

@@ -16,6 +16,7 @@ from engine.loop import Engine
 from engine.request import Failure
 from engine.scheduler import Finished, Output, Scored, Started, Tokens
 from quire.v1 import engine_pb2
+from services.engine.administration import Administration
 from services.engine.gateway_link import GatewayLink
 from services.engine.observer import EngineFigures, EngineObserver
 from services.engine.output_codec import finished_message, refused_message, request_of, sample_end, token_logprobs
@@ -57,6 +58,7 @@ class EngineDriver:
         recorder: RequestsRecorder,
     ) -> None:
         self._engine = engine
+        self._administration = Administration(engine.scheduler)
         self._recorder = recorder
         self._eos_token_ids = eos_token_ids
         self._patience = seconds_without_kvmanager
@@ -80,6 +82,17 @@ class EngineDriver:
     def figures(self) -> EngineFigures:
         """Requests and totals as of the last turn."""
         return self._figures
+
+    @property
+    def request_blocks(self) -> int:
+        """Blocks that one request can have at most."""
+        return self._engine.scheduler.capacity.unpinned_blocks
+
+    async def administer(self, request: engine_pb2.EngineAdminRequest) -> engine_pb2.EngineAdminResponse:
+        """Change what is pinned; return when it is done, and what is pinned then. Raises a ServiceError."""
+        answer: asyncio.Future[engine_pb2.EngineAdminResponse] = self._loop.create_future()
+        self._commands.put(lambda: self._administration.begin(request, answer, time.monotonic()))
+        return await answer
 
     def submit(self, link: GatewayLink, arrival: Arrival) -> None:
         """Queue a request; a refusal comes as output."""
@@ -119,6 +132,7 @@ class EngineDriver:
                 log.error("a step failed", exc_info=self._engine.last_failure)
                 self._engine.last_failure = None
             self._deliver([*turn.outputs, *self._engine.scheduler.take_outputs()])
+            self._administration.look()
             self._figures = self._count()
             if self._draining and self._engine.scheduler.empty:
                 self._loop.call_soon_threadsafe(self._empty.set)

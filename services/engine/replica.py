@@ -41,6 +41,11 @@ class Replica:
         """Host blocks that can be handed out."""
         return self._pool.host.available
 
+    @property
+    def pins(self) -> frozenset[str]:
+        """The pins that hold blocks."""
+        return frozenset(self._pool.books.pins)
+
     def sent(self, step: blocks.Step) -> None:
         """Remember a Step until its answer comes."""
         self._unanswered.append(core_step(step))
@@ -87,11 +92,22 @@ def engine_result(result: kvmanager.StepResult) -> blocks.StepResult:
     )
 
 
+def _core_pin(change: blocks.PinChange) -> kvmanager.PinChange:
+    match change:
+        case blocks.Pin():
+            return kvmanager.Pin(*change)
+        case blocks.Unpin():
+            return kvmanager.Unpin(*change)
+        case blocks.Reset():
+            return kvmanager.Reset()
+
+
 def core_step(step: blocks.Step) -> kvmanager.Step:
     """Return a Step of the engine as one of the KV manager's core."""
     return kvmanager.Step(
         step=step.step,
         commits=[kvmanager.Commit(*item) for item in step.commits],
+        pins=list(map(_core_pin, step.pins)),
         forks=[kvmanager.Fork(*item) for item in step.forks],
         frees=[
             kvmanager.Free(free.sequence, _FREE_REASONS[free.reason], free.preempted_for_group) for free in step.frees

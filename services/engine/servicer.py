@@ -52,6 +52,12 @@ class EngineServicer(pb_grpc.EngineServicer):
             self._loaded()
             return self._description
 
+    async def Admin(self, request: pb.EngineAdminRequest, context: Context) -> pb.EngineAdminResponse:  # noqa: N802
+        """Change what is pinned."""
+        async with translated(context):
+            driver, _ = self._loaded()
+            return await driver.administer(request)
+
     def _loaded(self) -> tuple[EngineDriver, Constraints]:
         if self._engine is None:
             raise Unavailable("the model is being loaded")
@@ -64,7 +70,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         try:
             await asyncio.wait({output, reader}, timeout=self._heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED)
             if output.done():
-                return pb.ServeResponse(step=output.result())
+                return pb.ServeResponse(step=output.result(), request_blocks=driver.request_blocks)
         except BacklogTooLong as error:
             raise Overloaded(str(error)) from error
         finally:
@@ -86,4 +92,5 @@ class EngineServicer(pb_grpc.EngineServicer):
 
 
 def _heartbeat(driver: EngineDriver) -> pb.ServeResponse:
-    return pb.ServeResponse(heartbeat=pb.Heartbeat(steps=driver.steps))
+    heartbeat = pb.Heartbeat(steps=driver.steps)
+    return pb.ServeResponse(heartbeat=heartbeat, request_blocks=driver.request_blocks)

@@ -39,6 +39,17 @@ class EngineSettings:
         "How a request gives its blocks up: computed again, swapped to host blocks, or what costs less.",
         choices=tuple(way.value for way in Preemption),
     )
+    admission_watermark: float = setting(
+        0.01,
+        "Fraction of the blocks that a request leaves free when it begins while others run, for these to grow.",
+        least=0,
+        most=0.5,
+    )
+    priority_aging: float = setting(
+        0.0,
+        "Seconds that each level of priority is worth: who has waited longer by as much goes first. 0: no aging.",
+        least=0,
+    )
     token_budget: int = setting(512, "Tokens fed in one step at most, prompts and decoding together.", least=1)
     max_sequences: int = setting(64, "Sequences that hold blocks at the same time at most.", least=1)
     max_waiting: int = setting(1024, "Requests that wait for blocks at most.", least=1)
@@ -63,7 +74,14 @@ class EngineSettings:
 
     def limits(self) -> Limits:
         """Return the bounds of a step and of the queue."""
-        return Limits(self.token_budget, self.max_sequences, self.max_waiting, Preemption(self.preemption))
+        return Limits(
+            self.token_budget,
+            self.max_sequences,
+            self.max_waiting,
+            Preemption(self.preemption),
+            self.admission_watermark,
+            self.priority_aging,
+        )
 
     def served_name(self) -> str:
         """Return the name under which clients ask for the model."""

@@ -28,8 +28,8 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> str:
-        """Return the prompt for pairs of role and content, oldest first, with the assistant's turn opened.
+    def render(self, messages: Sequence[tuple[str, str]], *, open_turn: bool = True) -> str:
+        """Return the prompt for pairs of role and content, oldest first, with the assistant's turn opened or not.
 
         Raises ChatTemplateError.
         """
@@ -40,7 +40,7 @@ class ChatTemplate:
                 messages=[{"role": role, "content": content} for role, content in messages],
                 tools=None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=open_turn,
                 **self._special_tokens,
             )
         except ChatTemplateError:

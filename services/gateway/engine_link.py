@@ -10,11 +10,32 @@ import grpc
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
 from services import transport
-from services.errors import DeadlinePassed, RequestIsLive, Unavailable
+from services.errors import (
+    FIELD_METADATA,
+    DeadlinePassed,
+    GenerationFailed,
+    InvalidField,
+    PinExists,
+    PinTooLarge,
+    RequestIsLive,
+    ServiceError,
+    Unavailable,
+    UnknownPin,
+)
 from services.service import Readiness
 
 _DESCRIBE_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
+
+# What Engine.Admin ends with; all else is the engine's fault.
+_ADMIN_ERRORS: dict[grpc.StatusCode, type[ServiceError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidField,
+    grpc.StatusCode.NOT_FOUND: UnknownPin,
+    grpc.StatusCode.ALREADY_EXISTS: PinExists,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: PinTooLarge,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlinePassed,
+}
 
 log = logging.getLogger("quire.gateway")
 
@@ -57,6 +78,9 @@ class EngineLink:
         self._tickets: dict[str, Ticket] = {}
         self._given_up: dict[str, int] = {}  # attempts whose end the engine has not told yet, by request id
         self._description: pb.GetEngineResponse | None = None
+        self._stub: pb_grpc.EngineAsyncStub | None = None
+        self._request_blocks = 0
+        self.sessions = 0  # how often the engine came up
         self.readiness = Readiness()
 
     def description(self) -> pb.GetEngineResponse:
@@ -64,6 +88,24 @@ class EngineLink:
         if self._description is None:
             raise Unavailable(f"the engine at {self._address} is away")
         return self._description
+
+    @property
+    def request_blocks(self) -> int:
+        """Blocks that one request can have at most. Raises Unavailable while the engine is away."""
+        return self._request_blocks or self.description().device_blocks
+
+    async def administer(self, request: pb.EngineAdminRequest, timeout: float) -> pb.EngineAdminResponse:
+        """Change what the engine has pinned, within so many seconds. Raises a ServiceError."""
+        self.description()
+        assert self._stub is not None, "an engine that describes itself can be called"
+        try:
+            response = await self._stub.Admin(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            kind = _ADMIN_ERRORS.get(error.code(), GenerationFailed)
+            field = dict(error.trailing_metadata()).get(FIELD_METADATA, "")
+            raise kind(error.details() or error.code().name, str(field)) from error
+        self._request_blocks = response.request_blocks
+        return response
 
     def submit(self, submission: pb.Submission) -> Ticket:
         """Give a request to the engine, numbering the attempt.
@@ -117,7 +159,8 @@ class EngineLink:
         finally:
             was_up = self.readiness.ready
             self.readiness.set(False)
-            self._description = None
+            self._description = self._stub = None
+            self._request_blocks = 0
             self._lose_tickets()
         return was_up
 
@@ -126,14 +169,17 @@ class EngineLink:
 
     async def _converse(self, stub: "pb_grpc.EngineAsyncStub") -> None:
         self._description = await stub.GetEngine(pb.GetEngineRequest(), timeout=_DESCRIBE_SECONDS)
+        self._stub = stub
         call = stub.Serve(self._requests())
         while True:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await call.read()
             if not isinstance(response, pb.ServeResponse):
                 return
+            self._request_blocks = response.request_blocks
             if not self.readiness.ready:
                 log.info("engine at %s serves %s", self._address, self._description.model)
+                self.sessions += 1
                 self.readiness.set(True)
             self._hand_out(response.step)
 

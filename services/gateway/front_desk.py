@@ -20,6 +20,7 @@ from services.gateway.tokenizer import Tokenizer
 
 # Above this, tokenizing takes longer than other streams should wait.
 _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
+_ACTIONS = ", ".join(field.name for field in gateway_pb2.AdminRequest.DESCRIPTOR.oneofs_by_name["action"].fields)
 
 
 class FrontDesk:
@@ -62,8 +63,8 @@ class FrontDesk:
         finally:
             self._leave()
 
-    async def token_ids(self, model: str, prompt: gateway_pb2.Prompt) -> list[int]:
-        """Return the token ids of a prompt. Raises a ServiceError."""
+    async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
+        """Return the token ids of a prompt, a chat's with the assistant's turn opened or not. Raises a ServiceError."""
         description = self.describe(model)
         check_prompt(prompt)
         if prompt.WhichOneof("kind") == "token_ids":
@@ -71,10 +72,37 @@ class FrontDesk:
             return list(prompt.token_ids.ids)
         try:
             if prompt.ByteSize() <= _LONGEST_PROMPT_TOKENIZED_AT_ONCE:
-                return self._tokenize(prompt)
-            return await asyncio.to_thread(self._tokenize, prompt)
+                return self._tokenize(prompt, open_turn)
+            return await asyncio.to_thread(self._tokenize, prompt, open_turn)
         except ChatTemplateError as error:
             raise InvalidField(f"prompt.chat: {error}", "prompt.chat") from error
+
+    async def administer(self, request: gateway_pb2.AdminRequest, timeout: float) -> gateway_pb2.AdminResponse:
+        """Change what a model's engine has pinned, within so many seconds. Raises a ServiceError."""
+        self.describe(request.model)
+        asked = engine_pb2.EngineAdminRequest()
+        match request.WhichOneof("action"):
+            case "pin_prefix":
+                given = request.pin_prefix
+                token_ids = await self._prefix_ids(request.model, given.prompt)
+                pin = engine_pb2.PinTokens(name=given.name, token_ids=token_ids, salt=given.salt.encode())
+                asked.pin_prefix.CopyFrom(pin)
+            case "unpin_prefix":
+                asked.unpin_prefix.CopyFrom(request.unpin_prefix)
+            case "reset_prefix_cache":
+                asked.reset_prefix_cache.SetInParent()
+            case "list_pinned":
+                asked.list_pinned.SetInParent()
+            case _:
+                raise InvalidField(f"action is missing: give one of {_ACTIONS}", "action")
+        response = await self._link.administer(asked, timeout)
+        return gateway_pb2.AdminResponse(pins=response.pins)
+
+    async def _prefix_ids(self, model: str, prompt: gateway_pb2.Prompt) -> list[int]:
+        try:
+            return await self.token_ids(model, prompt, open_turn=False)
+        except InvalidField as error:
+            raise InvalidField(f"pin_prefix.{error}", f"pin_prefix.{error.field}") from error
 
     def describe(self, model: str) -> engine_pb2.GetEngineResponse:
         """Describe a model's engine; an empty name means the only one. Raises UnknownModel or Unavailable."""
@@ -116,7 +144,7 @@ class FrontDesk:
             logprobs=parameters.logprobs,
             prompt_logprobs=parameters.prompt_logprobs,
             constraint=parameters.constraint,
-            stopping=_engine_stopping(parameters, len(token_ids), description),
+            stopping=_engine_stopping(parameters, len(token_ids), description, self._link.request_blocks),
             salt=parameters.salt.encode(),
             priority=parameters.priority,
             age=duration(self._clock() - arrival),
@@ -135,10 +163,11 @@ class FrontDesk:
             clock=self._clock,
         )
 
-    def _tokenize(self, prompt: gateway_pb2.Prompt) -> list[int]:
+    def _tokenize(self, prompt: gateway_pb2.Prompt, open_turn: bool) -> list[int]:
         if prompt.WhichOneof("kind") == "text":
             return self._tokenizer.encode(prompt.text)
-        return self._tokenizer.encode_chat([(message.role, message.content) for message in prompt.chat.messages])
+        messages = [(message.role, message.content) for message in prompt.chat.messages]
+        return self._tokenizer.encode_chat(messages, open_turn=open_turn)
 
 
 def _time_left(parameters: Parameters, spent_seconds: float) -> Duration | None:
@@ -146,13 +175,13 @@ def _time_left(parameters: Parameters, spent_seconds: float) -> Duration | None:
 
 
 def _engine_stopping(
-    parameters: Parameters, prompt_tokens: int, description: engine_pb2.GetEngineResponse
+    parameters: Parameters, prompt_tokens: int, description: engine_pb2.GetEngineResponse, request_blocks: int
 ) -> decoding_pb2.Stopping:
     rules, most = parameters.stopping, parameters.stopping.max_tokens
     if most is None:
         search = parameters.beam_search
         sequences = search.width if search else parameters.sampling.sample_count
-        most = _most_tokens(prompt_tokens, sequences, description)
+        most = _most_tokens(prompt_tokens, sequences, description, request_blocks)
     return decoding_pb2.Stopping(
         max_tokens=most,
         min_tokens=rules.min_tokens,
@@ -161,14 +190,16 @@ def _engine_stopping(
     )
 
 
-def _most_tokens(prompt_tokens: int, sequences: int, description: engine_pb2.GetEngineResponse) -> int:
+def _most_tokens(
+    prompt_tokens: int, sequences: int, description: engine_pb2.GetEngineResponse, request_blocks: int
+) -> int:
     """Return how many tokens fit after the prompt; at least 1, so that the engine says what does not fit.
 
     Samples and beams share the whole blocks of the prompt. The last token generated is never fed back, so it takes no
     slot.
     """
-    shared = min(prompt_tokens // description.block_size, description.device_blocks)
-    slots = (shared + (description.device_blocks - shared) // sequences) * description.block_size + 1
+    shared = min(prompt_tokens // description.block_size, request_blocks)
+    slots = (shared + (request_blocks - shared) // sequences) * description.block_size + 1
     return max(1, min(description.context_tokens, slots) - prompt_tokens)
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
+from services.gateway import pinned_prompts
 from services.gateway.engine_link import EngineLink
 from services.gateway.front_desk import FrontDesk
 from services.gateway.observer import GatewayObserver
-from services.gateway.servicer import GatewayServicer, RequestParser
+from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
 from services.gateway.tokenizer import Tokenizer
 from services.service import Readiness
@@ -23,10 +24,11 @@ class GatewayService:
     def __init__(self, settings: GatewaySettings, observer: GatewayObserver | None = None) -> None:
         """Make the server; it listens from `start` on, and is ready while the engine is there.
 
-        `observer` hears of its work.
+        `observer` hears of its work. Raises InvalidSetting when the file of prompts to pin is wrong.
         """
         self._settings = settings
         self._observer = observer or GatewayObserver()
+        self._pinned_prompts = pinned_prompts.read(settings.pinned_prompts)
         self._link = EngineLink(settings.engine, settings.link_timeout_seconds)
         self._desk: FrontDesk | None = None
         self.readiness = Readiness()
@@ -47,6 +49,15 @@ class GatewayService:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._link.run())
             tasks.create_task(self._follow())
+            tasks.create_task(self._pin())
+
+    async def _pin(self) -> None:
+        """Pin what the file says each time that the engine comes up: one that was restarted has lost it."""
+        pinned_for = 0
+        async for ready in self._link.readiness.changes():
+            while ready and self._desk and self._link.readiness.ready and pinned_for != self._link.sessions:
+                pinned_for = self._link.sessions  # it may come up again meanwhile
+                await pinned_prompts.pin_all(self._desk, self._pinned_prompts, MOST_ADMIN_SECONDS)
 
     async def _follow(self) -> None:
         async for ready in self._link.readiness.changes():

@@ -15,6 +15,9 @@ from services.gateway.utf8 import MalformedRequest, deserializer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+# Without a deadline of the caller's. Computing a long prefix behind a full queue takes its time.
+MOST_ADMIN_SECONDS = 60.0
+
 _SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
 
 
@@ -51,6 +54,13 @@ class GatewayServicer(pb_grpc.GatewayServicer):
                 device_blocks=engine.device_blocks,
                 dtype=engine.dtype,
             )
+
+    async def Admin(self, request: pb.AdminRequest, context: Context) -> pb.AdminResponse:  # noqa: N802
+        """Change what is pinned."""
+        async with translated(context):
+            _check_parsed(request)
+            left = context.time_remaining()
+            return await self._desk.administer(request, MOST_ADMIN_SECONDS if left is None else max(0.0, left))
 
 
 class RequestParser(grpc.aio.ServerInterceptor):

@@ -19,6 +19,9 @@ class GatewaySettings:
     link_timeout_seconds: float = setting(
         10.0, "Seconds without a message after which the engine counts as gone.", least=0.1
     )
+    pinned_prompts: str = setting(
+        "", "File of prompts to pin whenever the engine comes up, in JSON Lines. Empty: none."
+    )
     grace_seconds: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
 
     def __post_init__(self) -> None:

@@ -55,13 +55,14 @@ class Tokenizer:
         """Return the ids of a text, with the special tokens that the model expects around it."""
         return self._ids(text, add_special_tokens=True)
 
-    def render_chat(self, messages: Sequence[tuple[str, str]]) -> str:
+    def render_chat(self, messages: Sequence[tuple[str, str]], *, open_turn: bool = True) -> str:
         """Return the prompt text for pairs of role and content, oldest first. Raises ChatTemplateError."""
-        return self._chat_template.render(messages)
+        return self._chat_template.render(messages, open_turn=open_turn)
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[tuple[str, str]], *, open_turn: bool = True) -> list[int]:
         """Return the ids of the prompt for a conversation. Raises ChatTemplateError."""
-        return self._ids(self.render_chat(messages), add_special_tokens=False)  # the template has written them
+        text = self.render_chat(messages, open_turn=open_turn)
+        return self._ids(text, add_special_tokens=False)  # the template has written them
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD, ids that do not exist nothing."""

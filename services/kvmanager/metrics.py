@@ -72,6 +72,12 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session], _Values]], .
         lambda session: {(): session.pool.device.saved},
     ),
     (
+        "quire_kv_pinned_blocks",
+        "Blocks that pins hold, whoever else holds them.",
+        (),
+        lambda session: {(): session.pool.pinned_blocks},
+    ),
+    (
         "quire_kv_pool_connected",
         "1 while the engine's stream is there, 0 while its broken stream's lease runs.",
         (),

@@ -20,6 +20,7 @@ from kubernetes_validate import utils as kubernetes
 from services.cli.main import cli
 from services.cli.options import settings_from
 from services.engine.settings import EngineSettings
+from services.gateway.pinned_prompts import read
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 
@@ -39,7 +40,7 @@ TYPES: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineS
 PORTS = {"kvmanager": (50053, 9153), "engine": (50052, 9152), "gateway": (50051, 9151)}
 HEALTH = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
 # Settings that the chart itself makes.
-OF_THE_CHART = {"listen", "metrics_listen", "kvmanager", "engine", "model", "engine_id"}
+OF_THE_CHART = {"listen", "metrics_listen", "kvmanager", "engine", "model", "engine_id", "pinned_prompts"}
 
 OLDEST_ALLOWED = re.fullmatch(r">=(\d+\.\d+)\.0-0", ABOUT["kubeVersion"])[1]
 KUBERNETES = [
@@ -289,6 +290,7 @@ OTHER_VALUES = {
     "engine.runtimeClassName": "other",
     "engine.writableRootFilesystem": True,
     "gateway.replicas": 3,
+    "gateway.pinnedPrompts": [{"name": "support", "chat": [{"role": "system", "content": 'it\'s: "brief"\n'}]}],
     "gateway.service.type": "LoadBalancer",
 }
 for _component in TYPES:
@@ -660,6 +662,25 @@ def test_the_dashboards_are_in_a_config_map_that_grafana_finds(gpu: list[Object]
     assert {name: json.loads(text) for name, text in config_map["data"].items()} == {
         path.name: json.loads(path.read_text()) for path in DASHBOARDS
     }
+
+
+# Pinned prompts
+
+
+def test_prompts_to_pin_are_a_file_that_the_gateway_reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prompts = [
+        {"name": "a", "text": 'it\'s: "brief"\n# {{ x }}'},
+        {"name": "b", "token_ids": [1000000, 2], "salt": "s"},
+    ]
+    objects = render({"gateway": {"pinnedPrompts": prompts}})
+    ((name, text),) = only(objects, "ConfigMap")["data"].items()
+    assert [json.loads(line) for line in text.splitlines()] == prompts
+    (tmp_path / name).write_text(text)
+    assert [prompt.name for prompt in read(str(tmp_path / name))] == ["a", "b"]
+    settings, _ = parse("gateway", variables(containers(objects)["gateway"]), monkeypatch)
+    assert settings.pinned_prompts == f"/etc/quire/{name}"
+    mounted = volumes(pods(objects)["gateway"])["/etc/quire"]
+    assert mounted["configMap"] == {"name": only(objects, "ConfigMap")["metadata"]["name"]}
 
 
 # Notes

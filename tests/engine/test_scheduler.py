@@ -9,7 +9,9 @@ import kvmanager
 from engine.blocks import Copy, FreeReason, Refusal, StepItem, StepResult, TableChange
 from engine.errors import BlockManagerBroken, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
 from engine.plan import Copies, Sampled
+from engine.preemption import Preemption
 from engine.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
+from engine.roster import Roster
 from engine.scheduler import Limits, Scheduler
 from tests.engine.fake_runner import FakeRunner, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
@@ -23,8 +25,8 @@ BLOCK = 4
 class Rig(EngineInProcess):
     """An engine over a fake model, with a scheduler that checks itself."""
 
-    def __init__(self, device_blocks: int = 8, limits: Limits | None = None) -> None:
-        capacity = Capacity(CONTEXT, VOCABULARY, BLOCK, device_blocks)
+    def __init__(self, device_blocks: int = 8, limits: Limits | None = None, host_blocks: int = 0) -> None:
+        capacity = Capacity(CONTEXT, VOCABULARY, BLOCK, device_blocks, host_blocks)
         self.watched = WatchedScheduler(capacity, limits or Limits(16, 4, 6))
         self.runner = FakeRunner(BLOCK, VOCABULARY)
         self.steps: list[kvmanager.Step] = []
@@ -333,6 +335,76 @@ class TestOrder:
         rig.run()
         order = list(rig.finished)
         assert order.index("large") <= 4
+
+
+class TestStarvation:
+    """A new urgent request comes whenever one has ended, so that there is always one that waits."""
+
+    def order(self, aging: float, late: int, turns: int = 120) -> list[str]:
+        """Return the requests by their ends: one of class `late` among urgent ones of class 0, one at a time."""
+        rig = Rig(limits=Limits(16, 1, 50, priority_aging=aging))
+        rig.submit([1, 2, 3], 3, request_id="low", priority=late)
+        while rig.turns < turns:
+            if rig.scheduler.waiting < 3:
+                rig.submit([rig.turns % VOCABULARY] * 3, 3)
+            rig.turn()
+        rig.run()
+        return list(rig.finished)
+
+    def test_within_a_class_nobody_is_overtaken_for_ever(self) -> None:
+        assert self.order(aging=0.0, late=0)[0] == "low"
+
+    def test_without_aging_a_lower_class_waits_for_the_last_of_the_higher(self) -> None:
+        assert self.order(aging=0.0, late=1)[-1] == "low"
+
+    @pytest.mark.parametrize("late", [1, 2])
+    def test_with_aging_it_is_overtaken_only_by_those_who_came_in_its_time(self, late: int) -> None:
+        order, more = self.order(aging=20.0, late=late), self.order(aging=20.0, late=late, turns=300)
+        place = order.index("low")
+        assert 0 < place < len(order) - 1
+        assert more.index("low") == place, "however many come after them"
+
+    def test_the_order_is_kept_through_preemption(self) -> None:
+        rig = Rig(device_blocks=5, limits=Limits(16, 4, 6, priority_aging=5.0))
+        rig.submit([1] * 4, 14, request_id="old", priority=1, age=8)
+        rig.submit([2] * 4, 14, request_id="new", priority=0)
+        rig.run()
+        assert rig.finished["new"].preemptions > 0 == rig.finished["old"].preemptions
+        assert list(rig.finished) == ["old", "new"]
+
+
+class TestWatermark:
+    @pytest.mark.parametrize(("fraction", "ends_first"), [(0.0, "long"), (0.3, "short")])
+    def test_who_begins_beside_others_leaves_it_free(self, fraction: float, ends_first: str) -> None:
+        rig = Rig(device_blocks=10, limits=Limits(32, 4, 6, admission_watermark=fraction))
+        rig.submit([1] * 3, 8, request_id="short")
+        rig.turn()
+        rig.submit([2] * 28, 2, request_id="long")  # 8 blocks with the one that it may grow into
+        rig.run()
+        assert next(iter(rig.finished)) == ends_first
+
+    def test_who_is_alone_takes_all_there_is(self) -> None:
+        rig = Rig(limits=Limits(32, 4, 6, admission_watermark=0.5))
+        rig.submit([1] * 28, 4)
+        rig.run()
+        assert rig.finished["r0"].generated == 4
+
+    def test_who_comes_back_from_the_host_leaves_it_free_too(self) -> None:
+        preempted = []
+        for fraction in (0.0, 0.4):
+            limits = Limits(16, 4, 6, Preemption.SWAP, fraction)
+            rig = Rig(6, limits, host_blocks=12)
+            for number in range(3):
+                rig.submit([number] * 6, 12)
+            rig.run()
+            assert all(group.generated == 12 for group in rig.finished.values())
+            preempted.append(rig.scheduler.totals.preemptions)
+        assert preempted[1] < preempted[0]
+
+    @pytest.mark.parametrize(("blocks", "left_free"), [(99, 0), (100, 1), (299, 2)])
+    def test_of_a_small_pool_it_takes_no_block(self, blocks: int, left_free: int) -> None:
+        roster = Roster(Capacity(CONTEXT, VOCABULARY, BLOCK, blocks), Limits(admission_watermark=0.01))
+        assert roster.watermark == left_free
 
 
 @pytest.mark.parametrize("length", [3, 4, 5])

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.errors import InvalidRequest
+from engine.errors import InvalidPin, InvalidRequest, PinExists, PinTooLarge, UnknownPin
 from engine.preemption import Preemption
 from engine.request import BeamSearch, Capacity, FinishReason, Sampling
 from engine.scheduler import Limits
@@ -39,6 +39,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_sequences=st.integers(1, 6),
         host_blocks=st.integers(0, 12),
         preemption=st.sampled_from(Preemption),
+        watermark=st.sampled_from([0.0, 0.1, 0.5]),
+        aging=st.sampled_from([0.0, 2.0]),
     )
     def begin(
         self,
@@ -48,9 +50,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_sequences: int,
         host_blocks: int,
         preemption: Preemption,
+        watermark: float,
+        aging: float,
     ) -> None:
+        self.block_size = block_size
         capacity = Capacity(CONTEXT, VOCABULARY, block_size, device_blocks, host_blocks)
-        limits = Limits(token_budget, min(max_sequences, token_budget), preemption=preemption)
+        limits = Limits(token_budget, min(max_sequences, token_budget), 1024, preemption, watermark, aging)
         self.scheduler = WatchedScheduler(capacity, limits)
         self.runner = FakeRunner(block_size, VOCABULARY)
         self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
@@ -92,7 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         own = -(-(len(prompt) + max_tokens - 1) // capacity.block_size) - shared
         samples = min(samples, search.width) if search else samples
         sequences = search.width if search else samples
-        fits = shared + sequences * own <= capacity.device_blocks and sequences <= self.scheduler.limits.max_sequences
+        fits = shared + sequences * own <= capacity.unpinned_blocks and sequences <= self.scheduler.limits.max_sequences
         for _ in range(copies):
             seed = len(self.submitted)
             try:
@@ -125,6 +130,39 @@ class SchedulerMachine(RuleBasedStateMachine):
         if name not in self.engine.finished:
             self.cancelled.add(name)
         self.engine.scheduler.cancel(name)
+
+    @rule(
+        name=st.sampled_from("pq"),
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple),
+        salt=st.sampled_from([b"", b"", b"x"]),
+    )
+    def pin(self, name: str, prompt: tuple[int, ...], salt: bytes) -> None:
+        whole = prompt[: len(prompt) // self.block_size * self.block_size]
+        known = {pin.name: (pin.token_ids, pin.salt) for pin in self.scheduler.pins.listed()}
+        try:
+            self.scheduler.pin(name, prompt, salt, float(self.engine.turns))
+        except InvalidPin:
+            assert not whole
+        except PinExists:
+            assert known[name] != (whole, salt)
+        except PinTooLarge:
+            assert name not in known
+        else:
+            assert known.get(name, (whole, salt)) == (whole, salt)
+
+    @rule(name=st.sampled_from("pq"))
+    def unpin(self, name: str) -> None:
+        known = [pin.name for pin in self.scheduler.pins.listed()]
+        try:
+            self.scheduler.unpin(name)
+        except UnknownPin:
+            assert name not in known
+        else:
+            assert name in known
+
+    @rule()
+    def reset(self) -> None:
+        self.scheduler.reset(float(self.engine.turns))
 
     @rule(turns=st.integers(1, 4))
     def answer_slowly(self, turns: int) -> None:
@@ -193,6 +231,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             len(one.prompt) + (one.search.width if one.search else one.samples) * one.max_tokens
             for one in self.submitted.values()
         )
+        due += sum(len(pin.token_ids) for pin in self.scheduler.pins.listed())
         for _ in range(self.away + PATIENCE + TURNS_PER_TOKEN * due):
             if self.scheduler.empty and not self.away:
                 break

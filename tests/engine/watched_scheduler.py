@@ -1,5 +1,6 @@
 """A scheduler that checks its own laws at each move: the one place of the tests that looks inside it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import kvmanager
@@ -30,7 +31,9 @@ class WatchedScheduler(Scheduler):
         return plan
 
     def ask(self, plan: StepPlan | None) -> Step | None:
-        running, waiting = list(self._roster.running), list(self._roster.waiting)
+        computed = [one for one in self._roster.running if one.request.prefill_only and one.to_fork]
+        running = [one for one in self._roster.running if one not in computed]
+        waiting = list(self._roster.waiting)
         asking = self.asking
         step = super().ask(plan)
         assert not (asking and step), "one Step at a time"
@@ -50,8 +53,8 @@ class WatchedScheduler(Scheduler):
         self._check_states()
 
     def live(self) -> list[str]:
-        """Ids of the requests that have not ended."""
-        return list(self._roster.by_request)
+        """Ids of the requests that have not ended, but for those of pins."""
+        return [name for name, group in self._roster.by_request.items() if not group.request.prefill_only]
 
     def untold_ends(self) -> list[str]:
         """Ids of those whose end the next turn will tell."""
@@ -88,7 +91,7 @@ class WatchedScheduler(Scheduler):
         else:
             assert work.end <= group.common, "beyond what they have in common each computes for itself"
             fresh = [member.index for member in group.live if len(member.tokens) == work.end == group.common]
-            assert list(work.sample_indices) == fresh
+            assert list(work.sample_indices) == ([] if group.request.prefill_only else fresh)
             for member in group.live:
                 assert member.tokens[: work.end] == sequence.tokens[: work.end]
 
@@ -175,7 +178,8 @@ class WatchedScheduler(Scheduler):
         assert len({extend.group for extend in step.extends}) == len(step.extends), "one extend for a group"
 
     def _check_refusals_foreseen(self, asked: Step, result: StepResult) -> None:
-        refused = [(refusal.item, refusal.position) for refusal in result.refusals]
+        # A pin may be: what an audit has taken out meanwhile is not known here.
+        refused = [(one.item, one.position) for one in result.refusals if one.item is not StepItem.PIN]
         last = (StepItem.ALLOCATE, len(asked.allocates) - 1)
         assert set(refused) <= {last}, "the count is exact: only the last of the queue may ask in vain"
 
@@ -189,6 +193,17 @@ class WatchedScheduler(Scheduler):
             assert ours.committed == held.committed or ours.finish is not None
         mirror = self._roster.mirror
         assert (mirror.available, mirror.available_host) == (pool.device.available, pool.host.available)
+        self._check_pins(pool)
+
+    def _check_pins(self, pool: kvmanager.Pool) -> None:
+        pinned = {pin.name: list(pin.blocks) for pin in self.pins.listed() if pin.pinned}
+        leaving = {pin.name: list(pin.blocks) for pin in self.pins._leaving if pin.pinned}
+        assert not pinned.keys() & leaving.keys()
+        assert pinned | leaving == pool.books.pins
+        assert self.capacity.unpinned_blocks >= 0
+        for group in self._roster.by_request.values():
+            if not group.request.prefill_only:
+                assert self.capacity.most_blocks(group.request) <= self.capacity.unpinned_blocks
 
     def _holders(self) -> Iterable[Sequence]:
         groups = [*self._roster.running, *self._roster.waiting, *self._roster.admitting.values()]
@@ -203,7 +218,9 @@ class WatchedScheduler(Scheduler):
         assert [roster.waiting, roster.running, roster.admitting, self._asking.copies] == [[], [], {}, []]
         assert not roster.claims._owners
         assert not roster.claims._claims
-        assert roster.mirror.available == self.capacity.device_blocks
+        assert roster.mirror.available == self.capacity.unpinned_blocks
         assert roster.mirror.available_host == self.capacity.host_blocks
         assert not +roster.mirror._host_holders
-        assert not +roster.mirror._holders
+        pinned = Counter(block for pin in self.pins.listed() for block in pin.blocks)
+        assert +roster.mirror._holders == pinned
+        assert all(pin.pinned for pin in self.pins.listed())

@@ -37,6 +37,8 @@ NEVER_LEAVING = {
     *(engine_errors.RequestExists, engine_errors.InvalidRequest),
     *(engine_errors.FieldUnserved, engine_errors.QueueFull, engine_errors.EngineUnavailable),
     engine_errors.ConstraintFailed,
+    *(engine_errors.InvalidPin, engine_errors.PinExists, engine_errors.PinTooLarge, engine_errors.UnknownPin),
+    *(engine_errors.PinFailed, engine_errors.PinUnavailable),
     *(engine_errors.ModelUnsupported, engine_errors.BlockManagerBroken, engine_errors.CopyFailed),
 }
 
@@ -84,6 +86,12 @@ class PlayedEngine(engine_pb2_grpc.EngineServicer):
         for request in requests:
             if request.HasField("submission") and (step := self.end_of(request.submission)):
                 yield engine_pb2.ServeResponse(step=step)
+
+    def Admin(self, request: engine_pb2.EngineAdminRequest, context: Any) -> engine_pb2.EngineAdminResponse:  # noqa: N802
+        """End as the name of the pin to remove says."""
+        context.set_trailing_metadata(((errors.FIELD_METADATA, "a.field"),))
+        context.abort(Status[request.unpin_prefix.name], "in words")
+        raise AssertionError("abort raises")
 
     def end_of(self, submission: engine_pb2.Submission) -> engine_pb2.StepOutput | None:
         name = submission.request_id
@@ -160,6 +168,27 @@ def test_the_engines_word_reaches_the_client_with_its_status(
     blamed = "a.field" if request_id.startswith("REFUSAL") else None
     blamed = "constraint" if request_id.endswith("CONSTRAINT") else blamed
     assert dict(call.trailing_metadata()).get(errors.FIELD_METADATA) == blamed
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(Status.INVALID_ARGUMENT, Status.NOT_FOUND, Status.ALREADY_EXISTS, Status.RESOURCE_EXHAUSTED),
+        *(Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED, Status.INTERNAL),
+    ],
+)
+def test_what_an_operators_call_ends_with_at_the_engine_reaches_the_operator(
+    gateway: gateway_pb2_grpc.GatewayStub, code: Status
+) -> None:
+    assert administer(gateway, code) == (code, "in words", "a.field")
+
+
+def administer(gateway: gateway_pb2_grpc.GatewayStub, code: Status) -> tuple[Status, str, str]:
+    """Let the played engine end an operator's call with this status."""
+    with pytest.raises(grpc.RpcError) as caught:
+        gateway.Admin(gateway_pb2.AdminRequest(unpin_prefix={"name": code.name}), timeout=10)
+    error: Any = caught.value
+    return error.code(), error.details(), dict(error.trailing_metadata())[errors.FIELD_METADATA]
 
 
 def test_an_engine_that_shuts_down_makes_a_request_unavailable_not_finished(
@@ -266,6 +295,9 @@ PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
     errors.RequestIsLive: lambda gateway, _: while_unanswered(
         gateway, ("live",), lambda: generate(gateway, request_id="live")
     ),
+    errors.UnknownPin: lambda gateway, _: administer(gateway, Status.NOT_FOUND)[0],
+    errors.PinExists: lambda gateway, _: administer(gateway, Status.ALREADY_EXISTS)[0],
+    errors.PinTooLarge: lambda gateway, _: administer(gateway, Status.RESOURCE_EXHAUSTED)[0],
     errors.Overloaded: lambda gateway, _: while_unanswered(gateway, ("a", "b"), lambda: generate(gateway)),
     errors.Unavailable: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_BLOCK_MANAGER"),
     errors.DeadlinePassed: lambda gateway, _: generate(gateway, timeout=timedelta(seconds=0.05)),

@@ -48,6 +48,7 @@ SHOWN = {
         "quire_kv_slots": ("kind",),
         "quire_kv_shared_blocks": (),
         "quire_kv_saved_blocks": (),
+        "quire_kv_pinned_blocks": (),
         "quire_kv_pool_connected": (),
         "quire_kv_sequences": (),
         "quire_prefix_cache_queries": (),

@@ -78,7 +78,7 @@ def another_value(field: "dataclasses.Field[Any]") -> Any:
         return next(choice for choice in reversed(field.metadata["choices"]) if choice != field.default)
     if isinstance(field.default, str):
         return "something else"
-    return field.default + 3
+    return field.metadata["most"] or field.default + 3
 
 
 def parse(label: str, *arguments: str) -> Any:

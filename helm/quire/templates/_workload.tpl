@@ -36,9 +36,15 @@ spec:
       app.kubernetes.io/component: {{ $component }}
   template:
     metadata:
-      {{- with $values.podAnnotations }}
+      {{- if or $values.podAnnotations $values.pinnedPrompts }}
       annotations:
+        {{- with $values.podAnnotations }}
         {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- with $values.pinnedPrompts }}
+        # A pod reads the file when it starts: other prompts, other pods.
+        checksum/pinned-prompts: {{ toJson . | sha256sum }}
+        {{- end }}
       {{- end }}
       labels:
         {{- with $values.podLabels }}
@@ -137,6 +143,11 @@ spec:
             - name: shm
               mountPath: /dev/shm
             {{- end }}
+            {{- if $values.pinnedPrompts }}
+            - name: prompts
+              mountPath: /etc/quire
+              readOnly: true
+            {{- end }}
       volumes:
         - name: tmp
           emptyDir: {}
@@ -155,6 +166,11 @@ spec:
           emptyDir:
             medium: Memory
             sizeLimit: {{ . }}
+        {{- end }}
+        {{- if $values.pinnedPrompts }}
+        - name: prompts
+          configMap:
+            name: {{ include "quire.fullname" $root }}-prompts
         {{- end }}
       {{- with $values.runtimeClassName }}
       runtimeClassName: {{ . }}

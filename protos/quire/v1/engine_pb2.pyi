@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from quire.v1 import decoding_pb2 as _decoding_pb2
+from quire.v1 import pins_pb2 as _pins_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -328,6 +329,9 @@ class ServeResponse(_message.Message):
 
     STEP_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    REQUEST_BLOCKS_FIELD_NUMBER: _builtins.int
+    request_blocks: _builtins.int
+    """Blocks that one request can have at most: those of the pool that are neither pinned nor withheld."""
     @_builtins.property
     def step(self) -> Global___StepOutput:
         """News of one engine step."""
@@ -341,10 +345,11 @@ class ServeResponse(_message.Message):
         *,
         step: Global___StepOutput | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        request_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "kind", b"kind", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "kind", b"kind", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "kind", b"kind", "request_blocks", b"request_blocks", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["step", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -686,6 +691,110 @@ class RequestRefused(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestRefused: _TypeAlias = RequestRefused  # noqa: Y015
+
+@_typing.final
+class EngineAdminRequest(_message.Message):
+    """One thing to do to the prefix cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIN_PREFIX_FIELD_NUMBER: _builtins.int
+    UNPIN_PREFIX_FIELD_NUMBER: _builtins.int
+    RESET_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    LIST_PINNED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pin_prefix(self) -> Global___PinTokens:
+        """Computes a prefix and keeps it."""
+
+    @_builtins.property
+    def unpin_prefix(self) -> _pins_pb2.UnpinPrefix:
+        """Removes a pin."""
+
+    @_builtins.property
+    def reset_prefix_cache(self) -> _pins_pb2.ResetPrefixCache:
+        """Forgets the prefix cache."""
+
+    @_builtins.property
+    def list_pinned(self) -> _pins_pb2.ListPinned:
+        """Only tells what is pinned."""
+
+    def __init__(
+        self,
+        *,
+        pin_prefix: Global___PinTokens | None = ...,
+        unpin_prefix: _pins_pb2.UnpinPrefix | None = ...,
+        reset_prefix_cache: _pins_pb2.ResetPrefixCache | None = ...,
+        list_pinned: _pins_pb2.ListPinned | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "list_pinned", b"list_pinned", "pin_prefix", b"pin_prefix", "reset_prefix_cache", b"reset_prefix_cache", "unpin_prefix", b"unpin_prefix"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "list_pinned", b"list_pinned", "pin_prefix", b"pin_prefix", "reset_prefix_cache", b"reset_prefix_cache", "unpin_prefix", b"unpin_prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["pin_prefix", "unpin_prefix", "reset_prefix_cache", "list_pinned"]  # noqa: Y015
+    _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
+
+Global___EngineAdminRequest: _TypeAlias = EngineAdminRequest  # noqa: Y015
+
+@_typing.final
+class PinTokens(_message.Message):
+    """Pins the beginning of prompts, in whole blocks. The same again changes nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Unique at the engine. 1 to 128 bytes."""
+    salt: _builtins.bytes
+    """Enters the key of the first block: only requests of equal salt share it."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At least a block."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        salt: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "salt", b"salt", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinTokens: _TypeAlias = PinTokens  # noqa: Y015
+
+@_typing.final
+class EngineAdminResponse(_message.Message):
+    """What is pinned now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PINS_FIELD_NUMBER: _builtins.int
+    REQUEST_BLOCKS_FIELD_NUMBER: _builtins.int
+    request_blocks: _builtins.int
+    """Blocks that one request can have at most now."""
+    @_builtins.property
+    def pins(self) -> _containers.RepeatedCompositeFieldContainer[_pins_pb2.PinnedPrefix]:
+        """In the order of their declaration."""
+
+    def __init__(
+        self,
+        *,
+        pins: _abc.Iterable[_pins_pb2.PinnedPrefix] | None = ...,
+        request_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pins", b"pins", "request_blocks", b"request_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineAdminResponse: _TypeAlias = EngineAdminResponse  # noqa: Y015
 
 @_typing.final
 class GetEngineRequest(_message.Message):

@@ -45,6 +45,11 @@ class EngineStub:
                 request_serializer=quire_dot_v1_dot_engine__pb2.GetEngineRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_engine__pb2.GetEngineResponse.FromString,
                 _registered_method=True)
+        self.Admin = channel.unary_unary(
+                '/quire.v1.Engine/Admin',
+                request_serializer=quire_dot_v1_dot_engine__pb2.EngineAdminRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_engine__pb2.EngineAdminResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -66,6 +71,14 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Admin(self, request, context):
+        """Pins and unpins prefixes, forgets the prefix cache; returns when it is done, and what is pinned then. What was asked
+        for goes on when the call ends before. Errors as in Gateway.Admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.GetEngine,
                     request_deserializer=quire_dot_v1_dot_engine__pb2.GetEngineRequest.FromString,
                     response_serializer=quire_dot_v1_dot_engine__pb2.GetEngineResponse.SerializeToString,
+            ),
+            'Admin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Admin,
+                    request_deserializer=quire_dot_v1_dot_engine__pb2.EngineAdminRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_engine__pb2.EngineAdminResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +153,33 @@ class Engine:
             '/quire.v1.Engine/GetEngine',
             quire_dot_v1_dot_engine__pb2.GetEngineRequest.SerializeToString,
             quire_dot_v1_dot_engine__pb2.GetEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Admin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Engine/Admin',
+            quire_dot_v1_dot_engine__pb2.EngineAdminRequest.SerializeToString,
+            quire_dot_v1_dot_engine__pb2.EngineAdminResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class EngineStub:
     """
     GetEngine: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetEngineRequest, _engine_pb2.GetEngineResponse]
     """Describes the engine. UNAVAILABLE until the model is loaded."""
+    Admin: _grpc.UnaryUnaryMultiCallable[_engine_pb2.EngineAdminRequest, _engine_pb2.EngineAdminResponse]
+    """Pins and unpins prefixes, forgets the prefix cache; returns when it is done, and what is pinned then. What was asked
+    for goes on when the call ends before. Errors as in Gateway.Admin.
+    """
 
 @_typing.type_check_only
 class EngineAsyncStub(EngineStub):
@@ -51,6 +55,10 @@ class EngineAsyncStub(EngineStub):
     """
     GetEngine: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetEngineRequest, _engine_pb2.GetEngineResponse]  # type: ignore[assignment]
     """Describes the engine. UNAVAILABLE until the model is loaded."""
+    Admin: _aio.UnaryUnaryMultiCallable[_engine_pb2.EngineAdminRequest, _engine_pb2.EngineAdminResponse]  # type: ignore[assignment]
+    """Pins and unpins prefixes, forgets the prefix cache; returns when it is done, and what is pinned then. What was asked
+    for goes on when the call ends before. Errors as in Gateway.Admin.
+    """
 
 class EngineServicer(metaclass=_abc_1.ABCMeta):
     """One model on one accelerator group."""
@@ -72,5 +80,15 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.GetEngineResponse, _abc.Awaitable[_engine_pb2.GetEngineResponse]]:
         """Describes the engine. UNAVAILABLE until the model is loaded."""
+
+    @_abc_1.abstractmethod
+    def Admin(
+        self,
+        request: _engine_pb2.EngineAdminRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.EngineAdminResponse, _abc.Awaitable[_engine_pb2.EngineAdminResponse]]:
+        """Pins and unpins prefixes, forgets the prefix cache; returns when it is done, and what is pinned then. What was asked
+        for goes on when the call ends before. Errors as in Gateway.Admin.
+        """
 
 def add_EngineServicer_to_server(servicer: EngineServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

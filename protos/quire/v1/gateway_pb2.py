@@ -24,53 +24,60 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from quire.v1 import decoding_pb2 as quire_dot_v1_dot_decoding__pb2
+from quire.v1 import pins_pb2 as quire_dot_v1_dot_pins__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/gateway.proto\x12\x08quire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17quire/v1/decoding.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"/\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.quire.v1.ChatMessage\"i\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x12.quire.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.quire.v1.ChatH\x00\x42\x06\n\x04kind\"\x95\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1b\n\x0especial_tokens\x18\x03 \x01(\x08H\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x11\n\x0f_special_tokens\"\x1c\n\x0c\x43\x61\x63heOptions\x12\x0c\n\x04salt\x18\x01 \x01(\t\"\xc8\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x06prompt\x18\x03 \x01(\x0b\x32\x10.quire.v1.Prompt\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.quire.v1.Sampling\x12)\n\x0blogit_rules\x18\x05 \x01(\x0b\x32\x14.quire.v1.LogitRules\x12)\n\x0b\x62\x65\x61m_search\x18\x06 \x01(\x0b\x32\x14.quire.v1.BeamSearch\x12.\n\nconstraint\x18\x07 \x01(\x0b\x32\x1a.quire.v1.OutputConstraint\x12$\n\x08stopping\x18\x08 \x01(\x0b\x32\x12.quire.v1.Stopping\x12\'\n\x06output\x18\t \x01(\x0b\x32\x17.quire.v1.OutputOptions\x12%\n\x05\x63\x61\x63he\x18\n \x01(\x0b\x32\x16.quire.v1.CacheOptions\x12\x15\n\x08priority\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_priority\"\xc0\x01\n\x10GenerateResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.quire.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.quire.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.quire.v1.FinishedH\x00\x12\x33\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x18.quire.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\x94\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x15\n\rcached_tokens\x18\x04 \x01(\x05\x12$\n\x08sampling\x18\x05 \x01(\x0b\x32\x12.quire.v1.Sampling\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\"S\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\x05\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"c\n\x05\x44\x65lta\x12\x0e\n\x06sample\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"u\n\x08\x46inished\x12\'\n\x07samples\x18\x01 \x03(\x0b\x32\x16.quire.v1.SampleFinish\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.quire.v1.Usage\x12 \n\x06timing\x18\x03 \x01(\x0b\x32\x10.quire.v1.Timing\"\x9f\x01\n\x0cSampleFinish\x12\x0e\n\x06sample\x18\x01 \x01(\x05\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.quire.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\x05H\x00\x12\x12\n\x05score\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07matchedB\x08\n\x06_score\"\x82\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x18\n\x10generated_tokens\x18\x03 \x01(\x05\x12\x19\n\x11recomputed_tokens\x18\x04 \x01(\x05\x12\x16\n\x0eswapped_tokens\x18\x05 \x01(\x05\"\x81\x02\n\x06Timing\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x05\"B\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12 \n\x06prompt\x18\x02 \x01(\x0b\x32\x10.quire.v1.Prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x8c\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\x05\x12\x12\n\nblock_size\x18\x04 \x01(\x05\x12\x15\n\rdevice_blocks\x18\x05 \x01(\x05\x12\r\n\x05\x64type\x18\x06 \x01(\t2\xd4\x01\n\x07Gateway\x12\x43\n\x08Generate\x12\x19.quire.v1.GenerateRequest\x1a\x1a.quire.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.quire.v1.TokenizeRequest\x1a\x1a.quire.v1.TokenizeResponse\x12\x41\n\x08GetModel\x12\x19.quire.v1.GetModelRequest\x1a\x1a.quire.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/gateway.proto\x12\x08quire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17quire/v1/decoding.proto\x1a\x13quire/v1/pins.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"/\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.quire.v1.ChatMessage\"i\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x12.quire.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.quire.v1.ChatH\x00\x42\x06\n\x04kind\"\x95\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1b\n\x0especial_tokens\x18\x03 \x01(\x08H\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x11\n\x0f_special_tokens\"\x1c\n\x0c\x43\x61\x63heOptions\x12\x0c\n\x04salt\x18\x01 \x01(\t\"\xc8\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x06prompt\x18\x03 \x01(\x0b\x32\x10.quire.v1.Prompt\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.quire.v1.Sampling\x12)\n\x0blogit_rules\x18\x05 \x01(\x0b\x32\x14.quire.v1.LogitRules\x12)\n\x0b\x62\x65\x61m_search\x18\x06 \x01(\x0b\x32\x14.quire.v1.BeamSearch\x12.\n\nconstraint\x18\x07 \x01(\x0b\x32\x1a.quire.v1.OutputConstraint\x12$\n\x08stopping\x18\x08 \x01(\x0b\x32\x12.quire.v1.Stopping\x12\'\n\x06output\x18\t \x01(\x0b\x32\x17.quire.v1.OutputOptions\x12%\n\x05\x63\x61\x63he\x18\n \x01(\x0b\x32\x16.quire.v1.CacheOptions\x12\x15\n\x08priority\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_priority\"\xc0\x01\n\x10GenerateResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.quire.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.quire.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.quire.v1.FinishedH\x00\x12\x33\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x18.quire.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\x94\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x15\n\rcached_tokens\x18\x04 \x01(\x05\x12$\n\x08sampling\x18\x05 \x01(\x0b\x32\x12.quire.v1.Sampling\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\"S\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\x05\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"c\n\x05\x44\x65lta\x12\x0e\n\x06sample\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"u\n\x08\x46inished\x12\'\n\x07samples\x18\x01 \x03(\x0b\x32\x16.quire.v1.SampleFinish\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.quire.v1.Usage\x12 \n\x06timing\x18\x03 \x01(\x0b\x32\x10.quire.v1.Timing\"\x9f\x01\n\x0cSampleFinish\x12\x0e\n\x06sample\x18\x01 \x01(\x05\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.quire.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\x05H\x00\x12\x12\n\x05score\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07matchedB\x08\n\x06_score\"\x82\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x18\n\x10generated_tokens\x18\x03 \x01(\x05\x12\x19\n\x11recomputed_tokens\x18\x04 \x01(\x05\x12\x16\n\x0eswapped_tokens\x18\x05 \x01(\x05\"\x81\x02\n\x06Timing\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x05\"B\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12 \n\x06prompt\x18\x02 \x01(\x0b\x32\x10.quire.v1.Prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\xe8\x01\n\x0c\x41\x64minRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\npin_prefix\x18\x02 \x01(\x0b\x32\x13.quire.v1.PinPromptH\x00\x12-\n\x0cunpin_prefix\x18\x03 \x01(\x0b\x32\x15.quire.v1.UnpinPrefixH\x00\x12\x38\n\x12reset_prefix_cache\x18\x04 \x01(\x0b\x32\x1a.quire.v1.ResetPrefixCacheH\x00\x12+\n\x0blist_pinned\x18\x05 \x01(\x0b\x32\x14.quire.v1.ListPinnedH\x00\x42\x08\n\x06\x61\x63tion\"I\n\tPinPrompt\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06prompt\x18\x02 \x01(\x0b\x32\x10.quire.v1.Prompt\x12\x0c\n\x04salt\x18\x03 \x01(\t\"5\n\rAdminResponse\x12$\n\x04pins\x18\x01 \x03(\x0b\x32\x16.quire.v1.PinnedPrefix\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x8c\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\x05\x12\x12\n\nblock_size\x18\x04 \x01(\x05\x12\x15\n\rdevice_blocks\x18\x05 \x01(\x05\x12\r\n\x05\x64type\x18\x06 \x01(\t2\x8e\x02\n\x07Gateway\x12\x43\n\x08Generate\x12\x19.quire.v1.GenerateRequest\x1a\x1a.quire.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.quire.v1.TokenizeRequest\x1a\x1a.quire.v1.TokenizeResponse\x12\x41\n\x08GetModel\x12\x19.quire.v1.GetModelRequest\x1a\x1a.quire.v1.GetModelResponse\x12\x38\n\x05\x41\x64min\x12\x16.quire.v1.AdminRequest\x1a\x17.quire.v1.AdminResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.gateway_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENIDS']._serialized_start=93
-  _globals['_TOKENIDS']._serialized_end=116
-  _globals['_CHATMESSAGE']._serialized_start=118
-  _globals['_CHATMESSAGE']._serialized_end=162
-  _globals['_CHAT']._serialized_start=164
-  _globals['_CHAT']._serialized_end=211
-  _globals['_PROMPT']._serialized_start=213
-  _globals['_PROMPT']._serialized_end=318
-  _globals['_OUTPUTOPTIONS']._serialized_start=321
-  _globals['_OUTPUTOPTIONS']._serialized_end=470
-  _globals['_CACHEOPTIONS']._serialized_start=472
-  _globals['_CACHEOPTIONS']._serialized_end=500
-  _globals['_GENERATEREQUEST']._serialized_start=503
-  _globals['_GENERATEREQUEST']._serialized_end=959
-  _globals['_GENERATERESPONSE']._serialized_start=962
-  _globals['_GENERATERESPONSE']._serialized_end=1154
-  _globals['_STARTED']._serialized_start=1157
-  _globals['_STARTED']._serialized_end=1305
-  _globals['_PROMPTLOGPROBS']._serialized_start=1307
-  _globals['_PROMPTLOGPROBS']._serialized_end=1390
-  _globals['_DELTA']._serialized_start=1392
-  _globals['_DELTA']._serialized_end=1491
-  _globals['_FINISHED']._serialized_start=1493
-  _globals['_FINISHED']._serialized_end=1610
-  _globals['_SAMPLEFINISH']._serialized_start=1613
-  _globals['_SAMPLEFINISH']._serialized_end=1772
-  _globals['_USAGE']._serialized_start=1775
-  _globals['_USAGE']._serialized_end=1905
-  _globals['_TIMING']._serialized_start=1908
-  _globals['_TIMING']._serialized_end=2165
-  _globals['_TOKENIZEREQUEST']._serialized_start=2167
-  _globals['_TOKENIZEREQUEST']._serialized_end=2233
-  _globals['_TOKENIZERESPONSE']._serialized_start=2235
-  _globals['_TOKENIZERESPONSE']._serialized_end=2272
-  _globals['_GETMODELREQUEST']._serialized_start=2274
-  _globals['_GETMODELREQUEST']._serialized_end=2306
-  _globals['_GETMODELRESPONSE']._serialized_start=2309
-  _globals['_GETMODELRESPONSE']._serialized_end=2449
-  _globals['_GATEWAY']._serialized_start=2452
-  _globals['_GATEWAY']._serialized_end=2664
+  _globals['_TOKENIDS']._serialized_start=114
+  _globals['_TOKENIDS']._serialized_end=137
+  _globals['_CHATMESSAGE']._serialized_start=139
+  _globals['_CHATMESSAGE']._serialized_end=183
+  _globals['_CHAT']._serialized_start=185
+  _globals['_CHAT']._serialized_end=232
+  _globals['_PROMPT']._serialized_start=234
+  _globals['_PROMPT']._serialized_end=339
+  _globals['_OUTPUTOPTIONS']._serialized_start=342
+  _globals['_OUTPUTOPTIONS']._serialized_end=491
+  _globals['_CACHEOPTIONS']._serialized_start=493
+  _globals['_CACHEOPTIONS']._serialized_end=521
+  _globals['_GENERATEREQUEST']._serialized_start=524
+  _globals['_GENERATEREQUEST']._serialized_end=980
+  _globals['_GENERATERESPONSE']._serialized_start=983
+  _globals['_GENERATERESPONSE']._serialized_end=1175
+  _globals['_STARTED']._serialized_start=1178
+  _globals['_STARTED']._serialized_end=1326
+  _globals['_PROMPTLOGPROBS']._serialized_start=1328
+  _globals['_PROMPTLOGPROBS']._serialized_end=1411
+  _globals['_DELTA']._serialized_start=1413
+  _globals['_DELTA']._serialized_end=1512
+  _globals['_FINISHED']._serialized_start=1514
+  _globals['_FINISHED']._serialized_end=1631
+  _globals['_SAMPLEFINISH']._serialized_start=1634
+  _globals['_SAMPLEFINISH']._serialized_end=1793
+  _globals['_USAGE']._serialized_start=1796
+  _globals['_USAGE']._serialized_end=1926
+  _globals['_TIMING']._serialized_start=1929
+  _globals['_TIMING']._serialized_end=2186
+  _globals['_TOKENIZEREQUEST']._serialized_start=2188
+  _globals['_TOKENIZEREQUEST']._serialized_end=2254
+  _globals['_TOKENIZERESPONSE']._serialized_start=2256
+  _globals['_TOKENIZERESPONSE']._serialized_end=2293
+  _globals['_ADMINREQUEST']._serialized_start=2296
+  _globals['_ADMINREQUEST']._serialized_end=2528
+  _globals['_PINPROMPT']._serialized_start=2530
+  _globals['_PINPROMPT']._serialized_end=2603
+  _globals['_ADMINRESPONSE']._serialized_start=2605
+  _globals['_ADMINRESPONSE']._serialized_end=2658
+  _globals['_GETMODELREQUEST']._serialized_start=2660
+  _globals['_GETMODELREQUEST']._serialized_end=2692
+  _globals['_GETMODELRESPONSE']._serialized_start=2695
+  _globals['_GETMODELRESPONSE']._serialized_end=2835
+  _globals['_GATEWAY']._serialized_start=2838
+  _globals['_GATEWAY']._serialized_end=3108
 # @@protoc_insertion_point(module_scope)

@@ -13,6 +13,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from quire.v1 import decoding_pb2 as _decoding_pb2
+from quire.v1 import pins_pb2 as _pins_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -668,6 +669,112 @@ class TokenizeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
+
+@_typing.final
+class AdminRequest(_message.Message):
+    """One thing to do to the prefix cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PIN_PREFIX_FIELD_NUMBER: _builtins.int
+    UNPIN_PREFIX_FIELD_NUMBER: _builtins.int
+    RESET_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    LIST_PINNED_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of a served model. Empty: the only one."""
+    @_builtins.property
+    def pin_prefix(self) -> Global___PinPrompt:
+        """Computes a prefix and keeps it."""
+
+    @_builtins.property
+    def unpin_prefix(self) -> _pins_pb2.UnpinPrefix:
+        """Removes a pin."""
+
+    @_builtins.property
+    def reset_prefix_cache(self) -> _pins_pb2.ResetPrefixCache:
+        """Forgets the prefix cache."""
+
+    @_builtins.property
+    def list_pinned(self) -> _pins_pb2.ListPinned:
+        """Only tells what is pinned."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        pin_prefix: Global___PinPrompt | None = ...,
+        unpin_prefix: _pins_pb2.UnpinPrefix | None = ...,
+        reset_prefix_cache: _pins_pb2.ResetPrefixCache | None = ...,
+        list_pinned: _pins_pb2.ListPinned | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "list_pinned", b"list_pinned", "pin_prefix", b"pin_prefix", "reset_prefix_cache", b"reset_prefix_cache", "unpin_prefix", b"unpin_prefix"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "list_pinned", b"list_pinned", "model", b"model", "pin_prefix", b"pin_prefix", "reset_prefix_cache", b"reset_prefix_cache", "unpin_prefix", b"unpin_prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["pin_prefix", "unpin_prefix", "reset_prefix_cache", "list_pinned"]  # noqa: Y015
+    _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
+
+Global___AdminRequest: _TypeAlias = AdminRequest  # noqa: Y015
+
+@_typing.final
+class PinPrompt(_message.Message):
+    """Pins the beginning of prompts, in whole blocks. The same again changes nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Unique at the engine. 1 to 128 bytes."""
+    salt: _builtins.str
+    """Only requests of this salt share it. Default empty."""
+    @_builtins.property
+    def prompt(self) -> Global___Prompt:
+        """What the requests begin with, given as they give it. At least a block of tokens. A chat gets no opened turn of the
+        assistant, so that conversations can go on from it.
+        """
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        prompt: Global___Prompt | None = ...,
+        salt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "prompt", b"prompt", "salt", b"salt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinPrompt: _TypeAlias = PinPrompt  # noqa: Y015
+
+@_typing.final
+class AdminResponse(_message.Message):
+    """What is pinned now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PINS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pins(self) -> _containers.RepeatedCompositeFieldContainer[_pins_pb2.PinnedPrefix]:
+        """In the order of their declaration."""
+
+    def __init__(
+        self,
+        *,
+        pins: _abc.Iterable[_pins_pb2.PinnedPrefix] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pins", b"pins"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminResponse: _TypeAlias = AdminResponse  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):

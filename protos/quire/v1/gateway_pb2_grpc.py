@@ -50,6 +50,11 @@ class GatewayStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.Admin = channel.unary_unary(
+                '/quire.v1.Gateway/Admin',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.AdminRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.AdminResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer:
@@ -83,6 +88,19 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Admin(self, request, context):
+        """What operators do to the prefix cache of a model's engine; returns when it is done, and what is pinned then. Without
+        a deadline it may take a minute. A pin that is not done by then is still being made: ask again, or list.
+
+        INVALID_ARGUMENT: a field is out of range, or the prompt is shorter than a block. NOT_FOUND: unknown model, or
+        nothing is pinned under the name. ALREADY_EXISTS: the name is in use for another prefix; the same one again is
+        fine. RESOURCE_EXHAUSTED: the pool has no room for it beside what is pinned and live. UNAVAILABLE: the engine or its
+        block manager is away. DEADLINE_EXCEEDED: it takes longer. INTERNAL: computing it failed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -100,6 +118,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.GetModelRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.GetModelResponse.SerializeToString,
+            ),
+            'Admin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Admin,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.AdminRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.AdminResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -184,6 +207,33 @@ class Gateway:
             '/quire.v1.Gateway/GetModel',
             quire_dot_v1_dot_gateway__pb2.GetModelRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Admin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Gateway/Admin',
+            quire_dot_v1_dot_gateway__pb2.AdminRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.AdminResponse.FromString,
             options,
             channel_credentials,
             insecure,

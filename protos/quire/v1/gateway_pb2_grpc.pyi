@@ -50,6 +50,15 @@ class GatewayStub:
     """Turns a prompt into the token ids that Generate would use. Errors as in Generate."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetModelRequest, _gateway_pb2.GetModelResponse]
     """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engine is away."""
+    Admin: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.AdminRequest, _gateway_pb2.AdminResponse]
+    """What operators do to the prefix cache of a model's engine; returns when it is done, and what is pinned then. Without
+    a deadline it may take a minute. A pin that is not done by then is still being made: ask again, or list.
+
+    INVALID_ARGUMENT: a field is out of range, or the prompt is shorter than a block. NOT_FOUND: unknown model, or
+    nothing is pinned under the name. ALREADY_EXISTS: the name is in use for another prefix; the same one again is
+    fine. RESOURCE_EXHAUSTED: the pool has no room for it beside what is pinned and live. UNAVAILABLE: the engine or its
+    block manager is away. DEADLINE_EXCEEDED: it takes longer. INTERNAL: computing it failed.
+    """
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
@@ -69,6 +78,15 @@ class GatewayAsyncStub(GatewayStub):
     """Turns a prompt into the token ids that Generate would use. Errors as in Generate."""
     GetModel: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetModelRequest, _gateway_pb2.GetModelResponse]  # type: ignore[assignment]
     """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engine is away."""
+    Admin: _aio.UnaryUnaryMultiCallable[_gateway_pb2.AdminRequest, _gateway_pb2.AdminResponse]  # type: ignore[assignment]
+    """What operators do to the prefix cache of a model's engine; returns when it is done, and what is pinned then. Without
+    a deadline it may take a minute. A pin that is not done by then is still being made: ask again, or list.
+
+    INVALID_ARGUMENT: a field is out of range, or the prompt is shorter than a block. NOT_FOUND: unknown model, or
+    nothing is pinned under the name. ALREADY_EXISTS: the name is in use for another prefix; the same one again is
+    fine. RESOURCE_EXHAUSTED: the pool has no room for it beside what is pinned and live. UNAVAILABLE: the engine or its
+    block manager is away. DEADLINE_EXCEEDED: it takes longer. INTERNAL: computing it failed.
+    """
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
     """Text in, streamed text out."""
@@ -103,5 +121,20 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.GetModelResponse, _abc.Awaitable[_gateway_pb2.GetModelResponse]]:
         """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engine is away."""
+
+    @_abc_1.abstractmethod
+    def Admin(
+        self,
+        request: _gateway_pb2.AdminRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.AdminResponse, _abc.Awaitable[_gateway_pb2.AdminResponse]]:
+        """What operators do to the prefix cache of a model's engine; returns when it is done, and what is pinned then. Without
+        a deadline it may take a minute. A pin that is not done by then is still being made: ask again, or list.
+
+        INVALID_ARGUMENT: a field is out of range, or the prompt is shorter than a block. NOT_FOUND: unknown model, or
+        nothing is pinned under the name. ALREADY_EXISTS: the name is in use for another prefix; the same one again is
+        fine. RESOURCE_EXHAUSTED: the pool has no room for it beside what is pinned and live. UNAVAILABLE: the engine or its
+        block manager is away. DEADLINE_EXCEEDED: it takes longer. INTERNAL: computing it failed.
+        """
 
 def add_GatewayServicer_to_server(servicer: GatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

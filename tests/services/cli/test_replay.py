@@ -54,10 +54,10 @@ class RecordedEngine(EngineInProcess):
         return path
 
 
-def busy_engine(seed: int, device_blocks: int = 16) -> RecordedEngine:
+def busy_engine(seed: int, device_blocks: int = 16, watermark: float = 0.0) -> RecordedEngine:
     """An engine that has served random requests with common beginnings, in a pool that is too small for all."""
     draw = random.Random(seed)
-    engine = RecordedEngine(device_blocks, Limits(token_budget=16, max_sequences=6))
+    engine = RecordedEngine(device_blocks, Limits(token_budget=16, max_sequences=6, admission_watermark=watermark))
     openings = [[draw.randrange(1, VOCABULARY) for _ in range(draw.randint(4, 20))] for _ in range(3)]
     for _ in range(30):
         prompt = draw.choice(openings) + [draw.randrange(1, VOCABULARY) for _ in range(draw.randint(1, 9))]
@@ -80,7 +80,7 @@ def figures(*arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_requests_run_again_with_the_same_settings_come_to_the_same_figures(seed: int, tmp_path: Path) -> None:
-    engine = busy_engine(seed)
+    engine = busy_engine(seed, watermark=0.2 * (seed % 2))
     totals, pool = engine.scheduler.totals, engine.blocks.session.totals
     said = figures(engine.save(tmp_path))
     assert said["hit_tokens"] == totals.cached_tokens > 0
@@ -114,6 +114,8 @@ def test_requests_can_be_run_with_other_settings(tmp_path: Path) -> None:
     assert with_host["hit_tokens"] >= same["hit_tokens"]
     one_by_one = figures(path, "--max-sequences", 1, "--token-budget", 8)
     assert one_by_one["steps"] > same["steps"]
+    cautious = figures(path, "--admission-watermark", 0.5)
+    assert cautious["preemptions"] < same["preemptions"]
     tiny = figures(path, "--device-blocks", 6)
     assert tiny["refused"] > 0
     assert tiny["refused"] + tiny["requests"] == same["requests"]

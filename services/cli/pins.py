@@ -1,0 +1,50 @@
+"""The commands for operators of the prefix cache: pin, unpin, pins, reset-cache."""
+
+import click
+import grpc
+
+from quire.v1 import gateway_pb2, gateway_pb2_grpc, pins_pb2
+from services import transport
+from services.cli.talk import fail
+
+
+async def pin(text: str, name: str, *, system: bool, salt: str, address: str, model: str, timeout: float) -> int:
+    """Pin a prefix, and list what is pinned; return the exit status."""
+    prompt = gateway_pb2.Prompt()
+    if system:
+        prompt.chat.messages.add(role="system", content=text)
+    else:
+        prompt.text = text
+    given = gateway_pb2.PinPrompt(name=name, prompt=prompt, salt=salt)
+    return await _ask(gateway_pb2.AdminRequest(model=model, pin_prefix=given), address, timeout)
+
+
+async def unpin(name: str, *, address: str, model: str, timeout: float) -> int:
+    """Remove a pin, and list what is pinned; return the exit status."""
+    given = pins_pb2.UnpinPrefix(name=name)
+    return await _ask(gateway_pb2.AdminRequest(model=model, unpin_prefix=given), address, timeout)
+
+
+async def pins(*, address: str, model: str, timeout: float) -> int:
+    """List what is pinned; return the exit status."""
+    return await _ask(gateway_pb2.AdminRequest(model=model, list_pinned=pins_pb2.ListPinned()), address, timeout)
+
+
+async def reset_cache(*, address: str, model: str, timeout: float) -> int:
+    """Forget the prefix cache, and list what is pinned; return the exit status."""
+    reset = pins_pb2.ResetPrefixCache()
+    return await _ask(gateway_pb2.AdminRequest(model=model, reset_prefix_cache=reset), address, timeout)
+
+
+async def _ask(request: gateway_pb2.AdminRequest, address: str, timeout: float) -> int:
+    try:
+        async with transport.channel(address) as channel:
+            response = await gateway_pb2_grpc.GatewayStub(channel).Admin(request, timeout=timeout)
+    except grpc.aio.AioRpcError as error:
+        return fail(address, error)
+    for one in response.pins:
+        where = f"in {len(one.block_ids)} blocks" if one.pinned else "being computed"
+        click.echo(f"{one.name}: {one.token_count} tokens, {where}")
+    if not response.pins:
+        click.echo("nothing is pinned", err=True)
+    return 0

@@ -1,0 +1,116 @@
+"""What operators ask of an engine's prefix cache: begun on the engine's thread, and answered when it is done."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from engine import errors as engine_errors
+from engine.pins import PinnedPrefix
+from engine.scheduler import Scheduler
+from quire.v1 import engine_pb2 as pb
+from quire.v1 import pins_pb2
+from services.errors import (
+    GenerationFailed,
+    InvalidField,
+    PinExists,
+    PinTooLarge,
+    ServiceError,
+    Unavailable,
+    UnknownPin,
+)
+
+_ERRORS: dict[type[engine_errors.PinRefused], type[ServiceError]] = {
+    engine_errors.InvalidPin: InvalidField,
+    engine_errors.PinExists: PinExists,
+    engine_errors.PinTooLarge: PinTooLarge,
+    engine_errors.UnknownPin: UnknownPin,
+    engine_errors.PinFailed: GenerationFailed,
+    engine_errors.PinUnavailable: Unavailable,
+}
+
+_Answer = asyncio.Future[pb.EngineAdminResponse]
+
+
+class Administration:
+    """Requests that were begun, until they are done. Only the engine's thread calls it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._begun: list[tuple[Callable[[], bool], str, _Answer]] = []
+
+    def begin(self, request: pb.EngineAdminRequest, answer: _Answer, now: float) -> None:
+        """Do what is asked for; `answer` hears of it once it is done, or why not. Nobody cancels what was begun."""
+        action = request.WhichOneof("action") or ""
+        try:
+            self._begun.append((self._do(request, action, now), action, answer))
+        except (engine_errors.PinRefused, InvalidField) as error:
+            _settle(answer, error=_told(error, action))
+
+    def look(self) -> None:
+        """Answer what is done by now."""
+        self._begun = [one for one in self._begun if not self._is_over(*one)]
+
+    def _do(self, request: pb.EngineAdminRequest, action: str, now: float) -> Callable[[], bool]:
+        """Begin what is asked for, and return how to see whether it is done."""
+        scheduler = self._scheduler
+        match action:
+            case "pin_prefix":
+                given = request.pin_prefix
+                pin = scheduler.pin(given.name, tuple(given.token_ids), given.salt, now)
+                return lambda: _is_pinned(pin)
+            case "unpin_prefix":
+                scheduler.unpin(request.unpin_prefix.name)
+            case "reset_prefix_cache":
+                scheduler.reset(now)
+            case "list_pinned":
+                return lambda: True
+            case _:
+                raise InvalidField("action is missing", "action")
+        number = scheduler.pins.changes
+        return lambda: scheduler.pins.changes_done >= number
+
+    def _is_over(self, is_done: Callable[[], bool], action: str, answer: _Answer) -> bool:
+        try:
+            if not is_done():
+                return answer.done()  # whoever asked has left
+        except engine_errors.PinRefused as error:
+            _settle(answer, error=_told(error, action))
+        else:
+            _settle(answer, response=self._response())
+        return True
+
+    def _response(self) -> pb.EngineAdminResponse:
+        scheduler = self._scheduler
+        pins = map(_pin_message, scheduler.pins.listed())
+        return pb.EngineAdminResponse(pins=pins, request_blocks=scheduler.capacity.unpinned_blocks)
+
+
+def _is_pinned(pin: PinnedPrefix) -> bool:
+    if pin.failure is not None:
+        raise pin.failure
+    return pin.pinned
+
+
+def _told(error: engine_errors.PinRefused | InvalidField, action: str) -> ServiceError:
+    if isinstance(error, InvalidField):
+        return error
+    return _ERRORS[type(error)](str(error), f"{action}.{error.field}" if error.field else "")
+
+
+def _settle(answer: _Answer, **outcome: Any) -> None:
+    answer.get_loop().call_soon_threadsafe(lambda: _set(answer, **outcome))
+
+
+def _set(answer: _Answer, response: pb.EngineAdminResponse | None = None, error: ServiceError | None = None) -> None:
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    elif response is not None:
+        answer.set_result(response)
+
+
+def _pin_message(pin: PinnedPrefix) -> pins_pb2.PinnedPrefix:
+    return pins_pb2.PinnedPrefix(
+        name=pin.name, token_count=len(pin.token_ids), salt=pin.salt, block_ids=pin.blocks, pinned=pin.pinned
+    )

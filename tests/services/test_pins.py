@@ -1,0 +1,238 @@
+"""Pinned prefixes from end to end: operators' calls, a file of prompts, the command line, and services that go away."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+
+from quire.v1 import engine_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc, pins_pb2
+from services.cli.main import cli
+from services.gateway.pinned_prompts import read
+from services.settings import InvalidSetting
+from tests.load import prompt_request
+from tests.running_quire import START_SECONDS, RunningQuire, RunningService, launch
+from tests.services.test_errors import failure_of
+
+Status = grpc.StatusCode
+TEXT = "You are a careful assistant, who answers in whole sentences and never makes anything up. "
+BLOCK_SIZE = 16
+
+
+def admin(quire: RunningQuire, **action: Any) -> list[pins_pb2.PinnedPrefix]:
+    response: gateway_pb2.AdminResponse = quire.gateway.Admin(gateway_pb2.AdminRequest(**action), timeout=20)
+    return list(response.pins)
+
+
+def pinned(quire: RunningQuire, name: str = "p", text: str = TEXT, salt: str = "") -> list[pins_pb2.PinnedPrefix]:
+    return admin(quire, pin_prefix=pin_prompt(name, text, salt))
+
+
+def pin_prompt(name: str = "p", text: str = TEXT, salt: str = "") -> gateway_pb2.PinPrompt:
+    return gateway_pb2.PinPrompt(name=name, prompt=gateway_pb2.Prompt(text=text), salt=salt)
+
+
+def cached(quire: RunningQuire, text: str = TEXT + "Why?", salt: str = "") -> int:
+    return quire.generate(prompt_request(text, 2, salt=salt)).started.cached_tokens
+
+
+@pytest.fixture
+def quire(tiny_quire: RunningQuire) -> Iterator[RunningQuire]:
+    """A Quire of 64 blocks, in which nothing is pinned or cached."""
+    for pin in admin(tiny_quire, list_pinned={}):
+        admin(tiny_quire, unpin_prefix={"name": pin.name})
+    assert admin(tiny_quire, reset_prefix_cache={}) == []
+    yield tiny_quire
+    pins = admin(tiny_quire, list_pinned={})
+    assert tiny_quire.settled_pool().device.held == sum(len(pin.block_ids) for pin in pins)
+
+
+class TestAdmin:
+    def test_a_prefix_is_pinned_listed_found_and_unpinned(self, quire: RunningQuire) -> None:
+        (pin,) = pinned(quire)
+        assert (pin.name, pin.pinned, pin.token_count) == ("p", True, BLOCK_SIZE * len(pin.block_ids))
+        assert quire.pool().device.held == len(pin.block_ids) > 0
+        assert pinned(quire) == [pin] == admin(quire, list_pinned={})
+        assert cached(quire) == pin.token_count
+        assert admin(quire, unpin_prefix={"name": "p"}) == []
+        assert quire.settled_pool().device.held == 0
+        assert cached(quire) >= pin.token_count, "it is cached still"
+
+    def test_a_salt_keeps_it_to_itself(self, quire: RunningQuire) -> None:
+        (pin,) = pinned(quire, salt="tenant")
+        assert pin.salt == b"tenant"
+        assert (cached(quire), cached(quire, salt="tenant")) == (0, pin.token_count)
+
+    def test_a_reset_forgets_the_cache_and_computes_pins_anew(self, quire: RunningQuire) -> None:
+        (pin,) = pinned(quire)
+        assert (cached(quire, "x" * 40), cached(quire, "x" * 40)) == (0, 32)
+        (listed,) = admin(quire, reset_prefix_cache={})
+        assert (listed.name, listed.token_count) == ("p", pin.token_count)
+        (again,) = pinned(quire)  # the same once more waits for it
+        assert again.pinned
+        assert cached(quire, "x" * 40) == 0
+        assert cached(quire) == pin.token_count
+
+    def test_a_request_without_a_limit_fits_beside_what_is_pinned(self, quire: RunningQuire) -> None:
+        (pin,) = pinned(quire, text="y" * 700)
+        request = prompt_request("a" * 300)
+        request.stopping.ClearField("max_tokens")
+        answer = quire.generate(request)
+        blocks = -(-(answer.started.prompt_tokens + answer.started.max_tokens - 1) // BLOCK_SIZE)
+        assert blocks <= 64 - len(pin.block_ids)
+
+    @pytest.mark.parametrize(
+        ("action", "code", "field", "words"),
+        [
+            ({}, Status.INVALID_ARGUMENT, "action", "give one of pin_prefix, unpin_prefix"),
+            ({"pin_prefix": pin_prompt("")}, Status.INVALID_ARGUMENT, "pin_prefix.name", "name has 0 bytes"),
+            ({"pin_prefix": pin_prompt(text="")}, Status.INVALID_ARGUMENT, "pin_prefix.prompt.text", "is empty"),
+            ({"pin_prefix": pin_prompt(text="Hi")}, Status.INVALID_ARGUMENT, "pin_prefix.prompt", "a block holds 16"),
+            ({"pin_prefix": pin_prompt("other", TEXT[1:])}, Status.ALREADY_EXISTS, "pin_prefix.name", "is pinned"),
+            ({"unpin_prefix": {"name": "q"}}, Status.NOT_FOUND, "unpin_prefix.name", "nothing is pinned as 'q'"),
+            ({"list_pinned": {}, "model": "nobody"}, Status.NOT_FOUND, "model", "'nobody' is not served"),
+        ],
+    )
+    def test_what_cannot_be_done_is_refused_naming_the_field(
+        self, quire: RunningQuire, action: dict[str, Any], code: Status, field: str, words: str
+    ) -> None:
+        pinned(quire, "other")
+        with pytest.raises(grpc.RpcError) as refused:
+            admin(quire, **action)
+        error: Any = refused.value
+        assert (error.code(), dict(error.trailing_metadata())["quire-field"]) == (code, field)
+        assert words in error.details()
+
+    def test_what_the_pool_has_no_room_for_is_refused_naming_both_numbers(self, quire: RunningQuire) -> None:
+        pinned(quire, "large", "y" * 600)
+        code, details = failure_of(pinned(quire, "larger", "z" * 600) for _ in "x")
+        assert code is Status.RESOURCE_EXHAUSTED
+        assert "blocks; the pool has" in details
+
+    def test_it_ends_with_its_deadline_but_the_pin_is_still_made(self, quire: RunningQuire) -> None:
+        request = gateway_pb2.AdminRequest(pin_prefix=pin_prompt())
+        with pytest.raises(grpc.RpcError) as late:
+            quire.gateway.Admin(request, timeout=0.002)
+        assert late.value.code() is Status.DEADLINE_EXCEEDED
+        assert [pin.pinned for pin in pinned(quire)] == [True]
+
+    def test_an_engine_is_asked_with_token_ids(self, quire: RunningQuire) -> None:
+        pin = engine_pb2.PinTokens(name="ids", token_ids=range(40))
+        response = quire.engine.Admin(engine_pb2.EngineAdminRequest(pin_prefix=pin), timeout=20)
+        assert [(one.name, one.token_count) for one in response.pins] == [("ids", 32)]
+        assert response.request_blocks == 62
+        code, details = failure_of(quire.engine.Admin(engine_pb2.EngineAdminRequest(), timeout=20) for _ in "x")
+        assert (code, details) == (Status.INVALID_ARGUMENT, "action is missing")
+
+
+class TestCommands:
+    def run(self, quire: RunningQuire, *arguments: str, **options: Any) -> Result:
+        return CliRunner().invoke(cli, [*arguments, "--address", quire.addresses["gateway"]], **options)
+
+    def test_pin_list_unpin_and_reset(self, quire: RunningQuire, tmp_path: Path) -> None:
+        assert self.run(quire, "pins").output == "nothing is pinned\n"
+        file = tmp_path / "system.txt"
+        file.write_text(TEXT)
+        said = self.run(quire, "pin", "mine", "--file", str(file)).output
+        (pin,) = admin(quire, list_pinned={})
+        assert said == f"mine: {pin.token_count} tokens, in {len(pin.block_ids)} blocks\n"
+        assert self.run(quire, "pin", "mine", TEXT).output == said == self.run(quire, "pins").output
+        assert self.run(quire, "pin", "mine", "-", input=TEXT).output == said
+        assert self.run(quire, "reset-cache").output.startswith(f"mine: {pin.token_count} tokens")
+        assert self.run(quire, "unpin", "mine").output == "nothing is pinned\n"
+
+    def test_what_goes_wrong_is_said_in_a_line(self, quire: RunningQuire) -> None:
+        refused = self.run(quire, "unpin", "nobody")
+        assert (refused.exit_code, "NOT_FOUND: nothing is pinned as 'nobody'" in refused.output) == (1, True)
+        assert self.run(quire, "pin", "mine").exit_code == 2
+
+
+def line(**fields: Any) -> str:
+    return json.dumps(fields) + "\n"
+
+
+class TestFile:
+    def read(self, folder: Path, text: str) -> list[gateway_pb2.PinPrompt]:
+        path = folder / "prompts.jsonl"
+        path.write_text(text)
+        return read(str(path))
+
+    def test_each_line_is_a_prompt_of_one_kind(self, tmp_path: Path) -> None:
+        chat = [{"role": "system", "content": "Be brief."}]
+        lines = line(name="a", text="A") + "\n" + line(name="b", chat=chat, salt="s") + line(name="c", token_ids=[1, 2])
+        text, conversation, ids = self.read(tmp_path, lines)
+        assert (text.name, text.prompt.text) == ("a", "A")
+        assert (conversation.salt, conversation.prompt.chat.messages[0].content) == ("s", "Be brief.")
+        assert list(ids.prompt.token_ids.ids) == [1, 2]
+        assert read("") == []
+
+    @pytest.mark.parametrize(
+        ("wrong", "words"),
+        [
+            ("x\n", "Expecting value"),
+            ("[]\n", "it is no JSON object"),
+            (line(name="a"), "one of text, chat and token_ids"),
+            (line(name="a", text="A", token_ids=[1]), "one of text, chat and token_ids"),
+            (line(text="A"), "name is missing"),
+            (line(name=3, text="A"), "name is 3, it must be a string"),
+            (line(name="a", text=3), "text is 3, it must be a string"),
+            (line(name="a", text="A", slat="s"), "'slat' is no field of it"),
+            (line(name="a", text=""), "prompt.text is empty"),
+            (line(name="a", token_ids=["x"]), "token_ids: "),
+            (line(name="a", chat=[{"role": "user", "contents": "x"}]), "chat: "),
+            (line(name="ok", text="A"), "name 'ok' is there already"),
+        ],
+    )
+    def test_a_wrong_line_is_named(self, tmp_path: Path, wrong: str, words: str) -> None:
+        with pytest.raises(InvalidSetting, match="line 3 is wrong: ") as refused:
+            self.read(tmp_path, line(name="ok", text="A") + "\n" + wrong)
+        assert words in str(refused.value)
+
+    def test_a_gateway_does_not_start_with_a_file_that_is_wrong(
+        self, tmp_path: Path, tiny_model: Callable[[str], Path]
+    ) -> None:
+        process = launch("gateway", "--model", str(tiny_model("llama")), "--pinned-prompts", str(tmp_path / "none"))
+        output, _ = process.communicate(timeout=START_SECONDS)
+        assert process.returncode == 1
+        assert f"pinned_prompts is '{tmp_path}/none', which cannot be read" in output
+
+
+def test_prompts_of_a_file_are_pinned_whenever_the_engine_comes_up_and_survive_a_killed_kv_manager(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(line(name="short", text="Hi") + line(name="system", text=TEXT))
+    addresses = {name: f"unix:{tmp_path}/{name}.sock" for name in ("kvmanager", "engine", "gateway")}
+    model = ("--model", str(tiny_model("llama")))
+    arguments = {
+        "kvmanager": (),
+        "engine": ("--kvmanager", addresses["kvmanager"], "--device-blocks", "64", "--engine-id", "e", *model),
+        "gateway": ("--engine", addresses["engine"], "--pinned-prompts", str(file), *model),
+    }
+
+    def start(name: str) -> RunningService:
+        return RunningService(name, "--listen", addresses[name], *arguments[name])
+
+    services = {name: start(name) for name in addresses}
+    try:
+        gateway = services["gateway"].output
+        assert "prompt has" in gateway.wait_for("'short' is not pinned")
+        gateway.wait_for("'system' is pinned: ")
+        engine = services["engine"].output
+        seen = len(engine.lines)
+        services["kvmanager"].kill()
+        services["kvmanager"] = start("kvmanager")
+        engine.wait_for("attached to the KV manager", after=seen)
+        manager = kvmanager_pb2_grpc.KVManagerStub(services["kvmanager"].channel)
+        pool = manager.GetPool(kvmanager_pb2.GetPoolRequest(), timeout=10).pool
+        listed = CliRunner().invoke(cli, ["pins", "--address", addresses["gateway"]]).output
+        assert listed == f"system: {pool.device.held * BLOCK_SIZE} tokens, in {pool.device.held} blocks\n"
+        seen = len(gateway.lines)
+        services["engine"].kill()
+        services["engine"] = start("engine")
+        gateway.wait_for("'system' is pinned: ", after=seen)
+    finally:
+        assert [service.close() for service in reversed(services.values())] == [0, 0, 0]
