@@ -6,6 +6,7 @@ a function of its own in `_KINDS`, something new to be refused a line in `_FAULT
 
 import random
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -328,6 +329,16 @@ def start_in_a_tiny_pool(model: Path) -> RunningQuire:
         *("--model", str(model), "--device-blocks", "24", "--host-blocks", "24", "--preemption", "auto"),
         *("--max-sequences", "24", "--threads", "1"),
     )
+
+
+def events_so_far(quire: RunningQuire) -> int:
+    """Return how many events the KV manager's ledger has seen: that is the number of the latest request's last one."""
+    request_id = f"marker {uuid.uuid4()}"
+    request = _plain(random.Random(1))
+    request.request_id = request_id
+    quire.generate(request)
+    quire.settled_pool()
+    return quire.kvmanager.Explain(kvmanager_pb2.ExplainRequest(request_id=request_id), timeout=10).events[-1].event
 
 
 def check_that_nothing_is_left(quire: RunningQuire) -> None:
