@@ -30,6 +30,12 @@ AT_A_TIME = 24
 COMPARED = 60  # errands whose answers are compared with those that they get alone
 LONGEST_PROMPT = 56
 MOST_TOKENS = 20
+# Some grow for long, and so take blocks from others; four times so many tokens fit the pool too.
+GROWING_PROMPT = 16
+GROWING_TOKENS = 40
+# Of each tier. Small ones, because sequences that grow by many of them are preempted more often.
+BLOCKS = 64
+BLOCK_SIZE = 4
 _LETTERS = "etaoin shrdlu, the quick brown fox; Größe 北京 🙂"
 _NO_NUMBER = float("nan")
 
@@ -67,7 +73,7 @@ class Outcomes:
 
     ends: Counter[tuple[str, Code]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    preempted: Counter[str] = field(default_factory=Counter)
+    preempted: Counter[str] = field(default_factory=Counter)  # by what was asked for
     tokens: dict[int, list[list[int]]] = field(default_factory=dict)  # of the first few errands, if they ended well
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -76,7 +82,8 @@ class Outcomes:
             if errand.number < COMPARED and code is Code.OK:
                 self.tokens[errand.number] = tokens_by_sample(answer)
             self.ends[errand.kind, code] += 1
-            self.preempted[errand.kind] += answer.finished.timing.preemptions > 0
+            if answer.finished.timing.preemptions:
+                self.preempted[errand.kind.partition(",")[0]] += 1
             self.faults += (f"{errand.kind}: {fault}\n{errand.request}" for fault in faults)
 
     def by_kind(self) -> dict[str, int]:
@@ -159,7 +166,7 @@ def _run(quire: RunningQuire, errand: Errand, outcomes: Outcomes) -> None:
 
 
 def _refusal_faults(errand: Errand, code: Code, error: grpc.RpcError) -> list[str]:
-    blamed = dict(error.trailing_metadata() or ()).get(FIELD_METADATA, "")
+    blamed = next((value for key, value in error.trailing_metadata() or () if key == FIELD_METADATA), "")
     if errand.refused_for and blamed != errand.refused_for:
         return [f"{blamed!r} was blamed instead of {errand.refused_for!r}: {error.details()}"]
     if code is Code.DEADLINE_EXCEEDED and blamed not in ("", "timeout"):
@@ -212,7 +219,8 @@ def _plain(draw: random.Random) -> Request:
     """Make a prompt that a few other requests begin with too, and whose answer is short."""
     request = Request()
     request.sampling.temperature = 0
-    length = draw.randint(1, LONGEST_PROMPT)
+    grows = draw.random() < 0.3
+    length = draw.randint(1, GROWING_PROMPT if grows else LONGEST_PROMPT)
     if draw.random() < 0.3:
         request.prompt.text = "".join(draw.choices(_LETTERS, k=length // 2 + 1))
     else:
@@ -220,7 +228,7 @@ def _plain(draw: random.Random) -> Request:
         shared = min(length, draw.choice((0, 16, 35)))
         own = [draw.randrange(2, VOCABULARY) for _ in range(length - shared)]
         request.prompt.token_ids.ids.extend([*(common.randrange(2, VOCABULARY) for _ in range(shared)), *own])
-    request.stopping.max_tokens = draw.randint(1, MOST_TOKENS)
+    request.stopping.max_tokens = draw.randint(MOST_TOKENS, GROWING_TOKENS) if grows else draw.randint(1, MOST_TOKENS)
     request.stopping.ignore_eos = draw.random() < 0.5
     request.priority = draw.choice((0, 0, 0, -1, 1, 2))
     request.cache.salt = draw.choice(("", "", "", "another"))
@@ -286,6 +294,7 @@ _KINDS: tuple[tuple[str, Make], ...] = (
     ("logprobs", _logprobs),
     ("stop strings", _stop_strings),
 )
+KINDS = frozenset(kind for kind, _ in _KINDS)
 
 
 def _change(**fields: object) -> Callable[[Request], None]:
@@ -313,7 +322,7 @@ _FAULTS: tuple[tuple[Callable[[Request], None], str, Code], ...] = (
     (_change(logit_rules={"presence_penalty": _NO_NUMBER}), "logit_rules.presence_penalty", _INVALID),
     (_change(stopping={"max_tokens": 0}), "stopping.max_tokens", _INVALID),
     (_change(stopping={"max_tokens": 390}), "stopping.max_tokens", _INVALID),
-    (_change(stopping={"min_tokens": MOST_TOKENS + 1}), "stopping.min_tokens", _INVALID),
+    (_change(stopping={"min_tokens": GROWING_TOKENS + 1}), "stopping.min_tokens", _INVALID),
     (_change(stopping={"stop_strings": [""]}), "stopping.stop_strings[0]", _INVALID),
     (_change(output={"logprobs": 21}), "output.logprobs", _INVALID),
     (_change(timeout={"seconds": -1}), "timeout", _INVALID),
@@ -324,10 +333,10 @@ _FAULTS: tuple[tuple[Callable[[Request], None], str, Code], ...] = (
 
 
 def start_in_a_tiny_pool(model: Path) -> RunningQuire:
-    """Start the three services with 24 blocks of 16 tokens in each tier: some eight of the errands fit at a time."""
+    """Start the three services with tiers of 256 tokens: some eight of the errands fit at a time."""
     return start_quire(
-        *("--model", str(model), "--device-blocks", "24", "--host-blocks", "24", "--preemption", "auto"),
-        *("--max-sequences", "24", "--threads", "1"),
+        *("--model", str(model), "--block-size", str(BLOCK_SIZE), "--max-sequences", "24", "--threads", "1"),
+        *("--device-blocks", str(BLOCKS), "--host-blocks", str(BLOCKS), "--preemption", "auto"),
     )
 
 
@@ -346,7 +355,7 @@ def check_that_nothing_is_left(quire: RunningQuire) -> None:
     pool = quire.settled_pool()
     assert (pool.sequences, pool.groups, pool.computed_tokens) == (0, 0, 0)
     assert (pool.device.held, pool.host.held) == (0, 0)
-    assert (pool.device.free + pool.device.cached, pool.host.free + pool.host.cached) == (24, 24)
+    assert (pool.device.free + pool.device.cached, pool.host.free + pool.host.cached) == (BLOCKS, BLOCKS)
     engine = Scrape.of(quire.metrics_urls["engine"])
     assert (engine.value("quire_num_requests_running"), engine.value("quire_num_requests_waiting")) == (0, 0)
     assert list(quire.kvmanager.Audit(kvmanager_pb2.AuditRequest(), timeout=10).violations) == []

@@ -26,7 +26,10 @@ class Round(NamedTuple):
 
 
 def run_round(folder: Path, number: int) -> Round:
-    """Run one round, and check that each answer is the one that a roomy pool gives."""
+    """Run one round, and check that each answer is the one that a roomy pool gives.
+
+    Where they happened to get along, the pool and their moments are drawn once more.
+    """
     draw = random.Random(f"round {number}")
     requests = [_neighbour(draw), *(_request(draw, name) for name in range(draw.randint(8, 16)))]
     roomy = ModelEngine(folder, block_size=BLOCK, device_blocks=1000, max_sequences=100)
@@ -34,7 +37,10 @@ def run_round(folder: Path, number: int) -> Round:
         roomy.take(request)
     roomy.run()
     assert roomy.scheduler.totals.preemptions == 0
-    tight = _in_a_small_pool(folder, requests, draw)
+    largest = max(map(roomy.scheduler.capacity.most_blocks, requests))
+    tight = _in_a_small_pool(folder, requests, largest + draw.randint(0, 12), draw)
+    while not tight.scheduler.totals.swapped_tokens:
+        tight = _in_a_small_pool(folder, requests, largest + draw.randint(0, 12), draw)
     for request in requests:
         _check(tight, roomy, request.request_id)
     totals = tight.scheduler.totals
@@ -44,16 +50,12 @@ def run_round(folder: Path, number: int) -> Round:
     return Round(len(requests), totals.preemptions, totals.swapped_tokens, frozenset(map(_kind, swapped)))
 
 
-def _in_a_small_pool(folder: Path, requests: list[Request], draw: random.Random) -> ModelEngine:
-    """Run them in a pool in which the largest has little room beside it, and so many while their neighbour is small.
-
-    They come at random moments.
-    """
-    largest = max(ModelEngine(folder, block_size=BLOCK).scheduler.capacity.most_blocks(one) for one in requests)
+def _in_a_small_pool(folder: Path, requests: list[Request], blocks: int, draw: random.Random) -> ModelEngine:
+    """Run them in a pool in which the largest leaves little room beside it; they come at random moments."""
     engine = ModelEngine(
         folder,
         block_size=BLOCK,
-        device_blocks=largest + draw.randint(0, 12),
+        device_blocks=blocks,
         host_blocks=600,
         preemption=Preemption.SWAP,
         token_budget=draw.choice((SEQUENCES, 48, 512)),
@@ -89,7 +91,9 @@ def _request(draw: random.Random, name: int) -> Request:
     kind = draw.choice(("greedy", "sampled", "samples", "beams", "rules", "logprobs"))
     sampling, rest = GREEDY, dict[str, Any]()
     if kind in ("sampled", "samples"):
-        sampling = Sampling(draw.choice((0.7, 1.3)), draw.choice((0, 30)), draw.choice((1.0, 0.9)), seed=draw.getrandbits(32))
+        sampling = Sampling(
+            draw.choice((0.7, 1.3)), draw.choice((0, 30)), draw.choice((1.0, 0.9)), seed=draw.getrandbits(32)
+        )
     match kind:
         case "samples":
             rest = {"samples": ((),) * draw.randint(2, 5)}

@@ -1,6 +1,5 @@
 """Thirty-two requests of every kind in one batch on the demo model, in float32: what transformers says, to 1e-4."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,9 +49,7 @@ def test_with_prompts_in_small_chunks(demo_model: Path, requests: list[Request],
 def test_in_a_pool_so_small_that_requests_of_every_kind_are_preempted(
     demo_model: Path, requests: list[Request], record: Record, way: Preemption, token_budget: int
 ) -> None:
-    engine = MixedEngine(
-        demo_model, device_blocks=SMALL, host_blocks=SMALL, token_budget=token_budget, preemption=way
-    )
+    engine = MixedEngine(demo_model, device_blocks=SMALL, host_blocks=SMALL, token_budget=token_budget, preemption=way)
     run(engine, [GREEDIER, *requests])
     note(record, engine, tally := check(engine, requests))
     totals = engine.scheduler.totals

@@ -17,6 +17,7 @@ import pytest
 
 from tests.acceptance.conftest import Record
 from tests.random_load import (
+    KINDS,
     Outcomes,
     check_against_those_alone,
     check_that_nothing_is_left,
@@ -25,6 +26,7 @@ from tests.random_load import (
     start_in_a_tiny_pool,
 )
 from tests.running_quire import RunningQuire
+from tests.scrape import Scrape
 
 THOUSANDS = 10
 MIB = 1024**2
@@ -53,13 +55,15 @@ def test_10000_random_requests_end_with_a_right_status_nothing_is_left_and_no_me
         check_that_nothing_is_left(tiny_pool)
         events.append(events_so_far(tiny_pool))
         resident.append(resident_mib(tiny_pool))
-    totals = tiny_pool.pool().totals
+    totals, engine = tiny_pool.pool().totals, Scrape.of(tiny_pool.metrics_urls["engine"])
     growth = {name: round(resident[-1][name] - mib, 1) for name, mib in resident[0].items()}
     kept = min(events[-1], MOST_EVENTS) - min(events[0], MOST_EVENTS)
     record(
         ends=outcomes.by_code(),
         kinds=outcomes.by_kind(),
-        requests_preempted=outcomes.preempted.total(),
+        preempted=dict(outcomes.preempted),
+        swapped_tokens=engine.value("quire_swapped_tokens_total"),
+        recomputed_tokens=engine.value("quire_recomputed_tokens_total"),
         blocks_to_host=totals.to_host_blocks,
         blocks_to_device=totals.to_device_blocks,
         audits=totals.audits,
@@ -71,7 +75,8 @@ def test_10000_random_requests_end_with_a_right_status_nothing_is_left_and_no_me
     assert outcomes.faults == []
     assert sum(outcomes.ends.values()) == 1000 * THOUSANDS
     assert totals.audits > 0
-    assert min(totals.preemptions, totals.to_host_blocks, totals.to_device_blocks) > 0
+    assert outcomes.preempted.keys() == KINDS
+    assert engine.value("quire_swapped_tokens_total") > 0
     assert max(growth["gateway"], growth["engine"]) < ALLOCATOR_MIB
     assert growth["kvmanager"] < ALLOCATOR_MIB + kept * EVENT_BYTES / MIB
     check_against_those_alone(tiny_pool, outcomes)

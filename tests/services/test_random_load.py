@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.random_load import Outcomes, check_against_those_alone, check_that_nothing_is_left, run_errands, start_in_a_tiny_pool
+from tests.random_load import (
+    Outcomes,
+    check_against_those_alone,
+    check_that_nothing_is_left,
+    run_errands,
+    start_in_a_tiny_pool,
+)
 from tests.running_quire import RunningQuire
 
 ERRANDS = 500
@@ -23,5 +29,6 @@ def test_500_random_requests_end_with_a_right_status_and_nothing_is_left(tiny_po
     run_errands(tiny_pool, range(ERRANDS), outcomes)
     assert outcomes.faults == []
     assert sum(outcomes.ends.values()) == ERRANDS
+    assert outcomes.preempted.total() > 0, "the pool was never short: this proves little"
     check_that_nothing_is_left(tiny_pool)
     check_against_those_alone(tiny_pool, outcomes)
