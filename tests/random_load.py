@@ -166,7 +166,7 @@ def _run(quire: RunningQuire, errand: Errand, outcomes: Outcomes) -> None:
 
 
 def _refusal_faults(errand: Errand, code: Code, error: grpc.RpcError) -> list[str]:
-    blamed = next((value for key, value in error.trailing_metadata() or () if key == FIELD_METADATA), "")
+    blamed = next((one.value for one in error.trailing_metadata() or () if one.key == FIELD_METADATA), "")
     if errand.refused_for and blamed != errand.refused_for:
         return [f"{blamed!r} was blamed instead of {errand.refused_for!r}: {error.details()}"]
     if code is Code.DEADLINE_EXCEEDED and blamed not in ("", "timeout"):
