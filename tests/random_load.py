@@ -132,7 +132,9 @@ def check_against_those_alone(quire: RunningQuire, outcomes: Outcomes) -> None:
     """Check that the first errands got the tokens that they get with nothing else in the engine."""
     assert len(outcomes.tokens) > COMPARED // 2
     for number, tokens in outcomes.tokens.items():
-        assert tokens_by_sample(quire.generate(errand(number).request)) == tokens
+        request = errand(number).request
+        request.ClearField("timeout")
+        assert tokens_by_sample(quire.generate(request)) == tokens
 
 
 def tokens_by_sample(answer: Answer) -> list[list[int]]:
