@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, RepetitionPenaltyLogitsProcessor
 
-from engine.request import BeamSearch
+from engine.request import BeamSearch, LogitRules
 
 NEAR_TIE = 1e-4
 
@@ -92,6 +92,25 @@ def near_ties(
     return count
 
 
+def near_ties_after_penalties(folder: Path, prompt: Sequence[int], tokens: Sequence[int], rules: LogitRules) -> int:
+    """Check that each token is the likeliest after those before it, penalties counted; return how many near ties are
+    among them. The repetition penalty is transformers'; the other two it has not, they are subtracted here.
+    """
+    model, count = reference_model(folder), 0
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *tokens]], device=model.device), use_cache=False).logits[0]
+    repetition = RepetitionPenaltyLogitsProcessor(rules.repetition_penalty)
+    for place, token in enumerate(tokens):
+        before = torch.tensor([[*prompt, *tokens[:place]]], device=model.device)
+        row = repetition(before, logits[len(prompt) + place - 1][None])[0]
+        times = torch.bincount(before[0, len(prompt) :], minlength=len(row))
+        row = row - rules.frequency_penalty * times - rules.presence_penalty * (times > 0)
+        gap = float(row.max() - row[token])
+        assert gap < NEAR_TIE, f"prompt of {len(prompt)} tokens: the token at {place} is {gap} behind the likeliest"
+        count += int(row.argmax()) != token
+    return count
+
+
 class BeamAnswers(NamedTuple):
     """What a beam search answers, best first: new tokens, the one that ends it included, and scores."""
 
@@ -122,6 +141,27 @@ def beam_reference(
     ends = frozenset(rest.get("eos_token_id", ()))
     texts = [_until_end(row[len(prompt) :].tolist(), ends) for row in output.sequences]
     return BeamAnswers(texts, output.sequences_scores.tolist())
+
+
+def beam_near_ties(
+    folder: Path, prompt: Sequence[int], search: BeamSearch, answers: BeamAnswers, expected: BeamAnswers
+) -> int:
+    """Check that a search's answers and scores equal the reference's; return how many answers are others.
+
+    Another answer is right only if it is a near tie: the reference, given its tokens, finds the score that is said of
+    it, and that is the score of the reference's own answer in this place.
+    """
+    assert len(answers.token_ids) == len(expected.token_ids)
+    others = 0
+    for rank, tokens in enumerate(answers.token_ids):
+        gap = abs(answers.scores[rank] - expected.scores[rank])
+        assert gap < NEAR_TIE, f"prompt of {len(prompt)} tokens, answer {rank}: its score is off by {gap}"
+        if tokens != expected.token_ids[rank]:
+            rows = reference_logprobs(folder, [*prompt, *tokens])[len(prompt) - 1 :]
+            logprob = float(rows.gather(-1, torch.tensor(tokens)[:, None]).sum())
+            assert abs(logprob / len(tokens) ** search.length_penalty - answers.scores[rank]) < NEAR_TIE
+            others += 1
+    return others
 
 
 def reference_logprobs(folder: Path, tokens: Sequence[int]) -> torch.Tensor:

@@ -65,8 +65,10 @@ def _case(item: pytest.Item) -> str:
 
 
 def _code(test_file: Path) -> str:
-    """A hash of the test and of every source file that can change its result."""
+    """A hash of the test, of what tests share, and of every source file that can change its result."""
     digest = hashlib.sha256(test_file.read_bytes())
+    for helper in sorted((ROOT / "tests").glob("*.py")):
+        digest.update(helper.name.encode() + helper.read_bytes())
     for folder in CODE:
         for file in sorted((ROOT / folder).rglob("*.py")):
             digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())

@@ -9,7 +9,7 @@ import kvmanager
 from engine.errors import InvalidRequest
 from engine.plan import StepPlan, Work
 from engine.preemption import Preemption, PreemptionCosts
-from engine.request import Failure, FinishReason, Request, Sampling, Stopping
+from engine.request import BeamSearch, Failure, FinishReason, Request, Sampling, Stopping
 from tests.engine_in_process import ModelEngine
 
 BLOCK = 4
@@ -155,22 +155,41 @@ class TestSwapping:
         engine.run()
         assert engine.finished["r1"].swapped_tokens + 1 >= computed > 8, "the step under way computed one more"
 
-    def test_groups_that_share_a_prefix_are_swapped_out_with_one_copy_of_it(self, folder):
-        """Ten requests on a prefix of twenty blocks, a few blocks each for themselves, in a host tier of sixty."""
-        engine = ModelEngine(folder, block_size=BLOCK, device_blocks=60, host_blocks=60, preemption=Preemption.SWAP)
-        shared = prompt(80)
-        prompts = [[*shared, number] for number in range(100, 110)]
-        engine.submit(prompt(20, 9), 200, priority=-1)
-        names = [engine.submit(one, 24) for one in prompts]
-        most = 0
+    def test_ten_groups_that_share_100_blocks_are_swapped_out_together_with_one_copy_of_them(self, folder):
+        """The host tier has 150 blocks: 100 for all ten, and some four for each, which is searches and samples.
+
+        They begin one after the other beside the sixty samples of a request that comes first in every order, and whose
+        next block each, when all ten run, takes the blocks of them all.
+        """
+        engine = ModelEngine(
+            folder,
+            block_size=BLOCK,
+            device_blocks=510,
+            host_blocks=150,
+            preemption=Preemption.SWAP,
+            token_budget=256,
+            max_sequences=256,
+        )
+        shared = prompt(400)
+        engine.generate([[*shared, 7]], 1)
+        engine.submit(prompt(17, 9), 28, sampling=Sampling(seed=1), samples=60, priority=-1)
+        for _ in range(6):
+            engine.turn()
+        names = [submit_pair(engine, shared, number) for number in range(10)]
+        groups, tables = 0, 0
         while not engine.scheduler.empty:
             engine.turn()
-            swapped = [len(one.table) for one in engine.blocks.pool.sequences.values() if one.swapped]
-            most = max(most, sum(swapped))
-        assert most > 4 * 20, "tables longer in all than the host tier, because they have the prefix in common"
+            swapped = [one for one in engine.blocks.pool.sequences.values() if one.swapped]
+            groups = max(groups, len({one.group for one in swapped}))
+            tables = max(tables, sum(len(one.table) for one in swapped))
+        assert groups == 10, "all of them at once"
+        assert tables > 10 * 150, "tables ten times as long as the tier, because they have the prefix in common"
+        assert all(engine.finished[name].preemptions == 1 for name in names)
         assert engine.scheduler.totals.recomputed_tokens == 0
-        plain = ModelEngine(folder, block_size=BLOCK)
-        assert [engine.tokens[name] for name in names] == plain.generate(prompts, 24)
+        plain = ModelEngine(folder, block_size=BLOCK, device_blocks=2000, max_sequences=256)
+        pairs = [submit_pair(plain, shared, number) for number in range(10)]
+        plain.run()
+        assert [engine.samples[name] for name in names] == [plain.samples[name] for name in pairs]
 
     @pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE])
     def test_a_group_that_holds_nearly_the_whole_pool_is_preempted_and_returns(self, folder, preemption):
@@ -208,6 +227,13 @@ class TestSwapping:
         engine.run()
         assert engine.blocks.pool.host.counts.held == 0
         assert engine.finished["r1"].finish is FinishReason.CANCELLED
+
+
+def submit_pair(engine, shared, number):
+    """Submit a request of two sequences that begins with `shared`: a beam search, or every third time samples."""
+    if number % 3 == 1:
+        return engine.submit([*shared, 100 + number], 24, sampling=Sampling(seed=number), samples=2)
+    return engine.submit([*shared, 100 + number], 24, beam_search=BeamSearch(2), samples=2)
 
 
 def slots(engine, sequence):

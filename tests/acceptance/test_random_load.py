@@ -1,0 +1,91 @@
+"""10,000 short random requests in a tiny pool: each ends with a right status, nothing is left, and no memory grows.
+
+Memory is the resident set of each process, looked at when nothing runs: after the first thousand requests, which warm
+everything up, and after the last. What may come in between, in MiB:
+
+* gateway and engine: what the allocator of the C library keeps. Their Python objects stay the same in number and size;
+  resident memory creeps by a quarter of a MiB in a thousand requests, and by less with requests of one kind.
+* KV manager: the same, and its ledger, which keeps the latest 100,000 events. It is full after some seven thousand
+  requests; from there on the manager too has only what the allocator keeps.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.acceptance.conftest import Record
+from tests.random_load import (
+    KINDS,
+    Outcomes,
+    check_against_those_alone,
+    check_that_nothing_is_left,
+    events_so_far,
+    run_errands,
+    start_in_a_tiny_pool,
+)
+from tests.running_quire import RunningQuire
+from tests.scrape import Scrape
+
+THOUSANDS = 10
+MIB = 1024**2
+ALLOCATOR_MIB = 6
+MOST_EVENTS = 100_000
+EVENT_BYTES = 300  # with the lists that hold it
+
+Resident = dict[str, float]  # MiB by service
+
+
+@pytest.fixture(scope="module")
+def tiny_pool(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
+    one = start_in_a_tiny_pool(tiny_model("llama"))
+    yield one
+    assert one.close() == 0, "a gateway with a live request would not have drained"
+
+
+def test_10000_random_requests_end_with_a_right_status_nothing_is_left_and_no_memory_grows(
+    tiny_pool: RunningQuire, record: Record
+) -> None:
+    outcomes = Outcomes()
+    resident: list[Resident] = []
+    events: list[int] = []
+    for thousand in range(THOUSANDS):
+        run_errands(tiny_pool, range(1000 * thousand, 1000 * (thousand + 1)), outcomes)
+        check_that_nothing_is_left(tiny_pool)
+        events.append(events_so_far(tiny_pool))
+        resident.append(resident_mib(tiny_pool))
+    totals, engine = tiny_pool.pool().totals, Scrape.of(tiny_pool.metrics_urls["engine"])
+    growth = {name: round(resident[-1][name] - mib, 1) for name, mib in resident[0].items()}
+    kept = min(events[-1], MOST_EVENTS) - min(events[0], MOST_EVENTS)
+    full = next(number for number, seen in enumerate(events) if seen >= MOST_EVENTS)
+    manager = [mib["kvmanager"] for mib in resident]
+    record(
+        ends=outcomes.by_code(),
+        kinds=outcomes.by_kind(),
+        preempted=dict(outcomes.preempted),
+        swapped_tokens=engine.value("quire_swapped_tokens_total"),
+        recomputed_tokens=engine.value("quire_recomputed_tokens_total"),
+        blocks_to_host=totals.to_host_blocks,
+        blocks_to_device=totals.to_device_blocks,
+        audits=totals.audits,
+        resident_mib=[resident[0], resident[-1]],
+        manager_resident_mib=manager,
+        growth_mib=growth,
+        events_of_the_ledger=events,
+        wrong=len(outcomes.faults),
+    )
+    assert outcomes.faults == []
+    assert sum(outcomes.ends.values()) == 1000 * THOUSANDS
+    assert totals.audits > 0
+    assert outcomes.preempted.keys() == KINDS
+    assert engine.value("quire_swapped_tokens_total") > 0
+    assert max(growth["gateway"], growth["engine"]) < ALLOCATOR_MIB
+    assert growth["kvmanager"] < ALLOCATOR_MIB + kept * EVENT_BYTES / MIB
+    assert full < THOUSANDS - 2
+    assert manager[-1] - manager[full] < ALLOCATOR_MIB / 2
+    check_against_those_alone(tiny_pool, outcomes)
+
+
+def resident_mib(quire: RunningQuire) -> Resident:
+    return {name: round(psutil.Process(pid).memory_info().rss / MIB, 1) for name, pid in quire.children().items()}

@@ -1,0 +1,202 @@
+"""Thirty-two requests of every kind for one batch, and what each has to bring: what transformers says of it in float32.
+
+Tokens that are drawn are compared with those that the same request gets alone. A new way of decoding is a row in
+`mixed_batch` and a check of its own in `_CHECKS`.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.plan import Sampled, StepPlan
+from engine.request import BeamSearch, LogitRules, Request, Sampling, Stopping
+from tests.engine_in_process import GREEDY, ModelEngine
+from tests.reference import (
+    BeamAnswers,
+    beam_near_ties,
+    beam_reference,
+    near_ties,
+    near_ties_after_penalties,
+    reference_logprobs,
+)
+
+COUNT = 32
+SEQUENCES = 56  # of all its requests together
+# A neighbour that comes first in every order, and whose samples take a block each every few steps.
+GREEDIER = Request("neighbour", (5, 6, 7), Sampling(seed=1), Stopping(40), priority=-1, samples=((),) * 16)
+# Of log-probabilities, whose sums float32 makes in any order.
+TOLERANCE = 1e-4
+
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a batch brought beside equal answers: places where another token was as good, and preemptions by kind."""
+
+    near_ties: int
+    beam_near_ties: int
+    preemptions: dict[str, int]
+    generated_tokens: int
+
+
+class MixedEngine(ModelEngine):
+    """Counts the pieces of prompts that were no prompt's end, and the most requests that ran at once."""
+
+    def __init__(self, folder: Path, **sizes: Any) -> None:
+        super().__init__(folder, block_size=4, **{"max_sequences": SEQUENCES + len(GREEDIER.samples), **sizes})
+        self.chunks, self.most_running = 0, 0
+        runner = self.engine._runner
+        self.engine._runner = self
+        self._execute = runner.execute
+
+    def execute(self, plan: StepPlan) -> list[Sampled]:
+        self.chunks += sum(not work.samples for work in plan.work)
+        self.most_running = max(self.most_running, self.scheduler.running)
+        return self._execute(plan)
+
+
+def mixed_batch(prompts: Sequence[Tokens], max_tokens: int, stop: Iterable[int] = ()) -> list[Request]:
+    """Make a request of each of 32 prompts, whose id begins with its kind. The last third has all kinds, mixed."""
+    assert len(prompts) == COUNT
+
+    def request(number: int, kind: str, **rest: Any) -> Request:
+        stopping = Stopping(max_tokens, frozenset(stop))
+        plain = Request(f"{kind} {number}", tuple(prompts[number]), GREEDY, stopping, arrival=0.0)
+        return replace(plain, **rest)
+
+    rows: list[tuple[str, dict[str, Any]]] = [
+        ("greedy", {}),
+        ("samples", {"sampling": Sampling(1.2, top_p=0.9, seed=3), "samples": ((),) * 4}),
+        ("prompt logprobs", {"prompt_logprobs": 20}),
+        ("sampled", {"sampling": Sampling(1.5, min_p=0.02, seed=3)}),
+        ("logprobs", {"logprobs": 20}),
+        ("greedy", {}),
+    ]
+    for turn in range(2):
+        rows += [
+            ("greedy", {}),
+            *(("beams", {"beam_search": BeamSearch(width), "samples": ((),) * width}) for width in (2, 4, 6)),
+            ("penalties", {"logit_rules": LogitRules(repetition_penalty=1.3 + turn / 2)}),
+            ("greedy", {}),
+            ("penalties", {"logit_rules": LogitRules(presence_penalty=1.5 - turn)}),
+            ("sampled", {"sampling": Sampling(0.8, seed=turn)}),
+            ("prompt logprobs", {"prompt_logprobs": 4 * turn}),
+            ("samples", {"sampling": Sampling(1.0, top_k=50, seed=turn), "samples": ((),) * (2 + turn)}),
+            ("greedy", {}),
+            ("penalties", {"logit_rules": LogitRules(frequency_penalty=0.7 + turn)}),
+            ("logprobs", {"logprobs": 5 * turn}),
+        ]
+    requests = [request(number, kind, **rest) for number, (kind, rest) in enumerate(rows)]
+    assert sum(one.sequences for one in requests) == SEQUENCES
+    return requests
+
+
+def run(engine: ModelEngine, requests: Iterable[Request]) -> None:
+    """Run them all at once."""
+    for one in requests:
+        engine.take(one)
+    engine.run()
+
+
+def check(engine: ModelEngine, requests: Iterable[Request]) -> Tally:
+    """Check every answer; return what is to be said of them."""
+    ties: Counter[str] = Counter()
+    preemptions: Counter[str] = Counter()
+    generated = 0
+    for one in requests:
+        kind = kind_of(one)
+        ties["beams" if one.beam_search else "tokens"] += _CHECKS[kind](engine, one)
+        preemptions[kind] += engine.finished[one.request_id].preemptions
+        generated += engine.finished[one.request_id].generated
+    return Tally(ties["tokens"], ties["beams"], dict(preemptions), generated)
+
+
+def kind_of(request: Request) -> str:
+    return request.request_id.rpartition(" ")[0]
+
+
+# Checks of one request each; they return how many near ties they found.
+
+
+def _check_greedy(engine: ModelEngine, request: Request) -> int:
+    stopping, tokens = request.stopping, engine.tokens[request.request_id]
+    return near_ties(engine.folder, [request.prompt], [tokens], stopping.max_tokens, stopping.token_ids)
+
+
+def _check_penalties(engine: ModelEngine, request: Request) -> int:
+    tokens, ends = engine.tokens[request.request_id], request.stopping.token_ids
+    assert len(tokens) == request.stopping.max_tokens or tokens[-1] in ends
+    assert not ends.intersection(tokens[:-1])
+    return near_ties_after_penalties(engine.folder, request.prompt, tokens, request.logit_rules)
+
+
+def _check_beams(engine: ModelEngine, request: Request) -> int:
+    found = engine.finished[request.request_id].answers
+    scores = [one.score for one in found if one.score is not None]
+    answers = BeamAnswers(engine.samples[request.request_id], scores)
+    assert request.beam_search
+    return beam_near_ties(engine.folder, request.prompt, request.beam_search, answers, _beams(engine.folder, request))
+
+
+def _check_drawn(engine: ModelEngine, request: Request) -> int:
+    assert engine.samples[request.request_id] == _alone(engine.folder, request)
+    return 0
+
+
+def _check_logprobs(engine: ModelEngine, request: Request) -> int:
+    assert request.logprobs is not None
+    tokens = engine.tokens[request.request_id]
+    rows = reference_logprobs(engine.folder, [*request.prompt, *tokens])[len(request.prompt) - 1 :]
+    _check_rows(engine.sampled[request.request_id], tokens, rows, request.logprobs)
+    return _check_greedy(engine, request)
+
+
+def _check_prompt_logprobs(engine: ModelEngine, request: Request) -> int:
+    assert request.prompt_logprobs is not None
+    rows = reference_logprobs(engine.folder, request.prompt)
+    _check_rows(engine.scored[request.request_id], request.prompt[1:], rows, request.prompt_logprobs)
+    return _check_greedy(engine, request)
+
+
+def _check_rows(said: Sequence[Sampled], tokens: Tokens, rows: torch.Tensor, count: int) -> None:
+    assert len(said) == len(tokens) == len(rows)
+    for one, token, row in zip(said, tokens, rows, strict=True):
+        assert one.token_id == token
+        assert one.logprob == pytest.approx(float(row[token]), abs=TOLERANCE)
+        assert [value for _, value in one.top] == pytest.approx(row.topk(count).values.tolist(), abs=TOLERANCE)
+        assert [float(row[top]) for top, _ in one.top] == pytest.approx([value for _, value in one.top], abs=TOLERANCE)
+
+
+_CHECKS: dict[str, Callable[[ModelEngine, Request], int]] = {
+    "greedy": _check_greedy,
+    "beams": _check_beams,
+    "penalties": _check_penalties,
+    "sampled": _check_drawn,
+    "samples": _check_drawn,
+    "logprobs": _check_logprobs,
+    "prompt logprobs": _check_prompt_logprobs,
+}
+KINDS = frozenset(_CHECKS)
+
+
+@functools.cache
+def _beams(folder: Path, request: Request) -> BeamAnswers:
+    assert request.beam_search
+    stopping, ends = request.stopping, sorted(request.stopping.token_ids)
+    rest = {"eos_token_id": ends} if ends else {}
+    count = len(request.samples)
+    return beam_reference(folder, request.prompt, request.beam_search, stopping.max_tokens, count, **rest)
+
+
+@functools.cache
+def _alone(folder: Path, request: Request) -> list[list[int]]:
+    engine = ModelEngine(folder, block_size=4)
+    run(engine, [request])
+    return engine.samples[request.request_id]

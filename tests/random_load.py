@@ -1,0 +1,364 @@
+"""Short random requests of every kind for a running gateway, and what each of them may end with.
+
+The number of an errand says all about it: the same number is the same errand in every run. A new way of decoding gets
+a function of its own in `_KINDS`, something new to be refused a line in `_FAULTS`.
+"""
+
+import random
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2
+from services.errors import FIELD_METADATA
+from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
+from tests.scrape import Scrape
+from tests.tiny_models import VOCABULARY
+
+Request = gateway_pb2.GenerateRequest
+Code = grpc.StatusCode
+Make = Callable[[Request, random.Random], None]
+
+AT_A_TIME = 24
+COMPARED = 60  # errands whose answers are compared with those that they get alone
+LONGEST_PROMPT = 56
+MOST_TOKENS = 20
+# Some grow for long, and so take blocks from others; four times so many tokens fit the pool too.
+GROWING_PROMPT = 16
+GROWING_TOKENS = 40
+# Of each tier. Small ones, because sequences that grow by many of them are preempted more often.
+BLOCKS = 64
+BLOCK_SIZE = 4
+_LETTERS = "etaoin shrdlu, the quick brown fox; Größe 北京 🙂"
+_NO_NUMBER = float("nan")
+
+
+@dataclass(frozen=True)
+class Errand:
+    """A request and its client: whether it goes away after so many messages, or gives it so many seconds.
+
+    `refused_for` names the field that the gateway has to blame; empty where it has to take the request.
+    """
+
+    number: int
+    kind: str
+    request: Request
+    refused_for: str = ""
+    refusal: Code = Code.INVALID_ARGUMENT
+    cancel_after: int | None = None
+    seconds: float | None = None
+
+    @property
+    def right_codes(self) -> Collection[Code]:
+        """What it may end with."""
+        if self.refused_for:
+            return {self.refusal}
+        if self.cancel_after is not None:
+            return {Code.CANCELLED, Code.OK}  # it may be over before that
+        if self.seconds is not None or self.request.HasField("timeout"):
+            return {Code.DEADLINE_EXCEEDED, Code.OK}
+        return {Code.OK}
+
+
+@dataclass
+class Outcomes:
+    """What became of errands: how many ended how, by kind, and what was wrong."""
+
+    ends: Counter[tuple[str, Code]] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    preempted: Counter[str] = field(default_factory=Counter)  # by what was asked for
+    tokens: dict[int, list[list[int]]] = field(default_factory=dict)  # of the first few errands, if they ended well
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, errand: Errand, code: Code, answer: Answer, faults: Iterable[str]) -> None:
+        with self._lock:
+            if errand.number < COMPARED and code is Code.OK:
+                self.tokens[errand.number] = tokens_by_sample(answer)
+            self.ends[errand.kind, code] += 1
+            if answer.finished.timing.preemptions:
+                self.preempted[errand.kind.partition(",")[0]] += 1
+            self.faults += (f"{errand.kind}: {fault}\n{errand.request}" for fault in faults)
+
+    def by_kind(self) -> dict[str, int]:
+        """Count by what was asked for, whoever gave up."""
+        kinds: Counter[str] = Counter()
+        for (kind, _), count in self.ends.items():
+            kinds[kind.partition(",")[0]] += count
+        return dict(kinds)
+
+    def by_code(self) -> dict[str, int]:
+        codes: Counter[str] = Counter()
+        for (_, code), count in self.ends.items():
+            codes[code.name] += count
+        return dict(codes)
+
+
+def errand(number: int) -> Errand:
+    """Make the errand of this number: three in four are to end well, the others to be refused or given up."""
+    draw = random.Random(number)
+    request = _plain(draw)
+    kind, make = draw.choice(_KINDS)
+    make(request, draw)
+    match draw.randrange(20):
+        case 0 | 1:
+            spoil, refused_for, refusal = draw.choice(_FAULTS)
+            spoiled = _plain(draw)
+            spoil(spoiled)
+            return Errand(number, "refused", spoiled, refused_for, refusal)
+        case 2:
+            return Errand(number, f"{kind}, cancelled", request, cancel_after=draw.randrange(8))
+        case 3:
+            return Errand(number, f"{kind}, deadline", request, seconds=draw.uniform(0.002, 0.5))
+        case 4:
+            request.timeout.CopyFrom(Duration(nanos=draw.randrange(2_000_000, 500_000_000)))
+            return Errand(number, f"{kind}, timeout", request)
+    return Errand(number, kind, request)
+
+
+def run_errands(quire: RunningQuire, numbers: Iterable[int], outcomes: Outcomes, at_a_time: int = AT_A_TIME) -> None:
+    """Run the errands of these numbers, so many at a time."""
+    with ThreadPoolExecutor(at_a_time) as clients:
+        list(clients.map(lambda number: _run(quire, errand(number), outcomes), numbers))
+
+
+def check_against_those_alone(quire: RunningQuire, outcomes: Outcomes) -> None:
+    """Check that the first errands got the tokens that they get with nothing else in the engine."""
+    assert len(outcomes.tokens) > COMPARED // 2
+    for number, tokens in outcomes.tokens.items():
+        request = errand(number).request
+        request.ClearField("timeout")
+        assert tokens_by_sample(quire.generate(request)) == tokens
+
+
+def tokens_by_sample(answer: Answer) -> list[list[int]]:
+    """Return the tokens of each sample."""
+    tokens: list[list[int]] = [[] for _ in answer.finished.samples]
+    for delta in answer.deltas:
+        tokens[delta.sample] += delta.token_ids
+    return tokens
+
+
+# Clients
+
+
+def _run(quire: RunningQuire, errand: Errand, outcomes: Outcomes) -> None:
+    call = quire.gateway.Generate(errand.request, timeout=errand.seconds or CALL_SECONDS)
+    answer, code = Answer(), Code.OK
+    faults: list[str] = []
+    try:
+        for count, response in enumerate(call):
+            if count == errand.cancel_after:
+                call.cancel()
+            answer.add(response)
+    except grpc.RpcError as error:
+        code = error.code()
+        faults += _refusal_faults(errand, code, error)
+    else:
+        faults += _answer_faults(errand, answer)
+    if code not in errand.right_codes:
+        faults.append(f"ended with {code}, expected {errand.right_codes}: {call.details()}")
+    outcomes.add(errand, code, answer, faults)
+
+
+def _refusal_faults(errand: Errand, code: Code, error: grpc.RpcError) -> list[str]:
+    blamed = next((one.value for one in error.trailing_metadata() or () if one.key == FIELD_METADATA), "")
+    if errand.refused_for and blamed != errand.refused_for:
+        return [f"{blamed!r} was blamed instead of {errand.refused_for!r}: {error.details()}"]
+    if code is Code.DEADLINE_EXCEEDED and blamed not in ("", "timeout"):
+        return [f"{blamed!r} was blamed for a deadline"]
+    return []
+
+
+def _answer_faults(errand: Errand, answer: Answer) -> list[str]:
+    """Say what is wrong with an answer that ended well; an end that comes before the client goes away is one."""
+    request, samples = errand.request, answer.finished.samples
+    tokens = tokens_by_sample(answer)
+    least, most = request.stopping.min_tokens, request.stopping.max_tokens
+    allowed = set(request.logit_rules.allowed_token_ids)
+    wanted = answer.started.sampling.sample_count
+    generated = sum(map(len, tokens))
+    checks = {
+        "it began once, with Started": answer.events.count("started") == 1 and answer.events[0] == "started",
+        "it ended once, with Finished": answer.events.count("finished") == 1 and answer.events[-1] == "finished",
+        "there are as many answers as asked for": len(samples) == wanted,
+        "each sample ended by itself": all(one.reason in _ENDS for one in samples),
+        "none has too many tokens, or too few": all(least <= len(one) <= most for one in tokens),
+        "who ended at the limit has all tokens": all(
+            len(one) == most
+            for one, end in zip(tokens, samples, strict=True)
+            if end.reason == decoding_pb2.FINISH_REASON_LENGTH and not end.HasField("score")
+        ),
+        "only allowed tokens were chosen": not allowed or all(allowed.issuperset(one) for one in tokens),
+        "each token has log-probabilities where asked for": len(answer.logprobs)
+        == generated * request.output.HasField("logprobs"),
+        "each prompt token but the first has them where asked for": len(answer.prompt_logprobs)
+        == (answer.started.prompt_tokens - 1) * request.output.HasField("prompt_logprobs"),
+        "the answers of a search come best first": not request.HasField("beam_search") or _best_first(answer),
+        "all tokens were counted": answer.finished.usage.generated_tokens == generated,
+    }
+    return [f"not true: {check}" for check, holds in checks.items() if not holds]
+
+
+_ENDS = (decoding_pb2.FINISH_REASON_STOP, decoding_pb2.FINISH_REASON_LENGTH)
+
+
+def _best_first(answer: Answer) -> bool:
+    scores = [one.score for one in answer.finished.samples]
+    return scores == sorted(scores, reverse=True)
+
+
+# Requests
+
+
+def _plain(draw: random.Random) -> Request:
+    """Make a prompt that a few other requests begin with too, and whose answer is short."""
+    request = Request()
+    request.sampling.temperature = 0
+    grows = draw.random() < 0.3
+    length = draw.randint(1, GROWING_PROMPT if grows else LONGEST_PROMPT)
+    if draw.random() < 0.3:
+        request.prompt.text = "".join(draw.choices(_LETTERS, k=length // 2 + 1))
+    else:
+        common = random.Random(draw.randrange(6))
+        shared = min(length, draw.choice((0, 16, 35)))
+        own = [draw.randrange(2, VOCABULARY) for _ in range(length - shared)]
+        request.prompt.token_ids.ids.extend([*(common.randrange(2, VOCABULARY) for _ in range(shared)), *own])
+    request.stopping.max_tokens = draw.randint(MOST_TOKENS, GROWING_TOKENS) if grows else draw.randint(1, MOST_TOKENS)
+    request.stopping.ignore_eos = draw.random() < 0.5
+    request.priority = draw.choice((0, 0, 0, -1, 1, 2))
+    request.cache.salt = draw.choice(("", "", "", "another"))
+    return request
+
+
+def _greedy(request: Request, draw: random.Random) -> None:
+    """Leave it as it is."""
+
+
+def _sampled(request: Request, draw: random.Random) -> None:
+    request.sampling.temperature = draw.choice((0.5, 1, 3))
+    request.sampling.seed = draw.getrandbits(40)
+    request.sampling.top_k = draw.choice((0, 1, 40))
+    request.sampling.top_p = draw.choice((1, 0.9, 0.3))
+    request.sampling.min_p = draw.choice((0, 0.1))
+
+
+def _samples(request: Request, draw: random.Random) -> None:
+    _sampled(request, draw)
+    request.sampling.sample_count = draw.randint(2, 4)
+
+
+def _beams(request: Request, draw: random.Random) -> None:
+    request.beam_search.width = draw.randint(2, 4)
+    request.beam_search.length_penalty = draw.choice((0, 1, 2))
+    request.beam_search.early_stopping = draw.random() < 0.5
+    request.sampling.sample_count = draw.randint(1, request.beam_search.width)
+    request.stopping.stop_token_ids.extend(range(40, 40 + draw.choice((0, 10))))
+
+
+def _rules(request: Request, draw: random.Random) -> None:
+    if draw.random() < 0.5:
+        _sampled(request, draw)
+    rules = request.logit_rules
+    rules.repetition_penalty = draw.choice((1, 1.3, 2))
+    rules.presence_penalty = draw.choice((0, 1.5))
+    rules.frequency_penalty = draw.choice((0, 0.7))
+    rules.logit_bias[draw.randrange(VOCABULARY)] = draw.choice((-5, 5))
+    rules.allowed_token_ids.extend(draw.sample(range(VOCABULARY), 50) * draw.randrange(2))
+    request.stopping.min_tokens = draw.randint(0, request.stopping.max_tokens)
+
+
+def _logprobs(request: Request, draw: random.Random) -> None:
+    request.output.logprobs = draw.choice((0, 1, 5, 20))
+    if draw.random() < 0.5:
+        request.output.prompt_logprobs = draw.choice((0, 1, 5, 20))
+
+
+def _stop_strings(request: Request, draw: random.Random) -> None:
+    _sampled(request, draw)
+    request.sampling.sample_count = draw.randint(1, 3)
+    request.stopping.stop_strings.extend(draw.sample(_LETTERS.replace(" ", ""), 12))
+    request.stopping.include_stop = draw.random() < 0.5
+
+
+_KINDS: tuple[tuple[str, Make], ...] = (
+    ("greedy", _greedy),
+    ("sampled", _sampled),
+    ("samples", _samples),
+    ("beams", _beams),
+    ("rules", _rules),
+    ("logprobs", _logprobs),
+    ("stop strings", _stop_strings),
+)
+KINDS = frozenset(kind for kind, _ in _KINDS)
+
+
+def _change(**fields: object) -> Callable[[Request], None]:
+    return lambda request: request.MergeFrom(Request(**fields))  # type: ignore[arg-type]
+
+
+def _unknown_token(request: Request) -> None:
+    request.prompt.token_ids.ids[:] = [VOCABULARY]
+
+
+_INVALID = Code.INVALID_ARGUMENT
+_FAULTS: tuple[tuple[Callable[[Request], None], str, Code], ...] = (
+    (lambda request: request.ClearField("prompt"), "prompt", _INVALID),
+    (_unknown_token, "prompt.token_ids.ids[0]", _INVALID),
+    (_change(model="another"), "model", Code.NOT_FOUND),
+    (_change(request_id="x" * 129), "request_id", _INVALID),
+    (_change(sampling={"temperature": -1}), "sampling.temperature", _INVALID),
+    (_change(sampling={"top_p": 0}), "sampling.top_p", _INVALID),
+    (_change(sampling={"sample_count": 0}), "sampling.sample_count", _INVALID),
+    (_change(sampling={"sample_count": 100}), "sampling.sample_count", _INVALID),
+    (_change(beam_search={"width": 0}), "beam_search.width", _INVALID),
+    (_change(beam_search={"width": 2}, output={"logprobs": 1}), "output.logprobs", _INVALID),
+    (_change(beam_search={"width": 2}, stopping={"stop_strings": ["x"]}), "stopping.stop_strings", _INVALID),
+    (_change(logit_rules={"repetition_penalty": 0}), "logit_rules.repetition_penalty", _INVALID),
+    (_change(logit_rules={"presence_penalty": _NO_NUMBER}), "logit_rules.presence_penalty", _INVALID),
+    (_change(stopping={"max_tokens": 0}), "stopping.max_tokens", _INVALID),
+    (_change(stopping={"max_tokens": 390}), "stopping.max_tokens", _INVALID),
+    (_change(stopping={"min_tokens": GROWING_TOKENS + 1}), "stopping.min_tokens", _INVALID),
+    (_change(stopping={"stop_strings": [""]}), "stopping.stop_strings[0]", _INVALID),
+    (_change(output={"logprobs": 21}), "output.logprobs", _INVALID),
+    (_change(timeout={"seconds": -1}), "timeout", _INVALID),
+)
+
+
+# The services
+
+
+def start_in_a_tiny_pool(model: Path) -> RunningQuire:
+    """Start the three services with tiers of 256 tokens: some eight of the errands fit at a time."""
+    return start_quire(
+        *("--model", str(model), "--block-size", str(BLOCK_SIZE), "--max-sequences", "24", "--threads", "1"),
+        *("--device-blocks", str(BLOCKS), "--host-blocks", str(BLOCKS), "--preemption", "auto"),
+    )
+
+
+def events_so_far(quire: RunningQuire) -> int:
+    """Return how many events the KV manager's ledger has seen: that is the number of the latest request's last one."""
+    request_id = f"marker {uuid.uuid4()}"
+    request = _plain(random.Random(1))
+    request.request_id = request_id
+    quire.generate(request)
+    quire.settled_pool()
+    return quire.kvmanager.Explain(kvmanager_pb2.ExplainRequest(request_id=request_id), timeout=10).events[-1].event
+
+
+def check_that_nothing_is_left(quire: RunningQuire) -> None:
+    """Check both tiers, the engine's requests and the audits."""
+    pool = quire.settled_pool()
+    assert (pool.sequences, pool.groups, pool.computed_tokens) == (0, 0, 0)
+    assert (pool.device.held, pool.host.held) == (0, 0)
+    assert (pool.device.free + pool.device.cached, pool.host.free + pool.host.cached) == (BLOCKS, BLOCKS)
+    engine = Scrape.of(quire.metrics_urls["engine"])
+    assert (engine.value("quire_num_requests_running"), engine.value("quire_num_requests_waiting")) == (0, 0)
+    assert list(quire.kvmanager.Audit(kvmanager_pb2.AuditRequest(), timeout=10).violations) == []
+    assert pool.totals.audit_violations == 0

@@ -1,0 +1,34 @@
+"""Hundreds of short random requests at once in a tiny pool: each ends with a right status, and nothing is left."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.random_load import (
+    Outcomes,
+    check_against_those_alone,
+    check_that_nothing_is_left,
+    run_errands,
+    start_in_a_tiny_pool,
+)
+from tests.running_quire import RunningQuire
+
+ERRANDS = 500
+
+
+@pytest.fixture(scope="module")
+def tiny_pool(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
+    one = start_in_a_tiny_pool(tiny_model("llama"))
+    yield one
+    one.close()
+
+
+def test_500_random_requests_end_with_a_right_status_and_nothing_is_left(tiny_pool: RunningQuire) -> None:
+    outcomes = Outcomes()
+    run_errands(tiny_pool, range(ERRANDS), outcomes)
+    assert outcomes.faults == []
+    assert sum(outcomes.ends.values()) == ERRANDS
+    assert outcomes.preempted.total() > 0, "the pool was never short: this proves little"
+    check_that_nothing_is_left(tiny_pool)
+    check_against_those_alone(tiny_pool, outcomes)
