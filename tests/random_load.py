@@ -210,8 +210,10 @@ _ENDS = (decoding_pb2.FINISH_REASON_STOP, decoding_pb2.FINISH_REASON_LENGTH)
 
 
 def _best_first(answer: Answer) -> bool:
-    scores = [one.score for one in answer.finished.samples]
-    return scores == sorted(scores, reverse=True)
+    """Return whether answers come best first, and what a search has not found after them."""
+    samples = answer.finished.samples
+    scores = [one.score for one in samples if one.HasField("score")]
+    return scores == sorted(scores, reverse=True) and all(one.HasField("score") for one in samples[: len(scores)])
 
 
 # Requests
@@ -287,6 +289,20 @@ def _stop_strings(request: Request, draw: random.Random) -> None:
     request.stopping.include_stop = draw.random() < 0.5
 
 
+def _constrained(request: Request, draw: random.Random) -> None:
+    draw.choice((_greedy, _sampled, _samples, _beams))(request, draw)
+    request.stopping.ignore_eos = False
+    if draw.random() < 0.5:
+        request.constraint.regex = draw.choice(("[a-z]{1,12}( [a-z]{1,5}){0,3}", "(yes|no)+", "x{30}"))
+    else:
+        request.constraint.json_schema = draw.choice(_SCHEMAS)
+
+
+_SCHEMAS = (
+    '{"type": "array", "items": {"type": "integer"}}',
+    '{"enum": ["north", "south", 7]}',
+    '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false}',
+)
 _KINDS: tuple[tuple[str, Make], ...] = (
     ("greedy", _greedy),
     ("sampled", _sampled),
@@ -295,6 +311,7 @@ _KINDS: tuple[tuple[str, Make], ...] = (
     ("rules", _rules),
     ("logprobs", _logprobs),
     ("stop strings", _stop_strings),
+    ("constrained", _constrained),
 )
 KINDS = frozenset(kind for kind, _ in _KINDS)
 
@@ -327,6 +344,17 @@ _FAULTS: tuple[tuple[Callable[[Request], None], str, Code], ...] = (
     (_change(stopping={"min_tokens": GROWING_TOKENS + 1}), "stopping.min_tokens", _INVALID),
     (_change(stopping={"stop_strings": [""]}), "stopping.stop_strings[0]", _INVALID),
     (_change(output={"logprobs": 21}), "output.logprobs", _INVALID),
+    (_change(constraint={"regex": "(a"}, stopping={"ignore_eos": False}), "constraint.regex", _INVALID),
+    (
+        _change(constraint={"regex": "(x{1000}){1000}{1000}"}, stopping={"ignore_eos": False}),
+        "constraint.regex",
+        _INVALID,
+    ),
+    (
+        _change(constraint={"json_schema": '{"type": 1}'}, stopping={"ignore_eos": False}),
+        "constraint.json_schema",
+        _INVALID,
+    ),
     (_change(timeout={"seconds": -1}), "timeout", _INVALID),
 )
 

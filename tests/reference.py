@@ -6,7 +6,7 @@ are nearly equal, either is right. Such places are found, counted, and not hidde
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,9 +119,18 @@ class BeamAnswers(NamedTuple):
 
 
 def beam_reference(
-    folder: Path, prompt: Sequence[int], search: BeamSearch, max_tokens: int, count: int, **rest: Any
+    folder: Path,
+    prompt: Sequence[int],
+    search: BeamSearch,
+    max_tokens: int,
+    count: int,
+    allowed: Callable[[int, torch.Tensor], list[int]] | None = None,
+    **rest: Any,
 ) -> BeamAnswers:
-    """Return the best `count` answers of transformers' beam search; `rest` is of its GenerationConfig."""
+    """Return the best `count` answers of transformers' beam search.
+
+    `allowed` says which tokens can follow a text, and `rest` is of its GenerationConfig.
+    """
     model = reference_model(folder)
     input_ids = torch.tensor([list(prompt)], device=model.device)
     settings = GenerationConfig(
@@ -137,7 +146,12 @@ def beam_reference(
         **rest,
     )
     with torch.inference_mode():
-        output = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), generation_config=settings)
+        output = model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            generation_config=settings,
+            prefix_allowed_tokens_fn=allowed,
+        )
     ends = frozenset(rest.get("eos_token_id", ()))
     texts = [_until_end(row[len(prompt) :].tolist(), ends) for row in output.sequences]
     return BeamAnswers(texts, output.sequences_scores.tolist())

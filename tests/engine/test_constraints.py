@@ -16,9 +16,10 @@ from engine.errors import ConstraintFailed, InvalidRequest
 from engine.logit_rules import apply_rules
 from engine.plan import RowRules
 from engine.preemption import Preemption
-from engine.request import Capacity, Failure, FinishReason, LogitRules, Request, Sampling, Stopping
+from engine.request import BeamSearch, Capacity, Failure, FinishReason, LogitRules, Request, Sampling, Stopping
 from services.engine.languages import CompiledLanguage, Language, Vocabulary
 from tests.engine_in_process import GREEDY, ModelEngine
+from tests.reference import beam_reference
 from tests.tiny_models import VOCABULARY
 
 BLOCK = 4
@@ -266,3 +267,49 @@ def test_a_state_that_fails_ends_its_request_and_no_other(folder: Path, samples:
     assert max(map(len, engine.samples[tired])) == 9
     assert engine.failures == []
     assert [engine.tokens[other]] == ModelEngine(folder).generate([PROMPT], 40, sampling=SAMPLED)
+
+
+@pytest.mark.parametrize("preemption", [None, Preemption.RECOMPUTE, Preemption.SWAP])
+def test_beams_in_a_language_are_those_of_transformers_kept_in_it(
+    folder: Path, vocabulary: Vocabulary, constraint: Constraint, preemption: Preemption | None
+) -> None:
+    def allowed(_batch: int, tokens: torch.Tensor) -> list[int]:
+        state = constraint.start()
+        try:
+            for token in tokens[len(PROMPT) :].tolist():
+                state.advance(token)
+            mask = int.from_bytes(state.allowed(), "little")
+        except ConstraintFailed:
+            return [END]  # what follows the end is not looked at
+        return [token for token in range(VOCABULARY) if mask >> token & 1]
+
+    blocks = 4 * -(-(len(PROMPT) + MOST) // BLOCK)
+    engine = ModelEngine(
+        folder,
+        block_size=BLOCK,
+        device_blocks=blocks if preemption else 256,
+        host_blocks=blocks,
+        preemption=preemption or Preemption.RECOMPUTE,
+    )
+    if preemption:
+        grows = [number % 300 + 3 for number in range(blocks * BLOCK - 80)]
+        engine.submit(grows, 70, priority=-1)  # until it needs nearly all blocks
+        for _ in range(40):
+            engine.turn()
+    search = BeamSearch(4)
+    name = engine.submit(PROMPT, MOST, beam_search=search, samples=3, stop=[END], constraint=constraint)
+    engine.run()
+    expected = beam_reference(folder, PROMPT, search, MOST, 3, allowed, eos_token_id=[END])
+    assert engine.samples[name] == expected.token_ids
+    assert [one.score for one in engine.finished[name].answers] == pytest.approx(expected.scores, abs=1e-4)
+    assert all(re.fullmatch(PATTERN, text(vocabulary, tokens)) for tokens in engine.samples[name])
+    assert (engine.finished[name].preemptions > 0) == (preemption is not None)
+
+
+def test_beams_of_a_language_with_fewer_texts_than_beams_are_all_of_them(folder: Path, vocabulary: Vocabulary) -> None:
+    engine = ModelEngine(folder)
+    constraint = CompiledLanguage(vocabulary, Language("regex", "x|y"))
+    name = engine.submit(PROMPT, 5, beam_search=BeamSearch(4), samples=4, stop=[END], constraint=constraint)
+    engine.run()
+    texts = [text(vocabulary, tokens) for tokens in engine.samples[name]]
+    assert (sorted(texts[:2]), texts[2:]) == (["x", "y"], ["", ""])
