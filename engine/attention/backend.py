@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 import torch
@@ -42,25 +44,50 @@ class Direction(Enum):
 class PagedBatch:
     """The metadata of one step: all sequences flattened into one row of tokens.
 
-    `slots`: `[tokens]` int64, where each token's K and V go: block id * block_size + offset.
+    `slots`: `[tokens]` int64, where each token's K and V go: block id * block_size + offset. `first`: `[sequences + 1]`
+    int32, the place of each sequence's first token. `ends`: `[sequences]` int32, tokens of each, those fed included.
+    `tables`: `[sequences, blocks]` int32 block ids, padded with block 0.
     """
 
     block_size: int
     slots: torch.Tensor
-    rows: tuple[Rows, ...]
+    first: torch.Tensor
+    ends: torch.Tensor
+    tables: torch.Tensor
 
     @classmethod
     def of(cls, work: Sequence[Work], block_size: int, device: torch.device) -> "PagedBatch":
-        """Lay out the work of a plan: all decoding sequences together, every prompt by itself."""
-        slots: list[int] = []
-        decoding: list[tuple[int, Work]] = []
-        prompts: list[tuple[int, Work]] = []
-        for item in work:
-            (decoding if len(item.token_ids) == 1 else prompts).append((len(slots), item))
-            slots += _slots(item, block_size)
-        groups = ([decoding] if decoding else []) + [[prompt] for prompt in prompts]
-        rows = tuple(_rows(group, device) for group in groups)
-        return cls(block_size, torch.tensor(slots, dtype=torch.int64, device=device), rows)
+        """Lay out the work of a plan, in its order."""
+        slots = [slot for item in work for slot in _slots(item, block_size)]
+        first = list(accumulate((len(item.token_ids) for item in work), initial=0))
+        widest = max((len(item.block_table) for item in work), default=0)
+        tables = [[*item.block_table, *[0] * (widest - len(item.block_table))] for item in work]
+        return cls(
+            block_size=block_size,
+            slots=torch.tensor(slots, dtype=torch.int64, device=device),
+            first=torch.tensor(first, dtype=torch.int32, device=device),
+            ends=torch.tensor([item.end for item in work], dtype=torch.int32, device=device),
+            tables=torch.tensor(tables, dtype=torch.int32, device=device).view(len(work), widest),
+        )
+
+    @cached_property
+    def rows(self) -> tuple[Rows, ...]:
+        """The sequences that feed equally many tokens: all decoding ones together, every prompt by itself."""
+        first = self.first.tolist()
+        fed = [end - begin for begin, end in pairwise(first)]
+        decoding = [number for number, count in enumerate(fed) if count == 1]
+        groups = ([decoding] if decoding else []) + [[number] for number, count in enumerate(fed) if count > 1]
+        return tuple(self._rows(group, first, fed[group[0]]) for group in groups)
+
+    def _rows(self, group: list[int], first: list[int], fed: int) -> Rows:
+        device = self.slots.device
+        tokens = [list(range(first[number], first[number] + fed)) for number in group]
+        chosen = torch.tensor(group, dtype=torch.int64, device=device)
+        ends = self.ends[chosen].to(torch.int64)
+        widest = -(-int(ends.max()) // self.block_size)
+        return Rows(
+            torch.tensor(tokens, dtype=torch.int64, device=device), self.tables[chosen, :widest].to(torch.int64), ends
+        )
 
 
 class AttentionBackend(Protocol):
@@ -96,12 +123,3 @@ def _slots(work: Work, block_size: int) -> list[int]:
         work.block_table[position // block_size] * block_size + position % block_size
         for position in range(work.start, work.end)
     ]
-
-
-def _rows(group: list[tuple[int, Work]], device: torch.device) -> Rows:
-    fed = len(group[0][1].token_ids)
-    widest = max(len(work.block_table) for _, work in group)
-    tables = [[*work.block_table, *[0] * (widest - len(work.block_table))] for _, work in group]
-    tokens = [list(range(first, first + fed)) for first, _ in group]
-    ends = [work.end for _, work in group]
-    return Rows(*(torch.tensor(column, dtype=torch.int64, device=device) for column in (tokens, tables, ends)))
