@@ -5,9 +5,12 @@ backend. Block 0 belongs to nobody and takes the writes of padding. The host tie
 but for the number of blocks; there block 0 is only there so that ids are rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from engine.blocks import Copy
 
 
 @dataclass(frozen=True)
@@ -41,3 +44,16 @@ def make_host_cache(
         return None
     shape = (host_blocks + 1, geometry.layers, 2, *block_shape)
     return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def copy_blocks(cache: torch.Tensor, copies: Sequence[Copy]) -> None:
+    """Copy whole blocks within a cache, each in one piece; no destination is a source."""
+    for copy in copies:
+        cache[copy.destination].copy_(cache[copy.source])
+
+
+def swap_blocks(cache: torch.Tensor, host_cache: torch.Tensor, copies: Sequence[Copy], *, to_host: bool) -> None:
+    """Copy whole blocks between the tiers, each in one piece. On a GPU they are queued on the current stream."""
+    source, target = (cache, host_cache) if to_host else (host_cache, cache)
+    for copy in copies:
+        target[copy.destination].copy_(source[copy.source], non_blocking=True)

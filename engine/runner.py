@@ -12,6 +12,7 @@ from engine.continuations import continuations
 from engine.copy_stream import CopyStream, copy_stream_for
 from engine.logprobs import score
 from engine.model import LoadedModel
+from engine.native import NativeDecoder
 from engine.plan import Sampled, StepPlan, Work
 from engine.sampling import Draw, sample
 
@@ -20,10 +21,19 @@ class ModelRunner:
     """Runs a model's steps over the blocks of one attention backend."""
 
     def __init__(
-        self, loaded: LoadedModel, backend: AttentionBackend, block_size: int, copy_stream: CopyStream | None = None
+        self,
+        loaded: LoadedModel,
+        backend: AttentionBackend,
+        block_size: int,
+        copy_stream: CopyStream | None = None,
+        decoder: NativeDecoder | None = None,
     ) -> None:
-        """Put the parts together. Without a `copy_stream` it is the one for the model's device."""
+        """Put the parts together. Without a `copy_stream` it is the one for the model's device.
+
+        A `decoder` runs the model's steps instead of its modules, over the cache of the same backend.
+        """
         self._loaded = loaded
+        self._decoder = decoder
         self._backend = backend
         self._block_size = block_size
         self._device: torch.device = loaded.model.device
@@ -45,18 +55,20 @@ class ModelRunner:
         """Return `[rows, vocabulary]` logits: for each work, those that score its prompt, then one for each sample."""
         token_ids = [token for item in work for token in item.token_ids]
         positions = [position for item in work for position in range(item.start, item.end)]
-        batch = PagedBatch.of(work, self._block_size, self._device)
+        batch, places = PagedBatch.of(work, self._block_size, self._device), self._places(work)
+        if self._decoder is not None:
+            return self._decoder.logits(token_ids, positions, places, batch)
         output = self._loaded.model(
             input_ids=self._row(token_ids),
             position_ids=self._row(positions),
             use_cache=False,
-            logits_to_keep=self._places(work),
+            logits_to_keep=torch.tensor(places, dtype=torch.int64, device=self._device),
             paged=PagedContext(self._backend, batch),
         )
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _places(self, work: tuple[Work, ...]) -> torch.Tensor:
+    def _places(self, work: tuple[Work, ...]) -> list[int]:
         """Return the places in the flattened batch whose logits are needed."""
         places: list[int] = []
         fed = 0
@@ -67,7 +79,7 @@ class ModelRunner:
             fed += len(item.token_ids)
             if item.samples:
                 places += [fed - 1] * len(item.sample_indices)
-        return torch.tensor(places, dtype=torch.int64, device=self._device)
+        return places
 
     def _row(self, values: list[int]) -> torch.Tensor:
         return torch.tensor([values], dtype=torch.int64, device=self._device)

@@ -34,6 +34,8 @@ CALL_SECONDS = 120
 ANY_METRICS_PORT = {
     f"QUIRE_{command}_METRICS_LISTEN": "127.0.0.1:0" for command in ("SERVE", "KVMANAGER", "ENGINE", "GATEWAY")
 }
+# Promises of equal tokens are made in float32.
+EXACT = {f"QUIRE_{command}_DTYPE": "float32" for command in ("SERVE", "ENGINE")}
 
 
 class Output:
@@ -274,5 +276,5 @@ def launch(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **ANY_METRICS_PORT, **environment},
+        env={**os.environ, **ANY_METRICS_PORT, **EXACT, **environment},
     )

@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.backend import Direction, PagedBatch, Rows, Scoring
 from engine.blocks import Copy
-from engine.cache import CacheGeometry, make_cache, make_host_cache
+from engine.cache import CacheGeometry, make_cache, make_host_cache, swap_blocks
 
 
 class TorchBackend:
@@ -58,11 +58,7 @@ class TorchBackend:
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
         """Copy block by block: each is one piece of bytes, and large."""
         assert self.host_cache is not None, "there is no host tier to copy to or from"
-        source, target = self.cache, self.host_cache
-        if direction is Direction.HOST_TO_DEVICE:
-            source, target = target, source
-        for copy in copies:
-            target[copy.destination].copy_(source[copy.source], non_blocking=True)
+        swap_blocks(self.cache, self.host_cache, copies, to_host=direction is Direction.DEVICE_TO_HOST)
 
     def _attend_rows(self, layer: int, query: torch.Tensor, rows: Rows, scoring: Scoring) -> torch.Tensor:
         key, value = self._gather(layer, rows)
@@ -98,10 +94,10 @@ def _attention(
     """Return softmax(q.k) v where the mask allows; torch's own operator, but for capped scores, which it lacks."""
     if scoring.softcap is None:
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scoring.scaling)
-    scores = torch.matmul(query, key.transpose(-1, -2)) * scoring.scaling
+    scores = torch.matmul(query.float(), key.float().transpose(-1, -2)) * scoring.scaling
     capped = torch.tanh(scores / scoring.softcap) * scoring.softcap
-    weights = capped.masked_fill(~mask, float("-inf")).softmax(dim=-1, dtype=torch.float32)
-    return torch.matmul(weights.to(value.dtype), value)
+    weights = capped.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+    return torch.matmul(weights, value.float()).to(value.dtype)
 
 
 def _visible(rows: Rows, fed: int, slots: int, window: int | None) -> torch.Tensor:

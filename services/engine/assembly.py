@@ -11,14 +11,18 @@ from transformers.utils.logging import disable_progress_bar
 
 from engine.attention import TorchBackend
 from engine.attention.backend import Direction
+from engine.attention.cpu_backend import CpuBackend
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.model import LoadedModel, load_model
+from engine.native import Kernels, NativeDecoder
 from engine.preemption import PreemptionCosts
 from engine.request import Capacity
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
+from services.engine.native_kernels import decoder_for, kernels_for
 from services.engine.settings import EngineSettings
+from services.model_store import default_cache
 from services.settings import InvalidSetting
 
 _MIB = 1024 * 1024
@@ -44,7 +48,8 @@ def assemble(settings: EngineSettings) -> EngineParts:
     disable_progress_bar()
     folder = Path(settings.model)
     log.info("loading %s", folder.name)
-    loaded = load_model(folder, _dtype(settings.dtype, device), device)
+    kernels = kernels_for(settings.attention_backend, device, default_cache().parent / "kernels")
+    loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
     capacity = Capacity(
         context_tokens=loaded.context_tokens,
         vocabulary_size=loaded.vocabulary_size,
@@ -52,13 +57,28 @@ def assemble(settings: EngineSettings) -> EngineParts:
         device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
         host_blocks=settings.host_blocks,
     )
-    tiers = (capacity.device_blocks, loaded.dtype, device, capacity.host_blocks)
-    backend = TorchBackend(loaded.geometry, capacity.block_size, *tiers)
+    backend, decoder = _backend(settings, loaded, capacity, kernels)
     scheduler = Scheduler(capacity, settings.limits(), PreemptionCosts(_seconds_per_swapped_block(backend)))
-    return EngineParts(loaded, scheduler, ModelRunner(loaded, backend, capacity.block_size))
+    return EngineParts(loaded, scheduler, ModelRunner(loaded, backend, capacity.block_size, decoder=decoder))
 
 
-def _seconds_per_swapped_block(backend: TorchBackend) -> float:
+def _backend(
+    settings: EngineSettings, loaded: LoadedModel, capacity: Capacity, kernels: Kernels | None
+) -> tuple[TorchBackend | CpuBackend, NativeDecoder | None]:
+    """Allocate the cache of the backend that is asked for, or that is the fastest for the type of the weights."""
+    blocks, host_blocks = capacity.device_blocks, capacity.host_blocks
+    # In float32 torch's own kernels are faster at prompts.
+    if kernels is None or (settings.attention_backend == "auto" and loaded.dtype == torch.float32):
+        device: torch.device = loaded.model.device
+        return TorchBackend(loaded.geometry, capacity.block_size, blocks, loaded.dtype, device, host_blocks), None
+    threads = torch.get_num_threads()
+    backend = CpuBackend(kernels, loaded.geometry, capacity.block_size, blocks, loaded.dtype, host_blocks, threads)
+    decoder = decoder_for(kernels, loaded, backend, threads)
+    log.info("a step is run by %s", "the CPU's kernels" if decoder else "the model's modules")
+    return backend, decoder
+
+
+def _seconds_per_swapped_block(backend: TorchBackend | CpuBackend) -> float:
     """Measure how long a block takes to the host tier; 0 where there is none."""
     if backend.host_cache is None:
         return 0.0
@@ -82,9 +102,10 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def _dtype(name: str, device: torch.device, kernels: Kernels | None) -> torch.dtype:
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        plain = device.type == "cpu" and not (kernels and kernels.bfloat16)
+        return torch.float32 if plain else torch.bfloat16
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 

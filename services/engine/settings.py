@@ -25,8 +25,14 @@ class EngineSettings:
     )
     dtype: str = setting(
         "auto",
-        "Type of weights and cache; auto is float32 on a CPU, bfloat16 on a GPU.",
+        "Type of weights and cache; auto is bfloat16 on a GPU, and on a CPU that multiplies it and has a compiler; "
+        "else float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    attention_backend: str = setting(
+        "auto",
+        "Kernels of attention: torch's own, or cpu, which are compiled at the first start. auto takes the faster ones.",
+        choices=("auto", "torch", "cpu"),
     )
     block_size: int = setting(16, "Tokens that one KV block holds.", least=1, most=4096)
     device_blocks: int = setting(0, "Blocks of the pool. 0: as many as --cache-mib holds.", least=0)

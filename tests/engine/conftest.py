@@ -2,9 +2,12 @@
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.engine.families import Checkpoint, Family, write_checkpoint
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -21,3 +24,17 @@ def random_prompt() -> Callable[[int], list[int]]:
     """Makes prompts of the given length, the same ones in each run of a test."""
     source = random.Random(20240229)
     return lambda length: [source.randrange(1, 384) for _ in range(length)]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Writes a random checkpoint of a family once."""
+    folders: dict[str, Path] = {}
+
+    def make(family: Family) -> Path:
+        if repr(family) not in folders:
+            folders[repr(family)] = tmp_path_factory.mktemp("families") / family.name
+            write_checkpoint(family, folders[repr(family)])
+        return folders[repr(family)]
+
+    return make

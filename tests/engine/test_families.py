@@ -4,132 +4,44 @@ caps honoured; or is refused at start, with the reason.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from engine.attention import TorchBackend
 from engine.errors import InvalidRequest, ModelUnsupported
 from engine.model import load_model
 from engine.plan import Work
 from engine.runner import ModelRunner
+from tests.engine.families import (
+    CONTEXT,
+    FAMILIES,
+    FURTHER,
+    LATER_LAYERS_WINDOWED,
+    SMALL,
+    WINDOW,
+    WINDOWED,
+    Checkpoint,
+    Family,
+)
 from tests.engine_in_process import GREEDY, ModelEngine, loaded_model
 from tests.reference import greedy_reference, near_ties, reference_model
 
-CONTEXT = 96
-# Neither a multiple of the block size nor a divisor of the budgets below.
-WINDOW = 7
 BLOCK_SIZE = 4
 MAX_TOKENS = 16
 LENGTHS = (1, 2, WINDOW, WINDOW + 1, 21, 40, CONTEXT - MAX_TOKENS)
 # Of 112 tokens a run; random weights make choices clear.
 FEW = 1
 
-SMALL = {
-    "vocab_size": 384,
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
-GROUPED = SMALL | {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16}
-WINDOWED = GROUPED | {"sliding_window": WINDOW}
-LATER_LAYERS_WINDOWED = WINDOWED | {"use_sliding_window": True, "max_window_layers": 2}
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-UNTIED = {"tie_word_embeddings": False}
-OPT = SMALL | {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.3}
-LONG_ROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0 + 0.1 * place for place in range(8)],
-    "long_factor": [4.0 + 0.1 * place for place in range(8)],
-    "original_max_position_embeddings": CONTEXT,
-}
-
-
-class Family(NamedTuple):
-    """A family of transformers, configured; `plain` are the settings that take its windows and caps away."""
-
-    name: str
-    config: dict[str, Any]
-    plain: dict[str, Any] = {}  # noqa: RUF012 - never changed
-
-
-NO_WINDOW = {"sliding_window": None}
-FAMILIES = {
-    "llama": Family("llama", GROUPED),
-    "mistral": Family("mistral", WINDOWED, NO_WINDOW),
-    "mixtral": Family("mixtral", WINDOWED | EXPERTS, NO_WINDOW),
-    "qwen2": Family("qwen2", GROUPED),
-    "qwen2 with windows": Family("qwen2", LATER_LAYERS_WINDOWED, {"use_sliding_window": False}),
-    "qwen3": Family("qwen3", GROUPED),
-    "qwen3 with windows": Family("qwen3", LATER_LAYERS_WINDOWED, {"use_sliding_window": False}),
-    "gemma2": Family("gemma2", WINDOWED | UNTIED, {"sliding_window": CONTEXT}),
-    "gemma2 with low caps": Family(
-        "gemma2",
-        WINDOWED | UNTIED | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
-        {"attn_logit_softcapping": None},
-    ),
-    "gpt_neox": Family("gpt_neox", SMALL | {"intermediate_size": 96}),
-    "phi3": Family("phi3", WINDOWED, NO_WINDOW),
-    "phi3 with long rotations": Family(
-        "phi3",
-        GROUPED
-        | {"max_position_embeddings": 4 * CONTEXT, "original_max_position_embeddings": CONTEXT}
-        | {"rope_parameters": LONG_ROPE},
-    ),
-    "gpt_bigcode": Family("gpt_bigcode", SMALL),
-    "gpt_bigcode with many KV heads": Family("gpt_bigcode", SMALL | {"multi_query": False}),
-    "opt": Family("opt", OPT),
-    "opt with projections": Family("opt", OPT | {"word_embed_proj_dim": 32}),
-    "gpt2": Family("gpt2", SMALL),
-    "gpt2 scaled by layer": Family("gpt2", SMALL | {"scale_attn_by_inverse_layer_idx": True}),
-}
-FURTHER = {
-    "cohere2": WINDOWED,
-    "exaone4": WINDOWED,
-    "gemma": GROUPED,
-    "gemma3_text": WINDOWED | UNTIED,
-    "glm4": GROUPED,
-    "granite": GROUPED,
-    "olmo2": GROUPED,
-    "olmo3": WINDOWED,
-    "phi": GROUPED,
-    "qwen3_moe": GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-    "smollm3": GROUPED,
-    "starcoder2": WINDOWED,
-}
 WITH_WINDOWS_OR_CAPS = [key for key, family in FAMILIES.items() if family.plain]
 
-Make = Callable[[Family], Path]
 Prompt = Callable[[int], list[int]]
 
 
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Writes a random checkpoint of a family once; equal weights for configurations of equal shapes."""
-    folders: dict[str, Path] = {}
-
-    def checkpoint(family: Family) -> Path:
-        if repr(family) not in folders:
-            torch.manual_seed(3)
-            folder = tmp_path_factory.mktemp("families") / family.name
-            AutoModelForCausalLM.from_config(CONFIG_MAPPING[family.name](**family.config)).save_pretrained(folder)
-            folders[repr(family)] = folder
-        return folders[repr(family)]
-
-    return checkpoint
-
-
 @pytest.fixture(params=FAMILIES)
-def folder(request: pytest.FixtureRequest, make: Make) -> Path:
-    return make(FAMILIES[request.param])
+def folder(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Path:
+    return checkpoint(FAMILIES[request.param])
 
 
 @pytest.fixture
@@ -166,8 +78,8 @@ def test_a_pool_so_small_that_sequences_lose_their_blocks(folder: Path, prompts:
 
 
 @pytest.mark.parametrize("name", FURTHER)
-def test_further_families_in_chunks_and_together(make: Make, prompts: list[list[int]], name: str) -> None:
-    folder = make(Family(name, FURTHER[name]))
+def test_further_families_in_chunks_and_together(checkpoint: Checkpoint, prompts: list[list[int]], name: str) -> None:
+    folder = checkpoint(Family(name, FURTHER[name]))
     engine = ModelEngine(folder, block_size=BLOCK_SIZE, token_budget=16)
     answers = engine.generate(prompts, MAX_TOKENS)
     assert near_ties(folder, prompts, answers, MAX_TOKENS) <= FEW
@@ -176,12 +88,12 @@ def test_further_families_in_chunks_and_together(make: Make, prompts: list[list[
 
 @pytest.mark.parametrize("key", WITH_WINDOWS_OR_CAPS)
 def test_windows_and_caps_change_the_answers_so_that_these_tests_would_see_them_ignored(
-    make: Make, prompts: list[list[int]], key: str
+    checkpoint: Checkpoint, prompts: list[list[int]], key: str
 ) -> None:
     family = FAMILIES[key]
     long_ones = prompts[-3:]
-    honoured = greedy_reference(make(family), long_ones, MAX_TOKENS)
-    ignored = greedy_reference(make(Family(family.name, family.config | family.plain)), long_ones, MAX_TOKENS)
+    honoured = greedy_reference(checkpoint(family), long_ones, MAX_TOKENS)
+    ignored = greedy_reference(checkpoint(Family(family.name, family.config | family.plain)), long_ones, MAX_TOKENS)
     assert honoured != ignored
 
 
@@ -190,8 +102,8 @@ def test_the_documentation_names_every_case() -> None:
     assert [key for key in FAMILIES if f"`{key}`" not in document] == []
 
 
-def test_logits_are_capped_as_in_transformers(make: Make, random_prompt: Prompt) -> None:
-    folder, prompt = make(FAMILIES["gemma2 with low caps"]), random_prompt(20)
+def test_logits_are_capped_as_in_transformers(checkpoint: Checkpoint, random_prompt: Prompt) -> None:
+    folder, prompt = checkpoint(FAMILIES["gemma2 with low caps"]), random_prompt(20)
     loaded = loaded_model(folder)
     runner = ModelRunner(loaded, TorchBackend(loaded.geometry, 32, 2), 32)
     with torch.inference_mode():
@@ -202,8 +114,10 @@ def test_logits_are_capped_as_in_transformers(make: Make, random_prompt: Prompt)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_the_context_of_long_rotations_ends_where_they_would_change(make: Make, random_prompt: Prompt) -> None:
-    folder = make(FAMILIES["phi3 with long rotations"])
+def test_the_context_of_long_rotations_ends_where_they_would_change(
+    checkpoint: Checkpoint, random_prompt: Prompt
+) -> None:
+    folder = checkpoint(FAMILIES["phi3 with long rotations"])
     engine = ModelEngine(folder)
     assert engine.loaded.context_tokens == CONTEXT
     with pytest.raises(InvalidRequest, match=f"context has {CONTEXT}"):
@@ -235,16 +149,16 @@ def test_the_context_of_long_rotations_ends_where_they_would_change(make: Make, 
     ],
     ids=lambda value: value.name if isinstance(value, Family) else "",
 )
-def test_a_model_that_would_answer_otherwise_is_refused(make: Make, family: Family, reason: str) -> None:
+def test_a_model_that_would_answer_otherwise_is_refused(checkpoint: Checkpoint, family: Family, reason: str) -> None:
     with pytest.raises(ModelUnsupported, match=f"^{family.name}: .*{reason}"):
-        load_model(make(family), torch.float32, torch.device("cpu"))
+        load_model(checkpoint(family), torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_ignores_positions_is_refused_in_any_precision(
-    make: Make, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    folder = make(FAMILIES["llama"])
+    folder = checkpoint(FAMILIES["llama"])
     load_model(folder, dtype, torch.device("cpu"))
     forward = LlamaForCausalLM.forward
     monkeypatch.setattr(

@@ -43,7 +43,7 @@ async def main():
     manager, engine, gateway = (f"unix:{folder}/{name}.sock" for name in ("kvmanager", "engine", "gateway"))
     services = [
         KVManagerService(KVManagerSettings(listen=manager)),
-        EngineService(EngineSettings(listen=engine, kvmanager=manager, model=model, device_blocks=16)),
+        EngineService(EngineSettings(listen=engine, kvmanager=manager, model=model, dtype="float32", device_blocks=16)),
         GatewayService(GatewaySettings(listen=gateway, engine=engine, model=model)),
     ]
     for service in services:

@@ -84,7 +84,7 @@ def test_an_engine_without_the_gpu_it_should_use_says_so(tiny_model: Callable[[s
 
 def test_a_cache_too_small_for_one_block_is_refused_naming_both_sizes(tiny_model: Callable[[str], Path]) -> None:
     """In process: another engine that starts only to end would take seconds."""
-    settings = EngineSettings(model=str(tiny_model("llama")), cache_mib=1, block_size=4096)
+    settings = EngineSettings(model=str(tiny_model("llama")), dtype="float32", cache_mib=1, block_size=4096)
     with pytest.raises(InvalidSetting, match=r"cache_mib is 1, but one block takes 3\.0 MiB"):
         assemble(settings)
 

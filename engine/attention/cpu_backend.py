@@ -1,0 +1,57 @@
+"""The CPU's backend: kernels that read blocks in place, and K and V once for all query heads that share them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.backend import Direction, PagedBatch, Scoring
+from engine.blocks import Copy
+from engine.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
+from engine.native.kernels import CacheView, Kernels
+
+
+class CpuBackend:
+    """Paged attention by native kernels. Inside a (block, layer), K and V have an order that kernels.cpp describes."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        geometry: CacheGeometry,
+        block_size: int,
+        device_blocks: int,
+        dtype: torch.dtype = torch.float32,
+        host_blocks: int = 0,
+        threads: int = 0,
+    ) -> None:
+        """Allocate the cache, and the host tier if it has blocks. 0 threads: as many as torch uses."""
+        self.geometry = geometry
+        self.block_size = block_size
+        self._kernels = kernels
+        self._threads = threads or torch.get_num_threads()
+        device = torch.device("cpu")
+        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
+        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
+        self.view = CacheView.of(self.cache, geometry, block_size)
+
+    def block_shape(self) -> tuple[int, ...]:
+        """Return (KV heads, elements of one head's slots)."""
+        return (self.geometry.kv_heads, self.block_size * self.geometry.head_size)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
+        """Write each token's K and V to its slot."""
+        key, value = key.to(self.cache.dtype).contiguous(), value.to(self.cache.dtype).contiguous()
+        self._kernels.write(self.view, layer, key, value, batch.slots)
+
+    def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
+        """Attend with all sequences of the batch at once."""
+        query = query.to(self.cache.dtype).contiguous()
+        return self._kernels.attend(self.view, layer, query, batch, scoring, self._threads)
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy block by block: each is one piece of bytes."""
+        copy_blocks(self.cache, copies)
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        """Copy block by block to the other tier."""
+        assert self.host_cache is not None, "there is no host tier to copy to or from"
+        swap_blocks(self.cache, self.host_cache, copies, to_host=direction is Direction.DEVICE_TO_HOST)

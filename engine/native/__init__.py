@@ -1,0 +1,7 @@
+"""Kernels for the CPU in C++, compiled on the machine that they run on."""
+
+from engine.native.build import KernelsUnavailable, build
+from engine.native.decoder import NativeDecoder, is_llama_shaped
+from engine.native.kernels import Kernels
+
+__all__ = ["Kernels", "KernelsUnavailable", "NativeDecoder", "build", "is_llama_shaped"]

@@ -1,0 +1,64 @@
+"""Compiles the kernels, once for each machine, compiler and version of their source."""
+
+import hashlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_COMPILERS = ("g++", "c++", "clang++")
+# Infinities have a meaning here: what a token does not see scores minus infinity.
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-shared", "-fPIC", "-pthread")
+_SECONDS = 120
+
+
+class KernelsUnavailable(Exception):
+    """The kernels cannot be built here; the message says why."""
+
+
+def build(folder: Path) -> Path:
+    """Return the shared library, compiling it into `folder` if it is not there: some ten seconds.
+
+    Raises KernelsUnavailable.
+    """
+    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise KernelsUnavailable(f"there is no C++ compiler: none of {', '.join(_COMPILERS)}")
+    library = folder / f"kernels-{_key(compiler)}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+            output = Path(unfinished) / library.name
+            _run([compiler, *_FLAGS, str(_SOURCE), "-o", str(output)])
+            output.replace(library)  # at once, so that nobody loads half of it
+    return library
+
+
+def _key(compiler: str) -> str:
+    """Name what the library depends on: its source, who compiles it and how, and the CPU's instructions."""
+    digest = hashlib.sha256(_SOURCE.read_bytes())
+    digest.update(" ".join((*_FLAGS, compiler, _run([compiler, "--version"]), _instructions())).encode())
+    return digest.hexdigest()[:20]
+
+
+def _instructions() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor()
+    lines = cpuinfo.read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - a compiler, with arguments that are all ours
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelsUnavailable(f"{command[0]} did not run: {error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise KernelsUnavailable(f"{command[0]} failed: {next((one for one in lines if 'error' in one), lines[-1])}")
+    return done.stdout

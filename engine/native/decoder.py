@@ -1,0 +1,117 @@
+"""A Llama-shaped model run by the kernels as a whole: one call for a step, instead of some hundreds of modules.
+
+Its weights are those that transformers loaded. Between the products everything is float32; weights, K and V are
+bfloat16.
+"""
+
+from ctypes import POINTER, cast
+from typing import Any
+
+import torch
+
+from engine.attention.backend import PagedBatch
+from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels, NativeLayer, NativeModel
+
+# Models whose decoder is: norm, attention, norm, gated SiLU; with biases of q, k, v, norms of q and k, windows, or not.
+_KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+# Rotations that are the same for a position whatever the length of the sequence.
+_FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+_COLUMNS = 16  # that a gate and what it gates alternate in
+
+
+def is_llama_shaped(model: Any) -> bool:
+    """Return whether the kernels know all that a model does."""
+    config = model.config
+    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    return (
+        config.model_type in _KINDS
+        and rotation in _FIXED_ROTATIONS
+        and getattr(config, "hidden_act", None) == "silu"
+        and not getattr(config, "mlp_bias", False)
+        and config.intermediate_size % _COLUMNS == 0
+        and _head_size(config) % _COLUMNS == 0
+        and _head_size(config) <= LARGEST_HEAD
+        and all(layer.self_attn.o_proj.bias is None for layer in model.model.layers)
+    )
+
+
+class NativeDecoder:
+    """Runs the steps of one model over one cache."""
+
+    def __init__(self, kernels: Kernels, model: Any, view: CacheView, context_tokens: int, threads: int) -> None:
+        """Pack the weights of a Llama-shaped model. It computes positions below `context_tokens`."""
+        self._kernels = kernels
+        self._view = view
+        self._threads = threads
+        self._kept: list[torch.Tensor] = []  # what the structures point to
+        self._model = self._described(model, context_tokens)
+
+    def logits(self, token_ids: list[int], positions: list[int], places: list[int], batch: PagedBatch) -> torch.Tensor:
+        """Return `[places, vocabulary]` logits of a flattened batch, at these places of it."""
+        tokens = tuple(torch.tensor(column, dtype=torch.int32) for column in (token_ids, positions, places))
+        return self._kernels.step(self._model, self._view, batch, tokens, self._threads)
+
+    def _described(self, model: Any, context_tokens: int) -> NativeModel:
+        config, layers = model.config, model.model.layers
+        size = _head_size(config)
+        described = NativeModel(
+            layers=len(layers),
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_size=size,
+            intermediate=config.intermediate_size,
+            vocabulary=config.vocab_size,
+            epsilon=config.rms_norm_eps,
+            scaling=layers[0].self_attn.scaling,
+        )
+        self._layers = (NativeLayer * len(layers))(*map(self._layer, layers))
+        described.layer = cast(self._layers, POINTER(NativeLayer))
+        described.embedding = self._keep(model.model.embed_tokens.weight.detach().to(torch.bfloat16).contiguous())
+        described.head = self._pack(model.lm_head.weight)
+        described.final_norm = self._float(model.model.norm.weight)
+        positions = torch.arange(context_tokens)[None]
+        cosine, sine = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)
+        described.cosine = self._float(cosine[0, :, : size // 2])
+        described.sine = self._float(sine[0, :, : size // 2])
+        return described
+
+    def _layer(self, layer: Any) -> NativeLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        # Where layers differ in it each has its own, else the configuration has it.
+        window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
+        described = NativeLayer(window=window or 0)
+        described.projections = self._pack(torch.cat([one.weight for one in projections]))
+        described.output = self._pack(attention.o_proj.weight)
+        described.gates = self._pack(_alternating(mlp.gate_proj.weight, mlp.up_proj.weight))
+        described.down = self._pack(mlp.down_proj.weight)
+        described.attention_norm = self._float(layer.input_layernorm.weight)
+        described.mlp_norm = self._float(layer.post_attention_layernorm.weight)
+        if projections[0].bias is not None:
+            described.projection_bias = self._float(torch.cat([one.bias for one in projections]))
+        if hasattr(attention, "q_norm"):
+            described.query_norm = self._float(attention.q_norm.weight)
+            described.key_norm = self._float(attention.k_norm.weight)
+        return described
+
+    def _pack(self, weights: torch.Tensor) -> int:
+        return self._keep(self._kernels.pack(weights))
+
+    def _float(self, values: torch.Tensor) -> int:
+        return self._keep(values.detach().float().contiguous())
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _alternating(gate: torch.Tensor, gated: torch.Tensor) -> torch.Tensor:
+    """Return 16 rows of the one, 16 of the other, and so on."""
+    rows, inputs = gate.shape
+    pieces = [weights.view(rows // _COLUMNS, _COLUMNS, inputs) for weights in (gate, gated)]
+    return torch.stack(pieces, dim=1).view(2 * rows, inputs)
+
+
+def _head_size(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

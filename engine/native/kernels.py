@@ -1,0 +1,180 @@
+"""The kernels of kernels.cpp as Python sees them: tensors in, tensors out."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from engine.attention.backend import PagedBatch, Scoring
+from engine.cache import CacheGeometry
+
+LARGEST_HEAD = 256
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_LINE = 64  # bytes: what the kernels load at once
+
+
+class _Cache(Structure):
+    _fields_: ClassVar[Sequence[Any]] = [
+        ("data", c_void_p),
+        ("block_stride", c_int64),
+        ("layer_stride", c_int64),
+        ("value_offset", c_int64),
+        ("block_size", c_int32),
+        ("heads", c_int32),
+        ("head_size", c_int32),
+        ("type", c_int32),
+    ]
+
+
+class _Batch(Structure):
+    _fields_: ClassVar[Sequence[Any]] = [
+        *((name, c_int32) for name in ("tokens", "sequences", "width", "rows")),
+        *((name, c_void_p) for name in ("token_ids", "positions", "slots", "first", "ends", "tables", "places")),
+    ]
+
+
+class NativeLayer(Structure):
+    """Pointers to what one layer of a decoder multiplies and adds; null where it has none."""
+
+    _fields_: ClassVar[Sequence[Any]] = [
+        *(
+            (name, c_void_p)
+            for name in (
+                "projections",
+                "output",
+                "gates",
+                "down",
+                "attention_norm",
+                "mlp_norm",
+                "projection_bias",
+                "query_norm",
+                "key_norm",
+            )
+        ),
+        ("window", c_int32),
+    ]
+
+
+class NativeModel(Structure):
+    """The shape of a decoder, and pointers to its weights."""
+
+    _fields_: ClassVar[Sequence[Any]] = [
+        *(
+            (name, c_int32)
+            for name in ("layers", "hidden", "heads", "kv_heads", "head_size", "intermediate", "vocabulary")
+        ),
+        ("epsilon", c_float),
+        ("scaling", c_float),
+        ("layer", POINTER(NativeLayer)),
+        *((name, c_void_p) for name in ("embedding", "head", "final_norm", "cosine", "sine")),
+    ]
+
+
+class CacheView(NamedTuple):
+    """A cache tensor as the kernels see it; it lives as long as the tensor does."""
+
+    cache: torch.Tensor
+    described: _Cache
+
+    @classmethod
+    def of(cls, cache: torch.Tensor, geometry: CacheGeometry, block_size: int) -> "CacheView":
+        """Describe a cache whose (block, layer)s have the kernels' order."""
+        part = geometry.kv_heads * block_size * geometry.head_size
+        described = _Cache(
+            cache.data_ptr(),
+            geometry.layers * 2 * part,
+            2 * part,
+            part,
+            block_size,
+            geometry.kv_heads,
+            geometry.head_size,
+            _TYPES[cache.dtype],
+        )
+        return cls(cache, described)
+
+
+class Kernels:
+    """The kernels of one shared library. `bfloat16`: it has products of that type; `tiles`: they use AMX."""
+
+    def __init__(self, library: Path, *, tiles: bool = True) -> None:
+        """Load the library; without `tiles` it does without AMX even where the CPU has it."""
+        self._library = ctypes.CDLL(str(library))
+        features = self._library.quire_features(int(tiles))
+        self.bfloat16 = bool(features & 1)
+        self.tiles = bool(features & 2)
+
+    def pack(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return `[outputs, inputs]` weights as bfloat16 in the order that products read."""
+        outputs, inputs = weights.shape
+        packed = _zeros(-(-outputs // 16) * 16 * (-(-inputs // 32) * 32))
+        plain = weights.detach().to(torch.bfloat16).contiguous()
+        self._library.quire_pack(c_void_p(plain.data_ptr()), outputs, inputs, c_void_p(packed.data_ptr()))
+        return packed
+
+    def write(self, view: CacheView, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write contiguous `[tokens, kv_heads, head_size]` K and V of the cache's type to slots."""
+        self._library.quire_write(
+            byref(view.described),
+            layer,
+            c_void_p(key.data_ptr()),
+            c_void_p(value.data_ptr()),
+            c_int64(key.stride(0)),
+            len(slots),
+            c_void_p(slots.data_ptr()),
+        )
+
+    def attend(
+        self, view: CacheView, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring, threads: int
+    ) -> torch.Tensor:
+        """Attend with contiguous `[tokens, heads, head_size]` queries of the cache's type; return the same shape."""
+        output = torch.empty_like(query)
+        self._library.quire_attend(
+            byref(view.described),
+            layer,
+            byref(_batch(batch)),
+            c_void_p(query.data_ptr()),
+            c_int64(query.stride(0)),
+            c_void_p(output.data_ptr()),
+            query.shape[1],
+            c_float(scoring.scaling),
+            c_float(scoring.softcap or 0.0),
+            scoring.window or 0,
+            threads,
+        )
+        return output
+
+    def step(
+        self, model: NativeModel, view: CacheView, batch: PagedBatch, tokens: tuple[torch.Tensor, ...], threads: int
+    ) -> torch.Tensor:
+        """Run a step of a decoder; return `[places, vocabulary]` float32 logits.
+
+        `tokens` are three int32 tensors: the tokens fed, their positions, and the places whose logits are wanted.
+        """
+        token_ids, positions, places = tokens
+        logits = torch.empty(len(places), model.vocabulary)
+        described = _batch(batch)
+        described.rows = len(places)
+        described.token_ids, described.positions = token_ids.data_ptr(), positions.data_ptr()
+        described.places = places.data_ptr()
+        self._library.quire_step(
+            byref(model), byref(view.described), byref(described), c_void_p(logits.data_ptr()), threads
+        )
+        return logits
+
+
+def _batch(batch: PagedBatch) -> _Batch:
+    described = _Batch(len(batch.slots), len(batch.ends), batch.tables.shape[1], 0)
+    described.slots, described.first = batch.slots.data_ptr(), batch.first.data_ptr()
+    described.ends, described.tables = batch.ends.data_ptr(), batch.tables.data_ptr()
+    return described
+
+
+def _zeros(count: int) -> torch.Tensor:
+    """Allocate bfloat16 zeros that begin where a line does."""
+    size = torch.bfloat16.itemsize
+    plain = torch.zeros(count * size + _LINE, dtype=torch.uint8)
+    start = -plain.data_ptr() % _LINE
+    return plain[start : start + count * size].view(torch.bfloat16)

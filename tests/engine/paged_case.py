@@ -1,0 +1,125 @@
+"""A batch for an attention backend, and what it has to bring: attention in float64 that knows no blocks."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine.attention import AttentionBackend, PagedBatch, TorchBackend
+from engine.attention.backend import Scoring
+from engine.cache import CacheGeometry
+from engine.plan import Work
+from engine.request import Sampling
+
+CPU = torch.device("cpu")
+PLAIN = Scoring(0.25)
+
+
+class CachedBackend(AttentionBackend, Protocol):
+    """A backend whose cache can be looked at."""
+
+    cache: torch.Tensor
+
+
+class MakeBackend(Protocol):
+    """Makes a backend with a cache of so many blocks."""
+
+    def __call__(
+        self, geometry: CacheGeometry, block_size: int, device_blocks: int, dtype: torch.dtype, /
+    ) -> CachedBackend: ...
+
+
+class Feed(NamedTuple):
+    """A sequence of a batch: how many tokens are in the cache already, and how many are fed."""
+
+    prefix: int
+    fed: int
+
+
+@dataclass
+class Case:
+    """Shapes of a batch. Every layer but the last one tested is there to be left alone."""
+
+    feeds: Sequence[Feed]
+    block_size: int = 16
+    kv_heads: int = 2
+    group: int = 2
+    head_size: int = 8
+    scoring: Scoring = PLAIN
+    layers: int = 2
+    poison: float = math.nan
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    make: MakeBackend = TorchBackend
+    tables: list[list[int]] = field(default_factory=list)
+
+    @property
+    def geometry(self) -> CacheGeometry:
+        return CacheGeometry(self.layers, self.kv_heads, self.head_size)
+
+    def run(self) -> float:
+        """Return the largest error of paged attention over all fed tokens."""
+        torch.manual_seed(self.seed)
+        used = sum(-(-(prefix + fed) // self.block_size) for prefix, fed in self.feeds)
+        backend = self.make(self.geometry, self.block_size, used + 3, self.dtype)
+        backend.cache.fill_(self.poison)
+        self._scatter_tables(used + 3)
+        layer = self.layers - 1
+        keys, values = ([self._random(sum(feed), self.kv_heads) for feed in self.feeds] for _ in range(2))
+        queries = [self._random(feed.fed, self.kv_heads * self.group) for feed in self.feeds]
+        for number, (prefix, _) in enumerate(self.feeds):
+            if prefix:
+                batch = self._batch([(number, 0, prefix)])
+                whole = (keys[number][:prefix].to(self.dtype), values[number][:prefix].to(self.dtype))
+                backend.write(layer, *whole, batch)
+        batch = self._batch([(number, prefix, fed) for number, (prefix, fed) in enumerate(self.feeds)])
+        fed_keys, fed_values = (
+            torch.cat([whole[feed.prefix :] for whole, feed in zip(wholes, self.feeds, strict=True)]).to(self.dtype)
+            for wholes in (keys, values)
+        )
+        backend.write(layer, fed_keys, fed_values, batch)
+        found = backend.attend(layer, torch.cat(queries).to(self.dtype), batch, self.scoring)
+        expected = torch.cat(
+            [
+                naive_attention(query, key, value, self.scoring)
+                for query, key, value in zip(queries, keys, values, strict=True)
+            ]
+        )
+        assert (found.shape, found.dtype) == (expected.shape, self.dtype)
+        return float((found - expected).abs().max().nan_to_num(math.inf))
+
+    def _scatter_tables(self, blocks: int) -> None:
+        free = list(range(1, blocks + 1))
+        random.Random(self.seed).shuffle(free)
+        self.tables = [[free.pop() for _ in range(-(-(prefix + fed) // self.block_size))] for prefix, fed in self.feeds]
+
+    def _batch(self, parts: list[tuple[int, int, int]]) -> PagedBatch:
+        work = []
+        for number, start, count in parts:
+            table = self.tables[number][: -(-(start + count) // self.block_size)]
+            work.append(Work(number, (0,) * count, start, tuple(table), True, Sampling()))
+        return PagedBatch.of(work, self.block_size, CPU)
+
+    def _random(self, tokens: int, heads: int) -> torch.Tensor:
+        """Draw numbers that the cache's type has, so that only the computing makes a difference."""
+        return (torch.randn(tokens, heads, self.head_size, dtype=torch.float64) * 2).to(self.dtype).double()
+
+
+def naive_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    """Attend token by token and head by head; the queries are those of the last tokens."""
+    tokens, (fed, heads, _) = len(key), query.shape
+    output = torch.empty_like(query)
+    for row in range(fed):
+        position = tokens - fed + row
+        first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
+        for head in range(heads):
+            shared = head // (heads // key.shape[1])
+            scores = key[first : position + 1, shared] @ query[row, head] * scoring.scaling
+            if scoring.softcap is not None:
+                scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+            weights = torch.exp(scores - scores.max())
+            output[row, head] = weights @ value[first : position + 1, shared] / weights.sum()
+    return output
