@@ -27,9 +27,11 @@ def fetch(name: str) -> Path:
 def engine_with_folder(settings: EngineSettings) -> EngineSettings:
     """Return the settings with the model's folder in the place of its name; clients go on using the name.
 
-    Raises as `fetch` does.
+    Compiled kernels are kept beside the models where nothing else is said. Raises as `fetch` does.
     """
-    return replace(settings, model=str(fetch(settings.model)), model_name=settings.served_name())
+    kernels = settings.kernels_folder or str(default_cache().parent / "kernels")
+    folder = str(fetch(settings.model))
+    return replace(settings, model=folder, model_name=settings.served_name(), kernels_folder=kernels)
 
 
 def gateway_with_folder(settings: GatewaySettings) -> GatewaySettings:

@@ -22,7 +22,6 @@ from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from services.engine.native_kernels import decoder_for, kernels_for
 from services.engine.settings import EngineSettings
-from services.model_store import default_cache
 from services.settings import InvalidSetting
 
 _MIB = 1024 * 1024
@@ -48,7 +47,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     disable_progress_bar()
     folder = Path(settings.model)
     log.info("loading %s", folder.name)
-    kernels = kernels_for(settings.attention_backend, device, default_cache().parent / "kernels")
+    kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
     capacity = Capacity(
         context_tokens=loaded.context_tokens,

@@ -1,6 +1,7 @@
 """Whether this machine can run the CPU's kernels, and whether they can run a model as a whole."""
 
 import logging
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,10 +23,10 @@ _TRIED_TOKENS = 24
 log = logging.getLogger("quire.engine")
 
 
-def kernels_for(attention: str, device: torch.device, folder: Path) -> Kernels | None:
+def kernels_for(attention: str, device: torch.device, folder: str) -> Kernels | None:
     """Return the kernels for a device if they are wanted and can be built, compiling them into `folder` once.
 
-    Raises InvalidSetting where they must be used and cannot.
+    Without a folder they are compiled each time. Raises InvalidSetting where they must be used and cannot.
     """
     if attention == "torch" or (attention == "auto" and device.type != "cpu"):
         return None
@@ -33,7 +34,7 @@ def kernels_for(attention: str, device: torch.device, folder: Path) -> Kernels |
         raise InvalidSetting(f"attention_backend is 'cpu', but the model runs on {device.type}")
     begun = time.monotonic()
     try:
-        kernels = Kernels(build(folder))
+        kernels = _kept(folder) if folder else _compiled_anew()
     except (KernelsUnavailable, OSError) as missing:
         if attention == "cpu":
             raise InvalidSetting(f"attention_backend is 'cpu', but its kernels cannot be built: {missing}") from missing
@@ -41,6 +42,15 @@ def kernels_for(attention: str, device: torch.device, folder: Path) -> Kernels |
         return None
     log.info("the CPU's kernels are ready after %.1f s", time.monotonic() - begun)
     return kernels
+
+
+def _kept(folder: str) -> Kernels:
+    return Kernels(build(Path(folder)))
+
+
+def _compiled_anew() -> Kernels:
+    with tempfile.TemporaryDirectory() as folder:
+        return Kernels(build(Path(folder)))  # once it is loaded, its file is not needed
 
 
 def decoder_for(kernels: Kernels, loaded: LoadedModel, backend: CpuBackend, threads: int) -> NativeDecoder | None:

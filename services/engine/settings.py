@@ -34,6 +34,7 @@ class EngineSettings:
         "Kernels of attention: torch's own, or cpu, which are compiled at the first start. auto takes the faster ones.",
         choices=("auto", "torch", "cpu"),
     )
+    kernels_folder: str = setting("", "Folder that keeps compiled kernels. Empty: beside the models that were fetched.")
     block_size: int = setting(16, "Tokens that one KV block holds.", least=1, most=4096)
     device_blocks: int = setting(0, "Blocks of the pool. 0: as many as --cache-mib holds.", least=0)
     cache_mib: int = setting(1024, "Memory for the KV cache in MiB, unless --device-blocks is given.", least=1)

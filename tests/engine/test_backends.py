@@ -54,7 +54,7 @@ def pairwise(properties: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 def kernels(*, tiles: bool) -> Kernels:
     try:
-        made = Kernels(build(default_cache() / "kernels"), tiles=tiles)
+        made = Kernels(build(default_cache().parent / "kernels"), tiles=tiles)
     except KernelsUnavailable as missing:
         pytest.skip(f"the native kernels cannot be built: {missing}")
     if tiles and not made.tiles:

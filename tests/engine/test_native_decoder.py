@@ -123,12 +123,12 @@ def test_without_a_compiler_attention_is_torchs_unless_the_kernels_are_asked_for
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert kernels_for("auto", CPU, tmp_path / "kernels") is None
+    assert kernels_for("auto", CPU, str(tmp_path / "kernels")) is None
     assert "no C++ compiler" in caplog.text
     assert all(name in caplog.text for name in _COMPILERS)
     with pytest.raises(InvalidSetting, match="attention_backend is 'cpu', but its kernels cannot be built"):
-        kernels_for("cpu", CPU, tmp_path / "kernels")
-    assert kernels_for("torch", CPU, tmp_path / "kernels") is None
+        kernels_for("cpu", CPU, str(tmp_path / "kernels"))
+    assert kernels_for("torch", CPU, "") is None
 
 
 def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
