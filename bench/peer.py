@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from types import TracebackType
+from typing import Any
 
 from bench.report import Row, row
 
@@ -21,7 +22,7 @@ class Peer:
     It runs where the environment names an interpreter for it; else it has no name and measures nothing.
     """
 
-    def __init__(self, script: Path, variable: str, workload: Mapping[str, int]) -> None:
+    def __init__(self, script: Path, variable: str, workload: Mapping[str, Any]) -> None:
         self.label = script.stem.partition("_")[0]  # begins the names of its rows
         self.name: str | None = None
         self.runs: list[Figures] = []
@@ -40,13 +41,15 @@ class Peer:
         if self._process:
             self._process.communicate()
 
-    def measure(self) -> None:
-        """Run one repetition."""
-        if self._process:
-            assert self._process.stdin is not None
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-            self.runs.append(json.loads(self._line()))
+    def measure(self, workload: str = "") -> Figures | None:
+        """Run one repetition, of the workload of this name; return its figures if there is a peer."""
+        if not self._process:
+            return None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{workload}\n")
+        self._process.stdin.flush()
+        self.runs.append(json.loads(self._line()))
+        return self.runs[-1]
 
     def rows(self, benchmark: str, metrics: Sequence[str], runs: Sequence[Figures]) -> list[Row]:
         """Return the peer's figures, and Quire's over them: medians, or None where the peer did not run."""

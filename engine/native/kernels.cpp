@@ -1013,6 +1013,28 @@ void quire_attend(const QuireCache* c, int32_t layer, const QuireBatch* b, const
   });
 }
 
+// Reads memory, a multiple of 1 MiB, as fast as it can be read, and returns a number that depends on all of it.
+int64_t quire_read(const void* data, int64_t bytes, int32_t threads) {
+  State& s = state();
+  const std::lock_guard<std::mutex> alone(s.mutex);
+  prepare_team(threads);
+  constexpr int64_t kPiece = 1 << 20;
+  std::atomic<int64_t> total{0};
+  s.team->run([&](int) {
+    s.team->each(static_cast<int>(bytes / kPiece), [&](int item) {
+      const int64_t* piece = static_cast<const int64_t*>(data) + item * (kPiece / 8);
+      int64_t sums[64] = {};
+      for (int64_t i = 0; i < kPiece / 8; i += 64) {
+        for (int lane = 0; lane < 64; ++lane) sums[lane] ^= piece[i + lane];
+      }
+      int64_t sum = 0;
+      for (int64_t one : sums) sum ^= one;
+      total.fetch_xor(sum);
+    });
+  });
+  return total;
+}
+
 // Runs a whole step of a decoder; `logits` is [rows][vocabulary].
 void quire_step(const QuireDecoder* d, const QuireCache* c, const QuireBatch* b, float* logits, int32_t threads) {
 #ifdef QUIRE_BF16

@@ -146,6 +146,10 @@ class Kernels:
         )
         return output
 
+    def read(self, memory: torch.Tensor, threads: int) -> None:
+        """Read a tensor, of whole MiB, as fast as the memory gives it: what no kernel can beat."""
+        self._library.quire_read(c_void_p(memory.data_ptr()), c_int64(memory.nbytes), threads)
+
     def step(
         self, model: NativeModel, view: CacheView, batch: PagedBatch, tokens: tuple[torch.Tensor, ...], threads: int
     ) -> torch.Tensor:

@@ -1,0 +1,44 @@
+"""Tokens per second of openvino-genai's continuous batching on the CPU, in bfloat16, without prefix caching.
+
+Run by a Python interpreter that has openvino-genai, with the workloads of `bench.cpu` as JSON for its argument; knows
+nothing of Quire. OPENVINO_MODEL names a folder that optimum-cli has exported the model to. Prints its name, then
+figures for each line that it reads, until there is none.
+"""
+
+import json
+import os
+import sys
+import time
+
+import numpy
+import openvino
+import openvino_genai as genai
+
+
+def main():
+    workloads = json.loads(sys.argv[1])
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size, scheduler.max_num_batched_tokens, scheduler.enable_prefix_caching = 4, 2048, False
+    properties = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
+    pipeline = genai.ContinuousBatchingPipeline(os.environ["OPENVINO_MODEL"], scheduler, "CPU", properties)
+    print(f"openvino-genai {genai.__version__}", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(seconds(pipeline, workloads[line.strip()])), flush=True)
+
+
+def seconds(pipeline, work):
+    prompts = [openvino.Tensor(numpy.array([item["prompt"]], dtype=numpy.int64)) for item in work]
+    configs = []
+    for item in work:
+        config = genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = item["tokens"], True, False
+        configs.append(config)
+    begun = time.perf_counter()
+    answers = pipeline.generate(prompts, configs)
+    spent = time.perf_counter() - begun
+    assert sum(len(answer.m_generation_ids[0]) for answer in answers) == sum(item["tokens"] for item in work)
+    return {"seconds": spent}
+
+
+if __name__ == "__main__":
+    main()

