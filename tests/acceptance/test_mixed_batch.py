@@ -7,7 +7,7 @@ import tokenizers
 
 from engine.preemption import Preemption
 from engine.request import Request
-from tests.acceptance.conftest import ROOT, Record
+from tests.acceptance.conftest import Record
 from tests.mixed_batch import COUNT, GREEDIER, KINDS, SEQUENCES, MixedEngine, Tally, check, mixed_batch, run
 
 MAX_TOKENS = 14
@@ -17,12 +17,23 @@ ROOMY = 1500
 SMALL = 320
 
 
+TEXT = """In the autumn the old harbour fills with boats again. The fishermen bring their nets ashore, mend them in the
+long sheds behind the customs house, and talk about the summer as if it had been a war. Nobody remembers who built the
+lighthouse; some say it was a bishop who feared the sea, others a merchant who had lost three ships in one night. Its
+lamp was lit with oil until the railway came, and the keeper climbed the two hundred steps every evening, in every
+weather, for forty years. When he died, the town council found a drawer full of letters addressed to nobody. They
+described the colour of the water on each day of his life, the birds that had flown against the glass, and the names of
+all vessels that passed, with the hour and the direction of the wind. A schoolteacher copied them by hand, numbered the
+pages, and read one aloud each morning before arithmetic. That is how the children of the place learnt to tell a brig
+from a schooner, and why the clock in the market square still shows the time of the tide beside that of the sun."""
+
+
 @pytest.fixture(scope="module")
 def requests(demo_model: Path) -> list[Request]:
-    """Continue English texts of 8 to 40 tokens, each beginning elsewhere."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(demo_model / "tokenizer.json"))
-    ids = tokenizer.encode((ROOT / "docs" / "architecture.md").read_text()).ids
-    prompts = [ids[61 * number : 61 * number + 8 + 13 * number % 33] for number in range(COUNT)]
+    """Continue pieces of 8 to 40 tokens of the text, each beginning elsewhere."""
+    ids = tokenizers.Tokenizer.from_file(str(demo_model / "tokenizer.json")).encode(TEXT).ids
+    prompts = [ids[5 * number : 5 * number + 8 + 13 * number % 33] for number in range(COUNT)]
+    assert all(len(prompt) >= 8 for prompt in prompts)
     return mixed_batch(prompts, MAX_TOKENS, [EOS])
 
 
