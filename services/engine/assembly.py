@@ -47,7 +47,8 @@ def assemble(settings: EngineSettings) -> EngineParts:
     disable_progress_bar()
     folder = Path(settings.model)
     log.info("loading %s", folder.name)
-    kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
+    exact = settings.dtype == "float32" and settings.attention_backend == "auto"  # torch's own are faster at prompts
+    kernels = None if exact else kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
     capacity = Capacity(
         context_tokens=loaded.context_tokens,
@@ -66,7 +67,6 @@ def _backend(
 ) -> tuple[TorchBackend | CpuBackend, NativeDecoder | None]:
     """Allocate the cache of the backend that is asked for, or that is the fastest for the type of the weights."""
     blocks, host_blocks = capacity.device_blocks, capacity.host_blocks
-    # In float32 torch's own kernels are faster at prompts.
     if kernels is None or (settings.attention_backend == "auto" and loaded.dtype == torch.float32):
         device: torch.device = loaded.model.device
         return TorchBackend(loaded.geometry, capacity.block_size, blocks, loaded.dtype, device, host_blocks), None

@@ -42,7 +42,7 @@ from services.kvmanager.settings import KVManagerSettings
 async def main():
     manager, engine, gateway = (f"unix:{folder}/{name}.sock" for name in ("kvmanager", "engine", "gateway"))
     services = [
-        KVManagerService(KVManagerSettings(listen=manager)),
+        KVManagerService(KVManagerSettings(listen=manager, grace_seconds=0)),  # the engine leaves later
         EngineService(EngineSettings(listen=engine, kvmanager=manager, model=model, dtype="float32", device_blocks=16)),
         GatewayService(GatewaySettings(listen=gateway, engine=engine, model=model)),
     ]
