@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ Figures = Mapping[str, float]
 class Peer:
     """A peer's script at work: it says its name, then prints figures as JSON for each line that it reads.
 
-    It runs where the environment names an interpreter for it; else it has no name and measures nothing.
+    It runs where the environment names an interpreter for it; else it has no name and measures nothing. While others
+    are measured it is stopped: some peers keep a core busy when they have nothing to do.
     """
 
     def __init__(self, script: Path, variable: str, workload: Mapping[str, Any]) -> None:
@@ -30,15 +32,21 @@ class Peer:
         self._process: subprocess.Popen[str] | None = None
         if python := os.environ.get(variable):
             self._process = subprocess.Popen(
-                [python, script, json.dumps(workload)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [python, script, json.dumps(workload)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
             self.name = self._line()
+            self._signal(signal.SIGSTOP)
 
     def __enter__(self) -> "Peer":
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self._process:
+            self._signal(signal.SIGCONT)
             self._process.communicate()
 
     def measure(self, workload: str = "") -> Figures | None:
@@ -46,9 +54,11 @@ class Peer:
         if not self._process:
             return None
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.write(f"{workload}\n")
         self._process.stdin.flush()
         self.runs.append(json.loads(self._line()))
+        self._signal(signal.SIGSTOP)
         return self.runs[-1]
 
     def rows(self, benchmark: str, metrics: Sequence[str], runs: Sequence[Figures]) -> list[Row]:
@@ -61,6 +71,11 @@ class Peer:
             rows.append(row(benchmark, f"{self.label}_{metric}", _median(theirs), "us", peer))
             rows.append(row(benchmark, f"{metric}_over_{self.label}", _median(ratios), "ratio", peer))
         return rows
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the peer and all that it has started."""
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
 
     def _line(self) -> str:
         assert self._process is not None

@@ -339,15 +339,23 @@ void product_tiles_32(const bf16* a, int inputs, const bf16* weights, int blocks
 }
 #endif
 
-constexpr int kColumns = 64;  // columns of one work item of a product
+constexpr int kColumns = 64;  // columns of one work item of a product at most
 
-// Multiplies all rows of A, [rows rounded up to 32][inputs], with columns [column, column + 64) of the weights, and hands
-// each piece of sums, [piece rows][64], on: take(first row, count, columns, sums).
+// Columns of one work item: few rows share the reading of many weights; many rows read few weights from the nearest cache.
+inline int columns_of_item(int rows) { return rows > 32 ? kColumns / 2 : kColumns; }
+
+inline int items_of(int outputs, int rows) {
+  const int span = columns_of_item(rows);
+  return (padded(outputs, 16) + span - 1) / span;
+}
+
+// Multiplies all rows of A, [rows rounded up to 32][inputs], with the columns of one work item, and hands each piece of
+// sums, [piece rows][kColumns], on: take(first row, count, first column, columns, sums).
 template <typename Take>
-void product(const Packed& linear, const bf16* a, int rows, int column, const Take& take) {
+void product(const Packed& linear, const bf16* a, int rows, int item, const Take& take) {
 #ifdef QUIRE_BF16
   alignas(64) float sums[32 * kColumns];
-  const int columns = std::min(kColumns, linear.outputs - column);
+  const int span = columns_of_item(rows), column = item * span, columns = std::min(span, linear.outputs - column);
   const bf16* weights = linear.weights + static_cast<size_t>(column) * linear.inputs;
   for (int row = 0; row < rows; row += 32) {
     const int count = std::min(32, rows - row);
@@ -363,7 +371,7 @@ void product(const Packed& linear, const bf16* a, int rows, int column, const Ta
       } else {
         product_tiles_16(piece, linear.inputs, weights, columns / 16, sums, kColumns);
       }
-      take(row, count, columns, sums);
+      take(row, count, column, columns, sums);
       continue;
     }
 #endif
@@ -371,7 +379,7 @@ void product(const Packed& linear, const bf16* a, int rows, int column, const Ta
       product_vectors(piece, count, linear.inputs, weights + static_cast<size_t>(block) * linear.inputs, sums + block,
                       kColumns);
     }
-    take(row, count, columns, sums);
+    take(row, count, column, columns, sums);
   }
 #endif
 }
@@ -562,6 +570,19 @@ void hide(float* scores, int rows, int group, int first, int slots, int position
   }
 }
 
+// Asks for the K and V of a chunk before they are needed: blocks lie anywhere, which no prefetcher of the CPU foresees.
+void fetch(const Cache& cache, const int32_t* table, int64_t head, int first, int to) {
+  const bf16* data = static_cast<const bf16*>(cache.data);
+  for (int at = first; at < std::min(first + kChunk, to); at += kSlots) {
+    const bf16* block = data + table[at / cache.block_size] * cache.block_stride + head;
+    const bf16* keys = block + static_cast<int64_t>(at % cache.block_size) * cache.head_size;
+    for (int line = 0; line < kSlots * cache.head_size; line += 32) {
+      _mm_prefetch(keys + line, _MM_HINT_T0);
+      _mm_prefetch(keys + cache.value_offset + line, _MM_HINT_T0);
+    }
+  }
+}
+
 void attend_pairs(const Cache& cache, const int32_t* table, const Piece& piece, int rows, int group, int position,
                   const Scores& how, Scratch& s) {
   const int size = cache.head_size;
@@ -569,6 +590,7 @@ void attend_pairs(const Cache& cache, const int32_t* table, const Piece& piece, 
   const int64_t head = static_cast<int64_t>(piece.head) * cache.block_size * size;
   for (int first = piece.from / kSlots * kSlots; first < piece.to; first += kChunk) {
     const int slots = std::min(kChunk, padded(piece.to - first, kSlots));
+    fetch(cache, table, head, first + kChunk, piece.to);
     const bf16* values[kChunk / kSlots];
     for (int slot = 0; slot < slots; slot += kSlots) {
       const int at = first + slot;
@@ -1059,15 +1081,14 @@ void quire_step(const QuireDecoder* d, const QuireCache* c, const QuireBatch* b,
   float* partials = nullptr;
 
   const auto add = [&](const Packed& linear, const bf16* a, int item) {
-    product(linear, a, tokens, item * kColumns, [&](int row, int count, int columns, const float* sums) {
-      const int real = std::min(columns, d->hidden - item * kColumns);
+    product(linear, a, tokens, item, [&](int row, int count, int column, int columns, const float* sums) {
+      const int real = std::min(columns, d->hidden - column);
       for (int i = 0; i < count; ++i) {
-        float* to = x + static_cast<size_t>(row + i) * d->hidden + item * kColumns;
+        float* to = x + static_cast<size_t>(row + i) * d->hidden + column;
         for (int n = 0; n < real; ++n) to[n] += sums[i * kColumns + n];
       }
     });
   };
-  const auto columns_of = [](int outputs) { return (padded(outputs, 16) + kColumns - 1) / kColumns; };
   const auto products = [] {
 #ifdef QUIRE_AMX
     if (use_amx) configure_products();
@@ -1086,15 +1107,15 @@ void quire_step(const QuireDecoder* d, const QuireCache* c, const QuireBatch* b,
                   normed + static_cast<size_t>(token) * in);
       });
       products();
-      team.each(columns_of(wide), [&](int item) {
-        product({layer.projections, wide_padded, in}, normed, tokens, item * kColumns,
-                [&](int row, int count, int columns, const float* sums) {
+      team.each(items_of(wide, tokens), [&](int item) {
+        product({layer.projections, wide_padded, in}, normed, tokens, item,
+                [&](int row, int count, int column, int columns, const float* sums) {
                   for (int i = 0; i < count; ++i) {
-                    float* to = qkv + static_cast<size_t>(row + i) * wide_padded + item * kColumns;
+                    float* to = qkv + static_cast<size_t>(row + i) * wide_padded + column;
                     std::memcpy(to, sums + i * kColumns, sizeof(float) * columns);
                     if (layer.projection_bias) {
-                      const int real = std::min(columns, wide - item * kColumns);
-                      for (int n = 0; n < real; ++n) to[n] += layer.projection_bias[item * kColumns + n];
+                      const int real = std::min(columns, wide - column);
+                      for (int n = 0; n < real; ++n) to[n] += layer.projection_bias[column + n];
                     }
                   }
                 });
@@ -1122,19 +1143,20 @@ void quire_step(const QuireDecoder* d, const QuireCache* c, const QuireBatch* b,
       });
       attend_together(team, s, thread, attention, static_cast<const float*>(qkv), wide_padded, attended, in_attended, partials);
       products();
-      team.each(columns_of(d->hidden), [&](int item) { add({layer.output, padded(d->hidden, 16), in_attended}, attended, item); });
+      const int items = items_of(d->hidden, tokens), outputs = padded(d->hidden, 16);
+      team.each(items, [&](int item) { add({layer.output, outputs, in_attended}, attended, item); });
       team.each(tokens, [&](int token) {
         normalize(x + static_cast<size_t>(token) * d->hidden, d->hidden, layer.mlp_norm, d->epsilon,
                   normed + static_cast<size_t>(token) * in);
       });
       const int gate_columns = 2 * padded(d->intermediate, 16);
-      team.each(columns_of(gate_columns), [&](int item) {
-        product({layer.gates, gate_columns, in}, normed, tokens, item * kColumns,
-                [&](int row, int count, int columns, const float* sums) {
+      team.each(items_of(gate_columns, tokens), [&](int item) {
+        product({layer.gates, gate_columns, in}, normed, tokens, item,
+                [&](int row, int count, int column, int columns, const float* sums) {
                   for (int i = 0; i < count; ++i) {
                     for (int block = 0; block < columns; block += 32) {
                       const float* gate = sums + i * kColumns + block;
-                      const int to = (item * kColumns + block) / 2;
+                      const int to = (column + block) / 2;
                       const __m512 g = _mm512_loadu_ps(gate);
                       // silu(g) = g / (1 + exp(-g)), by whichever exponent is not positive
                       const __m512 e = exp_negative(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(g)));
@@ -1148,20 +1170,20 @@ void quire_step(const QuireDecoder* d, const QuireCache* c, const QuireBatch* b,
                   }
                 });
       });
-      team.each(columns_of(d->hidden), [&](int item) { add({layer.down, padded(d->hidden, 16), in_gated}, gated, item); });
+      team.each(items, [&](int item) { add({layer.down, outputs, in_gated}, gated, item); });
     }
     team.each(b->rows, [&](int row) {
       normalize(x + static_cast<size_t>(b->places[row]) * d->hidden, d->hidden, d->final_norm, d->epsilon,
                 normed + static_cast<size_t>(row) * in);
     });
     products();
-    team.each(columns_of(d->vocabulary), [&](int item) {
-      product({d->head, padded(d->vocabulary, 16), in}, normed, b->rows, item * kColumns,
-              [&](int row, int count, int columns, const float* sums) {
-                const int real = std::min(columns, d->vocabulary - item * kColumns);
+    team.each(items_of(d->vocabulary, b->rows), [&](int item) {
+      product({d->head, padded(d->vocabulary, 16), in}, normed, b->rows, item,
+              [&](int row, int count, int column, int columns, const float* sums) {
+                const int real = std::min(columns, d->vocabulary - column);
                 for (int i = 0; i < count; ++i) {
-                  std::memcpy(logits + static_cast<size_t>(row + i) * d->vocabulary + item * kColumns,
-                              sums + i * kColumns, sizeof(float) * real);
+                  std::memcpy(logits + static_cast<size_t>(row + i) * d->vocabulary + column, sums + i * kColumns,
+                              sizeof(float) * real);
                 }
               });
     });
