@@ -182,22 +182,21 @@ class BlockAsking:
                 trunk = group.trunk
                 for child in group.live:
                     if child is not trunk:
-                        step.forks.append(Fork(trunk.id, child.id, group.common))
-                        self._roster.mirror.fork(trunk, child, group.common)
-                        child.computed, child.committed, child.told = group.common, trunk.committed, trunk.told
+                        self._fork_off(step, trunk, child)
                 group.forked = True
                 if trunk.finish is not None:
                     self._roster.give_back([trunk], FreeReason.FINISHED)
             elif group.beams:
                 for child in group.live:
-                    self._fork_beam(step, child)
+                    parent, child.parent = child.parent, None
+                    if parent is not None:
+                        self._fork_off(step, parent, child)
 
-    def _fork_beam(self, step: Step, child: Sequence) -> None:
-        parent, child.parent = child.parent, None
-        if parent is not None:
-            step.forks.append(Fork(parent.id, child.id, parent.computed))
-            self._roster.mirror.fork(parent, child, parent.computed)
-            child.committed, child.told = parent.committed, parent.told
+    def _fork_off(self, step: Step, parent: Sequence, child: Sequence) -> None:
+        """Let a sequence share all that its parent has computed."""
+        step.forks.append(Fork(parent.id, child.id, parent.computed))
+        self._roster.mirror.fork(parent, child, parent.computed)
+        child.computed, child.committed, child.told = parent.computed, parent.committed, parent.told
 
     def _free(self, step: Step) -> None:
         roster = self._roster

@@ -7,7 +7,8 @@ import torch
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.blocks import Copy
 from engine.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
-from engine.native.kernels import CacheView, Kernels
+from engine.errors import ModelUnsupported
+from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels
 
 
 class CpuBackend:
@@ -23,7 +24,12 @@ class CpuBackend:
         host_blocks: int = 0,
         threads: int = 0,
     ) -> None:
-        """Allocate the cache, and the host tier if it has blocks. 0 threads: as many as torch uses."""
+        """Allocate the cache, and the host tier if it has blocks. 0 threads: as many as torch uses.
+
+        Raises ModelUnsupported for heads larger than the kernels have room for.
+        """
+        if geometry.head_size > LARGEST_HEAD:
+            raise ModelUnsupported(f"its heads have {geometry.head_size} elements, the kernels take {LARGEST_HEAD}")
         self.geometry = geometry
         self.block_size = block_size
         self._kernels = kernels

@@ -2,6 +2,6 @@
 
 from engine.native.build import KernelsUnavailable, build
 from engine.native.decoder import NativeDecoder, is_llama_shaped
-from engine.native.kernels import Kernels
+from engine.native.kernels import LARGEST_HEAD, Kernels
 
-__all__ = ["Kernels", "KernelsUnavailable", "NativeDecoder", "build", "is_llama_shaped"]
+__all__ = ["LARGEST_HEAD", "Kernels", "KernelsUnavailable", "NativeDecoder", "build", "is_llama_shaped"]

@@ -15,7 +15,7 @@ from engine.attention.cpu_backend import CpuBackend
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.model import LoadedModel, load_model
-from engine.native import Kernels, NativeDecoder
+from engine.native import LARGEST_HEAD, Kernels, NativeDecoder
 from engine.preemption import PreemptionCosts
 from engine.request import Capacity
 from engine.runner import ModelRunner
@@ -47,8 +47,9 @@ def assemble(settings: EngineSettings) -> EngineParts:
     disable_progress_bar()
     folder = Path(settings.model)
     log.info("loading %s", folder.name)
-    exact = settings.dtype == "float32" and settings.attention_backend == "auto"  # torch's own are faster at prompts
-    kernels = None if exact else kernels_for(settings.attention_backend, device, settings.kernels_folder)
+    # In other types torch's own are faster at prompts.
+    wanted = settings.attention_backend != "auto" or settings.dtype in ("auto", "bfloat16")
+    kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder) if wanted else None
     loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
     capacity = Capacity(
         context_tokens=loaded.context_tokens,
@@ -67,7 +68,9 @@ def _backend(
 ) -> tuple[TorchBackend | CpuBackend, NativeDecoder | None]:
     """Allocate the cache of the backend that is asked for, or that is the fastest for the type of the weights."""
     blocks, host_blocks = capacity.device_blocks, capacity.host_blocks
-    if kernels is None or (settings.attention_backend == "auto" and loaded.dtype == torch.float32):
+    fast = kernels is not None and kernels.bfloat16 and loaded.dtype == torch.bfloat16
+    fast = fast and loaded.geometry.head_size <= LARGEST_HEAD
+    if kernels is None or (settings.attention_backend == "auto" and not fast):
         device: torch.device = loaded.model.device
         return TorchBackend(loaded.geometry, capacity.block_size, blocks, loaded.dtype, device, host_blocks), None
     threads = torch.get_num_threads()

@@ -15,6 +15,7 @@ from engine.attention.backend import Direction, Scoring
 from engine.attention.cpu_backend import CpuBackend
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
+from engine.errors import ModelUnsupported
 from engine.native import Kernels, KernelsUnavailable, build
 from services.model_store import default_cache
 from tests.engine.paged_case import Case, Feed, MakeBackend
@@ -119,3 +120,8 @@ def test_copies_and_swaps_of_the_cpu_backend_take_whole_blocks() -> None:
     backend.swap([Copy(4, 6), Copy(1, 4)], Direction.HOST_TO_DEVICE)
     assert torch.equal(bits[[6, 4]], before[[2, 5]])
     assert torch.equal(bits[[0, 1, 3]], before[[0, 1, 3]])
+
+
+def test_heads_larger_than_the_kernels_have_room_for_are_refused() -> None:
+    with pytest.raises(ModelUnsupported, match="heads have 272 elements, the kernels take 256"):
+        CpuBackend(kernels(tiles=False), CacheGeometry(1, 1, 272), 16, 2)
