@@ -59,7 +59,8 @@ def assemble(settings: EngineSettings) -> EngineParts:
         host_blocks=settings.host_blocks,
     )
     backend, decoder = _backend(settings, loaded, capacity, kernels)
-    scheduler = Scheduler(capacity, settings.limits(), PreemptionCosts(_seconds_per_swapped_block(backend)))
+    costs = PreemptionCosts(_seconds_per_swapped_block(backend))
+    scheduler = Scheduler(capacity, settings.limits(), costs, ahead=device.type == "cuda")
     return EngineParts(loaded, scheduler, ModelRunner(loaded, backend, capacity.block_size, decoder=decoder))
 
 
