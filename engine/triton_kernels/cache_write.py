@@ -72,6 +72,6 @@ def _write(
     rows = slot // BLOCK_SIZE * block_stride + layer.to(tl.int64) * layer_stride + slot % BLOCK_SIZE * HEAD_SIZE
     places = cache + rows[:, None] + (heads * (BLOCK_SIZE * HEAD_SIZE) + dims)[None, :]
     sources = numbers[:, None] * key_token_stride + (heads * key_head_stride + dims)[None, :]
-    tl.store(places, tl.load(key + sources, mask=there, other=0.0), mask=there)
+    tl.store(places, tl.load(key + sources, mask=there, other=0), mask=there)
     sources = numbers[:, None] * value_token_stride + (heads * value_head_stride + dims)[None, :]
-    tl.store(places + value_offset, tl.load(value + sources, mask=there, other=0.0), mask=there)
+    tl.store(places + value_offset, tl.load(value + sources, mask=there, other=0), mask=there)

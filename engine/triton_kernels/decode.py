@@ -147,7 +147,7 @@ def _decode(
         token = tl.load(first + sequence).to(tl.int64)
         heads = kv_head * GROUP + rows
         places = query + token * query_token_stride + heads[:, None] * query_head_stride + dims[None, :]
-        packed = widened(tl.load(places, mask=there, other=0.0), INTERPRETED)
+        packed = widened(tl.load(places, mask=there, other=0), INTERPRETED)
 
         keys = cache + layer.to(tl.int64) * layer_stride + kv_head * (BLOCK_SIZE * HEAD_SIZE)
         table = tables + sequence.to(tl.int64) * table_stride
@@ -204,7 +204,7 @@ def _combine(
             slots = (item + number).to(tl.int64) * HEADS + head
             logarithms = tl.load(partial_logarithms + slots, mask=number < count, other=float("-inf"))
             there = (number < count)[:, None] & (dims < HEAD_SIZE)[None, :]
-            parts = tl.load(partial_output + slots[:, None] * HEAD_SIZE + dims[None, :], mask=there, other=0.0)
+            parts = tl.load(partial_output + slots[:, None] * HEAD_SIZE + dims[None, :], mask=there, other=0)
             grown = tl.maximum(greatest, tl.max(logarithms, 0))
             shares = tl.exp2(logarithms - grown)
             faded = tl.exp2(greatest - grown)

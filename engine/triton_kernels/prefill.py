@@ -116,7 +116,7 @@ def _prefill(
         there = (begin + rows // GROUP <= final)[:, None] & (dims < HEAD_SIZE)[None, :]
         batch_rows = (place + tokens).to(tl.int64)
         places = batch_rows[:, None] * query_token_stride + heads[:, None] * query_head_stride + dims[None, :]
-        packed = widened(tl.load(query + places, mask=there, other=0.0), INTERPRETED)
+        packed = widened(tl.load(query + places, mask=there, other=0), INTERPRETED)
 
         keys = cache + layer.to(tl.int64) * layer_stride + kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_SIZE)
         table = tables + sequence.to(tl.int64) * table_stride

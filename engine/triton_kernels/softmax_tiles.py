@@ -53,12 +53,12 @@ def attend_tiles(
         places = keys + rows[:, None] + dims[None, :]
         if MASKED:
             there = (tokens < stop)[:, None] & (dims < HEAD_SIZE)[None, :]
-            key = tl.load(places, mask=there, other=0.0)
-            value = tl.load(places + value_offset, mask=there, other=0.0)
+            key = tl.load(places, mask=there, other=0)
+            value = tl.load(places + value_offset, mask=there, other=0)
         elif HEAD_SIZE < query.shape[1]:
             there = (tokens >= 0)[:, None] & (dims < HEAD_SIZE)[None, :]
-            key = tl.load(places, mask=there, other=0.0)
-            value = tl.load(places + value_offset, mask=there, other=0.0)
+            key = tl.load(places, mask=there, other=0)
+            value = tl.load(places + value_offset, mask=there, other=0)
         else:
             key = tl.load(places)
             value = tl.load(places + value_offset)

@@ -59,11 +59,16 @@ def padded(size: int, least: int = 16) -> int:
 
 
 def _tilings(dims: int, dtype: torch.dtype, rows: int) -> tuple[Tiling, Tiling]:
-    """Decide for heads of padded size `dims`: the tiles of K and V that are under way must fit into shared memory."""
-    if dtype == torch.float32:  # has no tensor cores without loss: small tiles, that products stay in registers
-        return Tiling(rows, 2048 // max(dims, 64), 4, 2), Tiling(max(rows, 32), 2048 // max(dims, 64), 4, 2)
+    """Decide for heads of padded size `dims`, of which at least `rows` are in a tile.
+
+    K and V under way must fit into shared memory. Of the stages of decoding, the block ids take two and the weights'
+    softmax another: five keep two tiles of K and V. float32 has no tensor cores without loss; its tiles stay small.
+    """
+    if dtype == torch.float32:
+        keys, warps = (32, 4) if dims <= 64 else (16, 8)
+        return Tiling(rows, keys, warps, 2), Tiling(max(rows, 32 if dims <= 128 else 16), keys, warps, 2)
     if dims <= 64:
-        return Tiling(rows, 128, 4, 3), Tiling(128, 64, 4, 3)
+        return Tiling(rows, 128, 4, 5), Tiling(max(rows, 128), 64, 4, 3)
     if dims == 128:
-        return Tiling(rows, 64, 4, 3), Tiling(128, 64, 8, 3)
-    return Tiling(rows, 32, 4, 2), Tiling(64, 32, 8, 2)
+        return Tiling(rows, 64, 4, 5), Tiling(max(rows, 128), 64, 8, 3)
+    return Tiling(rows, 32, 4, 5), Tiling(max(rows, 64), 32, 8, 2)
