@@ -5,8 +5,9 @@ backend. Block 0 belongs to nobody and takes the writes of padding. The host tie
 but for the number of blocks; there block 0 is only there so that ids are rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -47,13 +48,32 @@ def make_host_cache(
 
 
 def copy_blocks(cache: torch.Tensor, copies: Sequence[Copy]) -> None:
-    """Copy whole blocks within a cache, each in one piece; no destination is a source."""
-    for copy in copies:
-        cache[copy.destination].copy_(cache[copy.source])
+    """Copy whole blocks within a cache; no destination is a source."""
+    for run in _runs(copies):
+        cache[run.destinations].copy_(cache[run.sources])
 
 
 def swap_blocks(cache: torch.Tensor, host_cache: torch.Tensor, copies: Sequence[Copy], *, to_host: bool) -> None:
-    """Copy whole blocks between the tiers, each in one piece. On a GPU they are queued on the current stream."""
+    """Copy whole blocks between the tiers. On a GPU they are queued on the current stream."""
     source, target = (cache, host_cache) if to_host else (host_cache, cache)
-    for copy in copies:
-        target[copy.destination].copy_(source[copy.source], non_blocking=True)
+    for run in _runs(copies):
+        target[run.destinations].copy_(source[run.sources], non_blocking=True)
+
+
+class _Run(NamedTuple):
+    """Blocks that lie side by side, and go to blocks that do: one piece of bytes."""
+
+    sources: slice
+    destinations: slice
+
+
+def _runs(copies: Sequence[Copy]) -> Iterator[_Run]:
+    """Yield the copies in their order, neighbours whose source and destination each follow the last ones together."""
+    begin = 0
+    for end in range(1, len(copies) + 1):
+        before = copies[end - 1]
+        if end == len(copies) or copies[end] != Copy(before.source + 1, before.destination + 1):
+            source, destination = copies[begin]
+            count = end - begin
+            yield _Run(slice(source, source + count), slice(destination, destination + count))
+            begin = end

@@ -12,6 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+# Before triton is imported: where there is no GPU its kernels run under its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from services.model_store import default_cache, resolve
 from tests.running_quire import RunningQuire, start_quire

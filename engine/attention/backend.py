@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import torch
@@ -44,12 +44,13 @@ class Direction(Enum):
 class PagedBatch:
     """The metadata of one step: all sequences flattened into one row of tokens.
 
-    `slots`: `[tokens]` int64, where each token's K and V go: block id * block_size + offset. `first`: `[sequences + 1]`
+    `fed`: how many tokens each sequence feeds; it is on the host, so that launches need not wait for the device. `slots`: `[tokens]` int64, where each token's K and V go: block id * block_size + offset. `first`: `[sequences + 1]`
     int32, the place of each sequence's first token. `ends`: `[sequences]` int32, tokens of each, those fed included.
     `tables`: `[sequences, blocks]` int32 block ids, padded with block 0.
     """
 
     block_size: int
+    fed: tuple[int, ...]
     slots: torch.Tensor
     first: torch.Tensor
     ends: torch.Tensor
@@ -59,13 +60,14 @@ class PagedBatch:
     def of(cls, work: Sequence[Work], block_size: int, device: torch.device) -> "PagedBatch":
         """Lay out the work of a plan, in its order."""
         slots = [slot for item in work for slot in _slots(item, block_size)]
-        first = list(accumulate((len(item.token_ids) for item in work), initial=0))
+        fed = tuple(len(item.token_ids) for item in work)
         widest = max((len(item.block_table) for item in work), default=0)
         tables = [[*item.block_table, *[0] * (widest - len(item.block_table))] for item in work]
         return cls(
             block_size=block_size,
+            fed=fed,
             slots=torch.tensor(slots, dtype=torch.int64, device=device),
-            first=torch.tensor(first, dtype=torch.int32, device=device),
+            first=torch.tensor([0, *accumulate(fed)], dtype=torch.int32, device=device),
             ends=torch.tensor([item.end for item in work], dtype=torch.int32, device=device),
             tables=torch.tensor(tables, dtype=torch.int32, device=device).view(len(work), widest),
         )
@@ -73,11 +75,10 @@ class PagedBatch:
     @cached_property
     def rows(self) -> tuple[Rows, ...]:
         """The sequences that feed equally many tokens: all decoding ones together, every prompt by itself."""
-        first = self.first.tolist()
-        fed = [end - begin for begin, end in pairwise(first)]
-        decoding = [number for number, count in enumerate(fed) if count == 1]
-        groups = ([decoding] if decoding else []) + [[number] for number, count in enumerate(fed) if count > 1]
-        return tuple(self._rows(group, first, fed[group[0]]) for group in groups)
+        first = [0, *accumulate(self.fed)]
+        decoding = [number for number, count in enumerate(self.fed) if count == 1]
+        groups = ([decoding] if decoding else []) + [[number] for number, count in enumerate(self.fed) if count > 1]
+        return tuple(self._rows(group, first, self.fed[group[0]]) for group in groups)
 
     def _rows(self, group: list[int], first: list[int], fed: int) -> Rows:
         device = self.slots.device

@@ -41,7 +41,7 @@ class Feed(NamedTuple):
 
 @dataclass
 class Case:
-    """Shapes of a batch. Every layer but the last one tested is there to be left alone."""
+    """Shapes of a batch, computed where the backend's cache is. Layers before the last are there to be left alone."""
 
     feeds: Sequence[Feed]
     block_size: int = 16
@@ -65,6 +65,7 @@ class Case:
         torch.manual_seed(self.seed)
         used = sum(-(-(prefix + fed) // self.block_size) for prefix, fed in self.feeds)
         backend = self.make(self.geometry, self.block_size, used + 3, self.dtype)
+        device = backend.cache.device
         backend.cache.fill_(self.poison)
         self._scatter_tables(used + 3)
         layer = self.layers - 1
@@ -72,16 +73,16 @@ class Case:
         queries = [self._random(feed.fed, self.kv_heads * self.group) for feed in self.feeds]
         for number, (prefix, _) in enumerate(self.feeds):
             if prefix:
-                batch = self._batch([(number, 0, prefix)])
-                whole = (keys[number][:prefix].to(self.dtype), values[number][:prefix].to(self.dtype))
+                batch = self._batch([(number, 0, prefix)], device)
+                whole = (part[number][:prefix].to(device, self.dtype) for part in (keys, values))
                 backend.write(layer, *whole, batch)
-        batch = self._batch([(number, prefix, fed) for number, (prefix, fed) in enumerate(self.feeds)])
+        batch = self._batch([(number, prefix, fed) for number, (prefix, fed) in enumerate(self.feeds)], device)
         fed_keys, fed_values = (
-            torch.cat([whole[feed.prefix :] for whole, feed in zip(wholes, self.feeds, strict=True)]).to(self.dtype)
+            torch.cat([whole[feed.prefix :] for whole, feed in zip(wholes, self.feeds, strict=True)])
             for wholes in (keys, values)
         )
-        backend.write(layer, fed_keys, fed_values, batch)
-        found = backend.attend(layer, torch.cat(queries).to(self.dtype), batch, self.scoring)
+        backend.write(layer, fed_keys.to(device, self.dtype), fed_values.to(device, self.dtype), batch)
+        found = backend.attend(layer, torch.cat(queries).to(device, self.dtype), batch, self.scoring).cpu()
         expected = torch.cat(
             [
                 naive_attention(query, key, value, self.scoring)
@@ -96,12 +97,12 @@ class Case:
         random.Random(self.seed).shuffle(free)
         self.tables = [[free.pop() for _ in range(-(-(prefix + fed) // self.block_size))] for prefix, fed in self.feeds]
 
-    def _batch(self, parts: list[tuple[int, int, int]]) -> PagedBatch:
+    def _batch(self, parts: list[tuple[int, int, int]], device: torch.device) -> PagedBatch:
         work = []
         for number, start, count in parts:
             table = self.tables[number][: -(-(start + count) // self.block_size)]
             work.append(Work(number, (0,) * count, start, tuple(table), True, Sampling()))
-        return PagedBatch.of(work, self.block_size, CPU)
+        return PagedBatch.of(work, self.block_size, device)
 
     def _random(self, tokens: int, heads: int) -> torch.Tensor:
         """Draw numbers that the cache's type has, so that only the computing makes a difference."""

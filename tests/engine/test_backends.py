@@ -19,6 +19,7 @@ from engine.errors import ModelUnsupported
 from engine.native import Kernels, KernelsUnavailable, build
 from services.model_store import default_cache
 from tests.engine.paged_case import Case, Feed, MakeBackend
+from tests.engine.triton_case import make_triton_backend
 
 LONG = [Feed(4999, 1), Feed(0, 1), Feed(300, 1), Feed(130, 20)]
 DECODING = [Feed(prefix, 1) for prefix in (0, 1, 14, 15, 16, 17, 63, 64, 200, 777)]
@@ -63,10 +64,12 @@ def kernels(*, tiles: bool) -> Kernels:
     return made
 
 
-@pytest.fixture(params=["torch", "cpu", "cpu without tiles"])
+@pytest.fixture(params=["torch", "cpu", "cpu without tiles", "triton"])
 def make(request: pytest.FixtureRequest) -> MakeBackend:
     if request.param == "torch":
         return TorchBackend
+    if request.param == "triton":
+        return make_triton_backend()
     return partial(CpuBackend, kernels(tiles=request.param == "cpu"))
 
 

@@ -1,0 +1,134 @@
+"""The GPU's backend: Triton kernels that read blocks in place and plan their work on the device."""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.backend import Direction, PagedBatch, Scoring
+from engine.blocks import Copy
+from engine.cache import CacheGeometry, make_cache, make_host_cache, swap_blocks
+from engine.triton_kernels.block_copy import copy_blocks
+from engine.triton_kernels.cache_write import write_cache
+from engine.triton_kernels.decode import Partials, decode
+from engine.triton_kernels.paged_cache import PagedCache
+from engine.triton_kernels.prefill import prefill
+from engine.triton_kernels.scores import ScoreFactors
+from engine.triton_kernels.tuning import Tuning, tuning_for
+from engine.triton_kernels.work_list import WorkList, list_work, tile_count
+
+
+class TritonBackend:
+    """Paged attention by Triton kernels. Inside a (block, layer), K and V are head-major.
+
+    `attend` serves any batch, and makes the buffers that it needs. To record decoding in a CUDA graph, make them once
+    with `work_list` and `partials`, for as many sequences as the graph has rows, and record `list_work` and `decode`.
+    """
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        block_size: int,
+        device_blocks: int,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | None = None,
+        host_blocks: int = 0,
+    ) -> None:
+        """Allocate the cache, and the host tier if it has blocks. Without a `device` it is the current GPU."""
+        self.geometry = geometry
+        self.block_size = block_size
+        device = device or torch.device("cuda")
+        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
+        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
+        self._paged = PagedCache(self.cache, block_size)
+        self._tunings: dict[int, Tuning] = {}
+        self._listed: tuple[PagedBatch, dict[tuple[int, int | None], WorkList]] | None = None
+
+    def block_shape(self) -> tuple[int, ...]:
+        """Return (KV heads, slots, head size)."""
+        return (self.geometry.kv_heads, self.block_size, self.geometry.head_size)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
+        """Write each token's K and V to its slot; tokens with negative slots are padding."""
+        if len(key):
+            key, value = self._elements_together(key), self._elements_together(value)
+            write_cache(layer, key, value, batch.slots, self._paged, self._tuning(1))
+
+    def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
+        """Attend with one kernel for the sequences that decode and one for prompts, whichever there are."""
+        query = self._elements_together(query)
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        heads = query.shape[1]
+        work = self._work_of(batch, heads, scoring.window)
+        if 1 in batch.fed:
+            self.decode(layer, query, output, batch, scoring, work, self.partials(work, heads))
+        if len(work.tiles):
+            factors, tuning = ScoreFactors.of(scoring), self._tuning(self._group(heads))
+            prefill(layer, query, output, self._paged, batch, work, factors, scoring.window, tuning)
+        return output
+
+    def work_list(self, sequences: int, heads: int, tiles: int = 0) -> WorkList:
+        """Make room for the work of so many sequences of any length, and of so many tiles of prompts."""
+        tuning = self._tuning(self._group(heads))
+        return WorkList.allocate(sequences, tiles, self.geometry.kv_heads, tuning, self.cache.device)
+
+    def partials(self, work: WorkList, heads: int) -> Partials:
+        """Make room for the partial results of a list of work."""
+        return Partials.allocate(work, heads, self.geometry.head_size)
+
+    def list_work(self, work: WorkList, batch: PagedBatch, heads: int, window: int | None) -> None:
+        """List the work of a batch, once for all layers that look equally far back. Sequences of no tokens have none."""
+        group = self._group(heads)
+        list_work(work, batch, self.geometry.kv_heads, group, window, self._tuning(group))
+
+    def decode(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        batch: PagedBatch,
+        scoring: Scoring,
+        work: WorkList,
+        partials: Partials,
+    ) -> None:
+        """Attend for the sequences that feed one token, into their rows of `output`; other rows stay as they are.
+
+        The work must have been listed for the batch and the scoring's window.
+        """
+        tuning = self._tuning(self._group(query.shape[1]))
+        decode(layer, query, output, self._paged, batch, work, partials, ScoreFactors.of(scoring), tuning)
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy all pairs in one launch."""
+        if copies:
+            pairs = torch.tensor(copies, dtype=torch.int64, device=self.cache.device)
+            copy_blocks(self.cache, pairs, self._tuning(1))
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        """Copy to the other tier, neighbouring blocks together."""
+        assert self.host_cache is not None, "there is no host tier to copy to or from"
+        swap_blocks(self.cache, self.host_cache, copies, to_host=direction is Direction.DEVICE_TO_HOST)
+
+    def _work_of(self, batch: PagedBatch, heads: int, window: int | None) -> WorkList:
+        """Return the work of a batch, listed when the first of its layers asks."""
+        if self._listed is None or self._listed[0] is not batch:
+            self._listed = (batch, {})
+        lists = self._listed[1]
+        if (heads, window) not in lists:
+            group = self._group(heads)
+            work = self.work_list(len(batch.fed), heads, tile_count(batch, group, self._tuning(group)))
+            self.list_work(work, batch, heads, window)
+            lists[heads, window] = work
+        return lists[heads, window]
+
+    def _group(self, heads: int) -> int:
+        return heads // self.geometry.kv_heads
+
+    def _tuning(self, group: int) -> Tuning:
+        if group not in self._tunings:
+            self._tunings[group] = tuning_for(self.geometry.head_size, self.cache.dtype, group, self.cache.device)
+        return self._tunings[group]
+
+    def _elements_together(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return it in the cache's type, with each head's elements side by side."""
+        tensor = tensor.to(self.cache.dtype)
+        return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,0 +1,216 @@
+"""Attention of sequences that feed one token: split along the context, then put together.
+
+Each KV head's query heads are the rows of one tile, so that K and V are read once (grouped-query packing). A fixed
+number of programs goes through the list of items; a sequence in more than one item leaves partial results, with the
+logarithm of their weights, which a second kernel combines (Flash-Decoding; FlashInfer's state merge).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.attention.backend import PagedBatch
+from engine.triton_kernels.paged_cache import PagedCache
+from engine.triton_kernels.rounding import rounded, widened
+from engine.triton_kernels.scores import ScoreFactors
+from engine.triton_kernels.softmax_tiles import attend_tiles
+from engine.triton_kernels.tuning import INTERPRETED, Tuning, padded
+from engine.triton_kernels.work_list import WorkList
+
+_COMBINED = 16  # partial results that are taken together
+
+
+@dataclass(frozen=True)
+class Partials:
+    """Room for the partial results of each item: `[items, heads, head_size]` and `[items, heads]`, float32."""
+
+    output: torch.Tensor
+    logarithms: torch.Tensor
+
+    @classmethod
+    def allocate(cls, work: WorkList, heads: int, head_size: int) -> "Partials":
+        """Make room for all items that a list may have."""
+        count, device = len(work.items), work.items.device
+        return cls(
+            torch.empty(count, heads, head_size, dtype=torch.float32, device=device),
+            torch.empty(count, heads, dtype=torch.float32, device=device),
+        )
+
+
+def decode(
+    layer: int,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    cache: PagedCache,
+    batch: PagedBatch,
+    work: WorkList,
+    partials: Partials,
+    factors: ScoreFactors,
+    tuning: Tuning,
+) -> None:
+    """Attend for the sequences that feed one token, and write their rows of `output`; other rows stay as they are.
+
+    `query` and `output`: `[tokens, heads, head_size]`, the latter contiguous. Nothing here depends on a length, so the
+    launches may be recorded in a graph and played for other lengths, once the work is listed anew.
+    """
+    heads, size = query.shape[1:]
+    group = heads // cache.kv_heads
+    _decode[(tuning.programs,)](
+        query,
+        output,
+        partials.output,
+        partials.logarithms,
+        cache.memory,
+        batch.tables,
+        batch.first,
+        work.items,
+        work.totals,
+        layer,
+        query.stride(0),
+        query.stride(1),
+        batch.tables.stride(0),
+        *cache.strides,
+        factors.scale,
+        factors.cap,
+        CAPPED=factors.capped,
+        KV_HEADS=cache.kv_heads,
+        GROUP=group,
+        BLOCK_SIZE=cache.block_size,
+        HEAD_SIZE=size,
+        ROWS=tuning.decode.rows,
+        DIMS=padded(size),
+        KEYS=tuning.decode.keys,
+        STAGES=tuning.decode.stages,
+        INTERPRETED=INTERPRETED,
+        num_warps=tuning.decode.warps,
+    )
+    _combine[(len(batch.ends), heads)](
+        output,
+        partials.output,
+        partials.logarithms,
+        batch.first,
+        work.pieces,
+        HEADS=heads,
+        HEAD_SIZE=size,
+        DIMS=padded(size),
+        COMBINED=_COMBINED,
+        INTERPRETED=INTERPRETED,
+        num_warps=2,
+    )
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _decode(
+    query,
+    output,
+    partial_output,
+    partial_logarithms,
+    cache,
+    tables,
+    first,
+    items,
+    totals,
+    layer,
+    query_token_stride,
+    query_head_stride,
+    table_stride,
+    block_stride,
+    layer_stride,
+    value_offset,
+    scale,
+    cap,
+    CAPPED: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIMS: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Go through every `programs`-th piece of work: an item for one KV head."""
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIMS)
+    there = (rows < GROUP)[:, None] & (dims < HEAD_SIZE)[None, :]
+    total = tl.load(totals) * KV_HEADS
+    for piece in tl.range(tl.program_id(0), total, tl.num_programs(0)):
+        item = piece // KV_HEADS
+        kv_head = piece % KV_HEADS
+        sequence = tl.load(items + item * 4)
+        begin = tl.load(items + item * 4 + 1)
+        stop = tl.load(items + item * 4 + 2)
+        alone = tl.load(items + item * 4 + 3)
+        token = tl.load(first + sequence).to(tl.int64)
+        heads = kv_head * GROUP + rows
+        places = query + token * query_token_stride + heads[:, None] * query_head_stride + dims[None, :]
+        packed = widened(tl.load(places, mask=there, other=0), INTERPRETED)
+
+        keys = cache + layer.to(tl.int64) * layer_stride + kv_head * (BLOCK_SIZE * HEAD_SIZE)
+        table = tables + sequence.to(tl.int64) * table_stride
+        last = tl.zeros([ROWS], tl.int32) + stop - 1
+        whole = begin + (stop - begin) // KEYS * KEYS
+        state = (
+            tl.zeros([ROWS, DIMS], tl.float32),
+            tl.full([ROWS], -1e30, tl.float32),
+            tl.zeros([ROWS], tl.float32),
+        )
+        state = attend_tiles(
+            packed, state, keys, table, begin, whole, last, block_stride, value_offset, scale, cap,
+            0, CAPPED, False, BLOCK_SIZE, HEAD_SIZE, KEYS, STAGES, INTERPRETED,
+        )  # fmt: skip
+        sums, greatest, weights = attend_tiles(
+            packed, state, keys, table, whole, stop, last, block_stride, value_offset, scale, cap,
+            0, CAPPED, True, BLOCK_SIZE, HEAD_SIZE, KEYS, 1, INTERPRETED,
+        )  # fmt: skip
+        attended = sums / weights[:, None]
+        if alone == 1:
+            places = output + (token * (KV_HEADS * GROUP) + heads[:, None]) * HEAD_SIZE + dims[None, :]
+            tl.store(places, rounded(attended, output.dtype.element_ty, INTERPRETED), mask=there)
+        else:
+            slots = item.to(tl.int64) * (KV_HEADS * GROUP) + heads
+            tl.store(partial_output + slots[:, None] * HEAD_SIZE + dims[None, :], attended, mask=there)
+            tl.store(partial_logarithms + slots, greatest + tl.log2(weights), mask=rows < GROUP)
+
+
+@triton.jit
+def _combine(
+    output,
+    partial_output,
+    partial_logarithms,
+    first,
+    pieces,
+    HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    DIMS: tl.constexpr,
+    COMBINED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Combine the partial results of one query head of one sequence, where there is more than one."""
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    item = tl.load(pieces + sequence * 2)
+    count = tl.load(pieces + sequence * 2 + 1)
+    if count > 1:
+        dims = tl.arange(0, DIMS)
+        sums = tl.zeros([DIMS], tl.float32)
+        greatest = -1e30
+        weights = 0.0
+        for start in tl.range(0, count, COMBINED):
+            number = start + tl.arange(0, COMBINED)
+            slots = (item + number).to(tl.int64) * HEADS + head
+            logarithms = tl.load(partial_logarithms + slots, mask=number < count, other=float("-inf"))
+            there = (number < count)[:, None] & (dims < HEAD_SIZE)[None, :]
+            parts = tl.load(partial_output + slots[:, None] * HEAD_SIZE + dims[None, :], mask=there, other=0)
+            grown = tl.maximum(greatest, tl.max(logarithms, 0))
+            shares = tl.exp2(logarithms - grown)
+            faded = tl.exp2(greatest - grown)
+            sums = sums * faded + tl.sum(parts * shares[:, None], 0)
+            weights = weights * faded + tl.sum(shares, 0)
+            greatest = grown
+        token = tl.load(first + sequence).to(tl.int64)
+        places = output + (token * HEADS + head) * HEAD_SIZE + dims
+        tl.store(places, rounded(sums / weights, output.dtype.element_ty, INTERPRETED), mask=dims < HEAD_SIZE)

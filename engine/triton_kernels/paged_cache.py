@@ -1,0 +1,28 @@
+"""The cache as the kernels see it: a pointer, and how far apart blocks, layers, K and V are."""
+
+from typing import NamedTuple
+
+import torch
+
+
+class PagedCache(NamedTuple):
+    """A cache of shape `[blocks, layers, 2, kv_heads, block_size, head_size]`, contiguous. Strides in elements."""
+
+    memory: torch.Tensor
+    block_size: int
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of K and V."""
+        return self.memory.shape[3]
+
+    @property
+    def head_size(self) -> int:
+        """Elements of one head's K or V of one token."""
+        return self.memory.shape[5]
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """From block to block, from layer to layer, and from K to V."""
+        block, layer, value = self.memory.stride()[:3]
+        return block, layer, value

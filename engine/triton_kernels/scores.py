@@ -1,0 +1,21 @@
+"""The factors of a layer's scores, to the base 2."""
+
+import math
+from typing import NamedTuple
+
+from engine.attention.backend import Scoring
+
+
+class ScoreFactors(NamedTuple):
+    """A score is `q.k * scale`, or `tanh(q.k * scale) * cap` where it is capped; 2 to its power is the weight."""
+
+    scale: float
+    cap: float
+    capped: bool
+
+    @classmethod
+    def of(cls, scoring: Scoring) -> "ScoreFactors":
+        """Bring a scoring to the base 2, so that weights take one instruction."""
+        if scoring.softcap is None:
+            return cls(scoring.scaling * math.log2(math.e), 0.0, capped=False)
+        return cls(scoring.scaling / scoring.softcap, scoring.softcap * math.log2(math.e), capped=True)

@@ -1,0 +1,83 @@
+"""The loop that all attention kernels share: one tile of query rows over the paged keys of a range of tokens.
+
+The softmax is computed as it goes (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022), to the base 2.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.triton_kernels.rounding import widened
+
+
+@triton.jit
+def attend_tiles(
+    query,
+    state,
+    keys,
+    table,
+    begin,
+    stop,
+    last,
+    block_stride,
+    value_offset,
+    scale,
+    cap,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    MASKED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Take the keys of tokens `begin` to `stop` into the state of a softmax, and return it.
+
+    `query`: `[ROWS, DIMS]`, zero beyond HEAD_SIZE. `state`: `[ROWS, DIMS]` weighted sums of V, `[ROWS]` greatest scores
+    and `[ROWS]` sums of weights, float32. `keys`: K of one layer and KV head in block 0; V lies `value_offset` behind.
+    `table`: the sequence's block ids. Scores are `q.k * scale`, or `tanh(q.k * scale) * cap` where CAPPED; both factors
+    bring them to the base 2.
+
+    Unless MASKED, `stop - begin` is a multiple of KEYS and all rows see all tokens. Else row r sees those up to
+    `last[r]`, WINDOW of them (0: all), and slots behind `stop` are not read: what lies there may be no numbers.
+    """
+    sums, greatest, weights = state
+    dims = tl.arange(0, query.shape[1])
+    for start in tl.range(begin, stop, KEYS, num_stages=STAGES):
+        tokens = start + tl.arange(0, KEYS)
+        if MASKED:
+            blocks = tl.load(table + tokens // BLOCK_SIZE, mask=tokens < stop, other=0)
+        else:
+            blocks = tl.load(table + tokens // BLOCK_SIZE)
+        rows = blocks.to(tl.int64) * block_stride + (tokens % BLOCK_SIZE) * HEAD_SIZE
+        places = keys + rows[:, None] + dims[None, :]
+        if MASKED:
+            there = (tokens < stop)[:, None] & (dims < HEAD_SIZE)[None, :]
+            key = tl.load(places, mask=there, other=0)
+            value = tl.load(places + value_offset, mask=there, other=0)
+        elif HEAD_SIZE < query.shape[1]:
+            there = (tokens >= 0)[:, None] & (dims < HEAD_SIZE)[None, :]
+            key = tl.load(places, mask=there, other=0)
+            value = tl.load(places + value_offset, mask=there, other=0)
+        else:
+            key = tl.load(places)
+            value = tl.load(places + value_offset)
+        key = widened(key, INTERPRETED)
+        value = widened(value, INTERPRETED)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if CAPPED:
+            shrunk = tl.exp2(tl.abs(scores) * -2.8853900817779268)  # exp(-2x), of which tanh is made
+            scores = tl.where(scores < 0, -cap, cap) * ((1 - shrunk) / (1 + shrunk))
+        if MASKED:
+            seen = tokens[None, :] <= last[:, None]
+            if WINDOW > 0:
+                seen = seen & (tokens[None, :] > last[:, None] - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
+        # `greatest` begins with a number, not with infinity: a row that sees nothing of a tile makes no NaN.
+        grown = tl.maximum(greatest, tl.max(scores, 1))
+        faded = tl.exp2(greatest - grown)
+        parts = tl.exp2(scores - grown[:, None])
+        weights = weights * faded + tl.sum(parts, 1)
+        sums = tl.dot(parts.to(value.dtype), value, sums * faded[:, None], input_precision="ieee")
+        greatest = grown
+    return sums, greatest, weights

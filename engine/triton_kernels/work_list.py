@@ -1,0 +1,147 @@
+"""What attention has to do for a batch, as lists that a kernel makes on the device from the lengths.
+
+Sequences that feed one token are cut along their context into items of about equal work, as in LightLLM's and
+FlashInfer's schedulers, but without the host knowing any length. Prompts are cut along the fed tokens, into tiles.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.attention.backend import PagedBatch
+from engine.triton_kernels.tuning import Tuning
+
+_LANES = 256  # sequences that the planner looks at together
+_NO_WINDOW = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class WorkList:
+    """The work of one batch whose layers look equally far back. All int32.
+
+    `items`: `[capacity, 4]` the sequence, its first and last-but-one token, and 1 where no other item is of the sequence.
+    `tiles`: `[capacity, 2]` the sequence, and the first fed token of the tile. `totals`: `[2]` how many of each there are.
+    `pieces`: `[sequences, 2]` the first item of each sequence, and how many it has.
+    """
+
+    items: torch.Tensor
+    tiles: torch.Tensor
+    totals: torch.Tensor
+    pieces: torch.Tensor
+
+    @classmethod
+    def allocate(cls, sequences: int, tiles: int, kv_heads: int, tuning: Tuning, device: torch.device) -> "WorkList":
+        """Make room for the work of so many sequences, whatever their lengths."""
+        # An item has at least its share of all keys, but for the last one of each sequence.
+        capacity = sequences + -(-tuning.pieces // kv_heads)
+        shapes = ((capacity, 4), (tiles, 2), (2,), (sequences, 2))
+        return cls(*(torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes))
+
+
+def tile_tokens(group: int, tuning: Tuning) -> int:
+    """Return how many tokens of a prompt are in one tile: all query heads of a KV head are rows of it."""
+    return tuning.prefill.rows // group
+
+
+def tile_count(batch: PagedBatch, group: int, tuning: Tuning) -> int:
+    """Return into how many tiles the prompts of a batch are cut; the host knows that."""
+    each = tile_tokens(group, tuning)
+    return sum(-(-fed // each) for fed in batch.fed if fed > 1)
+
+
+def list_work(
+    work: WorkList, batch: PagedBatch, kv_heads: int, group: int, window: int | None, tuning: Tuning
+) -> None:
+    """Fill the lists in for a batch. Sequences without tokens have no work."""
+    sequences = len(batch.ends)
+    _list_work[(sequences,)](
+        batch.first,
+        batch.ends,
+        work.items,
+        work.tiles,
+        work.totals,
+        work.pieces,
+        sequences,
+        _NO_WINDOW if window is None else window,
+        tuning.pieces,
+        tuning.least_chunk,
+        KV_HEADS=kv_heads,
+        KEYS=tuning.decode.keys,
+        TOKENS=tile_tokens(group, tuning),
+        LANES=_LANES,
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["sequences", "window", "wanted", "least_chunk"])
+def _list_work(
+    first,
+    ends,
+    items,
+    tiles,
+    totals,
+    pieces,
+    sequences,
+    window,
+    wanted,
+    least_chunk,
+    KV_HEADS: tl.constexpr,
+    KEYS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """List the work of one sequence for each program, which sums up for itself what comes before."""
+    mine = tl.program_id(0)
+    lanes = tl.arange(0, LANES)
+    visible = tl.zeros([LANES], tl.int64)
+    for start in tl.range(0, sequences, LANES):
+        there = start + lanes < sequences
+        fed = tl.load(first + start + lanes + 1, mask=there, other=0) - tl.load(
+            first + start + lanes, mask=there, other=0
+        )
+        end = tl.load(ends + start + lanes, mask=there, other=0)
+        visible += tl.where(fed == 1, tl.minimum(end, window), 0)
+    share = (tl.sum(visible, 0) * KV_HEADS + wanted - 1) // wanted
+    share = tl.maximum(share, least_chunk).to(tl.int32)
+    chunk = (share + KEYS - 1) // KEYS * KEYS
+
+    items_before = tl.zeros([LANES], tl.int32)
+    tiles_before = tl.zeros([LANES], tl.int32)
+    for start in tl.range(0, sequences, LANES):
+        there = start + lanes < mine
+        fed = tl.load(first + start + lanes + 1, mask=there, other=0) - tl.load(
+            first + start + lanes, mask=there, other=0
+        )
+        end = tl.load(ends + start + lanes, mask=there, other=0)
+        items_before += tl.where(fed == 1, (tl.minimum(end, window) + chunk - 1) // chunk, 0)
+        tiles_before += tl.where(fed > 1, (fed + TOKENS - 1) // TOKENS, 0)
+    item = tl.sum(items_before, 0)
+    tile = tl.sum(tiles_before, 0)
+
+    fed = tl.load(first + mine + 1) - tl.load(first + mine)
+    end = tl.load(ends + mine)
+    begin = tl.maximum(end - window, 0)
+    item_count = tl.where(fed == 1, (end - begin + chunk - 1) // chunk, 0)
+    tile_count = tl.where(fed > 1, (fed + TOKENS - 1) // TOKENS, 0)
+    for start in tl.range(0, item_count, LANES):
+        number = start + lanes
+        there = number < item_count
+        place = items + (item + number) * 4
+        tl.store(place, mine + tl.zeros_like(number), mask=there)
+        tl.store(place + 1, begin + number * chunk, mask=there)
+        tl.store(place + 2, tl.minimum(begin + (number + 1) * chunk, end), mask=there)
+        tl.store(place + 3, (item_count == 1).to(tl.int32) + tl.zeros_like(number), mask=there)
+    for start in tl.range(0, tile_count, LANES):
+        number = start + lanes
+        there = number < tile_count
+        place = tiles + (tile + number) * 2
+        tl.store(place, mine + tl.zeros_like(number), mask=there)
+        # The last tokens see most: what takes longest begins first.
+        tl.store(place + 1, (tile_count - 1 - number) * TOKENS, mask=there)
+    tl.store(pieces + mine * 2, item)
+    tl.store(pieces + mine * 2 + 1, item_count)
+    if mine == sequences - 1:
+        tl.store(totals, item + item_count)
+        tl.store(totals + 1, tile + tile_count)
