@@ -8,13 +8,12 @@ from typing import NamedTuple
 import torch
 
 from engine.attention.backend import AttentionBackend, PagedBatch
-from engine.attention.interface import PagedContext
 from engine.block_copies import BlockCopies
 from engine.continuations import continuations
 from engine.copy_stream import CopyStream, copy_stream_for
+from engine.decoder import Decoder, ModulesDecoder
 from engine.logprobs import score
 from engine.model import LoadedModel
-from engine.native import NativeDecoder
 from engine.plan import PENDING, Done, Launched, Sampled, StepPlan, Work
 from engine.sampling import Draw, sample, sample_on_device
 from engine.upload import Download, upload
@@ -29,15 +28,13 @@ class ModelRunner:
         backend: AttentionBackend,
         block_size: int,
         copy_stream: CopyStream | None = None,
-        decoder: NativeDecoder | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         """Put the parts together. Without a `copy_stream` it is the one for the model's device.
 
         A `decoder` runs the model's steps instead of its modules, over the cache of the same backend.
         """
-        self._loaded = loaded
-        self._decoder = decoder
-        self._backend = backend
+        self._decoder = decoder or ModulesDecoder(loaded, backend)
         self._block_size = block_size
         self._device: torch.device = loaded.model.device
         self._drawn = _Drawn({})
@@ -76,18 +73,12 @@ class ModelRunner:
         """Return `[rows, vocabulary]` logits: for each work, those that score its prompt, then one for each sample."""
         token_ids = [token for item in work for token in item.token_ids]
         positions = [position for item in work for position in range(item.start, item.end)]
-        batch, places = PagedBatch.of(work, self._block_size, self._device), self._places(work)
-        if self._decoder is not None:
-            return self._decoder.logits(token_ids, positions, places, batch)
-        output = self._loaded.model(
-            input_ids=self._known(token_ids, work)[None],
-            position_ids=upload(positions, torch.int64, self._device)[None],
-            use_cache=False,
-            logits_to_keep=upload(places, torch.int64, self._device),
-            paged=PagedContext(self._backend, batch),
+        return self._decoder.logits(
+            self._known(token_ids, work),
+            upload(positions, torch.int64, self._device),
+            upload(self._places(work), torch.int64, self._device),
+            PagedBatch.of(work, self._block_size, self._device),
         )
-        logits: torch.Tensor = output.logits[0]
-        return logits
 
     def _places(self, work: tuple[Work, ...]) -> list[int]:
         """Return the places in the flattened batch whose logits are needed."""

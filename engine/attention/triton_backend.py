@@ -12,6 +12,7 @@ from engine.triton_kernels.cache_write import write_cache
 from engine.triton_kernels.decode import Partials, decode
 from engine.triton_kernels.paged_cache import PagedCache
 from engine.triton_kernels.prefill import prefill
+from engine.triton_kernels.rotary_write import write_rotated
 from engine.triton_kernels.scores import ScoreFactors
 from engine.triton_kernels.tuning import Tuning, tuning_for
 from engine.triton_kernels.work_list import WorkList, list_work, tile_count
@@ -52,6 +53,23 @@ class TritonBackend:
         if len(key):
             key, value = self._elements_together(key), self._elements_together(value)
             write_cache(layer, key, value, batch.slots, self._paged, self._tuning(1))
+
+    def write_rotated(
+        self,
+        layer: int,
+        projected: torch.Tensor,
+        positions: torch.Tensor,
+        rotations: torch.Tensor,
+        query: torch.Tensor,
+        batch: PagedBatch,
+    ) -> None:
+        """Rotate Q of `projected` into `query`, and write rotated K, and V, to the batch's slots.
+
+        `projected`: `[tokens, (heads + 2 * kv_heads) * head_size]`. `positions`: `[tokens]`. `rotations`: `[positions,
+        head_size]`, cosines, then sines. `query`: `[tokens, heads, head_size]`, contiguous.
+        """
+        if len(query):
+            write_rotated(layer, projected, positions, rotations, query, self._paged, batch.slots)
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
         """Attend with one kernel for the sequences that decode and one for prompts, whichever there are."""

@@ -51,9 +51,7 @@ def tile_count(batch: PagedBatch, group: int, tuning: Tuning) -> int:
     return sum(-(-fed // each) for fed in batch.fed if fed > 1)
 
 
-def list_work(
-    work: WorkList, batch: PagedBatch, kv_heads: int, group: int, window: int | None, tuning: Tuning
-) -> None:
+def list_work(work: WorkList, batch: PagedBatch, kv_heads: int, group: int, window: int | None, tuning: Tuning) -> None:
     """Fill the lists in for a batch. Sequences without tokens have no work."""
     sequences = len(batch.ends)
     _list_work[(sequences,)](
