@@ -1,8 +1,8 @@
 """What a token costs after how long a context: with the KV cache, and computing the whole context anew for each token.
 
 One request at a time on the demo model, the engine in process. All contexts are beginnings of the same text, so that
-after the first repetition their blocks are found and only tokens are decoded. Without a cache a token costs a prefill of
-all that is before it, which is what is measured then.
+after the first repetition their blocks are found and only tokens are decoded. Without a cache a token costs a prefill
+of all that is before it, which is what is measured then.
 """
 
 import random

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import linear_regression, median
+from statistics import linear_regression, median, quantiles
 from typing import Any, NamedTuple
 
 from bench.report import RESULTS, ROOT, targets
@@ -54,7 +54,8 @@ def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path
     return drawn
 
 
-_STYLE = {
+_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+_STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -83,19 +84,22 @@ def _cpu(panels: Sequence[Any], result: Result) -> None:
         xs, heights = [], []
         for at, spent in enumerate(seconds.values()):
             if label in spent:
-                best = [min(times) for times in zip(*(spent[peer] for peer in result["peers"] if peer in spent))]
+                peers = [spent[peer] for peer in result["peers"] if peer in spent] or [spent["quire"]]
+                best = [min(times) for times in zip(*peers, strict=True)]
                 xs.append(at + 0.27 * (place - 1))
                 heights.append(median(their / own for their, own in zip(best, spent[label], strict=True)))
         axes.bar(xs, heights, 0.25, color=color, label=shown)
         rates = [values[f"{name}_{label}_tokens_per_second"] for name in seconds if label in seconds[name]]
         for x, height, rate in zip(xs, heights, rates, strict=True):
-            axes.text(x, height + 0.015, f"{rate:,.0f}", ha="center", va="bottom", fontsize=8)
-    _target_line(axes, 1.0, "target: the better peer")
+            axes.text(x, height + 0.015, f"{rate:,.0f}", ha="center", va="bottom", fontsize=8, bbox=_ON_WHITE)
+    axes.axhline(1.0, color=TARGET, linestyle="--", linewidth=1.3, zorder=1.5, label="target: the better peer")
     axes.set_xticks(range(len(seconds)), [_WORKLOADS.get(name, name) for name in seconds])
     axes.set_ylabel("speed over the better peer's")
-    axes.set_title("Tokens per second stand over the bars; medians of repetitions in which all take turns")
+    alone = not any(result["peers"].values())
+    medians = "medians of repetitions" + ("; no peer ran" if alone else " in which all take turns")
+    axes.set_title(f"Tokens per second stand over the bars; {medians}")
     axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
-    axes.legend(loc="upper right", ncols=3)
+    axes.legend(loc="upper right", ncols=4)
 
 
 _WORKLOADS = {
@@ -127,7 +131,7 @@ def _kernels(panels: Sequence[Any], result: Result) -> None:
         side = "right" if beyond else "left"
         axes.text(min(times[name], most), place, text, va="center", ha=side, color="black")
     axes.axvline(allowed, color=TARGET, linestyle="--", linewidth=1.3)
-    axes.text(allowed, len(shown) - 0.45, " target: 0.60 of the floor's speed", color=TARGET, va="bottom", ha="center")
+    axes.text(allowed, len(shown) - 0.45, "  target: 0.60 of the floor's speed", color=TARGET, va="bottom")
     axes.set_yticks(range(len(shown)), [text for text, _ in shown.values()])
     axes.set_ylim(-0.5, len(shown))
     axes.set_xlim(0, most)
@@ -179,7 +183,7 @@ def _copies(panels: Sequence[Any], result: Result) -> None:
     for prefix, color, label, shift in (("", QUIRE, "CPU kernels", -0.2), ("torch_", OTHER, "torch backend", 0.2)):
         rates = [result["bytes"] / median(seconds[f"{prefix}{way}"]) / 1e9 for way in ways]
         bars = axes.bar([at + shift for at in range(len(ways))], rates, 0.38, color=color, label=label)
-        axes.bar_label(bars, fmt="%.1f", padding=2)
+        axes.bar_label(bars, fmt="%.1f", label_type="center", color="white", fontweight="bold")
     axes.axhline(large, color=GREY, linewidth=1.3, label=f"one large copy by torch ({large:.1f})")
     least = _target("copies", "copy_over_one_large_copy")
     axes.axhline(least * large, color=TARGET, linestyle="--", linewidth=1.3, label=f"target: {least:.2f} of it")
@@ -200,9 +204,15 @@ def _system(panels: Sequence[Any], result: Result) -> None:
         left.bar(place, rate, 0.6, color=color)
         left.text(place, rate / 2, f"{rate:,.0f}", ha="center", va="center", color="white", fontweight="bold")
         dots = [tokens / run[name]["seconds"] for run in result["runs"]]
-        left.plot([place] * len(dots), dots, "o", color="black", markersize=3, alpha=0.6)
+        beside = [place + 0.05 * (number - len(dots) // 2) for number in range(len(dots))]
+        left.plot(beside, dots, "o", color="black", markersize=4, alpha=0.7)
     least = _target("system", "over_in_process")
-    _target_line(left, least * values["in_process_tokens_per_second"], f"target: {least:.2f} of it")
+    height = least * values["in_process_tokens_per_second"]
+    left.axhline(
+        height, color=TARGET, linestyle="--", linewidth=1.3, label=f"target: {least:.2f} of the engine in process"
+    )
+    left.set_ylim(0, 1.2 * left.dataLim.ymax)
+    left.legend(loc="upper right")
     left.set_xticks(range(len(shown)), [text for text, _ in shown.values()])
     left.set_ylabel("tokens per second, all streams together")
     left.set_title("Speed; a dot for each repetition")
@@ -233,10 +243,10 @@ def _sharing(panels: Sequence[Any], result: Result) -> None:
             axes.plot(list(ours), list(ours.values()), "o-", color=color, label=f"{text}, Quire")
             axes.plot(list(theirs), list(theirs.values()), "s--", color=color, mfc="white", label=f"{text}, the paper")
             for count, saved in ours.items():
-                axes.annotate(f"{saved:.0f}", (count, saved), (0, -13), textcoords="offset points", ha="center")
+                axes.annotate(f"{saved:.0f}", (count, saved), (7, -11), textcoords="offset points")
         axes.set_title({"alpaca": "Alpaca", "sharegpt": "ShareGPT"}[mix])
         axes.set_xticks((2, 4, 6))
-        axes.set_xlim(1.6, 6.4)
+        axes.set_xlim(1.6, 6.6)
         axes.set_ylim(0, 80)
         axes.set_xlabel("sequences of one prompt")
         axes.set_ylabel("per cent of blocks saved")
@@ -247,9 +257,9 @@ def _kv(panels: Sequence[Any], result: Result) -> None:
     """Microseconds of what is done often, beside vLLM's and the targets; and how they grow with the pool."""
     left, right = panels
     shown = {
-        "decode_us_per_sequence": "decode,\nper sequence",
-        "prefill_us_per_block": "prefill,\nper block",
-        "free_us_per_block": "free,\nper block",
+        "decode_us_per_sequence": "decode, per sequence",
+        "prefill_us_per_block": "prefill, per block",
+        "free_us_per_block": "free, per block",
     }
     sides = [(QUIRE, "Quire", result["runs"], -0.2)]
     if result["vllm_runs"]:
@@ -258,11 +268,9 @@ def _kv(panels: Sequence[Any], result: Result) -> None:
         heights = [median(run[metric] for run in runs) for metric in shown]
         bars = left.bar([at + shift for at in range(len(shown))], heights, 0.38, color=color, label=label)
         left.bar_label(bars, fmt="%.2f", padding=2)
-    for at, metric in enumerate(shown):
-        most = _target("kv", metric)
-        label = "target: at most" if at == 0 else None
-        left.plot([at - 0.42, at + 0.02], [most, most], color=TARGET, linestyle="--", linewidth=1.5, label=label)
-    left.set_xticks(range(len(shown)), list(shown.values()))
+    names = [f"{text}\n(target: at most {_target('kv', metric):g})" for metric, text in shown.items()]
+    left.set_xticks(range(len(shown)), names)
+    left.set_ylim(0, 1.1 * left.dataLim.ymax)
     left.set_ylabel("microseconds, less is better")
     left.set_title("In process, 256 sequences, a pool of 100,000 blocks")
     left.legend(loc="upper right")
@@ -290,11 +298,13 @@ def _kv_engine(panels: Sequence[Any], result: Result) -> None:
     }
     for place, (name, below) in enumerate(pairs.values()):
         ratios = sorted(run[name]["rate"] / run[below]["rate"] for run in result["runs"])
+        upper = quantiles(ratios, n=4)[2]
         axes.plot(ratios, [place] * len(ratios), "o", color=QUIRE, alpha=0.6)
-        axes.plot([median(ratios)] * 2, [place - 0.2, place + 0.2], color="black", linewidth=2)
-        axes.text(median(ratios), place + 0.24, f"median {median(ratios):.2f}", ha="center", va="bottom")
-    axes.axvline(0.98, color=TARGET, linestyle="--", linewidth=1.3)
-    axes.text(0.978, -0.55, "target for the upper quartile: 0.98", color=TARGET, ha="right", va="bottom")
+        axes.plot([upper] * 2, [place - 0.2, place + 0.2], color="black", linewidth=2)
+        axes.text(upper, place + 0.23, f"upper quartile {upper:.2f}", ha="center", va="bottom", bbox=_ON_WHITE)
+    least = _target("kv_engine", "over_grpc_upper_quartile_ratio")
+    axes.axvline(least, color=TARGET, linestyle="--", linewidth=1.3)
+    axes.text(least, -0.55, f"target for the upper quartile: {least:.2f} ", color=TARGET, ha="right", va="bottom")
     axes.set_yticks(range(len(pairs)), list(pairs))
     axes.set_ylim(-0.6, len(pairs) - 0.4)
     axes.set_xlabel("ratio of tokens per second, a dot for each repetition")
@@ -313,6 +323,7 @@ def _decoding(panels: Sequence[Any], result: Result) -> None:
         axes.bar_label(bars, fmt="%.0f", padding=2)
     axes.set_xticks(range(3), ["2 sequences", "4 sequences", "6 sequences"])
     axes.set_ylabel("tokens per second, all sequences together")
+    axes.set_ylim(0, 1.15 * axes.dataLim.ymax)
     axes.legend(loc="upper left")
 
 
@@ -322,7 +333,7 @@ def _gpu(panels: Sequence[Any], result: Result) -> None:
     rows = [one for one in result["rows"] if one["target"] is not None and one["value"] is not None][::-1]
     for place, one in enumerate(rows):
         axes.barh(place, one["value"], 0.6, color=QUIRE)
-        axes.text(one["value"], place, f"  {one['value']:g}", va="center")
+        axes.text(max(one["value"], one["target"]), place, f"  {one['value']:g}", va="center")
         axes.plot([one["target"]] * 2, [place - 0.42, place + 0.42], color=TARGET, linewidth=2.2)
     axes.plot([], [], color=TARGET, linewidth=2.2, label="target")
     axes.set_yticks(range(len(rows)), [one["metric"].replace("_", " ") for one in rows])
@@ -335,11 +346,6 @@ def _gpu(panels: Sequence[Any], result: Result) -> None:
 def _target(benchmark: str, metric: str) -> float:
     value: float = targets()[benchmark][metric]["target"]
     return value
-
-
-def _target_line(axes: Any, height: float, text: str) -> None:
-    axes.axhline(height, color=TARGET, linestyle="--", linewidth=1.3)
-    axes.text(1.0, height, f"{text} ", color=TARGET, ha="right", va="bottom", transform=axes.get_yaxis_transform())
 
 
 PICTURES: dict[str, Picture] = {
@@ -403,7 +409,7 @@ PICTURES: dict[str, Picture] = {
         _decoding,
         1,
         (7, 3.6),
-        "Samples and beams of one prompt beside as many greedy answers, demo model on the CPU",
+        "Samples and beams of one prompt beside as many greedy answers",
         "Bars of tokens per second of greedy answers, samples and beams at 2, 4 and 6 sequences",
     ),
     "gpu": Picture(
