@@ -20,7 +20,7 @@ Figures = Mapping[str, float]
 class Worker:
     """A process that says its name, then prints figures as JSON for each line that it reads.
 
-    While it is not asked it is stopped, with all that it has started: some keep a core busy when there is nothing to do.
+    While it is not asked it is stopped, with all that it has started: some keep a core busy that they do not need.
     """
 
     def __init__(self, label: str, command: Sequence[str | Path]) -> None:

@@ -59,8 +59,9 @@ class Pages:
     def _table(self) -> str:
         lines = list(self.lines())
         counts = Counter(line.met for line in lines)
+        unknown = counts[NOT_MEASURED]
         text = [
-            f"Of {len(lines)} targets {counts['yes']} are met, {counts['no']} missed, {counts[NOT_MEASURED]} not measured.",
+            f"Of {len(lines)} targets {counts['yes']} are met, {counts['no']} missed, {unknown} not measured.",
             "",
             "| what was promised | measured | target or peer | met | from |",
             "|---|---|---|---|---|",
