@@ -125,6 +125,36 @@ def test_copies_and_swaps_of_the_cpu_backend_take_whole_blocks() -> None:
     assert torch.equal(bits[[0, 1, 3]], before[[0, 1, 3]])
 
 
+@pytest.mark.parametrize("geometry", [CacheGeometry(30, 3, 64), CacheGeometry(5, 3, 26)], ids=["large", "crooked"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_copies_at_once_take_each_block_to_its_place_and_touch_no_other(
+    geometry: CacheGeometry, threads: int
+) -> None:
+    block_size = (
+        16 if geometry.layers == 30 else 3
+    )  # of 360 KiB, and of sizes that are no multiple of what is stored at once
+    backend = CpuBackend(
+        kernels(tiles=False), geometry, block_size, 40, torch.bfloat16, host_blocks=30, threads=threads
+    )
+    assert backend.host_cache is not None
+    device, host = backend.cache.view(torch.int16), backend.host_cache.view(torch.int16)
+    device.random_()
+    host.random_()
+    before, host_before = device.clone(), host.clone()
+    ids = random.Random(1).sample(range(1, 31), 30)
+    backend.swap(
+        [Copy(source, target) for source, target in zip(ids[:14], ids[14:28], strict=True)], Direction.DEVICE_TO_HOST
+    )
+    assert torch.equal(host[ids[14:28]], before[ids[:14]])
+    assert torch.equal(host[ids[:14]], host_before[ids[:14]])
+    backend.copy_blocks([Copy(source, target) for source, target in zip(ids[:14], ids[14:28], strict=True)])
+    assert torch.equal(device[ids[14:28]], before[ids[:14]])
+    untouched = [0, *ids[:14], *ids[28:], *range(31, 41)]
+    assert torch.equal(device[untouched], before[untouched])
+    backend.copy_blocks([])
+    assert torch.equal(device[untouched], before[untouched])
+
+
 def test_heads_larger_than_the_kernels_have_room_for_are_refused() -> None:
     with pytest.raises(ModelUnsupported, match="heads have 272 elements, the kernels take 256"):
         CpuBackend(kernels(tiles=False), CacheGeometry(1, 1, 272), 16, 2)
