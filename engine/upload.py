@@ -1,4 +1,4 @@
-"""Brings small lists to the device without holding anybody up.
+"""Brings numbers to the device without holding anybody up.
 
 From memory that is not pinned, a copy to a GPU waits for all that was queued before it, and whoever asks for it too:
 then no step could be launched behind another. torch keeps pinned memory and hands it out again once its copy is over.
@@ -6,16 +6,21 @@ then no step could be launched behind another. torch keeps pinned memory and han
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int32] | NDArray[np.int64]
 
 
 def upload(
-    values: Sequence[int] | Sequence[float] | Sequence[bool], dtype: torch.dtype, device: torch.device
+    values: Sequence[int] | Sequence[float] | Integers, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return `[len(values)]` of a type on the device; on a GPU the copy is queued on the current stream."""
-    if device.type != "cuda":
-        return torch.tensor(values, dtype=dtype, device=device)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    """Return the values as a tensor of a type on the device; on a GPU the copy is queued on the current stream."""
+    on_host = (
+        torch.from_numpy(values).to(dtype) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=dtype)
+    )
+    return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host.to(device)
 
 
 class Download:
