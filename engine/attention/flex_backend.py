@@ -25,6 +25,8 @@ _NO_WINDOW = 2**30
 # Rows of a matrix product that a row of the batch fills with (tokens x query heads of one KV head). On a CPU with AMX
 # torch's kernel repacks the K and V that it is given, here the whole pool, from 64 rows of bfloat16 on.
 _CPU_ROWS, _GPU_ROWS = 63, 64
+# Rows that a mask has room for, at least: the mask's own shape is compiled in.
+_ROOM = 256
 # Scores that are held at once where nothing is compiled.
 _EAGER_SCORES = 2**21
 # A graph for decoding and one for prompts, with capped scores and without, and as many again for other group sizes.
@@ -32,8 +34,8 @@ _MOST_GRAPHS = 16
 
 
 class _Mask(NamedTuple):
-    """What the kernel reads of a row's mask. `logical`: `[rows, blocks]` int32, which block of the row's own sequence, or
-    -1; `first`: `[rows]` int32, the position of its first query; `window`: `[]` int32.
+    """What the kernel's mask reads. `logical`: `[room, blocks]` int32, which block of the row's own sequence, or -1;
+    `first`: `[room]` int32, the position of its first query; `window`: `[]` int32. There may be room for more rows.
     """
 
     logical: torch.Tensor
@@ -166,13 +168,11 @@ class FlexBackend:
     def _mask(self, batch: PagedBatch, rows: QueryRows, window: int) -> _Prepared:
         tables = batch.tables[rows.sequences].to(torch.int64)
         blocks = block_lists(rows.first, rows.last, window, self.block_size, tables.shape[1])
-        held = torch.arange(tables.shape[1], device=tables.device)
-        beyond = held > rows.last[:, None] // self.block_size
-        # Block 0, which pads the tables, is nobody's.
-        logical = torch.full((len(tables), len(self.cache)), -1, dtype=torch.int32, device=tables.device)
-        logical.scatter_(1, tables.masked_fill(beyond, 0), held.to(torch.int32).expand_as(tables))
-        logical[:, 0] = -1
-        mask = _Mask(logical, rows.first.to(torch.int32), torch.tensor(window, dtype=torch.int32, device=tables.device))
+        mask = _Mask(
+            self._logical(tables, rows.last),
+            _with_room(rows.first.to(torch.int32)),
+            torch.tensor(window, dtype=torch.int32, device=tables.device),
+        )
         lists = _Lists(
             _counts(blocks.partial_counts),
             self._indices(tables.gather(1, blocks.partial)),
@@ -180,6 +180,15 @@ class FlexBackend:
             self._indices(tables.gather(1, blocks.full)),
         )
         return _Prepared(rows, mask, lists)
+
+    def _logical(self, tables: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        held = torch.arange(tables.shape[1], device=tables.device)
+        known = tables.new_full((len(tables), len(self.cache)), -1, dtype=torch.int32)
+        # Block 0, which pads the tables, is nobody's.
+        mine = tables.masked_fill(held > last[:, None] // self.block_size, 0)
+        known.scatter_(1, mine, held.to(torch.int32).expand_as(tables))
+        known[:, 0] = -1
+        return _with_room(known)
 
     def _indices(self, blocks: torch.Tensor) -> torch.Tensor:
         """Return blocks of the pool as blocks of the viewed sequence, `[rows, 1, 1, columns]`.
@@ -208,7 +217,7 @@ class FlexBackend:
             return self._attend_eagerly(layer, packed, prepared, scores)
         query_block = length if packed.device.type == "cpu" else max(16, _next_power(length))
         shape = _Shape(self.block_size, self._stride, group, query_block)
-        for tensor in (packed, *prepared.mask[:2], *prepared.lists):
+        for tensor in (packed, *prepared.lists):
             torch._dynamo.mark_dynamic(tensor, 0)
         key, value = self._view(layer, 0), self._view(layer, 1)
         return self._graphs(packed, key, value, prepared.mask, prepared.lists, scores, shape)
@@ -230,16 +239,16 @@ class FlexBackend:
         """Attend to a copy of the blocks that are seen, a few rows at a time: scores take memory for all of them."""
         count, heads, length, _ = packed.shape
         shape = _Shape(self.block_size, 1, length // prepared.rows.tokens.shape[1], length)
-        seen = (prepared.mask.logical >= 0).sum(1).max().item() * self.block_size
-        few = max(1, int(_EAGER_SCORES // max(1, heads * length * seen)))
+        logical = prepared.mask.logical[:count]
+        seen = int((logical >= 0).sum(1).max()) * self.block_size
+        few = max(1, _EAGER_SCORES // max(1, heads * length * seen))
         attended = []
         for some in torch.arange(count, device=packed.device).split(few):
-            logical = prepared.mask.logical[some]
-            used = (logical >= 0).any(0).nonzero()[:, 0]
+            used = (logical[some] >= 0).any(0).nonzero()[:, 0]
             # Rows for padding alone see nothing, and no operator takes an empty sequence.
             used = used if len(used) else used.new_zeros(1)
             key, value = (part.flatten(0, 1).transpose(0, 1)[None].float() for part in self.cache[used, layer].unbind(1))
-            mask = _Mask(logical[:, used], prepared.mask.first[some], prepared.mask.window)
+            mask = _Mask(logical[some][:, used], prepared.mask.first[some], prepared.mask.window)
             nothing = torch.zeros((len(some), 1, 1), dtype=torch.int32, device=packed.device)
             indices = torch.zeros((len(some), 1, 1, len(used)), dtype=torch.int32, device=packed.device)
             lists = _Lists(nothing, indices, nothing, indices)
@@ -339,6 +348,17 @@ def _tile(block_size: int) -> int:
 
 def _next_power(number: int) -> int:
     return 1 << (number - 1).bit_length()
+
+
+def _with_room(rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows, and room for more up to a power of two, so that few shapes occur.
+
+    torch 2.13 cannot compile a mask that reads tensors of a size not known at compile time: generated C++ then confuses
+    the names of sizes.
+    """
+    room = rows.new_empty((max(_ROOM, _next_power(len(rows))), *rows.shape[1:]))
+    room[: len(rows)] = rows
+    return room
 
 
 def _counts(blocks: torch.Tensor) -> torch.Tensor:

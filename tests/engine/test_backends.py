@@ -13,6 +13,7 @@ import torch
 from engine.attention import TorchBackend
 from engine.attention.backend import Direction, Scoring
 from engine.attention.cpu_backend import CpuBackend
+from engine.attention.flex_backend import FlexBackend
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.errors import ModelUnsupported
@@ -32,6 +33,7 @@ PROPERTIES: dict[str, Sequence[Any]] = {
     "window": [None, 1, 50, 1000],
     "softcap": [None, 20.0],
     "poison": [math.nan, math.inf],
+    "moved": [None, "copied", "swapped"],
 }
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
@@ -63,10 +65,12 @@ def kernels(*, tiles: bool) -> Kernels:
     return made
 
 
-@pytest.fixture(params=["torch", "cpu", "cpu without tiles"])
+@pytest.fixture(params=["torch", "cpu", "cpu without tiles", "flex"])
 def make(request: pytest.FixtureRequest) -> MakeBackend:
     if request.param == "torch":
         return TorchBackend
+    if request.param == "flex":
+        return partial(FlexBackend, compiled=False)
     return partial(CpuBackend, kernels(tiles=request.param == "cpu"))
 
 
@@ -81,6 +85,7 @@ def run(make: MakeBackend, row: dict[str, Any]) -> float:
         head_size=row["head_size"],
         scoring=scoring,
         poison=row["poison"],
+        moved=row["moved"],
         dtype=row["dtype"],
         make=make,
     )
