@@ -1,15 +1,15 @@
 """Paged attention through torch's FlexAttention, on CPUs and GPUs, without kernels of our own.
 
-FlexAttention (Dong et al., "Flex Attention: a programming model for generating optimized attention kernels", 2024) makes
-one kernel of a mask and a change of scores that are written in Python. Paging needs nothing else: the pool is one long
-sequence of K and V, the page table is the list of its blocks that the kernel walks, and the mask turns places in the pool
-back into positions (as in Joshi et al., "Paged Attention Meets FlexAttention", 2025).
+FlexAttention (Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention Kernels", 2024)
+makes one kernel of a mask and a change of scores that are written in Python. Paging needs nothing else: the pool is one
+long sequence of K and V, the page table is the list of its blocks that the kernel walks, and the mask turns places in
+the pool back into positions (Joshi et al., "Paged Attention Meets FlexAttention", 2025). Decision 19 says more.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import flex_attention as flex
@@ -34,8 +34,10 @@ _MOST_GRAPHS = 16
 
 
 class _Mask(NamedTuple):
-    """What the kernel's mask reads. `logical`: `[room, blocks]` int32, which block of the row's own sequence, or -1;
-    `first`: `[room]` int32, the position of its first query; `window`: `[]` int32. There may be room for more rows.
+    """What the kernel's mask reads; there may be room for more rows.
+
+    `logical`: `[room, blocks]` int32, which block of the row's own sequence a block of the pool is, or -1. `first`:
+    `[room]` int32, the position of the row's first query. `window`: `[]` int32.
     """
 
     logical: torch.Tensor
@@ -53,7 +55,7 @@ class _Lists(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """Numbers that a graph is compiled for. `stride`: blocks of the viewed sequence from one of the pool to the next."""
+    """Numbers that a graph is compiled for. `stride`: blocks of the viewed sequence for each block of the pool."""
 
     block_size: int
     stride: int
@@ -137,7 +139,7 @@ class FlexBackend:
             packed = self._pack(query, rows, group).to(self.cache.dtype)
             attended = self._attend(layer, packed, prepared, _scores(scoring, query.device))
             # Back from [rows, kv_heads, length * group, head_size] to tokens.
-            split = attended.view(len(attended), self.geometry.kv_heads, -1, group, query.shape[2])
+            split = attended.reshape(len(attended), self.geometry.kv_heads, -1, group, query.shape[2])
             tokens = split.permute(0, 2, 1, 3, 4).reshape(-1, *query.shape[1:])
             output[rows.fed] = tokens[rows.places].to(query.dtype)
         return output
@@ -193,8 +195,8 @@ class FlexBackend:
     def _indices(self, blocks: torch.Tensor) -> torch.Tensor:
         """Return blocks of the pool as blocks of the viewed sequence, `[rows, 1, 1, columns]`.
 
-        FlexAttention wants as many columns as the sequence has blocks, hundreds for each block of the pool. The kernel reads no
-        more than the counts say, so the rows overlap: each begins one pool of blocks after the one before.
+        FlexAttention wants as many columns as the sequence has blocks, dozens for each block of the pool. The kernel
+        reads no more than the counts say, so the rows overlap: each begins one pool of blocks after the one before.
         """
         rows, width = blocks.shape
         apart = len(self.cache)
@@ -205,12 +207,10 @@ class FlexBackend:
     def _pack(self, query: torch.Tensor, rows: QueryRows, group: int) -> torch.Tensor:
         """Return `[rows, kv_heads, length * group, head_size]`: K and V are read once for all heads that share them."""
         count, length = rows.tokens.shape
-        chosen = query[rows.tokens].view(count, length, self.geometry.kv_heads, group, query.shape[2])
+        chosen = query[rows.tokens].reshape(count, length, self.geometry.kv_heads, group, query.shape[2])
         return chosen.transpose(1, 2).reshape(count, self.geometry.kv_heads, length * group, query.shape[2])
 
-    def _attend(
-        self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: _Scores
-    ) -> torch.Tensor:
+    def _attend(self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: _Scores) -> torch.Tensor:
         length = packed.shape[2]
         group = length // prepared.rows.tokens.shape[1]
         if self._graphs is None:
@@ -233,9 +233,7 @@ class FlexBackend:
         slots = self._columns * self.block_size
         return self.cache.as_strided((1, heads, slots, size), (slots * slot, size, slot, 1), part)
 
-    def _attend_eagerly(
-        self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: _Scores
-    ) -> torch.Tensor:
+    def _attend_eagerly(self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: _Scores) -> torch.Tensor:
         """Attend to a copy of the blocks that are seen, a few rows at a time: scores take memory for all of them."""
         count, heads, length, _ = packed.shape
         shape = _Shape(self.block_size, 1, length // prepared.rows.tokens.shape[1], length)
@@ -243,11 +241,13 @@ class FlexBackend:
         seen = int((logical >= 0).sum(1).max()) * self.block_size
         few = max(1, _EAGER_SCORES // max(1, heads * length * seen))
         attended = []
-        for some in torch.arange(count, device=packed.device).split(few):
+        for some in torch.split(torch.arange(count, device=packed.device), few):
             used = (logical[some] >= 0).any(0).nonzero()[:, 0]
             # Rows for padding alone see nothing, and no operator takes an empty sequence.
             used = used if len(used) else used.new_zeros(1)
-            key, value = (part.flatten(0, 1).transpose(0, 1)[None].float() for part in self.cache[used, layer].unbind(1))
+            key, value = (
+                part.flatten(0, 1).transpose(0, 1)[None].float() for part in self.cache[used, layer].unbind(1)
+            )
             mask = _Mask(logical[some][:, used], prepared.mask.first[some], prepared.mask.window)
             nothing = torch.zeros((len(some), 1, 1), dtype=torch.int32, device=packed.device)
             indices = torch.zeros((len(some), 1, 1, len(used)), dtype=torch.int32, device=packed.device)
@@ -297,9 +297,10 @@ def _attend(
 
 def _compile() -> _Graphs:
     """Compile at the first call, and again for each other kind of call; the number of rows makes no difference."""
-    return torch.compile(
-        _attend, fullgraph=True, dynamic=False, recompile_limit=_MOST_GRAPHS, isolate_recompiles=True
-    )
+    # torch's overloads lack these two. Without them all backends of a process would share a limit of eight graphs.
+    limits: dict[str, Any] = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
+    graphs: _Graphs = torch.compile(_attend, fullgraph=True, dynamic=False, **limits)
+    return graphs
 
 
 @contextmanager
@@ -324,17 +325,23 @@ def _check(geometry: CacheGeometry, block_size: int, device_blocks: int, device:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler as missing:
-        raise BackendUnavailable("FlexAttention's kernels for the CPU need a C++ compiler, and there is none") from missing
-    if not check_cpu_supported():
+        raise BackendUnavailable(
+            "FlexAttention's kernels for the CPU need a C++ compiler, and there is none"
+        ) from missing
+    if not check_cpu_supported():  # type: ignore[no-untyped-call]
         raise BackendUnavailable("FlexAttention's kernels for the CPU need AVX2")
 
 
 def _check_gpu(geometry: CacheGeometry, block_size: int, device_blocks: int) -> None:
     if _tile(block_size) < 16:
-        raise BackendUnavailable(f"FlexAttention's kernels for GPUs take blocks of a multiple of 16 tokens, not {block_size}")
+        raise BackendUnavailable(
+            f"FlexAttention's kernels for GPUs take blocks of a multiple of 16 tokens, not {block_size}"
+        )
     elements = (device_blocks + 1) * geometry.layers * 2 * block_size * geometry.kv_heads * geometry.head_size
     if elements >= 2**31:
-        raise BackendUnavailable(f"FlexAttention's kernels for GPUs count in 32 bits, the cache has {elements} elements")
+        raise BackendUnavailable(
+            f"FlexAttention's kernels for GPUs count in 32 bits, the cache has {elements} elements"
+        )
 
 
 def _gpu_options(shape: _Shape) -> flex.FlexKernelOptions:
@@ -386,4 +393,6 @@ def _unused_slots(batch: PagedBatch) -> tuple[torch.Tensor, torch.Tensor]:
             blocks += [last // batch.block_size] * (batch.block_size - used)
             offsets += range(used, batch.block_size)
     device = batch.slots.device
-    return torch.tensor(blocks, dtype=torch.int64, device=device), torch.tensor(offsets, dtype=torch.int64, device=device)
+    return torch.tensor(blocks, dtype=torch.int64, device=device), torch.tensor(
+        offsets, dtype=torch.int64, device=device
+    )

@@ -1,7 +1,7 @@
 """Which blocks of the pool a row of queries reads, in the form that FlexAttention's kernels take.
 
-A kernel walks lists of blocks: *full* ones, of which every query of the row sees every slot, and *partial* ones, where a
-mask is asked slot by slot. Partial are the blocks that the row's own tokens end in, and those that a window cuts.
+A kernel walks lists of blocks: *full* ones, of which every query of the row sees every slot, and *partial* ones, where
+a mask is asked slot by slot. Partial are the blocks that the row's own tokens end in, and those that a window cuts.
 """
 
 from itertools import pairwise
@@ -43,7 +43,8 @@ class BlockLists(NamedTuple):
 def query_rows(batch: PagedBatch, length: int) -> tuple[QueryRows, ...]:
     """Lay out decoding sequences in rows of one token, and prompts in rows of `length` tokens."""
     first, ends = batch.first.tolist(), batch.ends.tolist()
-    decoding, prompts = [], []
+    decoding: list[_Piece] = []
+    prompts: list[_Piece] = []
     for number, (begin, end) in enumerate(pairwise(first)):
         start = ends[number] - (end - begin)
         pieces = [
@@ -59,7 +60,7 @@ class _Piece(NamedTuple):
     sequence: int
     begin: int  # place in the batch
     position: int  # of the first token, in its sequence
-    count: int
+    tokens: int
 
 
 def _rows(pieces: list[_Piece], length: int, device: torch.device) -> QueryRows:

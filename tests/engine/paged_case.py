@@ -18,6 +18,8 @@ from engine.request import Sampling
 
 CPU = torch.device("cpu")
 PLAIN = Scoring(0.25)
+# How a sequence's blocks came to where they are attended to: copied within the device, or out to the host and in again.
+Moved = Literal["copied", "swapped"]
 
 
 class CachedBackend(AttentionBackend, Protocol):
@@ -62,7 +64,7 @@ class Case:
     poison: float = math.nan
     seed: int = 0
     dtype: torch.dtype = torch.float32
-    moved: Literal["copied", "swapped"] | None = None
+    moved: Moved | None = None
     make: MakeBackend = TorchBackend
     tables: list[list[int]] = field(default_factory=list)
 
@@ -113,7 +115,7 @@ class Case:
         return free
 
     def _move(self, backend: CachedBackend, unused: list[int]) -> None:
-        """Bring the prefixes, and the blocks for what follows, to other blocks; where they were there is poison again."""
+        """Bring what is written, and the blocks for what follows, elsewhere; where it was there is poison again."""
         if self.moved is None:
             return
         moves = {block: unused.pop() for table in self.tables for block in table}
