@@ -1,5 +1,8 @@
 """Whether a decoder of our own computes what a model's modules do."""
 
+import logging
+from typing import Protocol
+
 import torch
 
 from engine.attention.backend import PagedBatch
@@ -8,16 +11,34 @@ from engine.model import LoadedModel
 from engine.plan import Work
 from engine.request import Sampling
 
+# Both round, and not at the same places: logits differ by some hundredths of their spread, at single tokens by more.
+_MOST_DIFFERENCE = 0.2
 _TRIED_TOKENS = 24
 
+log = logging.getLogger("quire.engine")
 
-def difference(ours: Decoder, modules: Decoder, loaded: LoadedModel, block_size: int, blocks: int) -> float:
-    """Return how far the logits of both are apart, relative to how far they spread: the median of a few tokens.
 
-    The first of `blocks` blocks are written: nobody may hold any yet.
+class _Cached(Protocol):
+    block_size: int
+    cache: torch.Tensor
+
+
+def agrees(name: str, ours: Decoder, modules: Decoder, loaded: LoadedModel, backend: _Cached) -> bool:
+    """Return whether both give a few tokens about the same logits; if not, say so of what is called `name`.
+
+    The first blocks of the cache are written: nobody may hold any yet.
     """
-    count = min(_TRIED_TOKENS, loaded.context_tokens, blocks * block_size)
-    device: torch.device = loaded.model.device
+    apart = _difference(ours, modules, loaded, backend)
+    if not apart < _MOST_DIFFERENCE:
+        log.warning("%s does not run this model: its logits are %.2g off", name, apart)
+        return False
+    return True
+
+
+def _difference(ours: Decoder, modules: Decoder, loaded: LoadedModel, backend: _Cached) -> float:
+    """Return how far the logits of both are apart, relative to how far they spread: the median of a few tokens."""
+    block_size, device = backend.block_size, backend.cache.device
+    count = min(_TRIED_TOKENS, loaded.context_tokens, (len(backend.cache) - 1) * block_size)
     token_ids = torch.tensor([7919 * number % loaded.vocabulary_size for number in range(count)], device=device)
     table = tuple(range(1, -(-count // block_size) + 1))
     batch = PagedBatch.of([Work(1, (0,) * count, 0, table, True, Sampling())], block_size, device)

@@ -11,11 +11,8 @@ from engine.attention.cpu_backend import CpuBackend
 from engine.decoder import ModulesDecoder
 from engine.model import LoadedModel
 from engine.native import Kernels, KernelsUnavailable, NativeDecoder, build, runs
-from services.engine.decoder_check import difference
+from services.engine.decoder_check import agrees
 from services.settings import InvalidSetting
-
-# Both round, and not at the same places: logits differ by some hundredths of their spread, at single tokens by more.
-_MOST_DIFFERENCE = 0.2
 
 log = logging.getLogger("quire.engine")
 
@@ -25,7 +22,7 @@ def kernels_for(attention: str, device: torch.device, folder: str) -> Kernels | 
 
     Without a folder they are compiled each time. Raises InvalidSetting where they must be used and cannot.
     """
-    if attention == "torch" or (attention == "auto" and device.type != "cpu"):
+    if attention not in ("auto", "cpu") or (attention == "auto" and device.type != "cpu"):
         return None
     if device.type != "cpu":
         raise InvalidSetting(f"attention_backend is 'cpu', but the model runs on {device.type}")
@@ -58,10 +55,7 @@ def decoder_for(kernels: Kernels, loaded: LoadedModel, backend: CpuBackend, thre
     if not (kernels.bfloat16 and loaded.dtype == torch.bfloat16 and runs(loaded.model)):
         return None
     decoder = NativeDecoder(kernels, loaded.model, backend.view, loaded.context_tokens, threads)
-    blocks = len(backend.cache) - 1
-    apart = difference(decoder, ModulesDecoder(loaded, backend), loaded, backend.block_size, blocks)
-    if not apart < _MOST_DIFFERENCE:
-        log.warning("the CPU's kernels do not run this model: their logits are %.2g off", apart)
+    if not agrees("the CPU's decoder", decoder, ModulesDecoder(loaded, backend), loaded, backend):
         return None
     for parameter in loaded.model.parameters():
         parameter.data = torch.empty(0, dtype=parameter.dtype)

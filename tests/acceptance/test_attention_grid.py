@@ -19,8 +19,8 @@ from tests.engine.paged_case import MakeBackend
 from tests.engine.test_backends import PROPERTIES, run
 
 WHOLE = ("torch", "cpu", "cpu without tiles")
-# One in so many rows, where a backend is not at home.
-SAMPLE = 8
+# One in so many rows, where a backend is not at home. Triton's interpreter takes a second for each.
+SAMPLES = {"flex": 8, "triton": 60}
 # What the rows of one test share; the others vary within it. Rows with equal feeds and scoring come one after the
 # other: they share the float64 reference.
 SHARED = ("dtype", "head_size", "heads")
@@ -65,12 +65,13 @@ def test_attention_over_blocks_is_attention(
     record: Record,
     request: pytest.FixtureRequest,
 ) -> None:
-    whole = torch.cuda.is_available() or request.node.callspec.params["make"] in WHOLE
+    name = request.node.callspec.params["make"]
+    part = 1 if torch.cuda.is_available() or name in WHOLE else SAMPLES[name]
     errors = []
-    for row in rows_of(dict(zip(SHARED, (dtype, head_size, heads), strict=True)), 1 if whole else SAMPLE):
+    for row in rows_of(dict(zip(SHARED, (dtype, head_size, heads), strict=True)), part):
         errors.append(run(make, row))
         assert errors[-1] < 1, row
-    record(rows=len(errors), worst_error_of_tolerance=round(max(errors), 3))
+    record(rows=len(errors), worst_error_of_tolerance=round(max(errors, default=0), 3))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
