@@ -69,7 +69,7 @@ def publish(benchmark: str, rows: list[Row], repetitions: int, **more: Any) -> N
 
     `more` holds the values of every repetition, from which the rows were made.
     """
-    _print(benchmark, rows)
+    print_rows(benchmark, rows)
     result = {
         "benchmark": benchmark,
         "started": _STARTED.isoformat(timespec="seconds"),
@@ -97,7 +97,7 @@ def track(items: Iterable[Item], title: str) -> Iterator[Item]:
     yield from with_bar(items, title)
 
 
-def _print(benchmark: str, rows: Sequence[Row]) -> None:
+def print_rows(benchmark: str, rows: Sequence[Row]) -> None:
     cells = [["" if value is None else str(value) for value in asdict(one).values()] for one in rows]
     if importlib.util.find_spec("rich") is None:
         print(plain_table(benchmark, cells))

@@ -40,24 +40,29 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Loaded
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
         )
-        model = model.to(device).eval()
-        geometry = probe(model)
-        config = model.config.get_text_config()
-        longest = context_tokens(config)
+        return take(model.to(device).eval(), f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}")
     except KeyError as error:
         raise ModelUnsupported(f"{folder.name}: it does not use transformers' attention interface ({error})") from error
     except StrictDataclassError as error:
         raise ModelUnsupported(f"{folder.name}: {' '.join(str(error).split())}") from error
     except (ModelUnsupported, ValueError, OSError, ImportError) as error:
         raise ModelUnsupported(f"{folder.name}: {_first_line(error)}") from error
+
+
+def take(model: Any, fingerprint: str) -> LoadedModel:
+    """Find out about a model that was made with attention named ATTENTION_NAME, after `register`.
+
+    Raises ModelUnsupported, with the reason, where it cannot be served.
+    """
+    config = model.config.get_text_config()
     return LoadedModel(
         model=model,
-        geometry=geometry,
-        context_tokens=longest,
+        geometry=probe(model),
+        context_tokens=context_tokens(config),
         vocabulary_size=config.vocab_size,
         eos_token_ids=_eos_token_ids(model),
-        fingerprint=f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}",
-        dtype=dtype,
+        fingerprint=fingerprint,
+        dtype=model.dtype,
     )
 
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 
-import platformdirs
 from huggingface_hub import DryRunFileInfo, constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -76,6 +75,8 @@ def resolve(name: str, cache: Path, progress: Progress) -> Path:
 
 def default_cache() -> Path:
     """Return the folder that keeps models: under QUIRE_CACHE if that is set, else in the user's cache."""
+    import platformdirs
+
     return Path(os.environ.get("QUIRE_CACHE") or platformdirs.user_cache_path("quire")).absolute() / "models"
 
 

@@ -10,6 +10,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from services.model_store import default_cache, resolve
-from tests.running_quire import RunningQuire, start_quire
 from tests.tiny_models import make_tiny_model
+
+if TYPE_CHECKING:  # what starts servers needs packages that tests of the core do without
+    from tests.running_quire import RunningQuire
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +46,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.fixture
-def quire() -> Iterator[Callable[..., RunningQuire]]:
+def quire() -> Iterator["Callable[..., RunningQuire]"]:
     """Starts `quire serve` with the given arguments; whatever still runs at the end is stopped."""
+    from tests.running_quire import start_quire
+
     running: list[RunningQuire] = []
 
     def start(*arguments: str) -> RunningQuire:
@@ -57,16 +62,20 @@ def quire() -> Iterator[Callable[..., RunningQuire]]:
 
 
 @pytest.fixture(scope="module")
-def tiny_quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
+def tiny_quire(tiny_model: Callable[[str], Path]) -> "Iterator[RunningQuire]":
     """One Quire for all tests of a module, serving the tiny Llama from a pool of 64 blocks of 16 tokens."""
+    from tests.running_quire import start_quire
+
     one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--max-sequences", "16")
     yield one
     one.close()
 
 
 @pytest.fixture(scope="module")
-def demo_quire(demo_model: Path) -> Iterator[RunningQuire]:
+def demo_quire(demo_model: Path) -> "Iterator[RunningQuire]":
     """One Quire for all tests of a module, serving the demo model with its defaults."""
+    from tests.running_quire import start_quire
+
     one = start_quire("--model", "demo")
     yield one
     one.close()

@@ -1,0 +1,75 @@
+"""Runs the whole check: tests, kernels, a model. `--dry` does small cases without a GPU, and writes no results."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+DRY = "--dry" in sys.argv[1:]
+if DRY:  # before triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from bench.gpu_check import kernels, llama
+from bench.gpu_check.timing import Failures
+from bench.report import ROOT, Row, print_rows, publish, row
+
+SUITE = (
+    "tests/engine/test_backends.py",
+    "tests/engine/test_gpu_decoder.py",
+    "tests/engine/test_triton.py",
+    "tests/engine/test_copy_stream.py",
+)
+SUITE_SECONDS = 240
+# What is enough to see that everything can be imported and runs.
+SMALL_SUITE = "test_every_size or fused or triton-torch.float32-16 or gpu or graph"
+
+
+def main() -> None:
+    """Check and measure; fail where something could not be."""
+    if not DRY and not torch.cuda.is_available():
+        sys.exit("there is no GPU: with DRY=1 small cases run without one")
+    begun = time.monotonic()
+    device = torch.device("cpu" if DRY else "cuda")
+    failures = Failures()
+    suite = _suite(failures)
+    rows: list[Row] = [row("gpu", f"tests_{name}", count, "tests") for name, count in suite.items()]
+    raw: dict[str, Any] = {}
+    with torch.inference_mode():
+        for name, part, sizes in (
+            ("kernels", kernels, kernels.SMALL if DRY else kernels.FULL),
+            ("llama", llama, llama.SMALL if DRY else llama.FULL),
+        ):
+            with failures.kept(name):
+                found, raw[name] = part.measure(sizes, device, failures)  # type: ignore[attr-defined]
+                rows += found
+            if not DRY:
+                torch.cuda.empty_cache()
+    if DRY:
+        print_rows("gpu, dry: the figures mean nothing", rows)
+    else:
+        publish("gpu", rows, kernels.FULL.repetitions, raw=raw, failures=failures.found)
+    print(f"took {time.monotonic() - begun:.0f} s")
+    if failures.found:
+        sys.exit("failed: " + "; ".join(f"{part}: {what}" for part, what in failures.found.items()))
+
+
+def _suite(failures: Failures) -> dict[str, float]:
+    """Run the tests that have something to do with a GPU; return how many passed, and so on."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE]
+    command += ["-k", f"({SMALL_SUITE}) and not qwen and not mistral" if DRY else "not torch- and not cpu"]
+    with failures.kept("tests"):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SUITE_SECONDS, check=False)
+        print(done.stdout[-3000:], done.stderr[-2000:], flush=True)
+        counts = {name: float(count) for count, name in re.findall(r"(\d+) (passed|failed|skipped)", done.stdout)}
+        if done.returncode:
+            failures.found["tests"] = f"pytest ended with {done.returncode}"
+        return counts
+    return {}
+
+
+if __name__ == "__main__":
+    main()

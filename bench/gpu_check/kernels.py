@@ -1,0 +1,247 @@
+"""The attention kernels with the heads of Llama-3-8B, beside what memory gives and what torch has."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from bench.gpu_check.ceilings import reading
+from bench.gpu_check.timing import Failures, Run, recorded, take_turns, times_as_fast
+from bench.report import Row, row
+from engine.attention.backend import AttentionBackend, PagedBatch, Scoring
+from engine.attention.flex_backend import FlexBackend
+from engine.attention.triton_backend import TritonBackend
+from engine.blocks import Copy
+from engine.cache import CacheGeometry
+from engine.plan import Work
+from engine.request import Sampling
+
+DTYPE = torch.bfloat16
+KV_HEADS, GROUP, HEAD_SIZE = 8, 4, 128
+SCORING = Scoring(HEAD_SIZE**-0.5)
+BLOCK_SIZE, FLEX_BLOCK_SIZE = 16, 128
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured. Each layer's K and V are far larger than any cache of the device, and layers take turns."""
+
+    lengths: Sequence[int]
+    ragged: Sequence[int]
+    prompt: int
+    layers: int
+    repetitions: int
+    copied_blocks: int
+
+
+FULL = Sizes(
+    lengths=(1024,) * 256,
+    ragged=(32768, *(16384,) * 2, *(8192,) * 4, *(4096,) * 8, *(2048,) * 16, *(1024,) * 32, *(512,) * 64),
+    prompt=8192,
+    layers=2,
+    repetitions=20,
+    copied_blocks=512,
+)
+SMALL = Sizes(lengths=(48, 48), ragged=(100, 20, 3), prompt=40, layers=2, repetitions=1, copied_blocks=4)
+
+Measured = tuple[list[Row], dict[str, Any]]
+
+
+def measure(sizes: Sizes, device: torch.device, failures: Failures) -> Measured:
+    """Return the rows, and the seconds of every repetition."""
+    rows: list[Row] = []
+    raw: dict[str, Any] = {}
+    for part in (_uniform, _ragged, _prefill, _copies):
+        name = part.__name__.strip("_")
+        with failures.kept(name):
+            found, seconds = part(sizes, device, failures)
+            rows += found
+            raw[name] = seconds
+    return rows, raw
+
+
+def _uniform(sizes: Sizes, device: torch.device, failures: Failures) -> Measured:
+    """Decode with equal lengths: ours at random and in order, torch on contiguous memory, FlexAttention on blocks."""
+    lengths = sizes.lengths
+    backend = _backend(TritonBackend, sum(-(-one // BLOCK_SIZE) for one in lengths), BLOCK_SIZE, sizes, device)
+    query = torch.randn(len(lengths), KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE, device=device)
+    runs = {
+        "floor": recorded(reading(backend.cache), device),
+        "paged": recorded(_decoding(backend, query, _batch(lengths, BLOCK_SIZE, device), sizes), device),
+        "identity": recorded(_decoding(backend, query, _batch(lengths, BLOCK_SIZE, device, mixed=False), sizes), device),
+    }
+    with failures.kept("sdpa"):
+        runs |= _contiguous(query, lengths, sizes, device)
+    with failures.kept("flex"):
+        blocks = sum(-(-one // FLEX_BLOCK_SIZE) for one in lengths)
+        flex = _backend(FlexBackend, blocks, FLEX_BLOCK_SIZE, sizes, device)
+        run = _decoding(flex, query, _batch(lengths, FLEX_BLOCK_SIZE, device), sizes)
+        run()
+        runs["flex"] = recorded(run, device)
+    seconds = take_turns(runs, sizes.repetitions, device, "decode")
+    bytes_read = _kv_bytes(lengths) * sizes.layers
+    share = _share_of_the_floor(seconds, bytes_read, backend.cache.nbytes)
+    ours = median(seconds["paged"])
+    return [
+        row("gpu", "read_bandwidth", round(backend.cache.nbytes / median(seconds["floor"]) / 1e9, 1), "GB/s"),
+        row("gpu", "decode_bandwidth", round(bytes_read / ours / 1e9, 1), "GB/s"),
+        row("gpu", "decode_of_the_read_bandwidth", share, "ratio", "memory"),
+        row("gpu", "decode_over_contiguous_flash_sdpa", times_as_fast(seconds, "paged", "flash"), "ratio", "torch"),
+        row("gpu", "decode_over_contiguous_cudnn_sdpa", times_as_fast(seconds, "paged", "cudnn"), "ratio", "torch"),
+        row("gpu", "decode_over_flex_attention", times_as_fast(seconds, "paged", "flex"), "ratio", "FlexAttention"),
+        row("gpu", "random_over_identity_table", times_as_fast(seconds, "paged", "identity"), "ratio", "identity table"),
+    ], seconds
+
+
+def _ragged(sizes: Sizes, device: torch.device, _: Failures) -> Measured:
+    lengths = sizes.ragged
+    backend = _backend(TritonBackend, sum(-(-one // BLOCK_SIZE) for one in lengths), BLOCK_SIZE, sizes, device)
+    query = torch.randn(len(lengths), KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE, device=device)
+    runs = {
+        "floor": recorded(reading(backend.cache), device),
+        "paged": recorded(_decoding(backend, query, _batch(lengths, BLOCK_SIZE, device), sizes), device),
+    }
+    seconds = take_turns(runs, sizes.repetitions, device, "ragged decode")
+    share = _share_of_the_floor(seconds, _kv_bytes(lengths) * sizes.layers, backend.cache.nbytes)
+    return [row("gpu", "ragged_decode_of_the_read_bandwidth", share, "ratio", "memory")], seconds
+
+
+def _prefill(sizes: Sizes, device: torch.device, failures: Failures) -> Measured:
+    """One prompt, whole; and its second half onto the first, which is in the cache."""
+    tokens = sizes.prompt
+    backend = _backend(TritonBackend, -(-tokens // BLOCK_SIZE), BLOCK_SIZE, sizes, device)
+    query = torch.randn(tokens, KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE, device=device)
+    whole, half = (_batch((tokens,), BLOCK_SIZE, device, fed=fed) for fed in (tokens, tokens // 2))
+    rear = query[tokens - tokens // 2 :]
+    runs: dict[str, Run] = {
+        "paged": lambda: [backend.attend(layer, query, whole, SCORING) for layer in range(sizes.layers)],
+        "paged_onto_a_prefix": lambda: [backend.attend(layer, rear, half, SCORING) for layer in range(sizes.layers)],
+    }
+    packed = query.transpose(0, 1)[None]
+    key, value = (
+        torch.randn(sizes.layers, 1, KV_HEADS, tokens, HEAD_SIZE, dtype=DTYPE, device=device) for _ in range(2)
+    )
+    for name, kind in _SDPA.items() if device.type == "cuda" else ():
+        with failures.kept(f"prefill {name}"):
+            run = _sdpa(kind, packed, key, value, causal=True)
+            run()
+            runs[name] = run
+    seconds = take_turns(runs, sizes.repetitions, device, "prefill")
+    operations = 2 * tokens * tokens * KV_HEADS * GROUP * HEAD_SIZE * sizes.layers
+    return [
+        row("gpu", "prefill_attention", round(operations / median(seconds["paged"]) / 1e12, 1), "TFLOP/s"),
+        row("gpu", "prefill_over_flash_sdpa", times_as_fast(seconds, "paged", "flash"), "ratio", "torch"),
+        row("gpu", "prefill_over_cudnn_sdpa", times_as_fast(seconds, "paged", "cudnn"), "ratio", "torch"),
+    ], seconds
+
+
+def _copies(sizes: Sizes, device: torch.device, _: Failures) -> Measured:
+    """Blocks of 32 layers: within the cache, and to the host tier and back, beside one large copy of as many bytes."""
+    from engine.attention.backend import Direction
+
+    count = sizes.copied_blocks
+    geometry = CacheGeometry(32 if device.type == "cuda" else 2, KV_HEADS, HEAD_SIZE)
+    backend = TritonBackend(geometry, BLOCK_SIZE, 2 * count, DTYPE, device, count)
+    host = backend.host_cache
+    assert host is not None
+    blocks = list(range(1, 2 * count + 1))
+    random.Random(1).shuffle(blocks)
+    sources, targets, hosts = blocks[:count], blocks[count:], list(range(1, count + 1))
+    random.Random(2).shuffle(hosts)
+    out = [Copy(*pair) for pair in zip(sources, hosts, strict=True)]
+    back = [Copy(*pair) for pair in zip(hosts, targets, strict=True)]
+    runs: dict[str, Run] = {
+        "swap_out": lambda: backend.swap(out, Direction.DEVICE_TO_HOST),
+        "large_out": lambda: host[1:].copy_(backend.cache[1 : count + 1], non_blocking=True),
+        "swap_in": lambda: backend.swap(back, Direction.HOST_TO_DEVICE),
+        "large_in": lambda: backend.cache[1 : count + 1].copy_(host[1:], non_blocking=True),
+        "copy": lambda: backend.copy_blocks([Copy(*pair) for pair in zip(sources, targets, strict=True)]),
+        "large": lambda: backend.cache[1 : count + 1].copy_(backend.cache[count + 1 :]),
+    }
+    seconds = take_turns(runs, sizes.repetitions, device, "copies")
+    return [
+        row("gpu", "swap_out_over_one_large_copy", times_as_fast(seconds, "swap_out", "large_out"), "ratio", "torch"),
+        row("gpu", "swap_in_over_one_large_copy", times_as_fast(seconds, "swap_in", "large_in"), "ratio", "torch"),
+        row("gpu", "copy_over_one_large_copy", times_as_fast(seconds, "copy", "large"), "ratio", "torch"),
+    ], seconds
+
+
+_SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+def _contiguous(query: torch.Tensor, lengths: Sequence[int], sizes: Sizes, device: torch.device) -> dict[str, Run]:
+    """Return torch's attention on contiguous K and V of equal lengths."""
+    shape = (sizes.layers, len(lengths), KV_HEADS, lengths[0], HEAD_SIZE)
+    key, value = (torch.randn(shape, dtype=DTYPE, device=device) for _ in range(2))
+    packed = query.view(len(lengths), KV_HEADS * GROUP, 1, HEAD_SIZE)
+    if device.type != "cuda":
+        return {"flash": _sdpa(SDPBackend.MATH, packed, key, value, causal=False)}
+    found: dict[str, Run] = {}
+    for name, kind in _SDPA.items():
+        run = _sdpa(kind, packed, key, value, causal=False)
+        try:
+            run()
+        except RuntimeError as refused:
+            print(f"torch has no {name} attention for this: {refused}")
+        else:
+            found[name] = recorded(run, device)
+    return found
+
+
+def _sdpa(kind: SDPBackend, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool) -> Run:
+    def run() -> None:
+        with sdpa_kernel(kind):
+            for layer in range(len(key)):
+                scaled_dot_product_attention(query, key[layer], value[layer], is_causal=causal, enable_gqa=True)
+
+    return run
+
+
+def _backend(
+    kind: type[TritonBackend] | type[FlexBackend], blocks: int, block_size: int, sizes: Sizes, device: torch.device
+) -> TritonBackend | FlexBackend:
+    backend = kind(CacheGeometry(sizes.layers, KV_HEADS, HEAD_SIZE), block_size, blocks, DTYPE, device)
+    backend.cache.normal_()
+    return backend
+
+
+def _decoding(backend: AttentionBackend, query: torch.Tensor, batch: PagedBatch, sizes: Sizes) -> Run:
+    """Return one step's attention in all layers. Ours plans its work anew each time, as each step does."""
+
+    def run() -> None:
+        step = replace(batch) if isinstance(backend, TritonBackend) else batch
+        for layer in range(sizes.layers):
+            backend.attend(layer, query, step, SCORING)
+
+    return run
+
+
+def _batch(
+    lengths: Sequence[int], block_size: int, device: torch.device, *, fed: int = 1, mixed: bool = True
+) -> PagedBatch:
+    """Lay out a step of sequences of these lengths, whose blocks lie mixed up or in order."""
+    counts = [-(-length // block_size) for length in lengths]
+    blocks = list(range(1, sum(counts) + 1))
+    if mixed:
+        random.Random(1).shuffle(blocks)
+    work, begin = [], 0
+    for number, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        table = tuple(blocks[begin : begin + count])
+        work.append(Work(number, (0,) * fed, length - fed, table, True, Sampling()))
+        begin += count
+    return PagedBatch.of(work, block_size, device)
+
+
+def _kv_bytes(lengths: Sequence[int]) -> int:
+    return 2 * sum(lengths) * KV_HEADS * HEAD_SIZE * DTYPE.itemsize
+
+
+def _share_of_the_floor(seconds: dict[str, list[float]], bytes_read: int, floor_bytes: int) -> float:
+    """Return which part of the read bandwidth of the same repetition attention reaches: the median."""
+    pairs = zip(seconds["paged"], seconds["floor"], strict=True)
+    return round(median((bytes_read / ours) / (floor_bytes / floor) for ours, floor in pairs), 3)

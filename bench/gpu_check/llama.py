@@ -1,0 +1,287 @@
+"""A randomly initialised model of Llama-3-8B's shape, end to end: the engine here, the KV manager in its own process."""
+
+import asyncio
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from bench.gpu_check.ceilings import multiplying, reading
+from bench.gpu_check.timing import Failures, take_turns
+from bench.report import Row, row
+from engine.attention.interface import ATTENTION_NAME, register
+from engine.attention.triton_backend import TritonBackend
+from engine.decoder import ModulesDecoder
+from engine.gpu.graphs import CudaRecorder, RecordedDecoder
+from engine.loop import Engine
+from engine.model import LoadedModel, take
+from engine.plan import Launched, StepPlan
+from engine.request import Capacity, Request, Sampling, Stopping
+from engine.runner import ModelRunner
+from engine.scheduler import Limits, Scheduler
+from kvmanager import PoolSpec
+from services.engine.backends import gpu_decoder
+from services.engine.block_link import BlockLink
+
+BLOCK_SIZE = 16
+WAIT_SECONDS = 60
+READ_BYTES = 4 << 30
+PRODUCT_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The model, and what it is asked for: batches of requests at a context, and a long prompt."""
+
+    config: dict[str, Any]
+    batches: tuple[int, ...]
+    context: int
+    steps: int
+    prompt: int
+    token_budget: int
+
+
+# https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json
+LLAMA_3_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    "tie_word_embeddings": False,
+}
+TINY = LLAMA_3_8B | {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+FULL = Sizes(LLAMA_3_8B, (1, 32, 256), 1024, 64, 8000, 8192)
+SMALL = Sizes(TINY, (1, 3), 20, 4, 40, 64)
+
+
+@dataclass
+class _Watched:
+    """Notes on the device when each step began and ended there."""
+
+    runner: ModelRunner
+    device: torch.device
+    blocks: int
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+
+    def launch(self, plan: StepPlan) -> Launched:
+        if self.device.type != "cuda":
+            return self.runner.launch(plan)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        launched = self.runner.launch(plan)
+        end.record()
+        self.events.append((start, end))
+        return launched
+
+    def idle_share(self, steps: int) -> float | None:
+        """Return which part of the time between the first and last of the latest steps the device had nothing to do."""
+        latest = self.events[-steps:]
+        if len(latest) < 2:
+            return None
+        torch.cuda.synchronize(self.device)
+        idle = sum(end.elapsed_time(start) for (_, end), (start, _) in zip(latest, latest[1:], strict=False))
+        return max(0.0, idle) / latest[0][0].elapsed_time(latest[-1][1])
+
+
+def measure(sizes: Sizes, device: torch.device, failures: Failures) -> tuple[list[Row], dict[str, Any]]:
+    """Return the rows, and the seconds of every step."""
+    loaded = _model(sizes.config, device)
+    ceilings = _ceilings(device, small=sizes is SMALL)
+    runner = _runner(loaded, sizes, device)
+    rows: list[Row] = []
+    raw: dict[str, Any] = {"ceilings": ceilings}
+    for batch in sizes.batches:
+        with failures.kept(f"llama, {batch} sequences"):
+            seconds, idle = _decode(runner, loaded, sizes, batch)
+            raw[f"b{batch}_step_seconds"], raw[f"b{batch}_idle_share"] = seconds, idle
+            rows += _decode_rows(loaded, sizes, batch, median(seconds), idle, ceilings)
+    with failures.kept("llama, a long prompt"):
+        spent = [_prefill(runner, loaded, sizes, seed) for seed in range(3)]
+        raw["prompt_seconds"] = spent
+        rows.append(row("gpu", "llama_3_8b_prefill", round(sizes.prompt / median(spent)), "tokens/s"))
+    return rows, raw
+
+
+def _decode_rows(
+    loaded: LoadedModel, sizes: Sizes, batch: int, step: float, idle: float | None, ceilings: dict[str, float]
+) -> list[Row]:
+    name, roofline = f"llama_3_8b_b{batch}", _roofline(loaded, batch, sizes.context, ceilings)
+    rows = [
+        row("gpu", f"{name}_milliseconds_per_step", round(1000 * step, 3), "ms"),
+        row("gpu", f"{name}_tokens_per_second", round(batch / step, 1), "1/s"),
+        row("gpu", f"{name}_of_the_roofline", round(roofline / step, 3), "ratio", "memory and products"),
+    ]
+    if batch == min(sizes.batches):  # the shortest steps leave the host the least time
+        rows.append(row("gpu", "idle_share_between_steps", None if idle is None else round(idle, 4), "share"))
+    return rows
+
+
+def _roofline(loaded: LoadedModel, batch: int, context: int, ceilings: dict[str, float]) -> float:
+    """Return the seconds that a step takes at least: all matrices once, or their products, then all K and V."""
+    embedding = loaded.model.get_input_embeddings().weight
+    matrices = sum(one.numel() for one in loaded.model.parameters() if one.dim() == 2) - embedding.numel()
+    products = max(2 * matrices / ceilings["read"], 2 * batch * matrices / ceilings["products"])
+    return products + batch * context * loaded.geometry.block_bytes(1, loaded.dtype) / ceilings["read"]
+
+
+def _ceilings(device: torch.device, *, small: bool) -> dict[str, float]:
+    """Return bytes a second that are read, and operations a second of large products in bfloat16."""
+    size, count = (64, 1 << 16) if small else (PRODUCT_SIZE, READ_BYTES)
+    memory = torch.ones(count, dtype=torch.uint8, device=device)
+    runs = {"read": reading(memory), "products": multiplying(size, device)}
+    seconds = take_turns(runs, 10, device, "ceilings")
+    return {"read": count / median(seconds["read"]), "products": 2 * size**3 / median(seconds["products"])}
+
+
+def _model(config: dict[str, Any], device: torch.device) -> LoadedModel:
+    """Make the model where it runs: 8 billion random numbers take the host minutes."""
+    register()
+    torch.manual_seed(1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with device:
+            model = AutoModelForCausalLM.from_config(LlamaConfig(**config), attn_implementation=ATTENTION_NAME)
+    finally:
+        torch.set_default_dtype(before)
+    return take(model.eval(), "random")
+
+
+def _runner(loaded: LoadedModel, sizes: Sizes, device: torch.device) -> _Watched:
+    blocks = max(sizes.batches) * (-(-(sizes.context + 2 * sizes.steps) // BLOCK_SIZE) + 2)
+    blocks = max(blocks, 2 * -(-sizes.prompt // BLOCK_SIZE))
+    backend = TritonBackend(loaded.geometry, BLOCK_SIZE, blocks, loaded.dtype, device)
+    decoder = gpu_decoder(loaded, backend, ModulesDecoder(loaded, backend))
+    if device.type == "cuda":
+        width = -(-loaded.context_tokens // BLOCK_SIZE)
+        recorded = RecordedDecoder(decoder, CudaRecorder(device), BLOCK_SIZE, width, sizes.batches, device)
+        recorded.prepare(lambda done, of: print(f"recorded {done} of {of} batch sizes", flush=True))
+        decoder = recorded
+    return _Watched(ModelRunner(loaded, backend, BLOCK_SIZE, decoder=decoder), device, blocks)
+
+
+def _decode(watched: _Watched, loaded: LoadedModel, sizes: Sizes, batch: int) -> tuple[list[float], float | None]:
+    """Decode a batch at a context; return the seconds of each step in which all decode, and the device's idle share."""
+    length = sizes.context - sizes.steps // 2  # so that the steps lie around the context
+    with _engine(watched, loaded, sizes) as (engine, wait):
+        draw = random.Random(batch)
+        for number in range(batch):
+            prompt = tuple(draw.randrange(loaded.vocabulary_size) for _ in range(length))
+            stopping = Stopping(sizes.steps + batch + 2)
+            engine.scheduler.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), stopping))
+        seconds: list[float] = []
+        totals, last = engine.scheduler.totals, time.perf_counter()
+        while len(seconds) <= sizes.steps:
+            before, turn = totals.generated_tokens, engine.turn()
+            assert engine.last_failure is None, engine.last_failure
+            now = time.perf_counter()
+            if turn.step_seconds is None:
+                wait(turn.progressed)
+            elif totals.generated_tokens - before == batch:
+                seconds.append(now - last)
+            last = now
+        idle = watched.idle_share(sizes.steps)
+        for number in range(batch):
+            engine.scheduler.cancel(f"r{number}")
+        _finish(engine, wait)
+    return seconds[1:], idle  # the first may have begun with a prompt's end
+
+
+def _prefill(watched: _Watched, loaded: LoadedModel, sizes: Sizes, seed: int) -> float:
+    """Return the seconds from a long prompt's coming to its first token."""
+    draw = random.Random(seed)
+    prompt = tuple(draw.randrange(loaded.vocabulary_size) for _ in range(sizes.prompt))
+    with _engine(watched, loaded, sizes) as (engine, wait):
+        begun = time.perf_counter()
+        engine.scheduler.submit(Request("r", prompt, Sampling(temperature=0.0), Stopping(1)))
+        _finish(engine, wait)
+        return time.perf_counter() - begun
+
+
+def _finish(engine: Engine, wait: Any) -> None:
+    while not engine.scheduler.empty:
+        turn = engine.turn()
+        assert engine.last_failure is None, engine.last_failure
+        if turn.step_seconds is None:
+            wait(turn.progressed)
+
+
+@contextmanager
+def _engine(watched: _Watched, loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[Engine, Any]]:
+    """Connect an engine with an empty pool to a KV manager in a process of its own.
+
+    Yields it, and what waits for the manager's news if a turn made no progress.
+    """
+    blocks = watched.blocks
+    capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, BLOCK_SIZE, blocks)
+    most = max(sizes.batches)
+    scheduler = Scheduler(capacity, Limits(max(sizes.token_budget, most), most), ahead=True)
+    spec = PoolSpec("gpu-check", 1, loaded.fingerprint, BLOCK_SIZE, blocks)
+    news = threading.Event()
+    with _manager() as address, _event_loop() as loop:
+        link, task = asyncio.run_coroutine_threadsafe(_attach(address, spec, news.set), loop).result(WAIT_SECONDS)
+        while not link.ready:
+            link.receive()
+            time.sleep(0.001)
+
+        def wait(progressed: bool) -> None:
+            if not progressed:
+                assert news.wait(WAIT_SECONDS), "the KV manager does not answer"
+                news.clear()
+
+        yield Engine(scheduler, watched, link, time.monotonic), wait
+        loop.call_soon_threadsafe(task.cancel)
+
+
+async def _attach(address: str, spec: PoolSpec, wake: Any) -> tuple[BlockLink, "asyncio.Task[None]"]:
+    link = BlockLink(address, spec, wake)
+    return link, asyncio.create_task(link.run())
+
+
+@contextmanager
+def _manager() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "kvmanager.sock"
+        command = [sys.executable, "-m", "bench.gpu_check.manager_process", str(socket)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "serving\n", "the KV manager did not start"
+        try:
+            yield f"unix:{socket}"
+        finally:
+            process.communicate()
+
+
+@contextmanager
+def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(WAIT_SECONDS)

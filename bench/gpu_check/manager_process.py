@@ -1,0 +1,22 @@
+"""A KV manager in a process of its own: `python -m bench.gpu_check.manager_process SOCKET` serves until its input ends."""
+
+import asyncio
+import sys
+
+from services.kvmanager.server import KVManagerService
+from services.kvmanager.settings import KVManagerSettings
+
+
+async def main() -> None:
+    """Serve, say that it does, and stop when nobody can write to it any more."""
+    service = KVManagerService(KVManagerSettings(listen=f"unix:{sys.argv[1]}", lease_seconds=0, grace_seconds=0))
+    await service.start()
+    running = asyncio.create_task(service.run())
+    print("serving", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    running.cancel()
+    await service.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
