@@ -44,9 +44,10 @@ class Direction(Enum):
 class PagedBatch:
     """The metadata of one step: all sequences flattened into one row of tokens.
 
-    `fed`: how many tokens each sequence feeds; it is on the host, so that launches need not wait for the device. `slots`: `[tokens]` int64, where each token's K and V go: block id * block_size + offset. `first`: `[sequences + 1]`
-    int32, the place of each sequence's first token. `ends`: `[sequences]` int32, tokens of each, those fed included.
-    `tables`: `[sequences, blocks]` int32 block ids, padded with block 0.
+    `fed`: how many tokens each sequence feeds, so that the host need not ask the device for it. `slots`: `[tokens]`
+    int64, where each token's K and V go: block id * block_size + offset. `first`: `[sequences + 1]` int32, the place of
+    each sequence's first token. `ends`: `[sequences]` int32, tokens of each, those fed included. `tables`:
+    `[sequences, blocks]` int32 block ids, padded with block 0.
     """
 
     block_size: int

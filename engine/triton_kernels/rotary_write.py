@@ -6,25 +6,24 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.triton_kernels.paged_cache import PagedCache
+from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rounding import rounded, widened
 from engine.triton_kernels.tuning import INTERPRETED
 
 
 class TableRows(NamedTuple):
-    """Says where tokens go by their positions: `rows`, `[tokens]` int32, are rows of `tables`, `[rows, blocks]` int32."""
+    """Says where tokens go by their positions, all int32: `[tokens]` rows of `[rows, blocks]` tables of block ids."""
 
     rows: torch.Tensor
     tables: torch.Tensor
 
 
 def write_rotated(
-    layer: int,
     projected: torch.Tensor,
     positions: torch.Tensor,
     rotations: torch.Tensor,
     query: torch.Tensor,
-    cache: PagedCache,
+    layer: PagedLayer,
     places: torch.Tensor | TableRows,
 ) -> None:
     """Rotate Q into `query`, and write rotated K, and V, to the cache.
@@ -35,27 +34,27 @@ def write_rotated(
     they are computed from. Tokens with a negative position or slot are padding: nothing is written for them.
     """
     tokens, heads, size = query.shape
-    group = heads // cache.kv_heads
+    group = heads // layer.kv_heads
     given = isinstance(places, torch.Tensor)
     slots, rows, tables = (places, None, None) if isinstance(places, torch.Tensor) else (None, *places)
-    _write_rotated[(tokens, cache.kv_heads)](
+    _write_rotated[(tokens, layer.kv_heads)](
         projected,
         positions,
         rotations,
         query,
-        cache.memory,
+        layer.memory,
         slots,
         rows,
         tables,
-        layer,
+        layer.number,
         projected.stride(0),
         rotations.stride(0),
         0 if tables is None else tables.stride(0),
-        *cache.strides,
+        *layer.strides,
         GIVEN=given,
-        KV_HEADS=cache.kv_heads,
+        KV_HEADS=layer.kv_heads,
         GROUP=group,
-        BLOCK_SIZE=cache.block_size,
+        BLOCK_SIZE=layer.block_size,
         HEAD_SIZE=size,
         ROWS=triton.next_power_of_2(group),
         DIMS=triton.next_power_of_2(size),
@@ -65,7 +64,7 @@ def write_rotated(
     )
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "table_stride"])
 def _write_rotated(
     projected,
     positions,
