@@ -20,6 +20,8 @@ from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.plan import Work
 from engine.request import Sampling
+from engine.triton_kernels.gate import gate
+from engine.triton_kernels.norm import normalize
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rotary_write import TableRows, write_rotated
 
@@ -76,6 +78,9 @@ def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: in
     for places in (batch.slots, TableRows(batch.ends, batch.tables)):
         rotations, query = torch.randn(99, size), torch.empty(10, heads, size, dtype=dtype)
         write_rotated(projected, batch.slots, rotations, query, PagedLayer(backend.cache, 0), places)
+    for added in (None, projected.clone()):
+        normalize(projected, projected[0], 1e-5, projected.clone(), added)
+    gate(projected, projected[:, ::2].contiguous())
 
 
 def main() -> None:
