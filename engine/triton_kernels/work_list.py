@@ -106,11 +106,7 @@ def _list_work(
     lanes = tl.arange(0, LANES)
     visible = tl.zeros([LANES], tl.int64)
     for start in tl.range(0, sequences, LANES):
-        there = start + lanes < sequences
-        fed = tl.load(first + start + lanes + 1, mask=there, other=0) - tl.load(
-            first + start + lanes, mask=there, other=0
-        )
-        end = tl.load(ends + start + lanes, mask=there, other=0)
+        fed, end = _fed_and_end(first, ends, start + lanes, start + lanes < sequences)
         visible += tl.where(fed == 1, tl.minimum(end, window), 0)
     share = (tl.sum(visible, 0) * KV_HEADS + wanted - 1) // wanted
     share = tl.maximum(share, least_chunk).to(tl.int32)
@@ -119,11 +115,7 @@ def _list_work(
     items_before = tl.zeros([LANES], tl.int32)
     tiles_before = tl.zeros([LANES], tl.int32)
     for start in tl.range(0, sequences, LANES):
-        there = start + lanes < mine
-        fed = tl.load(first + start + lanes + 1, mask=there, other=0) - tl.load(
-            first + start + lanes, mask=there, other=0
-        )
-        end = tl.load(ends + start + lanes, mask=there, other=0)
+        fed, end = _fed_and_end(first, ends, start + lanes, start + lanes < mine)
         items_before += tl.where(fed == 1, (tl.minimum(end, window) + chunk - 1) // chunk, 0)
         tiles_before += tl.where(fed > 1, (fed + TOKENS - 1) // TOKENS, 0)
     item = tl.sum(items_before, 0)
@@ -154,3 +146,11 @@ def _list_work(
     if mine == sequences - 1:
         tl.store(totals, item + item_count)
         tl.store(totals + 1, tile + tile_count)
+
+
+@triton.jit
+def _fed_and_end(first, ends, numbers, there):
+    """Return how many tokens sequences feed, and where they end; 0 for those that are not there."""
+    begin = tl.load(first + numbers, mask=there, other=0)
+    fed = tl.load(first + numbers + 1, mask=there, other=0) - begin
+    return fed, tl.load(ends + numbers, mask=there, other=0)

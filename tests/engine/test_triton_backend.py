@@ -19,6 +19,7 @@ from tests.engine.triton_case import DEVICE, make_triton_backend
 
 pytest.importorskip("triton")
 from engine.attention.triton_backend import TritonBackend
+from engine.triton_kernels.tuning import tuning_for
 
 TOLERANCE = 2e-5
 MIXED = (Feed(0, 1), Feed(37, 1), Feed(16, 1), Feed(0, 33), Feed(20, 13), Feed(63, 1), Feed(15, 17), Feed(3, 1))
@@ -60,10 +61,17 @@ def test_any_batch_of_any_shape(
     assert case.run() < TOLERANCE
 
 
-@pytest.mark.parametrize("window", [None, 1, 7, 16, 100, 300])
+@pytest.mark.parametrize("window", [None, 7, 100, 300])
 def test_a_ragged_batch_with_a_window_or_without(window: int | None) -> None:
     feeds = [*MIXED, Feed(900, 1), Feed(400, 2), Feed(0, 300), Feed(257, 130)]
     assert Case(feeds, group=3, scoring=Scoring(0.25, window), make=make_triton_backend()).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("window", [None, 10, 1000])
+def test_prompts_may_begin_anywhere_in_a_tile_of_keys(window: int | None) -> None:
+    keys = tuning_for(8, torch.float32, 2, DEVICE).prefill.keys
+    feeds = [Feed(keys + distance, 3) for distance in range(-5, 3)]
+    assert Case(feeds, scoring=Scoring(0.25, window), make=make_triton_backend()).run() < TOLERANCE
 
 
 @pytest.mark.parametrize("group", [1, 3, 20, 33, 71])
