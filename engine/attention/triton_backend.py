@@ -22,7 +22,8 @@ class TritonBackend:
 
     `attend` serves any batch, which must not change meanwhile, and makes the buffers that it needs. To record decoding
     in a CUDA graph make them once with `work_list`, for as many sequences as the graph has rows, and record `list_work`
-    and `decode` for a batch whose tensors stay where they are.
+    and `decode` for a batch whose tensors stay where they are, after a first run has compiled both. Such a batch may
+    have rows of padding: sequences of 0 tokens, with negative slots.
     """
 
     def __init__(

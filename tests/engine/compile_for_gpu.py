@@ -23,7 +23,7 @@ from engine.request import Sampling
 from engine.triton_kernels.gate import gate
 from engine.triton_kernels.norm import normalize
 from engine.triton_kernels.paged_layer import PagedLayer
-from engine.triton_kernels.rotary_write import TableRows, write_rotated
+from engine.triton_kernels.rotary_write import HeadNorms, TableRows, write_rotated
 
 CPU = torch.device("cpu")
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -33,8 +33,6 @@ SHAPES = [
     (torch.bfloat16, 64, 3, 3, 32, Scoring(0.1, window=100, softcap=30.0)),
     (torch.float16, 80, 2, 1, 16, Scoring(0.1)),
     (torch.float16, 256, 1, 20, 24, Scoring(0.1, window=4096)),
-    (torch.bfloat16, 64, 1, 71, 16, Scoring(0.1)),
-    (torch.float32, 64, 3, 3, 16, Scoring(0.1, softcap=30.0)),
     (torch.float32, 128, 8, 4, 16, Scoring(0.1)),
 ]
 
@@ -75,12 +73,19 @@ def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: in
     backend.attend(0, torch.randn(10, heads, size).to(dtype), batch, scoring)
     backend.copy_blocks([Copy(1, 2)])
     projected = torch.randn(10, (heads + 2 * kv_heads) * size).to(dtype)
-    for places in (batch.slots, TableRows(batch.ends, batch.tables)):
-        rotations, query = torch.randn(99, size), torch.empty(10, heads, size, dtype=dtype)
-        write_rotated(projected, batch.slots, rotations, query, PagedLayer(backend.cache, 0), places)
-    for added in (None, projected.clone()):
-        normalize(projected, projected[0], 1e-5, projected.clone(), added)
-    gate(projected, projected[:, ::2].contiguous())
+    rotations, query = torch.randn(99, size), torch.empty(10, heads, size, dtype=dtype)
+    layer = PagedLayer(backend.cache, 0)
+    write_rotated(projected, batch.slots, rotations, query, layer, batch.slots)
+    rows, norms = TableRows(batch.ends, batch.tables), HeadNorms(key[0, 0], key[1, 0], 1e-5)
+    write_rotated(projected, batch.slots, rotations, query, layer, rows, norms)
+
+
+def use_what_knows_no_cache() -> None:
+    """Launch what a layer does beside attention."""
+    hidden = torch.randn(10, 4096, dtype=torch.bfloat16)
+    for added in (None, hidden.clone()):
+        normalize(hidden, hidden[0], 1e-5, hidden.clone(), added)
+    gate(hidden, hidden[:, :2048].clone())
 
 
 def main() -> None:
@@ -90,6 +95,7 @@ def main() -> None:
     with processors, patch.object(JITFunction, "run", lambda *a, **k: launches(*a, **k)):
         for shape in SHAPES:
             use(*shape)
+        use_what_knows_no_cache()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from engine.triton_kernels.gate import gate
 from engine.triton_kernels.norm import normalize
 from engine.triton_kernels.paged_layer import PagedLayer
-from engine.triton_kernels.rotary_write import TableRows, write_rotated
+from engine.triton_kernels.rotary_write import HeadNorms, TableRows, write_rotated
 from engine.triton_kernels.tuning import Tuning, tuning_for
 from engine.triton_kernels.work_list import WorkList, list_work, tile_count, tile_tokens
 
@@ -96,7 +96,7 @@ def test_the_work_is_exactly_what_sequences_see_and_feed(
 
 
 def test_more_sequences_than_are_looked_at_together_have_their_work() -> None:
-    sequences = [(1 + number % 3 // 2 * 20, 30 + number) for number in range(300)]
+    sequences = [(1 + number % 3 // 2 * 20, 30 + number) for number in range(260)]
     check_work(sequences, 2, 3, None, tuned(16, 64, 40, 16))
 
 
@@ -109,9 +109,9 @@ def rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("kv_heads", "group", "size"), [(2, 3, 16), (1, 5, 80), (3, 1, 2)])
-@pytest.mark.parametrize("by_table", [False, True])
-def test_queries_and_keys_are_rotated_and_padding_is_left_alone(
-    dtype: torch.dtype, kv_heads: int, group: int, size: int, by_table: bool
+@pytest.mark.parametrize(("by_table", "normed"), [(False, True), (True, False)])
+def test_queries_and_keys_are_normed_and_rotated_and_padding_is_left_alone(
+    dtype: torch.dtype, kv_heads: int, group: int, size: int, by_table: bool, normed: bool
 ) -> None:
     torch.manual_seed(0)
     heads, block_size, layer = kv_heads * group, 4, 1
@@ -127,10 +127,18 @@ def test_queries_and_keys_are_rotated_and_padding_is_left_alone(
     rotations = torch.cat((angles.cos(), angles.sin()), -1).to(DEVICE)
     query = torch.full((6, heads, size), 7.0, dtype=dtype, device=DEVICE)
     places = TableRows(rows.to(DEVICE), tables.to(DEVICE)) if by_table else slots.to(DEVICE)
-    write_rotated(projected, positions.to(DEVICE), rotations, query, PagedLayer(memory, layer), places)
+    weights = torch.randn(2, size).to(DEVICE, dtype)
+    norms = HeadNorms(*weights, 1e-5) if normed else None
+    write_rotated(projected, positions.to(DEVICE), rotations, query, PagedLayer(memory, layer), places, norms)
 
     split = projected.float().view(6, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), 1)
-    turned = [rotated(part, *rotations[positions.clamp(min=0)].chunk(2, -1)) for part in split[:2]]
+    shown = [
+        torch.nn.functional.rms_norm(*part, 1e-5)
+        for part in zip(split[:2], ((size,),) * 2, weights.float(), strict=True)
+    ]
+    turned = [
+        rotated(part, *rotations[positions.clamp(min=0)].chunk(2, -1)) for part in (shown if normed else split[:2])
+    ]
     for token in (0, 1, 3, 4, 5):
         block, offset = divmod(int(slots[token]), block_size)
         assert torch.allclose(query[token].float(), turned[0][token], TYPES[dtype], TYPES[dtype])
