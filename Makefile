@@ -8,7 +8,7 @@ DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test fuzz acceptance helm-check compose-check lint check proto dashboards clean model
+.PHONY: help demo serve test fuzz acceptance helm-check compose-check lint check proto dashboards readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,9 @@ compose-check: .venv/installed ## build and run the stack of docker-compose.yml;
 bench-%: .venv/installed model
 	$(BIN)/python -m bench.$*
 
+readme: .venv/installed ## write what was measured into README.md and docs/performance.md
+	$(BIN)/python -m bench.readme
+
 lint: .venv/installed ## check format, style, types, imports and generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -61,6 +64,7 @@ lint: .venv/installed ## check format, style, types, imports and generated code
 	for folder in $(DASHBOARDS); do \
 		diff -rq "$$fresh/dashboards" $$folder >&2 || { echo 'dashboards are stale: run make dashboards' >&2; exit 1; }; \
 	done
+	$(BIN)/python -m bench.readme --check
 
 proto: .venv/installed ## generate the Python code of protos/
 	$(call generate,protos)

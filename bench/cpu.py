@@ -74,7 +74,7 @@ def main() -> None:
         row("cpu", "read_bandwidth", round(median(read) / 1e9, 2), "GB/s"),
         row("cpu", "b1_of_the_bandwidth_roofline", round(floor / median(steps), 3), "ratio", "memory"),
     ]
-    publish("cpu", rows, REPETITIONS, seconds=seconds, peers=names, step_seconds_b1=median(steps))
+    publish("cpu", rows, REPETITIONS, seconds=seconds, peers=names, step_seconds_b1=steps, read_bytes_per_second=read)
 
 
 def _rows(name: str, seconds: dict[str, list[float]], peers: dict[str, str | None]) -> list[Row]:

@@ -62,7 +62,9 @@ def main() -> None:
             quire.settled_pool()
             span = _Span(start, time.time())
             _draw(prometheus, span)
-            publish("dashboard", _rows(prometheus, span), 1, picture=str(PICTURE.relative_to(ROOT)))
+            seconds = _scrape_seconds(prometheus, span)
+            rows = _rows(prometheus, span, seconds)
+            publish("dashboard", rows, 1, picture=str(PICTURE.relative_to(ROOT)), scrape_seconds=seconds)
         finally:
             prometheus.close()
             quire.close()
@@ -86,9 +88,12 @@ def _load(quire: RunningQuire) -> None:
             first += sessions
 
 
-def _rows(prometheus: RunningPrometheus, span: _Span) -> list[Row]:
+def _scrape_seconds(prometheus: RunningPrometheus, span: _Span) -> list[float]:
     scrapes = prometheus.query_range("scrape_duration_seconds", span.start, span.end)
-    values = [float(value) for one in scrapes for _, value in one["values"]]
+    return [float(value) for one in scrapes for _, value in one["values"]]
+
+
+def _rows(prometheus: RunningPrometheus, span: _Span, values: list[float]) -> list[Row]:
     unequal = "sum by (engine, tier) (quire_kv_blocks) != on (engine, tier) quire_kv_pool_blocks"
     return [
         row("dashboard", "scrapes", len(values), "scrapes"),

@@ -52,7 +52,7 @@ def main() -> None:
         row("kernels", "decode_over_contiguous_sdpa", _ratio(seconds, "contiguous", "paged"), "ratio", "torch"),
         row("kernels", "random_over_identity_table", _ratio(seconds, "identity", "paged"), "ratio", "identity table"),
     ]
-    publish("kernels", rows, REPETITIONS, seconds=seconds, kv_bytes=kv_bytes)
+    publish("kernels", rows, REPETITIONS, seconds=seconds, kv_bytes=kv_bytes, layers=GEOMETRY.layers)
 
 
 def _ratio(seconds: dict[str, list[float]], peer: str, ours: str) -> float:

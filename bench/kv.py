@@ -151,7 +151,7 @@ def main() -> None:
         runs=runs,
         vllm_runs=vllm.runs,
         wire=wire,
-        decode_us_by_pool_blocks={str(size): by_size[size] for size in SIZES},
+        decode_us_by_pool_blocks={str(size): [run[size] for run in sizes] for size in SIZES},
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import kvmanager
 from engine.loop import Engine
-from engine.plan import Runner, Sampled, StepPlan
+from engine.plan import Done, Runner, Sampled, StepPlan
 from engine.request import BeamSearch, Request, Sampling, Stopping
 from engine.scheduler import Scheduler
 from tests.in_process import InProcessBlocks
@@ -61,9 +61,9 @@ class NoRunner:
     preemption.
     """
 
-    def execute(self, plan: StepPlan) -> list[Sampled]:
-        """Return a token for each sample: its index."""
-        return [Sampled(index) for work in plan.work if work.samples for index in work.sample_indices]
+    def launch(self, plan: StepPlan) -> Done:
+        """Bring a token for each sample: its index."""
+        return Done([Sampled(index) for work in plan.work if work.samples for index in work.sample_indices])
 
 
 def serve(

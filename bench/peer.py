@@ -1,4 +1,4 @@
-"""Measures a peer beside Quire: a script in `bench/peers`, run by the Python interpreter that has the peer."""
+"""Measures others beside Quire: processes that take turns, and peers run by the Python interpreter that has them."""
 
 import json
 import os
@@ -17,11 +17,58 @@ PEERS = Path(__file__).parent / "peers"
 Figures = Mapping[str, float]
 
 
-class Peer:
-    """A peer's script at work: it says its name, then prints figures as JSON for each line that it reads.
+class Worker:
+    """A process that says its name, then prints figures as JSON for each line that it reads.
 
-    It runs where the environment names an interpreter for it; else it has no name and measures nothing. While others
-    are measured it is stopped: some peers keep a core busy when they have nothing to do.
+    While it is not asked it is stopped, with all that it has started: some keep a core busy that they do not need.
+    """
+
+    def __init__(self, label: str, command: Sequence[str | Path]) -> None:
+        """Start it and wait for its name. Raises RuntimeError if it ends instead."""
+        self.label = label
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.name = self._line()
+        self._signal(signal.SIGSTOP)
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let it read the end of its input, and wait until it has ended."""
+        self._signal(signal.SIGCONT)
+        self._process.communicate()
+
+    def measure(self, line: str) -> Figures:
+        """Run one repetition of what the line asks for. Raises RuntimeError if the process ends instead."""
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        figures: Figures = json.loads(self._line())
+        self._signal(signal.SIGSTOP)
+        return figures
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().rstrip("\n")
+        if not line:
+            self._process.communicate()
+            raise RuntimeError(f"{self.label} ended with {self._process.returncode} before it was measured")
+        return line
+
+
+class Peer:
+    """A peer's script at work.
+
+    It runs where the environment names an interpreter for it; else it has no name and measures nothing.
     """
 
     def __init__(self, script: Path, variable: str, workload: Mapping[str, Any]) -> None:
@@ -29,36 +76,23 @@ class Peer:
         self.name: str | None = None
         self.runs: list[Figures] = []
         self._variable = variable
-        self._process: subprocess.Popen[str] | None = None
+        self._worker: Worker | None = None
         if python := os.environ.get(variable):
-            self._process = subprocess.Popen(
-                [python, script, json.dumps(workload)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            self.name = self._line()
-            self._signal(signal.SIGSTOP)
+            self._worker = Worker(self.label, [python, script, json.dumps(workload)])
+            self.name = self._worker.name
 
     def __enter__(self) -> "Peer":
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self._process:
-            self._signal(signal.SIGCONT)
-            self._process.communicate()
+        if self._worker:
+            self._worker.close()
 
     def measure(self, workload: str = "") -> Figures | None:
         """Run one repetition, of the workload of this name; return its figures if there is a peer."""
-        if not self._process:
+        if not self._worker:
             return None
-        assert self._process.stdin is not None
-        self._signal(signal.SIGCONT)
-        self._process.stdin.write(f"{workload}\n")
-        self._process.stdin.flush()
-        self.runs.append(json.loads(self._line()))
-        self._signal(signal.SIGSTOP)
+        self.runs.append(self._worker.measure(workload))
         return self.runs[-1]
 
     def rows(self, benchmark: str, metrics: Sequence[str], runs: Sequence[Figures]) -> list[Row]:
@@ -71,20 +105,6 @@ class Peer:
             rows.append(row(benchmark, f"{self.label}_{metric}", _median(theirs), "us", peer))
             rows.append(row(benchmark, f"{metric}_over_{self.label}", _median(ratios), "ratio", peer))
         return rows
-
-    def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to the peer and all that it has started."""
-        assert self._process is not None
-        os.killpg(self._process.pid, number)
-
-    def _line(self) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().rstrip("\n")
-        if not line:
-            self._process.communicate()
-            raise RuntimeError(f"{self.label} ended with {self._process.returncode} before it was measured")
-        return line
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -39,7 +39,14 @@ def main() -> None:
         row("perplexity", "perplexity_of_transformers_without_cache", round(theirs, 6), "1"),
         row("perplexity", "relative_difference", abs(ours / theirs - 1), "ratio", "transformers"),
     ]
-    publish("perplexity", rows, 1, tokens=tokens, window_tokens=WINDOW_TOKENS)
+    publish(
+        "perplexity",
+        rows,
+        1,
+        tokens=tokens,
+        window_tokens=WINDOW_TOKENS,
+        logprobs_of_windows={"in_blocks": paged, "transformers": plain},
+    )
 
 
 def _windows(folder: Path) -> list[list[int]]:

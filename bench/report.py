@@ -1,22 +1,35 @@
-"""What every benchmark writes: its rows beside the machine, the versions and the commit they were measured on."""
+"""What every benchmark writes: its rows beside the machine, the versions and the commit they were measured on.
 
+Needs nothing but the standard library, so that a machine with a GPU and little else can run it: where rich is missing
+the table is plain text, where matplotlib is missing nothing is drawn.
+"""
+
+import importlib.util
 import json
+import os
 import platform
 import subprocess
+import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from operator import ge, le, lt
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
 _MEETS: dict[str, Callable[[float, float], bool]] = {"less": lt, "at most": le, "more": ge}
-_PACKAGES = ("torch", "transformers", "grpcio", "protobuf")
+_PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf")
+_COLUMNS = ("metric", "value", "unit", "peer", "target", "met")
+
+# A benchmark begins when it imports this.
+_STARTED = datetime.now(UTC)
+_LOAD_AT_START = os.getloadavg()
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -33,9 +46,13 @@ class Row:
 
 def row(benchmark: str, metric: str, value: float | None, unit: str, peer: str | None = None) -> Row:
     """Make a row, with the target that `bench/targets.toml` sets for it."""
-    targets = tomllib.loads((ROOT / "bench" / "targets.toml").read_text())
-    target = targets.get(benchmark, {}).get(metric)
+    target = targets().get(benchmark, {}).get(metric)
     return Row(metric, value, unit, peer, target and target["target"], met(value, target))
+
+
+def targets() -> dict[str, dict[str, Any]]:
+    """Return `bench/targets.toml`: for each benchmark its title, and by metric what was set."""
+    return tomllib.loads((ROOT / "bench" / "targets.toml").read_text())
 
 
 def met(value: float | None, target: dict[str, Any] | None) -> bool | None:
@@ -48,23 +65,85 @@ def met(value: float | None, target: dict[str, Any] | None) -> bool | None:
 
 
 def publish(benchmark: str, rows: list[Row], repetitions: int, **more: Any) -> None:
-    """Print the rows as a table, and write them to `bench/results/<benchmark>.json`."""
-    table = Table("metric", "value", "unit", "peer", "target", "met", title=benchmark)
-    for one in rows:
-        table.add_row(*("" if value is None else str(value) for value in asdict(one).values()))
-    Console().print(table)
+    """Print the rows as a table, write them to `bench/results/<benchmark>.json`, and draw what there is to draw.
+
+    `more` holds the values of every repetition, from which the rows were made.
+    """
+    _print(benchmark, rows)
     result = {
         "benchmark": benchmark,
-        "hardware": {"cpu": _cpu(), "cores": _cores(), "machine": platform.machine()},
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "started": _STARTED.isoformat(timespec="seconds"),
+        "load": {"start": _rounded(_LOAD_AT_START), "end": _rounded(os.getloadavg())},
+        "hardware": _hardware(),
+        "versions": {"python": platform.python_version()} | _versions(),
         "commit": _commit(),
         "repetitions": repetitions,
         "rows": [asdict(one) for one in rows],
         **more,
     }
-    path = ROOT / "bench" / "results" / f"{benchmark}.json"
+    path = RESULTS / f"{benchmark}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
+    _draw(benchmark)
+
+
+def track(items: Iterable[Item], title: str) -> Iterator[Item]:
+    """Yield items with a progress bar, where rich is there to draw one."""
+    if importlib.util.find_spec("rich") is None:
+        yield from items
+        return
+    from rich.progress import track as with_bar
+
+    yield from with_bar(items, title)
+
+
+def _print(benchmark: str, rows: Sequence[Row]) -> None:
+    cells = [["" if value is None else str(value) for value in asdict(one).values()] for one in rows]
+    if importlib.util.find_spec("rich") is None:
+        print(plain_table(benchmark, cells))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*_COLUMNS, title=benchmark)
+    for line in cells:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def plain_table(title: str, cells: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as text in columns."""
+    lines = [_COLUMNS, *cells]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([title, *shown])
+
+
+def _draw(benchmark: str) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    from bench.plots import draw
+
+    if picture := draw(benchmark):
+        print(f"drawn: {picture.relative_to(ROOT)}")
+
+
+def _hardware() -> dict[str, Any]:
+    return {"cpu": _cpu(), "cores": _cores(), "machine": platform.machine()} | _gpu()
+
+
+def _gpu() -> dict[str, Any]:
+    """Return what is told of a GPU, where the benchmark has imported torch and torch finds one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    told = torch.cuda.get_device_properties(0)
+    return {"gpu": told.name, "gpu_bytes": told.total_memory, "gpu_driver": _driver(), "cuda": torch.version.cuda}
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return (_output(command) or "").partition("\n")[0] or None
 
 
 def _cpu() -> str:
@@ -78,8 +157,28 @@ def _cores() -> int:
     return sum(line.startswith("processor") for line in Path("/proc/cpuinfo").read_text().splitlines())
 
 
-def _commit() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return described.stdout.strip()
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """Name the commit; a copy of the tree without its history may be told by QUIRE_COMMIT."""
+    return os.environ.get("QUIRE_COMMIT") or _output(["git", "describe", "--always", "--dirty"])
+
+
+def _output(command: list[str]) -> str | None:
+    """Return what a program says, None where there is no such program or it fails."""
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _rounded(load: tuple[float, float, float]) -> list[float]:
+    return [round(one, 2) for one in load]

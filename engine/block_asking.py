@@ -28,9 +28,6 @@ from engine.plan import Copies, StepPlan, Work
 from engine.preemption import Preemption, PreemptionCosts
 from engine.roster import Roster
 
-# Decoding asks this many tokens ahead, so that an answer may take a whole step longer without delaying anybody.
-_LOOKAHEAD_TOKENS = 1
-
 
 class Admitted(NamedTuple):
     """A group that has blocks, and how many leading tokens were found in the cache; None: it was swapped in."""
@@ -42,11 +39,16 @@ class Admitted(NamedTuple):
 class BlockAsking:
     """Makes Steps, and takes their answers in."""
 
-    def __init__(self, roster: Roster, costs: PreemptionCosts, pins: Pins) -> None:
+    def __init__(self, roster: Roster, costs: PreemptionCosts, pins: Pins, lookahead_tokens: int) -> None:
+        """Begin with nothing asked. Decoding asks so many tokens ahead of its next step.
+
+        With one, an answer may take a whole step longer without delaying anybody.
+        """
         self.copies: list[Copies] = []  # of answers, to be made before the next step
         self._roster = roster
         self._costs = costs
         self._pins = pins
+        self._lookahead_tokens = lookahead_tokens
         self._moving_out: dict[int, Group] = {}  # those that the Step under way swaps out
         self._asked: Step | None = None
         self._extended: Collection[int] = ()  # sequences that the latest Step asked room for
@@ -251,7 +253,7 @@ class BlockAsking:
         elif sequence.group.beams:
             more = 0  # the next fork would take it away
         else:
-            more = _LOOKAHEAD_TOKENS if mirror.available >= self._roster.running_sequences else 0
+            more = self._lookahead_tokens if mirror.available >= self._roster.running_sequences else 0
         wish = min(need + more, sequence.most_slots)
         held = max(len(sequence.table), mirror.blocks_for(rooms.get(sequence.id, 0)))
         extra = min(mirror.blocks_for(wish) - held, mirror.available)

@@ -1,11 +1,18 @@
-"""The engine's loop: plan, execute, publish, with the block manager asked while the step runs."""
+"""The engine's loop: plan, launch, publish, with the block manager asked while the step runs.
+
+Where the scheduler plans ahead, the next step is launched behind the one under way before that has told its tokens, so
+that the device has always something to do. What it computes for a sequence that turns out to have ended is dropped. The
+blocks of such a sequence are given back only then, and whatever is launched later runs after what was launched before:
+nobody else's contents can be overwritten.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from engine.blocks import BlockManager, Reattached
 from engine.errors import CopyFailed
-from engine.plan import Runner, StepPlan
+from engine.plan import Launched, Runner, Sampled, StepPlan
 from engine.scheduler import Output, Scheduler
 
 
@@ -13,12 +20,31 @@ from engine.scheduler import Output, Scheduler
 class Turn:
     """What one turn of the loop brought: outputs, and whether anything moved; if not, the loop may sleep.
 
-    `step_seconds` is how long the step took that it executed, None if it executed none.
+    `step_seconds` is how long the step took that ended in it, None if none did.
     """
 
     outputs: list[Output]
     progressed: bool
     step_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A step that could not be launched."""
+
+    failure: Exception
+
+    def result(self) -> list[Sampled]:
+        raise self.failure
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step that was launched, as it was planned then."""
+
+    plan: StepPlan
+    launched: Launched
+    begun: float
 
 
 class Engine:
@@ -31,18 +57,25 @@ class Engine:
         self.last_failure: Exception | None = None
         self._runner = runner
         self._clock = clock
+        self._ahead: _Flight | None = None  # the next step, where it was launched already
+        self._ended = -inf  # when the latest step did
 
     def turn(self) -> Turn:
-        """Take in answers, run at most one step, and ask for what the next one needs.
+        """Take in answers, end at most one step, and ask for what the next one needs.
 
         Raises BlockManagerBroken or CopyFailed; then the engine cannot go on.
         """
         answered = self._receive()
-        plan = self.scheduler.plan(self._clock())
+        flight, plan = self._begin()
         step = self.scheduler.ask(plan) if self.blocks.ready else None
         if step is not None:
             self.blocks.send(step)
-        seconds = None if plan is None else self._execute(plan)
+        if plan is not None and flight is None:
+            flight = self._launch(plan)
+        seconds = None
+        if plan is not None and flight is not None:
+            self._launch_ahead(plan, flight)
+            seconds = self._end(flight, plan)
         outputs = self.scheduler.take_outputs()
         return Turn(outputs, bool(answered or plan or step or outputs), seconds)
 
@@ -57,18 +90,61 @@ class Engine:
             answered += 1  # answers may be there already: the loop must not sleep before it has looked
         return answered
 
-    def _execute(self, plan: StepPlan) -> float:
-        """Run a step and publish what it brought; return how many seconds it ran. Raises CopyFailed."""
+    def _begin(self) -> tuple[_Flight | None, StepPlan | None]:
+        """Return the step that was launched ahead and what is left of its plan, or the plan of a new step."""
+        flight, self._ahead = self._ahead, None
+        now = self._clock()
+        return flight, self.scheduler.adopt(flight.plan, now) if flight else self.scheduler.plan(now)
+
+    def _launch(self, plan: StepPlan) -> _Flight:
+        """Launch a step; a failure is kept until its end. Raises CopyFailed."""
         begun = self._clock()
         try:
-            brought = self._runner.execute(plan)
+            return _Flight(plan, self._runner.launch(plan), begun)
+        except CopyFailed:
+            raise
+        except Exception as failure:
+            return _Flight(plan, _Failed(failure), begun)
+
+    def _launch_ahead(self, plan: StepPlan, flight: _Flight) -> None:
+        if isinstance(flight.launched, _Failed):
+            return
+        ahead = self.scheduler.plan_ahead(plan)
+        if ahead is not None:
+            self._ahead = self._launch(ahead)
+
+    def _end(self, flight: _Flight, plan: StepPlan) -> float:
+        """Publish what a step brought for what is left of its plan; return how many seconds it ran.
+
+        Raises CopyFailed.
+        """
+        try:
+            brought = flight.launched.result()
         except CopyFailed:
             raise
         except Exception as failure:
             self.last_failure = failure
             self.scheduler.fail(plan, f"step {plan.step} failed: {failure}")
-            return self._clock() - begun
-        ended = self._clock()
-        self.scheduler.publish(plan, brought, ended)
-        self.scheduler.costs.observe(plan, ended - begun)
-        return ended - begun
+            return self._seconds(flight)
+        self.scheduler.publish(plan, _kept(flight.plan, plan, brought), self._clock())
+        seconds = self._seconds(flight)
+        self.scheduler.costs.observe(flight.plan, seconds)
+        return seconds
+
+    def _seconds(self, flight: _Flight) -> float:
+        """Return how long a step ran: it began when it was launched, or when the one before it had ended."""
+        begun, self._ended = max(flight.begun, self._ended), self._clock()
+        return self._ended - begun
+
+
+def _kept(launched: StepPlan, adopted: StepPlan, brought: list[Sampled]) -> list[Sampled]:
+    """Return of what a step brought that for the work that was adopted."""
+    if launched is adopted:
+        return brought
+    adopted_ids, sampled = {work.sequence for work in adopted.work}, iter(brought)
+    kept: list[Sampled] = []
+    for work in launched.work:
+        outcomes = [next(sampled) for _ in range(work.outcomes)]
+        if work.sequence in adopted_ids:
+            kept += outcomes
+    return kept

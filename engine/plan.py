@@ -6,6 +6,9 @@ from typing import NamedTuple, Protocol
 from engine.blocks import Copy
 from engine.request import NO_RULES, LogitRules, Sampling
 
+# In the place of a token that the step before samples, when that was launched and has not told it yet.
+PENDING = -1
+
 
 class RowRules(NamedTuple):
     """All that changes the logits of one row: the rules asked for, the tokens that they look at, and what is barred.
@@ -45,6 +48,8 @@ class Sampled(NamedTuple):
 class Work(NamedTuple):
     """What a step does for one sequence: feed `token_ids` at positions from `start` on, and sample if that is the end.
 
+    Where the one token is PENDING, it is what the same sequence's work in the step launched before samples.
+
     `block_table` covers position `start + len(token_ids) - 1`. `sample_index` and the position name the random numbers.
     `rules` change the logits that all its samples are drawn from. `to_score` are prompt tokens whose log-probabilities
     are asked for; `logprobs` are asked for of the samples. A beam's sample is no draw: so many `candidates` are asked
@@ -68,6 +73,12 @@ class Work(NamedTuple):
         """Tokens of the sequence that are computed once the step is done."""
         return self.start + len(self.token_ids)
 
+    @property
+    def outcomes(self) -> int:
+        """How many Sampled it brings."""
+        scored = len(self.to_score.token_ids) if self.to_score else 0
+        return scored + (len(self.sample_indices) if self.samples else 0)
+
 
 class Copies(NamedTuple):
     """The copies of one answer. The lists are run in this order, the pairs of each in any."""
@@ -86,14 +97,34 @@ class StepPlan:
     work: tuple[Work, ...]
 
 
+class Launched(Protocol):
+    """A step that was begun."""
+
+    def result(self) -> list[Sampled]:
+        """Wait for its end, and return what each work of the plan brings, in order.
+
+        That is one Sampled for each token to score, then one for each sample. When it raises, the step counts as not
+        done: nothing of it is committed.
+        """
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that had ended before its launch returned."""
+
+    brought: list[Sampled]
+
+    def result(self) -> list[Sampled]:
+        """Return what it brought."""
+        return self.brought
+
+
 class Runner(Protocol):
-    """Executes plans."""
+    """Executes plans, one after the other in the order of the launches."""
 
-    def execute(self, plan: StepPlan) -> list[Sampled]:
-        """Return what each work of the plan brings, in order, once all work was written.
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin a step, behind all that was launched before.
 
-        That is one Sampled for each token to score, then one for each sample.
-
-        Copies between the tiers may still be under way then. Raises CopyFailed when one of these or of earlier plans
-        failed. When it raises anything else, the step counts as not done: nothing of it is committed.
+        Copies between the tiers may still be under way when it has ended. Raises CopyFailed when one of these or of
+        earlier plans failed. When it raises anything else, the step counts as not done: nothing of it is committed.
         """

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from itertools import count
 
-from engine.plan import Sampled, StepPlan, Work
+from engine.plan import Done, Sampled, StepPlan, Work
 from engine.record import RecordedRequest
 
 # It ends a request before its limit. Made-up tokens are never it.
@@ -53,9 +53,9 @@ class ReplayRunner:
         """The request of this seed has ended."""
         del self._tokens[seed]
 
-    def execute(self, plan: StepPlan) -> list[Sampled]:
-        """Return the next token of each work that samples."""
-        return [Sampled(self._token(work)) for work in plan.work if work.samples]
+    def launch(self, plan: StepPlan) -> Done:
+        """Bring the next token of each work that samples."""
+        return Done([Sampled(self._token(work)) for work in plan.work if work.samples])
 
     def _token(self, work: Work) -> int:
         tokens, stops = self._tokens[work.sampling.seed]

@@ -105,6 +105,10 @@ class Roster:
             raise BlockManagerBroken(f"the table of sequence {number} changed, which is not known here")
         return self._by_id[number]
 
+    def find(self, number: int) -> Sequence | None:
+        """Return a sequence of these groups, None if it is not one of them any more."""
+        return self._by_id.get(number)
+
     @property
     def watermark(self) -> int:
         """Blocks that an admission leaves free while something runs.

@@ -1,20 +1,22 @@
 """Executes plans on one device: copies, forward, sampling."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
 from engine.attention.backend import AttentionBackend, PagedBatch
-from engine.attention.interface import PagedContext
 from engine.block_copies import BlockCopies
 from engine.continuations import continuations
 from engine.copy_stream import CopyStream, copy_stream_for
+from engine.decoder import Decoder, ModulesDecoder
 from engine.logprobs import score
 from engine.model import LoadedModel
-from engine.native import NativeDecoder
-from engine.plan import Sampled, StepPlan, Work
-from engine.sampling import Draw, sample
+from engine.plan import PENDING, Done, Launched, Sampled, StepPlan, Work
+from engine.sampling import Draw, sample, sample_on_device
+from engine.upload import Download, upload
 
 
 class ModelRunner:
@@ -26,47 +28,57 @@ class ModelRunner:
         backend: AttentionBackend,
         block_size: int,
         copy_stream: CopyStream | None = None,
-        decoder: NativeDecoder | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         """Put the parts together. Without a `copy_stream` it is the one for the model's device.
 
         A `decoder` runs the model's steps instead of its modules, over the cache of the same backend.
         """
-        self._loaded = loaded
-        self._decoder = decoder
-        self._backend = backend
+        self._decoder = decoder or ModulesDecoder(loaded, backend)
         self._block_size = block_size
         self._device: torch.device = loaded.model.device
+        self._drawn = _Drawn({})
         self._copies = BlockCopies(backend, copy_stream or copy_stream_for(self._device), block_size)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[Sampled]:
         """Copy blocks, compute the fed tokens, and return what each work brings, in order.
 
         Raises CopyFailed.
         """
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin to copy blocks and to compute the fed tokens, behind the steps launched before. Raises CopyFailed.
+
+        On a GPU all of it is queued on the current stream, where each token is drawn by nothing but numbers; else the
+        step has ended when this returns.
+        """
         self._copies.make(plan.copies)
         if not plan.work:
-            return []
+            return Done([])
         self._copies.wait_for(plan.work)
-        return outcomes(self.forward(plan.work), plan.work)
+        logits = self.forward(plan.work)
+        if not all(map(_is_plain, plan.work)):
+            self._drawn = _Drawn({})
+            return Done(outcomes(logits, plan.work))
+        rows = [row for work in plan.work for row in _rows(work)]
+        tokens = sample_on_device(logits, [row.draw for row in rows if row.draw])
+        sampling = [work for work in plan.work if work.samples]
+        places = accumulate((len(work.sample_indices) for work in sampling), initial=0)
+        self._drawn = _Drawn({work.sequence: place for work, place in zip(sampling, places, strict=False)}, tokens)
+        return _OnTheirWay(Download(tokens))
 
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[rows, vocabulary]` logits: for each work, those that score its prompt, then one for each sample."""
         token_ids = [token for item in work for token in item.token_ids]
         positions = [position for item in work for position in range(item.start, item.end)]
-        batch, places = PagedBatch.of(work, self._block_size, self._device), self._places(work)
-        if self._decoder is not None:
-            return self._decoder.logits(token_ids, positions, places, batch)
-        output = self._loaded.model(
-            input_ids=self._row(token_ids),
-            position_ids=self._row(positions),
-            use_cache=False,
-            logits_to_keep=torch.tensor(places, dtype=torch.int64, device=self._device),
-            paged=PagedContext(self._backend, batch),
+        return self._decoder.logits(
+            self._known(token_ids, work),
+            upload(positions, torch.int64, self._device),
+            upload(self._places(work), torch.int64, self._device),
+            PagedBatch.of(work, self._block_size, self._device),
         )
-        logits: torch.Tensor = output.logits[0]
-        return logits
 
     def _places(self, work: tuple[Work, ...]) -> list[int]:
         """Return the places in the flattened batch whose logits are needed."""
@@ -81,8 +93,32 @@ class ModelRunner:
                 places += [fed - 1] * len(item.sample_indices)
         return places
 
-    def _row(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor([values], dtype=torch.int64, device=self._device)
+    def _known(self, token_ids: list[int], work: tuple[Work, ...]) -> torch.Tensor:
+        """Return the fed tokens; those that are pending are on the device already."""
+        known = upload(token_ids, torch.int64, self._device)
+        pending = [item.sequence for item in work if item.token_ids == (PENDING,)]
+        if pending:
+            drawn = self._drawn.tokens[upload([self._drawn.rows[one] for one in pending], torch.int64, self._device)]
+            places = [place for place, token in enumerate(token_ids) if token == PENDING]
+            known[upload(places, torch.int64, self._device)] = drawn
+        return known
+
+
+class _Drawn(NamedTuple):
+    """What the latest step sampled, on the device: `tokens` `[samples]` int64, and each sequence's first row of it."""
+
+    rows: dict[int, int]
+    tokens: torch.Tensor = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class _OnTheirWay:
+    """A step whose tokens come to the host once it has ended."""
+
+    tokens: Download
+
+    def result(self) -> list[Sampled]:
+        return [Sampled(token) for token in self.tokens.wait()]
 
 
 class _Row(NamedTuple):
@@ -125,6 +161,11 @@ def _tokens(logits: torch.Tensor, rows: Sequence[_Row]) -> list[Sampled]:
         return [Sampled(token) for token in tokens]
     scores = iter(score(_select(logits, [row.logprobs is not None for row in rows]), *zip(*asked, strict=True)))
     return [Sampled(token) if row.logprobs is None else next(scores) for token, row in zip(tokens, rows, strict=True)]
+
+
+def _is_plain(work: Work) -> bool:
+    """Return whether a work brings drawn tokens and nothing else."""
+    return work.to_score is None and not work.candidates and (work.logprobs is None or not work.samples)
 
 
 def _rows(work: Work) -> list[_Row]:

@@ -13,6 +13,7 @@ import torch
 from engine.logit_rules import apply_rules
 from engine.plan import RowRules
 from engine.request import Sampling
+from engine.upload import upload
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -33,13 +34,21 @@ class Draw:
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     """Return one token id for each row of `[rows, vocabulary]` logits."""
+    return [int(token) for token in sample_on_device(logits, draws).tolist()]
+
+
+def sample_on_device(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Return `[rows]` int64 token ids, one for each row of `[rows, vocabulary]` logits, where these are.
+
+    Nothing waits for the device unless rules change the logits.
+    """
     logits = apply_rules(logits.float(), [draw.rules for draw in draws])
     chosen = logits.argmax(dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
     if random_rows:
-        rows = torch.tensor(random_rows, device=logits.device)
+        rows = upload(random_rows, torch.int64, logits.device)
         chosen[rows] = _sample_rows(logits[rows], [draws[row] for row in random_rows])
-    return [int(token) for token in chosen.tolist()]
+    return chosen
 
 
 def _sample_rows(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
@@ -58,7 +67,7 @@ def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(logits.shape[-1], device=logits.device)
-    top_k = torch.tensor([p.top_k or logits.shape[-1] for p in parameters], device=logits.device)
+    top_k = upload([p.top_k or logits.shape[-1] for p in parameters], torch.int64, logits.device)
     kept = ordered.masked_fill(ranks >= top_k[:, None], float("-inf"))
     probabilities = kept.softmax(dim=-1)
     # A token stays while the more likely ones have not reached top_p yet, and the first always. A sum of 1 may be
@@ -74,7 +83,7 @@ def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
 def gumbel_noise(draws: Sequence[Draw], vocabulary: int, device: torch.device) -> torch.Tensor:
     """Return `[rows, vocabulary]` float32 Gumbel noise, a pure function of each row's draw and the token id."""
     starts = [_signed(_row_state(draw)) for draw in draws]
-    state = torch.tensor(starts, dtype=torch.int64, device=device)[:, None]
+    state = upload(starts, torch.int64, device)[:, None]
     token_ids = torch.arange(vocabulary, dtype=torch.int64, device=device)
     bits = _mix(state + token_ids * _signed(_GOLDEN))
     uniform = ((bits >> 11) & ((1 << 53) - 1)).to(torch.float64).add_(0.5).mul_(2.0**-53).to(torch.float32)
@@ -113,4 +122,4 @@ def _signed(value: int) -> int:
 
 
 def _column(like: torch.Tensor, values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+    return upload(values, torch.float32, like.device)[:, None]

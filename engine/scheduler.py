@@ -19,10 +19,11 @@ from engine.errors import (
 )
 from engine.group import Group, Sequence
 from engine.pins import PinnedPrefix, Pins, request_of
-from engine.plan import Sampled, StepPlan, Work
+from engine.plan import Copies, Sampled, StepPlan, Work
 from engine.preemption import PreemptionCosts
 from engine.request import Capacity, Failure, FinishReason, Request
 from engine.roster import Limits, Roster, SchedulerTotals
+from engine.step_work import Place, counts, gangs, goes_blind, work_of
 
 __all__ = ["Finished", "Limits", "Output", "Scheduler", "SchedulerTotals", "Scored", "Started", "Tokens"]
 
@@ -77,14 +78,20 @@ Output = Started | Scored | Tokens | Finished
 class Scheduler:
     """The queue, the running groups, and the engine's copy of their block tables."""
 
-    def __init__(self, capacity: Capacity, limits: Limits, costs: PreemptionCosts | None = None) -> None:
-        """Begin with an empty queue and an empty pool. `costs` is what has been measured of preemption already."""
+    def __init__(
+        self, capacity: Capacity, limits: Limits, costs: PreemptionCosts | None = None, *, ahead: bool = False
+    ) -> None:
+        """Begin with an empty queue and an empty pool. `costs` is what has been measured of preemption already.
+
+        With `ahead`, steps may be planned before the one under way has told its tokens.
+        """
         self.draining = False
+        self.ahead = ahead
         self.costs = costs or PreemptionCosts()
         self._roster = Roster(capacity, limits)
         self._roster.mirror.available_host = capacity.host_blocks
         self.pins = Pins(self._roster)
-        self._asking = BlockAsking(self._roster, self.costs, self.pins)
+        self._asking = BlockAsking(self._roster, self.costs, self.pins, lookahead_tokens=2 if ahead else 1)
         self._outputs: list[Output] = []
         self._astray: list[tuple[Group, str]] = []  # groups with a sample that cannot go on in its language
         self._now = 0.0  # of the latest plan
@@ -255,56 +262,76 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """Choose the next step's work among groups whose blocks are there; None when there is nothing to do."""
-        self._now = now
-        self._end_late(now)
+        self._begin_step(now)
         budget = self.limits.token_budget
         work: list[Work] = []
-        for gang in self._gangs():
-            counts = [min(budget, sequence.feedable, sequence.room - sequence.computed) for sequence in gang]
-            if budget >= len(gang) and min(counts) > 0:
-                budget -= sum(counts)
-                work += map(self._work, gang, counts)
-                if gang[0].group.scheduled_at is None:
-                    gang[0].group.scheduled_at = now
+        for gang in gangs(self._roster.running, {}):
+            if fed := counts(gang, budget):
+                budget -= sum(fed)
+                work += map(self._work, gang, fed)
             elif budget > 0:
-                self.totals.left_out += sum(self._asking.late_for(sequence) for sequence in gang)
-        self.totals.planned += len(work)
+                self.totals.left_out += sum(self._asking.late_for(place.sequence) for place in gang)
         if not work and not self._asking.copies:
             return None
-        self.totals.steps += 1
+        return self._made(StepPlan(self.totals.steps + 1, self._take_copies(), tuple(work)))
+
+    def plan_ahead(self, plan: StepPlan) -> StepPlan | None:
+        """Plan the step after `plan`, which is under way; of sequences nothing changes before it is adopted.
+
+        None where the tokens of `plan` have to be known first, or somebody would be left out who need not be.
+        """
+        under_way = {work.sequence: work for work in plan.work}
+        if not self.ahead or not all(goes_blind(self._roster.sequence(number).group) for number in under_way):
+            return None
+        budget = self.limits.token_budget
+        work: list[Work] = []
+        for gang in gangs(self._roster.running, under_way):
+            fed = counts(gang, budget)
+            if not fed and any(place.start >= place.sequence.room for place in gang):
+                return None
+            budget -= sum(fed)
+            work += map(self._work, gang, fed)
+        return StepPlan(plan.step + 1, self._take_copies(), tuple(work)) if work else None
+
+    def adopt(self, ahead: StepPlan, now: float) -> StepPlan:
+        """Return what is left of a step that was planned ahead, now that the tokens before it are known.
+
+        Who has ended meanwhile, or was moved, has no part in it: what it computes for them counts for nothing.
+        """
+        self._begin_step(now)
+        known = (self._known(work) for work in ahead.work)
+        return self._made(StepPlan(ahead.step, ahead.copies, tuple(work for work in known if work is not None)))
+
+    def _take_copies(self) -> tuple[Copies, ...]:
         copies, self._asking.copies = tuple(self._asking.copies), []
-        return StepPlan(self.totals.steps, copies, tuple(work))
+        return copies
 
-    def _gangs(self) -> list[list[Sequence]]:
-        """List what takes part in a step together: the samples of a group that decode, then prompts one by one."""
-        decoding: list[list[Sequence]] = []
-        prompts: list[list[Sequence]] = []
-        for group in self._roster.running:
-            behind = [sequence for sequence in group.active if sequence.remaining > 1]
-            if behind:
-                prompts += ([sequence] for sequence in behind)
-            elif group.active:
-                decoding.append(group.active)
-        return [*decoding, *prompts]
+    def _begin_step(self, now: float) -> None:
+        self._now = now
+        self._end_late(now)
 
-    def _work(self, sequence: Sequence, count: int) -> Work:
-        end = sequence.computed + count
-        indices = sequence.group.sampled_by(sequence, end)
-        # The samples have the same tokens up to there, but the trunk may know more of its own.
-        sampled = sequence.group.members[indices[0]] if indices else sequence
-        return Work(
-            sequence=sequence.id,
-            token_ids=tuple(sequence.tokens[sequence.computed : end]),
-            start=sequence.computed,
-            block_table=tuple(sequence.table[: self._roster.mirror.blocks_for(end)]),
-            samples=bool(indices),
-            sampling=sequence.request.sampling,
-            sample_indices=indices,
-            rules=sampled.rules_after(end) if indices else None,
-            logprobs=sequence.request.logprobs,
-            to_score=sequence.group.to_score(end),
-            candidates=sequence.group.beams.candidates if sequence.group.beams else 0,
-        )
+    def _made(self, plan: StepPlan) -> StepPlan:
+        self.totals.steps = plan.step
+        self.totals.planned += len(plan.work)
+        for work in plan.work:
+            group = self._roster.sequence(work.sequence).group
+            if group.scheduled_at is None:
+                group.scheduled_at = self._now
+        return plan
+
+    def _known(self, work: Work) -> Work | None:
+        """Return the work with its tokens, None if it is not what its sequence needs."""
+        sequence = self._roster.find(work.sequence)
+        if sequence is None or sequence.group not in self._roster.running or sequence.leaving:
+            return None
+        needless = sequence.finish is not None and sequence.group.forked
+        if needless or not sequence.table or sequence.computed != work.start:
+            return None
+        known = self._work(Place(sequence, work.start, 0), len(work.token_ids))
+        return known if known._replace(token_ids=work.token_ids) == work else None
+
+    def _work(self, place: Place, count: int) -> Work:
+        return work_of(place, count, self._roster.capacity.block_size)
 
     def _end_late(self, now: float) -> None:
         late = [

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import kvmanager
-from engine.attention import TorchBackend
+from engine.attention import AttentionBackend, TorchBackend
 from engine.blocks import Reattached, Step, StepResult
 from engine.group import Group
 from engine.loop import Engine, Turn
@@ -82,9 +82,10 @@ class EngineInProcess:
         limits: Limits | None = None,
         observe: Observer | None = None,
         scheduler: Scheduler | None = None,
+        ahead: bool = False,
     ) -> None:
         self.blocks = FickleBlocks(capacity, observe)
-        self.scheduler = scheduler or Scheduler(capacity, limits or Limits())
+        self.scheduler = scheduler or Scheduler(capacity, limits or Limits(), ahead=ahead)
         self.engine = Engine(self.scheduler, runner, self.blocks, lambda: float(self.turns))
         self.turns = 0
         self.tokens: dict[str, list[int]] = {}  # of the first sample
@@ -203,6 +204,7 @@ class ModelEngine(EngineInProcess):
         host_blocks: int = 0,
         preemption: Preemption = Preemption.RECOMPUTE,
         observe: Observer | None = None,
+        ahead: bool = False,
     ) -> None:
         self.folder = folder
         self.loaded = loaded_model(folder)
@@ -211,9 +213,9 @@ class ModelEngine(EngineInProcess):
         self.backend = self.make_backend(block_size, device_blocks, host_blocks)
         runner = ModelRunner(self.loaded, self.backend, block_size)
         limits = Limits(token_budget, min(max_sequences, token_budget), preemption=preemption)
-        super().__init__(runner, capacity, limits, observe)
+        super().__init__(runner, capacity, limits, observe, ahead=ahead)
 
-    def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> TorchBackend:
+    def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> AttentionBackend:
         return TorchBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)
 
 

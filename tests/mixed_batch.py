@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.plan import Sampled, StepPlan
+from engine.plan import Launched, Sampled, StepPlan
 from engine.request import BeamSearch, LogitRules, Request, Sampling, Stopping
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import (
@@ -54,12 +54,12 @@ class MixedEngine(ModelEngine):
         self.chunks, self.most_running = 0, 0
         runner = self.engine._runner
         self.engine._runner = self
-        self._execute = runner.execute
+        self._launch = runner.launch
 
-    def execute(self, plan: StepPlan) -> list[Sampled]:
+    def launch(self, plan: StepPlan) -> Launched:
         self.chunks += sum(not work.samples for work in plan.work)
         self.most_running = max(self.most_running, self.scheduler.running)
-        return self._execute(plan)
+        return self._launch(plan)
 
 
 def mixed_batch(prompts: Sequence[Tokens], max_tokens: int, stop: Iterable[int] = ()) -> list[Request]:

@@ -7,10 +7,12 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from engine.blocks import Copy
 from engine.plan import Work
+from engine.upload import Integers, upload
 
 
 class Scoring(NamedTuple):
@@ -44,10 +46,10 @@ class Direction(Enum):
 class PagedBatch:
     """The metadata of one step: all sequences flattened into one row of tokens.
 
-    `fed`: how many tokens each sequence feeds, so that the host need not ask the device for it. `slots`: `[tokens]`
-    int64, where each token's K and V go: block id * block_size + offset. `first`: `[sequences + 1]` int32, the place of
-    each sequence's first token. `ends`: `[sequences]` int32, tokens of each, those fed included. `tables`:
-    `[sequences, blocks]` int32 block ids, padded with block 0.
+    `fed`: how many tokens each sequence feeds; it is on the host, so that launches need not wait for the device.
+    `slots`: `[tokens]` int64, where each token's K and V go: block id * block_size + offset. `first`: `[sequences + 1]`
+    int32, the place of each sequence's first token. `ends`: `[sequences]` int32, tokens of each, those fed included.
+    `tables`: `[sequences, blocks]` int32 block ids, padded with block 0.
     """
 
     block_size: int
@@ -60,17 +62,17 @@ class PagedBatch:
     @classmethod
     def of(cls, work: Sequence[Work], block_size: int, device: torch.device) -> "PagedBatch":
         """Lay out the work of a plan, in its order."""
-        slots = [slot for item in work for slot in _slots(item, block_size)]
         fed = tuple(len(item.token_ids) for item in work)
-        widest = max((len(item.block_table) for item in work), default=0)
-        tables = [[*item.block_table, *[0] * (widest - len(item.block_table))] for item in work]
+        tables = np.zeros((len(work), max((len(item.block_table) for item in work), default=0)), dtype=np.int32)
+        for row, item in zip(tables, work, strict=True):
+            row[: len(item.block_table)] = item.block_table
         return cls(
             block_size=block_size,
             fed=fed,
-            slots=torch.tensor(slots, dtype=torch.int64, device=device),
-            first=torch.tensor([0, *accumulate(fed)], dtype=torch.int32, device=device),
-            ends=torch.tensor([item.end for item in work], dtype=torch.int32, device=device),
-            tables=torch.tensor(tables, dtype=torch.int32, device=device).view(len(work), widest),
+            slots=upload(_slots(work, tables, block_size), torch.int64, device),
+            first=upload([0, *accumulate(fed)], torch.int32, device),
+            ends=upload([item.end for item in work], torch.int32, device),
+            tables=upload(tables, torch.int32, device),
         )
 
     @cached_property
@@ -120,8 +122,14 @@ class AttentionBackend(Protocol):
         """
 
 
-def _slots(work: Work, block_size: int) -> list[int]:
-    return [
-        work.block_table[position // block_size] * block_size + position % block_size
-        for position in range(work.start, work.end)
-    ]
+def _slots(work: Sequence[Work], tables: Integers, block_size: int) -> Integers:
+    """Return `[tokens]` int64 slots of the fed tokens."""
+    if all(len(item.token_ids) == 1 for item in work):  # all at once, as decoding is what happens most
+        positions = np.array([item.start for item in work], dtype=np.int64)
+        blocks = tables[np.arange(len(work)), positions // block_size] if len(work) else positions
+        return blocks.astype(np.int64) * block_size + positions % block_size
+    parts = []
+    for item, table in zip(work, tables, strict=True):
+        positions = np.arange(item.start, item.end)
+        parts.append(table[positions // block_size].astype(np.int64) * block_size + positions % block_size)
+    return np.concatenate(parts)

@@ -6,7 +6,7 @@ import torch
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.blocks import Copy
-from engine.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
+from engine.cache import CacheGeometry, make_cache, make_host_cache
 from engine.errors import ModelUnsupported
 from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels
 
@@ -54,10 +54,12 @@ class CpuBackend:
         return self._kernels.attend(self.view, layer, query, batch, scoring, self._threads)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
-        """Copy block by block: each is one piece of bytes."""
-        copy_blocks(self.cache, copies)
+        """Copy each block as one piece of bytes, on all threads."""
+        self._kernels.copy_blocks(self.cache, self.cache, copies, self._threads)
 
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
-        """Copy block by block to the other tier."""
+        """Copy each block as one piece of bytes to the other tier, on all threads."""
         assert self.host_cache is not None, "there is no host tier to copy to or from"
-        swap_blocks(self.cache, self.host_cache, copies, to_host=direction is Direction.DEVICE_TO_HOST)
+        to_host = direction is Direction.DEVICE_TO_HOST
+        source, target = (self.cache, self.host_cache) if to_host else (self.host_cache, self.cache)
+        self._kernels.copy_blocks(source, target, copies, self._threads)

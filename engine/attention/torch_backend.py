@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.backend import Direction, PagedBatch, Rows, Scoring
 from engine.blocks import Copy
-from engine.cache import CacheGeometry, make_cache, make_host_cache, swap_blocks
+from engine.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
 
 
 class TorchBackend:
@@ -51,7 +51,10 @@ class TorchBackend:
         return output
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
-        """Copy all pairs at once."""
+        """Copy all pairs by one kernel on a GPU, block by block elsewhere: there torch's indexing goes by elements."""
+        if not self.cache.is_cuda:
+            copy_blocks(self.cache, copies)
+            return
         sources = [copy.source for copy in copies]
         self.cache[[copy.destination for copy in copies]] = self.cache[sources]
 

@@ -12,6 +12,7 @@ from engine.triton_kernels.cache_write import write_cache
 from engine.triton_kernels.decode import decode
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.prefill import prefill
+from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
 from engine.triton_kernels.scores import ScoreFactors
 from engine.triton_kernels.tuning import Tuning, tuning_for
 from engine.triton_kernels.work_list import WorkList, list_work, tile_count
@@ -53,6 +54,25 @@ class TritonBackend:
         if len(key):
             key, value = self._elements_together(key), self._elements_together(value)
             write_cache(key, value, batch.slots, PagedLayer(self.cache, layer), self._tuning(1))
+
+    def write_rotated(
+        self,
+        layer: int,
+        projected: torch.Tensor,
+        positions: torch.Tensor,
+        rotations: torch.Tensor,
+        query: torch.Tensor,
+        batch: PagedBatch,
+        norms: HeadNorms | None = None,
+    ) -> None:
+        """Rotate Q of `projected` into `query`, and write rotated K, and V, to the batch's slots.
+
+        `projected`: `[tokens, (heads + 2 * kv_heads) * head_size]`. `positions`: `[tokens]`. `rotations`: `[positions,
+        head_size]`, cosines, then sines. `query`: `[tokens, heads, head_size]`, contiguous. With `norms`, each head of
+        Q and of K is normalized before. Tokens with negative positions or slots are padding.
+        """
+        if len(query):
+            write_rotated(projected, positions, rotations, query, PagedLayer(self.cache, layer), batch.slots, norms)
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
         """Attend with one kernel for the sequences that decode and one for prompts, whichever there are."""

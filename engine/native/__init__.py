@@ -1,7 +1,7 @@
 """Kernels for the CPU in C++, compiled on the machine that they run on."""
 
 from engine.native.build import KernelsUnavailable, build
-from engine.native.decoder import NativeDecoder, is_llama_shaped
+from engine.native.decoder import NativeDecoder, runs
 from engine.native.kernels import LARGEST_HEAD, Kernels
 
-__all__ = ["LARGEST_HEAD", "Kernels", "KernelsUnavailable", "NativeDecoder", "build", "is_llama_shaped"]
+__all__ = ["LARGEST_HEAD", "Kernels", "KernelsUnavailable", "NativeDecoder", "build", "runs"]

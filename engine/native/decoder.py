@@ -10,29 +10,18 @@ from typing import Any
 import torch
 
 from engine.attention.backend import PagedBatch
+from engine.llama_shape import head_size, is_llama_shaped, rotations, window_of
 from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels, NativeLayer, NativeModel
 
-# Models whose decoder is: norm, attention, norm, gated SiLU; with biases of q, k, v, norms of q and k, windows, or not.
-_KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-# Rotations that are the same for a position whatever the length of the sequence.
-_FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 _COLUMNS = 16  # that a gate and what it gates alternate in
 
 
-def is_llama_shaped(model: Any) -> bool:
-    """Return whether the kernels know all that a model does."""
-    config = model.config
-    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    return (
-        config.model_type in _KINDS
-        and rotation in _FIXED_ROTATIONS
-        and getattr(config, "hidden_act", None) == "silu"
-        and not getattr(config, "mlp_bias", False)
-        and config.intermediate_size % _COLUMNS == 0
-        and _head_size(config) % _COLUMNS == 0
-        and _head_size(config) <= LARGEST_HEAD
-        and all(layer.self_attn.o_proj.bias is None for layer in model.model.layers)
-    )
+def runs(model: Any) -> bool:
+    """Return whether NativeDecoder does all that a model does."""
+    if not is_llama_shaped(model):
+        return False
+    size = head_size(model.config)
+    return model.config.intermediate_size % _COLUMNS == 0 and size % _COLUMNS == 0 and size <= LARGEST_HEAD
 
 
 class NativeDecoder:
@@ -46,14 +35,16 @@ class NativeDecoder:
         self._kept: list[torch.Tensor] = []  # what the structures point to
         self._model = self._described(model, context_tokens)
 
-    def logits(self, token_ids: list[int], positions: list[int], places: list[int], batch: PagedBatch) -> torch.Tensor:
+    def logits(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
+    ) -> torch.Tensor:
         """Return `[places, vocabulary]` logits of a flattened batch, at these places of it."""
-        tokens = tuple(torch.tensor(column, dtype=torch.int32) for column in (token_ids, positions, places))
+        tokens = (token_ids.to(torch.int32), positions.to(torch.int32), places.to(torch.int32))
         return self._kernels.step(self._model, self._view, batch, tokens, self._threads)
 
     def _described(self, model: Any, context_tokens: int) -> NativeModel:
         config, layers = model.config, model.model.layers
-        size = _head_size(config)
+        size = head_size(config)
         described = NativeModel(
             layers=len(layers),
             hidden=config.hidden_size,
@@ -70,18 +61,13 @@ class NativeDecoder:
         described.embedding = self._keep(model.model.embed_tokens.weight.detach().to(torch.bfloat16).contiguous())
         described.head = self._pack(model.lm_head.weight)
         described.final_norm = self._float(model.model.norm.weight)
-        positions = torch.arange(context_tokens)[None]
-        cosine, sine = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)
-        described.cosine = self._float(cosine[0, :, : size // 2])
-        described.sine = self._float(sine[0, :, : size // 2])
+        described.cosine, described.sine = map(self._float, rotations(model, context_tokens))
         return described
 
     def _layer(self, layer: Any) -> NativeLayer:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        # Where layers differ in it each has its own, else the configuration has it.
-        window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
-        described = NativeLayer(window=window or 0)
+        described = NativeLayer(window=window_of(attention) or 0)
         described.projections = self._pack(torch.cat([one.weight for one in projections]))
         described.output = self._pack(attention.o_proj.weight)
         described.gates = self._pack(_alternating(mlp.gate_proj.weight, mlp.up_proj.weight))
@@ -111,7 +97,3 @@ def _alternating(gate: torch.Tensor, gated: torch.Tensor) -> torch.Tensor:
     rows, inputs = gate.shape
     pieces = [weights.view(rows // _COLUMNS, _COLUMNS, inputs) for weights in (gate, gated)]
     return torch.stack(pieces, dim=1).view(2 * rows, inputs)
-
-
-def _head_size(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from engine.attention.backend import PagedBatch, Scoring
+from engine.blocks import Copy
 from engine.cache import CacheGeometry
 
 LARGEST_HEAD = 256
@@ -145,6 +146,21 @@ class Kernels:
             threads,
         )
         return output
+
+    def copy_blocks(self, source: torch.Tensor, target: torch.Tensor, copies: Sequence[Copy], threads: int) -> None:
+        """Copy rows of one contiguous cache to rows of another, or of the same; no row is a source and a destination.
+
+        All rows in one call: torch wakes its threads once for each block, which takes longer than to copy it.
+        """
+        pairs = torch.tensor(copies, dtype=torch.int64)
+        self._library.quire_copy(
+            c_void_p(source.data_ptr()),
+            c_void_p(target.data_ptr()),
+            c_void_p(pairs.data_ptr()),
+            len(copies),
+            c_int64(source[0].nbytes),
+            threads,
+        )
 
     def read(self, memory: torch.Tensor, threads: int) -> None:
         """Read a tensor, of whole MiB, as fast as the memory gives it: what no kernel can beat."""

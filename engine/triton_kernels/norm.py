@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang and Sennrich, 2019), with the residual's addition before it in one launch."""
+"""Adds what a layer computed to the residual, and norms the sum for the next one (RMSNorm, Zhang et al. 2019)."""
 
 import torch
 import triton
@@ -7,62 +7,60 @@ import triton.language as tl
 from engine.triton_kernels.rounding import rounded, widened
 from engine.triton_kernels.tuning import INTERPRETED
 
+_WARP_ELEMENTS = 512  # of a row, for each warp
 
-def normalize(
-    hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor, added: torch.Tensor | None = None
-) -> None:
-    """Write `hidden / rms(hidden) * weight` to `output`, computed in float32.
 
-    `hidden`, `output`, `added`: `[tokens, size]`, each row in one piece; `weight`: `[size]`. With `added`, `hidden`
-    becomes `hidden + added` first, rounded to its type, and it is that sum which is normalized.
+def add_and_norm(
+    residual: torch.Tensor, computed: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """Add `computed`, where there is any, to `residual` in place; return the sum's RMSNorm. Both `[tokens, hidden]`.
+
+    The sum is rounded to the residual's type before it is normed, and so is the quotient before it is weighted, as in
+    transformers' modules.
     """
-    tokens, size = hidden.shape
-    if not tokens:
-        return
-    width = triton.next_power_of_2(size)
-    _normalize[(tokens,)](
-        hidden,
-        hidden if added is None else added,
-        weight,
-        output,
-        hidden.stride(0),
-        0 if added is None else added.stride(0),
-        output.stride(0),
-        epsilon,
-        SIZE=size,
-        WIDTH=width,
-        ADDED=added is not None,
-        INTERPRETED=INTERPRETED,
-        num_warps=min(16, max(1, width // 512)),
-    )
+    tokens, hidden = residual.shape
+    normed = torch.empty_like(residual)
+    elements = triton.next_power_of_2(hidden)
+    if tokens:
+        _add_and_norm[(tokens,)](
+            residual,
+            residual if computed is None else computed,
+            weight,
+            normed,
+            epsilon,
+            ADDS=computed is not None,
+            HIDDEN=hidden,
+            ELEMENTS=elements,
+            INTERPRETED=INTERPRETED,
+            num_warps=min(16, max(1, elements // _WARP_ELEMENTS)),
+        )
+    return normed
 
 
 @triton.jit
-def _normalize(
-    hidden,
-    added,
+def _add_and_norm(
+    residual,
+    computed,
     weight,
-    output,
-    hidden_stride,
-    added_stride,
-    output_stride,
+    normed,
     epsilon,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ADDED: tl.constexpr,
+    ADDS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    ELEMENTS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Normalize one token."""
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, WIDTH)
-    there = columns < SIZE
-    row = widened(tl.load(hidden + token * hidden_stride + columns, mask=there, other=0), INTERPRETED).to(tl.float32)
-    if ADDED:
-        more = tl.load(added + token * added_stride + columns, mask=there, other=0)
-        total = rounded(row + widened(more, INTERPRETED).to(tl.float32), hidden.dtype.element_ty, INTERPRETED)
-        tl.store(hidden + token * hidden_stride + columns, total, mask=there)
-        row = widened(total, INTERPRETED).to(tl.float32)
-    factor = tl.rsqrt(tl.sum(row * row, 0) / SIZE + epsilon)
-    scale = widened(tl.load(weight + columns, mask=there, other=0), INTERPRETED).to(tl.float32)
-    normalized = rounded(row * factor * scale, output.dtype.element_ty, INTERPRETED)
-    tl.store(output + token * output_stride + columns, normalized, mask=there)
+    """Do one token."""
+    element = tl.arange(0, ELEMENTS)
+    there = element < HIDDEN
+    place = tl.program_id(0).to(tl.int64) * HIDDEN + element
+    kind = residual.dtype.element_ty
+    row = widened(tl.load(residual + place, mask=there, other=0), INTERPRETED).to(tl.float32)
+    if ADDS:
+        row += widened(tl.load(computed + place, mask=there, other=0), INTERPRETED).to(tl.float32)
+        summed = rounded(row, kind, INTERPRETED)
+        tl.store(residual + place, summed, mask=there)
+        row = widened(summed, INTERPRETED).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(row * row, 0) / HIDDEN + epsilon)
+    quotient = widened(rounded(row * scale, kind, INTERPRETED), INTERPRETED).to(tl.float32)
+    weights = widened(tl.load(weight + element, mask=there, other=0), INTERPRETED).to(tl.float32)
+    tl.store(normed + place, rounded(quotient * weights, kind, INTERPRETED), mask=there)

@@ -23,7 +23,7 @@ def widened(numbers, INTERPRETED: tl.constexpr):
 @triton.jit
 def rounded(numbers, TYPE: tl.constexpr, INTERPRETED: tl.constexpr):
     """Return float32 numbers as another type, rounded to the nearest, ties to even."""
-    if INTERPRETED and TYPE == tl.bfloat16:
+    if INTERPRETED and tl.bfloat16 == TYPE:
         bits = numbers.to(tl.uint32, bitcast=True)
         nearest = bits + 0x7FFF + ((bits >> 16) & 1)
         return (nearest >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)

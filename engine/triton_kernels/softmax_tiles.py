@@ -55,7 +55,7 @@ def attend_tiles(
             there = (tokens < stop)[:, None] & (dims < HEAD_SIZE)[None, :]
             key = tl.load(places, mask=there, other=0)
             value = tl.load(places + value_offset, mask=there, other=0)
-        elif HEAD_SIZE < query.shape[1]:
+        elif query.shape[1] > HEAD_SIZE:
             there = (tokens >= 0)[:, None] & (dims < HEAD_SIZE)[None, :]
             key = tl.load(places, mask=there, other=0)
             value = tl.load(places + value_offset, mask=there, other=0)

@@ -9,18 +9,17 @@ from statistics import median
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from engine.attention import TorchBackend
 from engine.attention.backend import Direction
-from engine.attention.cpu_backend import CpuBackend
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.model import LoadedModel, load_model
-from engine.native import LARGEST_HEAD, Kernels, NativeDecoder
+from engine.native import Kernels
 from engine.preemption import PreemptionCosts
 from engine.request import Capacity
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
-from services.engine.native_kernels import decoder_for, kernels_for
+from services.engine.backends import Backend, Wanted, choose
+from services.engine.native_kernels import kernels_for
 from services.engine.settings import EngineSettings
 from services.settings import InvalidSetting
 
@@ -58,29 +57,14 @@ def assemble(settings: EngineSettings) -> EngineParts:
         device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
         host_blocks=settings.host_blocks,
     )
-    backend, decoder = _backend(settings, loaded, capacity, kernels)
-    scheduler = Scheduler(capacity, settings.limits(), PreemptionCosts(_seconds_per_swapped_block(backend)))
-    return EngineParts(loaded, scheduler, ModelRunner(loaded, backend, capacity.block_size, decoder=decoder))
+    chosen = choose(Wanted(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences))
+    costs = PreemptionCosts(_seconds_per_swapped_block(chosen.backend))
+    scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead)
+    runner = ModelRunner(loaded, chosen.backend, capacity.block_size, decoder=chosen.decoder)
+    return EngineParts(loaded, scheduler, runner)
 
 
-def _backend(
-    settings: EngineSettings, loaded: LoadedModel, capacity: Capacity, kernels: Kernels | None
-) -> tuple[TorchBackend | CpuBackend, NativeDecoder | None]:
-    """Allocate the cache of the backend that is asked for, or that is the fastest for the type of the weights."""
-    blocks, host_blocks = capacity.device_blocks, capacity.host_blocks
-    fast = kernels is not None and kernels.bfloat16 and loaded.dtype == torch.bfloat16
-    fast = fast and loaded.geometry.head_size <= LARGEST_HEAD
-    if kernels is None or (settings.attention_backend == "auto" and not fast):
-        device: torch.device = loaded.model.device
-        return TorchBackend(loaded.geometry, capacity.block_size, blocks, loaded.dtype, device, host_blocks), None
-    threads = torch.get_num_threads()
-    backend = CpuBackend(kernels, loaded.geometry, capacity.block_size, blocks, loaded.dtype, host_blocks, threads)
-    decoder = decoder_for(kernels, loaded, backend, threads)
-    log.info("a step is run by %s", "the CPU's kernels" if decoder else "the model's modules")
-    return backend, decoder
-
-
-def _seconds_per_swapped_block(backend: TorchBackend | CpuBackend) -> float:
+def _seconds_per_swapped_block(backend: Backend) -> float:
     """Measure how long a block takes to the host tier; 0 where there is none."""
     if backend.host_cache is None:
         return 0.0

@@ -31,8 +31,9 @@ class EngineSettings:
     )
     attention_backend: str = setting(
         "auto",
-        "Kernels of attention: torch's own, or cpu, which are compiled at the first start. auto takes the faster ones.",
-        choices=("auto", "torch", "cpu"),
+        "Kernels of attention: torch's operators; cpu, compiled at the first start; triton, for GPUs; flex, made by "
+        "torch.compile at the first steps. auto takes the fastest.",
+        choices=("auto", "torch", "cpu", "triton", "flex"),
     )
     kernels_folder: str = setting("", "Folder that keeps compiled kernels. Empty: beside the models that were fetched.")
     block_size: int = setting(16, "Tokens that one KV block holds.", least=1, most=4096)

@@ -1,11 +1,13 @@
 """A peer is measured by a script of its own; without the peer its rows have no value."""
 
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from bench.peer import Peer
+from bench.peer import Peer, Worker
 
 SCRIPT = """
 import json, sys
@@ -52,3 +54,25 @@ def test_a_peer_that_cannot_run_is_an_error(tmp_path: Path, monkeypatch: pytest.
     script.write_text("import sys; sys.exit(3)")
     with pytest.raises(RuntimeError, match="other ended with 3"):
         Peer(script, "OTHER_PYTHON", {})
+
+
+def test_a_worker_is_stopped_whenever_it_is_not_asked(tmp_path: Path) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text("import os\nprint(os.getpid(), flush=True)\nwhile input(): print('{\"figure\": 1}', flush=True)")
+    with Worker("busy", [sys.executable, script]) as worker:
+        process = psutil.Process(int(worker.name))
+        for _ in range(2):
+            assert _is_stopped(process)
+            assert worker.measure("go") == {"figure": 1}
+        assert _is_stopped(process)
+        worker.measure("once more")
+    assert not process.is_running()
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    """Wait a moment for it to be so: a signal takes effect when the process is next looked at."""
+    for _ in range(100):
+        if process.status() == psutil.STATUS_STOPPED:
+            return True
+        time.sleep(0.01)
+    return False

@@ -1,4 +1,29 @@
-from bench.report import met, row
+"""Rows and their targets, and what a benchmark writes."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from bench import report
+from bench.report import met, publish, row, targets
+
+# What a machine with a GPU and little else does not have.
+BARE = """
+import sys
+from pathlib import Path
+
+for name in ("rich", "matplotlib", "psutil", "numpy", "torch"):
+    sys.modules[name] = None
+from bench import report
+
+report.RESULTS = Path(sys.argv[1])
+assert list(report.track([1, 2], "counting")) == [1, 2]
+report.publish("cpu", [report.row("cpu", "b1_over_the_better_peer", 1.5, "ratio", "a peer")], 3, seconds=[0.5])
+"""
 
 
 def test_a_figure_meets_its_target_only_on_the_right_side_of_it() -> None:
@@ -21,3 +46,38 @@ def test_a_row_carries_the_target_that_stands_in_the_file() -> None:
     assert row("demo", "first_token_seconds", 3.0, "s").target == 15.0
     assert row("demo", "first_token_seconds", 30.0, "s").met is False
     assert row("demo", "a_metric_without_target", 1.0, "s").target is None
+
+
+def test_every_target_says_on_which_side_a_value_meets_it_in_words_of_a_benchmark_with_a_title() -> None:
+    for benchmark, group in targets().items():
+        assert group.pop("title"), benchmark
+        for metric, target in group.items():
+            assert set(target) == {"words", "target", "better"}, metric
+            assert met(target["target"], target) is (target["better"] != "less")
+
+
+def test_a_result_says_when_and_under_what_load_it_was_measured_and_holds_what_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    publish("demo", [row("demo", "first_token_seconds", 3.0, "s")], 2, runs=[2.5, 3.5])
+    result = json.loads((tmp_path / "demo.json").read_text())
+    assert datetime.fromisoformat(result["started"]) < datetime.now(UTC)
+    assert [len(result["load"][moment]) for moment in ("start", "end")] == [3, 3]
+    assert result["runs"] == [2.5, 3.5]
+    assert result["hardware"]["cores"] >= 1
+    assert result["rows"][0]["met"] is True
+    assert "first_token_seconds" in capsys.readouterr().out
+
+
+def test_a_bare_machine_prints_a_plain_table_and_draws_nothing(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", BARE, str(tmp_path)], cwd=report.ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert lines[0] == "cpu"
+    assert lines[1].split() == ["metric", "value", "unit", "peer", "target", "met"]
+    assert lines[2].split("  ")[0] == "b1_over_the_better_peer"
+    assert len(lines) == 3
+    assert json.loads((tmp_path / "cpu.json").read_text())["seconds"] == [0.5]

@@ -20,8 +20,8 @@ from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.plan import Work
 from engine.request import Sampling
-from engine.triton_kernels.gate import gate
-from engine.triton_kernels.norm import normalize
+from engine.triton_kernels.gated import silu_gated
+from engine.triton_kernels.norm import add_and_norm
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rotary_write import HeadNorms, TableRows, write_rotated
 
@@ -83,9 +83,9 @@ def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: in
 def use_what_knows_no_cache() -> None:
     """Launch what a layer does beside attention."""
     hidden = torch.randn(10, 4096, dtype=torch.bfloat16)
-    for added in (None, hidden.clone()):
-        normalize(hidden, hidden[0], 1e-5, hidden.clone(), added)
-    gate(hidden, hidden[:, :2048].clone())
+    for computed in (None, hidden.clone()):
+        add_and_norm(hidden, computed, hidden[0], 1e-5)
+    silu_gated(hidden)
 
 
 def main() -> None:

@@ -1,14 +1,25 @@
 """A model without tensors: its next token is a function of all that the blocks of a plan hold."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from engine.blocks import Copy
-from engine.plan import Sampled, StepPlan, Work
+from engine.plan import PENDING, Done, Launched, Sampled, StepPlan, Work
 from engine.request import BeamSearch
 from tests.engine_in_process import MadeToFail
 
 _NOTHING = -1
 _SCORES = 10**6
+
+
+@dataclass(frozen=True)
+class FailedLater:
+    """A step whose failure shows at its end."""
+
+    failure: Exception
+
+    def result(self) -> list[Sampled]:
+        raise self.failure
 
 
 class FakeRunner:
@@ -22,12 +33,29 @@ class FakeRunner:
     def __init__(self, block_size: int, vocabulary: int) -> None:
         self.fail_next = False
         self.plans: list[StepPlan] = []
+        self._drawn: dict[int, int] = {}  # by the latest step, by sequence
         self._block_size = block_size
         self._vocabulary = vocabulary
         self._slots: dict[int, int] = {}
         self._host_slots: dict[int, int] = {}
 
-    def execute(self, plan: StepPlan) -> list[Sampled]:
+    def launch(self, plan: StepPlan) -> Launched:
+        """Compute it at once; a failure is told later, as a device does."""
+        plan = replace(plan, work=tuple(map(self._known, plan.work)))
+        try:
+            brought = self._execute(plan)
+        except MadeToFail as failure:
+            self._drawn = dict.fromkeys((work.sequence for work in plan.work), 0)  # whatever there was
+            return FailedLater(failure)
+        outcomes = iter(brought)
+        found = [(work, [next(outcomes) for _ in range(work.outcomes)]) for work in plan.work]
+        self._drawn = {work.sequence: sampled[-1].token_id for work, sampled in found if work.samples}
+        return Done(brought)
+
+    def _known(self, work: Work) -> Work:
+        return work._replace(token_ids=(self._drawn[work.sequence],)) if work.token_ids == (PENDING,) else work
+
+    def _execute(self, plan: StepPlan) -> list[Sampled]:
         for copies in plan.copies:
             self._copy(copies.device_to_host, self._slots, self._host_slots)
             self._copy(copies.host_to_device, self._host_slots, self._slots)

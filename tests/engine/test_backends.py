@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention import TorchBackend
+from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
 from engine.attention.cpu_backend import CpuBackend
+from engine.attention.flex_backend import FlexBackend
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.errors import ModelUnsupported
 from engine.native import Kernels, KernelsUnavailable, build
 from services.model_store import default_cache
-from tests.engine.paged_case import Case, Feed, MakeBackend
+from tests.engine.paged_case import Case, Feed, MakeBackend, Moved
 from tests.engine.triton_case import make_triton_backend
 
 LONG = [Feed(4999, 1), Feed(0, 1), Feed(300, 1), Feed(130, 20)]
@@ -33,6 +34,7 @@ PROPERTIES: dict[str, Sequence[Any]] = {
     "window": [None, 1, 50, 1000],
     "softcap": [None, 20.0],
     "poison": [math.nan, math.inf],
+    "moved": [None, "copied", "swapped"],
 }
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
@@ -64,10 +66,12 @@ def kernels(*, tiles: bool) -> Kernels:
     return made
 
 
-@pytest.fixture(params=["torch", "cpu", "cpu without tiles", "triton"])
+@pytest.fixture(params=["torch", "cpu", "cpu without tiles", "flex", "triton"])
 def make(request: pytest.FixtureRequest) -> MakeBackend:
     if request.param == "torch":
         return TorchBackend
+    if request.param == "flex":
+        return partial(FlexBackend, compiled=False)
     if request.param == "triton":
         return make_triton_backend()
     return partial(CpuBackend, kernels(tiles=request.param == "cpu"))
@@ -84,6 +88,7 @@ def run(make: MakeBackend, row: dict[str, Any]) -> float:
         head_size=row["head_size"],
         scoring=scoring,
         poison=row["poison"],
+        moved=row["moved"],
         dtype=row["dtype"],
         make=make,
     )
@@ -100,6 +105,33 @@ def name_of(row: dict[str, Any]) -> str:
 @pytest.mark.parametrize("row", TABLE, ids=name_of)
 def test_attention_over_blocks_is_attention(make: MakeBackend, row: dict[str, Any]) -> None:
     assert run(make, row) < 1
+
+
+class Forgetful(TorchBackend):
+    """Leaves the row of the last token unwritten."""
+
+    def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
+        output = torch.empty_like(query)
+        output[:-1] = super().attend(layer, query, batch, scoring)[:-1]
+        return output
+
+
+class Mistaken(TorchBackend):
+    """Copies and swaps no more than one block."""
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        super().copy_blocks(copies[:1])
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        super().swap(copies[:1], direction)
+
+
+@pytest.mark.parametrize(
+    ("make", "moved"), [(Forgetful, None), (Forgetful, "copied"), (Mistaken, "copied"), (Mistaken, "swapped")]
+)
+def test_a_row_left_out_and_a_block_left_behind_are_seen(make: MakeBackend, moved: Moved | None) -> None:
+    assert Case(PROMPTS, moved=moved).run() < TOLERANCES[torch.float32]
+    assert Case(PROMPTS, moved=moved, make=make).run() == math.inf
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -123,6 +155,36 @@ def test_copies_and_swaps_of_the_cpu_backend_take_whole_blocks() -> None:
     backend.swap([Copy(4, 6), Copy(1, 4)], Direction.HOST_TO_DEVICE)
     assert torch.equal(bits[[6, 4]], before[[2, 5]])
     assert torch.equal(bits[[0, 1, 3]], before[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("geometry", [CacheGeometry(30, 3, 64), CacheGeometry(5, 3, 26)], ids=["large", "crooked"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_copies_at_once_take_each_block_to_its_place_and_touch_no_other(
+    geometry: CacheGeometry, threads: int
+) -> None:
+    block_size = (
+        16 if geometry.layers == 30 else 3
+    )  # of 360 KiB, and of sizes that are no multiple of what is stored at once
+    backend = CpuBackend(
+        kernels(tiles=False), geometry, block_size, 40, torch.bfloat16, host_blocks=30, threads=threads
+    )
+    assert backend.host_cache is not None
+    device, host = backend.cache.view(torch.int16), backend.host_cache.view(torch.int16)
+    device.random_()
+    host.random_()
+    before, host_before = device.clone(), host.clone()
+    ids = random.Random(1).sample(range(1, 31), 30)
+    backend.swap(
+        [Copy(source, target) for source, target in zip(ids[:14], ids[14:28], strict=True)], Direction.DEVICE_TO_HOST
+    )
+    assert torch.equal(host[ids[14:28]], before[ids[:14]])
+    assert torch.equal(host[ids[:14]], host_before[ids[:14]])
+    backend.copy_blocks([Copy(source, target) for source, target in zip(ids[:14], ids[14:28], strict=True)])
+    assert torch.equal(device[ids[14:28]], before[ids[:14]])
+    untouched = [0, *ids[:14], *ids[28:], *range(31, 41)]
+    assert torch.equal(device[untouched], before[untouched])
+    backend.copy_blocks([])
+    assert torch.equal(device[untouched], before[untouched])
 
 
 def test_heads_larger_than_the_kernels_have_room_for_are_refused() -> None:

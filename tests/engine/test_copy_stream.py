@@ -19,7 +19,7 @@ from engine.cache import CacheGeometry
 from engine.copy_stream import CopyStream, CudaCopyStream, InlineCopyStream, copy_stream_for
 from engine.errors import CopyFailed
 from engine.loop import Engine
-from engine.plan import Copies, Sampled, StepPlan, Work
+from engine.plan import Copies, Done, StepPlan, Work
 from engine.request import Capacity, Request, Stopping
 from engine.runner import ModelRunner
 from engine.scheduler import Finished, Limits, Scheduler, Tokens
@@ -312,7 +312,7 @@ class TestAFailedCopy:
 
     def test_ends_the_loop_and_no_request_is_blamed(self) -> None:
         class NoCopies:
-            def execute(self, plan: StepPlan) -> list[Sampled]:
+            def launch(self, plan: StepPlan) -> Done:
                 raise CopyFailed("made to fail")
 
         scheduler = Scheduler(Capacity(8, 50, BLOCK, 4), Limits(8, 4, 4))

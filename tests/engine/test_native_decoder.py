@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.attention.cpu_backend import CpuBackend
 from engine.model import load_model
-from engine.native import Kernels, KernelsUnavailable, build, is_llama_shaped
+from engine.native import Kernels, KernelsUnavailable, build, runs
 from engine.native.build import _COMPILERS
 from engine.plan import Work
 from engine.request import Sampling
@@ -95,7 +95,7 @@ def test_a_sequence_gets_the_same_logits_alone_and_in_a_batch(kernels: Kernels, 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "gemma2", "phi3", "mixtral", "gpt_neox", "gpt_bigcode"])
 def test_what_is_not_llama_shaped_is_left_to_its_modules(checkpoint: Checkpoint, kind: str) -> None:
-    assert not is_llama_shaped(load_model(checkpoint(FAMILIES[kind]), torch.bfloat16, CPU).model)
+    assert not runs(load_model(checkpoint(FAMILIES[kind]), torch.bfloat16, CPU).model)
 
 
 def test_a_model_that_the_kernels_would_answer_otherwise_is_left_to_its_modules(
@@ -105,7 +105,7 @@ def test_a_model_that_the_kernels_would_answer_otherwise_is_left_to_its_modules(
     backend = CpuBackend(kernels, loaded.geometry, BLOCK, 8, torch.bfloat16, threads=1)
     loaded.model.config.rms_norm_eps = 40.0
     assert decoder_for(kernels, loaded, backend, 1) is None
-    assert "do not run this model" in caplog.text
+    assert "does not run this model" in caplog.text
 
 
 def test_kernels_are_compiled_once_and_found_again(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         preemption=st.sampled_from(Preemption),
         watermark=st.sampled_from([0.0, 0.1, 0.5]),
         aging=st.sampled_from([0.0, 2.0]),
+        ahead=st.booleans(),
     )
     def begin(
         self,
@@ -52,11 +53,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         preemption: Preemption,
         watermark: float,
         aging: float,
+        ahead: bool,
     ) -> None:
         self.block_size = block_size
         capacity = Capacity(CONTEXT, VOCABULARY, block_size, device_blocks, host_blocks)
         limits = Limits(token_budget, min(max_sequences, token_budget), 1024, preemption, watermark, aging)
-        self.scheduler = WatchedScheduler(capacity, limits)
+        self.scheduler = WatchedScheduler(capacity, limits, ahead=ahead)
         self.runner = FakeRunner(block_size, VOCABULARY)
         self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
         self.scheduler.pool = lambda: self.engine.blocks.pool

@@ -12,7 +12,17 @@ from tests.engine.triton_case import make_triton_backend
 
 ROOT = Path(__file__).parents[2]
 SHARED_BYTES = 227 * 1024  # that a program may have on an H100 or H200
-KERNELS = {"_write", "_list_work", "_decode", "_combine", "_prefill", "_copy", "_write_rotated", "_normalize", "_gate"}
+KERNELS = {
+    "_write",
+    "_list_work",
+    "_decode",
+    "_combine",
+    "_prefill",
+    "_copy",
+    "_write_rotated",
+    "_add_and_norm",
+    "_silu_gated",
+}
 
 
 def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_shared_memory(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from engine.attention.backend import PagedBatch
 from tests.engine.triton_case import DEVICE
 
 pytest.importorskip("triton")
-from engine.triton_kernels.gate import gate
-from engine.triton_kernels.norm import normalize
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rotary_write import HeadNorms, TableRows, write_rotated
 from engine.triton_kernels.tuning import Tuning, tuning_for
@@ -150,29 +148,3 @@ def test_queries_and_keys_are_normed_and_rotated_and_padding_is_left_alone(
         expected[block, layer, :, :, offset] = memory[block, layer, :, :, offset]
     assert (query[padding] == 7).all()
     assert torch.equal(memory, expected)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("size", [576, 37])
-@pytest.mark.parametrize("with_addition", [False, True])
-def test_rows_are_normalized_as_torch_does_it(dtype: torch.dtype, size: int, with_addition: bool) -> None:
-    torch.manual_seed(0)
-    hidden, added = (torch.randn(2, 5, size) * 3).to(DEVICE, dtype)
-    weight = torch.randn(size).to(DEVICE, dtype)
-    output = torch.full_like(hidden, 7.0)
-    expected_hidden = hidden + added if with_addition else hidden.clone()
-    normalize(hidden, weight, 1e-5, output, added if with_addition else None)
-    assert torch.equal(hidden, expected_hidden)
-    expected = torch.nn.functional.rms_norm(hidden.float(), (size,), weight.float(), 1e-5)
-    assert torch.allclose(output.float(), expected, TYPES[dtype], TYPES[dtype])
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("size", [1536, 5])
-def test_gates_are_those_of_torch(dtype: torch.dtype, size: int) -> None:
-    torch.manual_seed(0)
-    projected = torch.cat([torch.randn(4, 2 * size) * 4, torch.full((1, 2 * size), -200.0)]).to(DEVICE, dtype)
-    output = torch.full((5, size), 7.0, dtype=dtype, device=DEVICE)
-    gate(projected, output)
-    gates, values = projected.float().chunk(2, -1)
-    assert torch.allclose(output.float(), torch.nn.functional.silu(gates) * values, TYPES[dtype], TYPES[dtype])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import kvmanager
 from engine.blocks import FreeReason, Step, StepItem, StepResult
 from engine.group import Group, Sequence
-from engine.plan import StepPlan, Work
+from engine.plan import PENDING, StepPlan, Work
 from engine.request import Capacity
 from engine.scheduler import Finished, Limits, Scheduler
 
@@ -14,8 +14,9 @@ from engine.scheduler import Finished, Limits, Scheduler
 class WatchedScheduler(Scheduler):
     """Checks plans, victims, admissions, states, and its mirror against the pool."""
 
-    def __init__(self, capacity: Capacity, limits: Limits) -> None:
-        super().__init__(capacity, limits)
+    def __init__(self, capacity: Capacity, limits: Limits, *, ahead: bool = False) -> None:
+        super().__init__(capacity, limits, ahead=ahead)
+        self.adopted_work = self.dropped_work = 0
         self.pool: Callable[[], kvmanager.Pool] = lambda: kvmanager.Pool(
             kvmanager.PoolSpec("nobody", 1, "", capacity.block_size, capacity.device_blocks)
         )
@@ -28,6 +29,32 @@ class WatchedScheduler(Scheduler):
         if plan:
             self._check_plan(plan)
         self._check_states()
+        return plan
+
+    def plan_ahead(self, plan: StepPlan) -> StepPlan | None:
+        ahead = super().plan_ahead(plan)
+        if ahead:
+            ends = {work.sequence: work.end for work in plan.work}
+            for work in ahead.work:
+                sequence = self._roster.sequence(work.sequence)
+                assert work.start == ends.get(work.sequence, sequence.computed)
+                assert work.end <= sequence.room, "no work beyond room"
+            decoding = [work for work in ahead.work if work.token_ids == (PENDING,)]
+            assert all(work.sequence in ends for work in decoding)
+            self._check_only_holders(ahead)
+        return ahead
+
+    def adopt(self, ahead: StepPlan, now: float) -> StepPlan:
+        plan = super().adopt(ahead, now)
+        self._check_work(plan)
+        self._check_states()
+        self.adopted_work += len(plan.work)
+        self.dropped_work += len(ahead.work) - len(plan.work)
+        for work in ahead.work:  # nobody loses a turn who is as it was thought
+            sequence = self._roster.find(work.sequence)
+            if sequence and sequence.finish is None and sequence.group in self._roster.running:
+                planned = work.sequence in {one.sequence for one in plan.work}
+                assert planned or sequence.leaving or sequence.computed != work.start or not sequence.group.forked
         return plan
 
     def ask(self, plan: StepPlan | None) -> Step | None:
@@ -63,6 +90,11 @@ class WatchedScheduler(Scheduler):
     # Laws.
 
     def _check_plan(self, plan: StepPlan) -> None:
+        self._check_work(plan)
+        fed = sum(len(work.token_ids) for work in plan.work)
+        self._check_nobody_left_out(plan, self.limits.token_budget - fed)
+
+    def _check_work(self, plan: StepPlan) -> None:
         size, budget = self.capacity.block_size, self.limits.token_budget
         fed = sum(len(work.token_ids) for work in plan.work)
         assert fed <= budget
@@ -78,7 +110,6 @@ class WatchedScheduler(Scheduler):
             assert list(work.block_table) == sequence.table[: -(-work.end // size)]
             self._check_samples(sequence, work, plan)
         self._check_only_holders(plan)
-        self._check_nobody_left_out(plan, budget - fed)
 
     def _check_samples(self, sequence: Sequence, work: Work, plan: StepPlan) -> None:
         group = sequence.group

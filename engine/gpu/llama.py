@@ -1,0 +1,105 @@
+"""A Llama-shaped model run by few launches: products by torch, and all between them by one kernel each.
+
+transformers' modules take some forty launches for a layer; here it is ten. The numbers between them have the type of
+the weights, as there.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding, linear
+
+from engine.attention.backend import PagedBatch, Scoring
+from engine.attention.triton_backend import TritonBackend
+from engine.llama_shape import head_size, is_llama_shaped, rotations, window_of
+from engine.triton_kernels.gated import silu_gated
+from engine.triton_kernels.norm import add_and_norm
+
+
+def runs(model: Any) -> bool:
+    """Return whether LlamaDecoder does all that a model does; norms of q and k it does not."""
+    return is_llama_shaped(model) and not any(hasattr(layer.self_attn, "q_norm") for layer in model.model.layers)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The weights of one layer, with its projections in one matrix, and its gates in another."""
+
+    attention_norm: torch.Tensor
+    projections: torch.Tensor
+    biases: torch.Tensor | None
+    output: torch.Tensor
+    mlp_norm: torch.Tensor
+    gates: torch.Tensor
+    down: torch.Tensor
+    scoring: Scoring
+
+
+class LlamaDecoder:
+    """Runs the steps of one model over the cache of one backend."""
+
+    def __init__(self, model: Any, backend: TritonBackend, context_tokens: int) -> None:
+        """Take a model's weights over: its modules share them where they can, and else lose them.
+
+        It computes positions below `context_tokens`.
+        """
+        self._backend = backend
+        config = model.config
+        self._heads, self._size = config.num_attention_heads, head_size(config)
+        self._epsilon: float = config.rms_norm_eps
+        self._embedding = model.model.embed_tokens.weight
+        self._head = model.lm_head.weight
+        self._final_norm = model.model.norm.weight
+        self._rotations = torch.cat(rotations(model, context_tokens), dim=1).contiguous()
+        self._layers = [_taken_over(layer) for layer in model.model.layers]
+
+    def logits(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
+    ) -> torch.Tensor:
+        """Run all layers, and the head at these places."""
+        residual = embedding(token_ids, self._embedding)
+        normed = add_and_norm(residual, None, self._layers[0].attention_norm, self._epsilon)
+        for number, layer in enumerate(self._layers):
+            attended = self._attend(number, layer, normed, positions, batch)
+            normed = add_and_norm(residual, linear(attended, layer.output), layer.mlp_norm, self._epsilon)
+            computed = linear(silu_gated(linear(normed, layer.gates)), layer.down)
+            if number + 1 < len(self._layers):
+                following = self._layers[number + 1].attention_norm
+                normed = add_and_norm(residual, computed, following, self._epsilon)
+        last = residual.index_select(0, places)
+        final = add_and_norm(last, computed.index_select(0, places), self._final_norm, self._epsilon)
+        return linear(final, self._head)
+
+    def _attend(
+        self, number: int, layer: _Layer, normed: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
+    ) -> torch.Tensor:
+        projected = linear(normed, layer.projections, layer.biases)
+        query = torch.empty(len(normed), self._heads, self._size, dtype=normed.dtype, device=normed.device)
+        self._backend.write_rotated(number, projected, positions, self._rotations, query, batch)
+        return self._backend.attend(number, query, batch, layer.scoring).view(len(normed), -1)
+
+
+def _taken_over(layer: Any) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    biases = None if projections[0].bias is None else torch.cat([one.bias.detach() for one in projections])
+    return _Layer(
+        attention_norm=layer.input_layernorm.weight.detach(),
+        projections=_fused(projections),
+        biases=biases,
+        output=attention.o_proj.weight.detach(),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gates=_fused((mlp.gate_proj, mlp.up_proj)),
+        down=mlp.down_proj.weight.detach(),
+        scoring=Scoring(attention.scaling, window_of(attention)),
+    )
+
+
+def _fused(modules: tuple[Any, ...]) -> torch.Tensor:
+    """Return the modules' weights as one matrix, of which theirs become parts: memory for both would not be there."""
+    fused = torch.cat([one.weight.detach() for one in modules])
+    parts = torch.split(fused, [len(one.weight) for one in modules])
+    for one, part in zip(modules, parts, strict=True):
+        one.weight.data = part
+    return fused

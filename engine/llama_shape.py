@@ -1,0 +1,49 @@
+"""What decoders that replace a Llama-shaped model's modules need to know of it.
+
+Its layers are: norm, attention, norm, gated SiLU; with biases of q, k and v, norms of q and k, windows, or not.
+"""
+
+from typing import Any
+
+import torch
+
+_KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+# Rotations that are the same for a position whatever the length of the sequence.
+_FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+def is_llama_shaped(model: Any) -> bool:
+    """Return whether a model's layers are all there is to it, and nothing in them depends on what is not said here."""
+    config = model.config
+    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    return (
+        config.model_type in _KINDS
+        and rotation in _FIXED_ROTATIONS
+        and getattr(config, "hidden_act", None) == "silu"
+        and not getattr(config, "mlp_bias", False)
+        and all(layer.self_attn.o_proj.bias is None for layer in model.model.layers)
+    )
+
+
+def head_size(config: Any) -> int:
+    """Return the elements of a head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def window_of(attention: Any) -> int | None:
+    """Return how far back a layer's attention looks, None where that is not bounded."""
+    # Where layers differ in it each has its own, else the configuration has it.
+    window: int | None = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
+    return window or None
+
+
+def rotations(model: Any, context_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `[context_tokens, head_size / 2]` float32 cosines and sines of the angles of each position.
+
+    By them the elements i and i + head_size / 2 of a head are turned (RoPE, Su et al. 2021); a scaling of the rotation
+    is in both.
+    """
+    positions = torch.arange(context_tokens, device=model.device)[None]
+    cosine, sine = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32, device=model.device), positions)
+    half = head_size(model.config) // 2
+    return cosine[0, :, :half].float(), sine[0, :, :half].float()

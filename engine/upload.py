@@ -1,0 +1,43 @@
+"""Brings numbers to the device without holding anybody up.
+
+From memory that is not pinned, a copy to a GPU waits for all that was queued before it, and whoever asks for it too:
+then no step could be launched behind another. torch keeps pinned memory and hands it out again once its copy is over.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int32] | NDArray[np.int64]
+
+
+def upload(
+    values: Sequence[int] | Sequence[float] | Integers, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return the values as a tensor of a type on the device; on a GPU the copy is queued on the current stream."""
+    on_host = (
+        torch.from_numpy(values).to(dtype) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=dtype)
+    )
+    return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host.to(device)
+
+
+class Download:
+    """Values of a device tensor on their way to the host."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        """Queue the copy of an integer tensor behind all that was computed until now."""
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._event: torch.cuda.Event | None = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(values.device))
+        else:
+            self._values, self._event = values, None
+
+    def wait(self) -> list[int]:
+        """Return the values once they are there; what is queued behind them goes on meanwhile."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [int(value) for value in self._values.tolist()]

@@ -1,0 +1,147 @@
+"""Chooses what a model's steps are run with: the attention backend, and the decoder over it."""
+
+import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import torch
+
+from engine.attention import TorchBackend
+from engine.attention.cpu_backend import CpuBackend
+from engine.decoder import Decoder, ModulesDecoder
+from engine.errors import BackendUnavailable
+from engine.model import LoadedModel
+from engine.native import LARGEST_HEAD, Kernels
+from engine.request import Capacity
+from services.engine.decoder_check import agrees
+from services.engine.native_kernels import decoder_for
+from services.settings import InvalidSetting
+
+if TYPE_CHECKING:
+    from engine.attention.flex_backend import FlexBackend
+    from engine.attention.triton_backend import TritonBackend
+
+Backend: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
+
+log = logging.getLogger("quire.engine")
+
+
+class Choice(NamedTuple):
+    """What runs the steps. With `ahead`, a step's launch returns before the step has ended."""
+
+    backend: Backend
+    decoder: Decoder
+    ahead: bool = False
+
+
+class Wanted(NamedTuple):
+    """What decides: the setting, the model, the sizes, the CPU's kernels if there are any, and sequences of a step."""
+
+    attention: str
+    loaded: LoadedModel
+    capacity: Capacity
+    kernels: Kernels | None
+    max_sequences: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        device: torch.device = self.loaded.model.device
+        return device
+
+
+def choose(wanted: Wanted) -> Choice:
+    """Allocate the cache of the backend that is asked for, or that is the fastest here; make the decoder over it.
+
+    Raises InvalidSetting where what is asked for cannot run.
+    """
+    name = _fastest(wanted) if wanted.attention == "auto" else wanted.attention
+    try:
+        choice = _MAKERS[name](wanted)
+    except BackendUnavailable as missing:
+        raise InvalidSetting(f"attention_backend is {name!r}, but {missing}") from missing
+    log.info("attention is %s, and a step is run by %s", name, type(choice.decoder).__name__)
+    return choice
+
+
+def _fastest(wanted: Wanted) -> str:
+    if wanted.device.type == "cuda":
+        if find_spec("triton"):
+            return "triton"
+        log.warning("triton is not installed, so attention is torch's, which is slower")
+        return "torch"
+    kernels, loaded = wanted.kernels, wanted.loaded
+    fast = kernels is not None and kernels.bfloat16 and loaded.dtype == torch.bfloat16
+    return "cpu" if fast and loaded.geometry.head_size <= LARGEST_HEAD else "torch"
+
+
+def _torch(wanted: Wanted) -> Choice:
+    loaded, capacity = wanted.loaded, wanted.capacity
+    sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, wanted.device, capacity.host_blocks)
+    backend = TorchBackend(loaded.geometry, *sizes)
+    return Choice(backend, ModulesDecoder(loaded, backend))
+
+
+def _flex(wanted: Wanted) -> Choice:
+    from engine.attention.flex_backend import FlexBackend
+
+    loaded, capacity = wanted.loaded, wanted.capacity
+    sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, wanted.device, capacity.host_blocks)
+    backend = FlexBackend(loaded.geometry, *sizes)
+    return Choice(backend, ModulesDecoder(loaded, backend))
+
+
+def _cpu(wanted: Wanted) -> Choice:
+    assert wanted.kernels is not None, "they were asked for, so they are there"
+    loaded, capacity, threads = wanted.loaded, wanted.capacity, torch.get_num_threads()
+    sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, capacity.host_blocks, threads)
+    backend = CpuBackend(wanted.kernels, loaded.geometry, *sizes)
+    decoder = decoder_for(wanted.kernels, loaded, backend, threads)
+    return Choice(backend, decoder or ModulesDecoder(loaded, backend))
+
+
+def _triton(wanted: Wanted) -> Choice:
+    if wanted.device.type != "cuda":
+        raise BackendUnavailable(f"the model runs on {wanted.device.type}")
+    if not find_spec("triton"):
+        raise BackendUnavailable("the package triton is not installed")
+    from engine.attention.triton_backend import TritonBackend
+
+    loaded, capacity = wanted.loaded, wanted.capacity
+    sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, wanted.device, capacity.host_blocks)
+    backend = TritonBackend(loaded.geometry, *sizes)
+    modules = ModulesDecoder(loaded, backend)
+    decoder = gpu_decoder(loaded, backend, modules)
+    recorded = _recorded(decoder, wanted)
+    return Choice(backend, recorded, ahead=True)
+
+
+def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesDecoder) -> Decoder:
+    """Return the decoder of few launches where it computes what the model's modules do, else these."""
+    from engine.gpu.llama import LlamaDecoder, runs
+
+    if not runs(loaded.model):
+        return modules
+    decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    return decoder if agrees("the GPU's decoder", decoder, modules, loaded, backend) else modules
+
+
+def _recorded(decoder: Decoder, wanted: Wanted) -> Decoder:
+    """Return the decoder with its decoding steps recorded, or as it is where they cannot be."""
+    from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
+
+    capacity = wanted.capacity
+    blocks = -(-capacity.context_tokens // capacity.block_size)
+    sizes = batch_sizes(wanted.max_sequences)
+    recorder = CudaRecorder(wanted.device)
+    recorded = RecordedDecoder(decoder, recorder, capacity.block_size, blocks, sizes, wanted.device)
+    try:
+        recorded.prepare(lambda done, of: log.info("decoding steps are recorded: %d of %d sizes", done, of))
+    except RuntimeError as failure:  # what torch raises where a launch waits for the device
+        log.warning("decoding steps cannot be recorded, so each is launched anew: %s", failure)
+        return decoder
+    return recorded
+
+
+_MAKERS: dict[str, Callable[[Wanted], Choice]] = {"torch": _torch, "cpu": _cpu, "flex": _flex, "triton": _triton}

@@ -1,0 +1,140 @@
+"""The pages say what the results say, and every result that has a picture can be drawn."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import readme
+from bench.plots import PICTURES, draw
+from bench.readme import NOT_MEASURED, Pages, filled
+from bench.report import RESULTS, ROOT, targets
+
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
+
+
+def result(benchmark: str, **values: float | None) -> str:
+    rows = [{"metric": metric, "value": value, "unit": "ratio", "peer": "a peer"} for metric, value in values.items()]
+    hardware = {"cpu": "Some CPU", "cores": 2, "machine": "x86_64"}
+    return json.dumps({"benchmark": benchmark, "hardware": hardware, "commit": "abc1234", "rows": rows})
+
+
+def lines_of(folder: Path) -> dict[str, str]:
+    """What is said of each metric of a folder of results."""
+    metrics = [metric for group in targets().values() for metric in group if metric != "title"]
+    return dict(zip(metrics, (line.met for line in Pages(folder).lines()), strict=True))
+
+
+def test_a_line_says_whether_its_target_is_met_missed_or_not_measured(tmp_path: Path) -> None:
+    (tmp_path / "cpu.json").write_text(
+        result("cpu", b1_over_the_better_peer=1.0, b8_over_the_better_peer=0.999, b32_over_the_better_peer=None)
+    )
+    said = lines_of(tmp_path)
+    assert said["b1_over_the_better_peer"] == "yes"
+    assert said["b8_over_the_better_peer"] == "no"
+    assert said["b32_over_the_better_peer"] == NOT_MEASURED
+    assert said["decode_of_the_read_bandwidth"] == NOT_MEASURED
+    assert said.keys() >= {"swap_out_over_one_large_copy", "linear_fit_r2", "over_in_process"}
+
+
+def test_the_table_has_a_line_for_each_target_under_its_title_and_the_list_those_that_are_missed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cpu.json").write_text(result("cpu", b8_over_the_better_peer=0.9))
+    pages = Pages(tmp_path)
+    table, wanted = pages.block("performance").splitlines(), targets()
+    count = sum(len(group) - 1 for group in wanted.values())
+    assert len(table) == 4 + len(wanted) + count
+    assert table[0] == f"Of {count} targets 0 are met, 1 missed, {count - 1} not measured."
+    assert "| **Tokens per second on the CPU**, on 2 cores of Some CPU (abc1234) | | | | |" in table
+    words = wanted["cpu"]["b8_over_the_better_peer"]["words"]
+    assert f"| {words} | 0.9 | at least 1 (a peer) | **no** | [cpu](bench/results/cpu.json) |" in table
+    (missed,) = pages.block("missed").splitlines()
+    assert words in missed
+    with pytest.raises(KeyError):
+        pages.block("nothing")
+
+
+def test_a_page_below_links_upwards_and_what_stands_outside_of_blocks_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "cpu.json").write_text(result("cpu", b8_over_the_better_peer=0.9))
+    page = tmp_path / "docs" / "page.md"
+    page.write_text("Before.\n<!-- performance: begin -->\nstale\n<!-- performance: end -->\nAfter.\n")
+    text = filled(page, Pages(tmp_path))
+    assert "](../bench/results/cpu.json)" in text
+    assert "stale" not in text
+    assert text.startswith("Before.\n<!-- performance: begin -->\n")
+    assert text.endswith("\n<!-- performance: end -->\nAfter.\n")
+    page.write_text(text)
+    assert filled(page, Pages(tmp_path)) == text
+
+
+def test_the_pages_are_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert readme.main(check=True) == 0, capsys.readouterr().err
+
+
+def test_a_stale_page_is_noticed_and_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- performance: begin -->\n<!-- performance: end -->\n")
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "PAGES", (page,))
+    assert readme.main(check=True) == 1
+    assert readme.main(check=False) == 0
+    assert "targets" in page.read_text()
+    assert readme.main(check=True) == 0
+
+
+@pytest.mark.parametrize("page", ["performance.md", "memory.md"])
+def test_every_file_that_a_page_links_to_exists(page: str) -> None:
+    path = ROOT / "docs" / page
+    assert [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("benchmark", [name for name in PICTURES if (RESULTS / f"{name}.json").exists()])
+def test_a_result_is_drawn_from_its_file_alone(benchmark: str, tmp_path: Path) -> None:
+    picture = draw(benchmark, images=tmp_path)
+    assert picture == tmp_path / f"bench-{benchmark}.png"
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+NEW: dict[str, dict[str, Any]] = {
+    "context": {
+        "rows": [{"metric": "linear_fit_r2", "value": 0.99}],
+        "with_cache_seconds": {"128": [0.01], "1024": [0.02], "4096": [0.05], "8192": [0.09]},
+        "recomputed_seconds": {"128": [0.1], "1024": [0.9]},
+    },
+    "copies": {
+        "rows": [],
+        "bytes": 1_000_000,
+        "seconds": {
+            name: [0.001]
+            for name in (
+                "one_large_copy",
+                *(f"{b}{w}" for b in ("", "torch_") for w in ("swap_out", "swap_in", "copy")),
+            )
+        },
+    },
+    "system": {
+        "rows": [{"metric": f"{name}_tokens_per_second", "value": 100.0} for name in ("system", "in_process")]
+        + [
+            {"metric": f"{role}_cpu_seconds", "value": 1.0}
+            for role in ("engine_in_process", "engine", "gateway", "kvmanager", "client")
+        ],
+        "runs": [{"system": {"seconds": 1.0}, "in_process": {"seconds": 0.9}}],
+    },
+    "gpu": {"rows": [{"metric": "decode_over_flex_attention", "value": 1.5, "target": 1.3}]},
+}
+
+
+@pytest.mark.parametrize("benchmark", NEW)
+def test_what_is_not_measured_yet_can_be_drawn_once_it_is(benchmark: str, tmp_path: Path) -> None:
+    assert draw(benchmark, tmp_path, tmp_path) is None
+    (tmp_path / f"{benchmark}.json").write_text(json.dumps(NEW[benchmark]))
+    picture = draw(benchmark, tmp_path, tmp_path)
+    assert picture is not None
+    assert picture.stat().st_size > 5_000

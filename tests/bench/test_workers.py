@@ -1,0 +1,57 @@
+"""What is measured beside each other does the same work: as many tokens, through the system and without it."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import context, copies, engine_worker, stream_client
+from engine.attention import TorchBackend
+from engine.cache import CacheGeometry
+from services.engine.assembly import EngineParts, assemble
+from services.engine.settings import EngineSettings
+from tests.running_quire import RunningQuire
+
+WORK = [{"prompt": [20 + number] * 9, "tokens": 5} for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def parts(tiny_model: Callable[[str], Path]) -> EngineParts:
+    return assemble(EngineSettings(model=str(tiny_model("llama")), dtype="float32", device_blocks=64))
+
+
+def test_the_client_gets_all_tokens_of_all_streams(tiny_quire: RunningQuire) -> None:
+    figures = asyncio.run(stream_client.run(tiny_quire.addresses["gateway"], WORK))
+    assert 0 < figures["cpu_seconds"] < 60
+    assert figures["seconds"] > 0
+    assert tiny_quire.settled_pool().sequences == 0
+
+
+def test_the_engine_in_process_generates_as_many(parts: EngineParts) -> None:
+    figures = engine_worker.run(parts, WORK)
+    assert figures["seconds"] > 0
+    assert figures["cpu_seconds"] > 0
+
+
+def test_each_token_but_the_first_is_timed_and_prefixes_are_found_again(parts: EngineParts) -> None:
+    engine = context._engine(parts)
+    text = tuple(range(10, 110))
+    for prompt_tokens, name in ((48, "short"), (80, "long"), (80, "again")):
+        request = context.Request(name, text[:prompt_tokens], context.GREEDY, context.Stopping(6))
+        assert len(context._decode(engine, request)) == 5
+    assert engine.scheduler.totals.cached_tokens == 48 + 64
+
+
+def test_copies_have_sources_and_destinations_of_their_own() -> None:
+    backend = TorchBackend(CacheGeometry(1, 1, 2), 1, copies.BLOCKS, host_blocks=copies.BLOCKS)
+    backend.cache.normal_()
+    assert backend.host_cache is not None
+    before = backend.cache.clone()
+    ways = copies._ways("", backend, random.Random(1))
+    ways["swap_out"]()
+    assert len(backend.host_cache.flatten(1).any(dim=1).nonzero()) == copies.COPIED
+    ways["copy"]()
+    changed = (backend.cache != before).flatten(1).any(dim=1)
+    assert int(changed.sum()) == copies.COPIED

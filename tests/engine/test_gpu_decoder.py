@@ -1,0 +1,202 @@
+"""The GPU's decoder and its recorded steps: on a GPU where there is one, else under Triton's interpreter."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from engine.attention import TorchBackend
+from engine.attention.backend import AttentionBackend
+from engine.decoder import Decoder, ModulesDecoder
+from engine.model import LoadedModel, load_model
+from engine.plan import Work
+from engine.request import Capacity, Request, Sampling, Stopping
+from engine.runner import ModelRunner
+from tests.engine.families import FAMILIES, Checkpoint
+from tests.engine.triton_case import DEVICE, make_triton_backend
+from tests.engine_in_process import GREEDY, EngineInProcess
+
+pytest.importorskip("triton")
+
+from engine.gpu.graphs import CudaRecorder, RecordedDecoder, Recorder, Run, batch_sizes
+from engine.gpu.llama import LlamaDecoder, runs
+from engine.triton_kernels.gated import silu_gated
+from engine.triton_kernels.norm import add_and_norm
+
+BLOCK = 16
+KINDS = ("llama", "mistral", "qwen2", "qwen2 with windows")
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+
+Tiny = Callable[[str], Path]
+
+
+def play_again(run: Run) -> tuple[Callable[[], None], torch.Tensor]:
+    """Record as a CUDA graph does, but by running it again: into the same memory, and told by nothing but buffers."""
+    output = run()
+
+    def play() -> None:
+        output.copy_(run())
+
+    return play, output
+
+
+RECORDER: Recorder = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else play_again
+
+
+def logits(runner: ModelRunner, *parts: tuple[tuple[int, ...], int, tuple[int, ...]]) -> torch.Tensor:
+    """Feed the tokens of each part from a place on; return the logits after each."""
+    work = [
+        Work(number, tokens[start:], start, table, True, Sampling())
+        for number, (tokens, start, table) in enumerate(parts)
+    ]
+    with torch.inference_mode():
+        return runner.forward(tuple(work)).float()
+
+
+def prompt(length: int, seed: int) -> tuple[int, ...]:
+    return tuple((seed * 31 + 7 * place * place) % 380 for place in range(length))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [*((kind, torch.float32) for kind in KINDS), ("llama", torch.bfloat16)], ids=str
+)
+def test_logits_are_those_of_the_models_modules(checkpoint: Checkpoint, kind: str, dtype: torch.dtype) -> None:
+    folder = checkpoint(FAMILIES[kind])
+    loaded = load_model(folder, dtype, DEVICE)
+    reference = ModelRunner(loaded, TorchBackend(loaded.geometry, BLOCK, 32, dtype, DEVICE), BLOCK)
+    long, short, one = prompt(40, 1), prompt(18, 2), prompt(1, 3)
+    tables = (7, 3, 9), (2, 8), (5,)
+    parts = (
+        ((long[:30], 0, tables[0][:2]), (short[:17], 0, tables[1])),
+        ((short, 17, tables[1]), (one, 0, tables[2]), (long, 30, tables[0])),
+    )
+    expected = [logits(reference, *part) for part in parts]
+    assert runs(loaded.model)
+    backend = make_triton_backend()(loaded.geometry, BLOCK, 32, dtype)
+    decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    found = [logits(ModelRunner(loaded, backend, BLOCK, decoder=decoder), *part) for part in parts]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert float((ours - theirs).square().mean().sqrt() / theirs.std()) < TOLERANCES[dtype]
+
+
+def test_the_models_modules_share_the_weights_that_were_fused(tiny_model: Tiny) -> None:
+    loaded = load_model(tiny_model("llama"), torch.float32, DEVICE)
+    attention = loaded.model.model.layers[0].self_attn
+    before = attention.k_proj.weight.detach().clone()
+    backend = make_triton_backend()(loaded.geometry, BLOCK, 4, torch.float32)
+    LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    weights = [one.weight for one in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    assert torch.equal(weights[1], before)
+    assert len({one.untyped_storage().data_ptr() for one in weights}) == 1
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2", "gemma2", "phi3"])
+def test_what_it_does_not_do_is_left_to_the_modules(checkpoint: Checkpoint, kind: str) -> None:
+    assert not runs(load_model(checkpoint(FAMILIES[kind]), torch.float32, torch.device("cpu")).model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("hidden", [64, 576, 1000])
+def test_a_sum_is_normed_as_the_modules_do(hidden: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(hidden)
+    residual, computed = (torch.randn(5, hidden, device=DEVICE).to(dtype) for _ in range(2))
+    norm = LlamaRMSNorm(hidden, 1e-5).to(DEVICE, dtype)
+    norm.weight.data.normal_()
+    with torch.inference_mode():
+        summed = residual + computed
+        expected, first = norm(summed), norm(residual)
+        assert_close(add_and_norm(residual, None, norm.weight, 1e-5), first)
+        assert_close(add_and_norm(residual, computed, norm.weight, 1e-5), expected)
+    assert torch.equal(residual, summed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [64, 1536])
+def test_gates_open_as_the_modules_do(size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    gates = torch.randn(3, 2 * size, device=DEVICE).to(dtype) * 4
+    left, right = gates.split(size, dim=1)
+    assert_close(silu_gated(gates), torch.nn.functional.silu(left) * right)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    exact = expected.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5 if exact else 0.01, atol=1e-5 if exact else 1e-3)
+
+
+class TestRecorded:
+    """With the modules over torch's attention on the CPU, whose steps are run again where a graph would be played."""
+
+    @pytest.fixture
+    def loaded(self, tiny_model: Tiny) -> LoadedModel:
+        return load_model(tiny_model("llama"), torch.float32, DEVICE)
+
+    @pytest.fixture
+    def backend(self, loaded: LoadedModel) -> AttentionBackend:
+        if DEVICE.type == "cuda":
+            return make_triton_backend()(loaded.geometry, BLOCK, 40, torch.float32)
+        return TorchBackend(loaded.geometry, BLOCK, 40)
+
+    @pytest.fixture
+    def recorded(self, loaded: LoadedModel, backend: AttentionBackend) -> RecordedDecoder:
+        blocks = -(-loaded.context_tokens // BLOCK)
+        return RecordedDecoder(ModulesDecoder(loaded, backend), RECORDER, BLOCK, blocks, batch_sizes(5), DEVICE)
+
+    def test_every_size_gives_the_logits_of_a_step_that_is_not_recorded(
+        self, loaded: LoadedModel, backend: AttentionBackend, recorded: RecordedDecoder
+    ) -> None:
+        plain = ModelRunner(loaded, backend, BLOCK)
+        ours = ModelRunner(loaded, backend, BLOCK, decoder=recorded)
+        tokens = [prompt(3 + 9 * seed, seed) for seed in range(7)]
+        tables = [tuple(range(1 + 5 * seed, 6 + 5 * seed))[: len(one) // BLOCK + 1] for seed, one in enumerate(tokens)]
+        logits(plain, *((one[:-1], 0, table) for one, table in zip(tokens, tables, strict=True)))
+        for count in (5, 1, 3, 2, 4, 7):
+            parts = [(one, len(one) - 1, table) for one, table in zip(tokens[:count], tables, strict=False)]
+            torch.testing.assert_close(logits(ours, *parts), logits(plain, *parts), rtol=1e-4, atol=1e-4)
+
+    def test_all_sizes_can_be_recorded_beforehand(
+        self, recorded: RecordedDecoder, loaded: LoadedModel, backend: AttentionBackend
+    ) -> None:
+        told: list[tuple[int, int]] = []
+        recorded.prepare(lambda done, of: told.append((done, of)))
+        assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+        cache = backend.cache  # type: ignore[attr-defined]
+        assert not cache[1:].any(), "only the block that belongs to nobody was written"
+
+    def test_tokens_are_the_same_a_step_ahead(
+        self, loaded: LoadedModel, backend: AttentionBackend, recorded: RecordedDecoder
+    ) -> None:
+        found = []
+        for decoder, ahead in ((None, False), (recorded, True)):
+            runner = ModelRunner(loaded, backend, BLOCK, decoder=decoder)
+            capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, BLOCK, 40)
+            engine = EngineInProcess(runner, capacity, ahead=ahead)
+            for number in range(6):
+                sampling = GREEDY if number % 2 else Sampling(1.2, seed=number)
+                engine.take(Request(f"r{number}", prompt(4 + 7 * number, number), sampling, Stopping(6 + number)))
+            engine.run()
+            found.append(engine.tokens)
+        assert found[0] == found[1]
+
+    def test_sizes_are_few_and_end_with_the_largest(self) -> None:
+        assert batch_sizes(1) == [1]
+        assert batch_sizes(6) == [1, 2, 4, 6]
+        assert batch_sizes(40) == [1, 2, 4, 8, 16, 32, 40]
+
+
+def test_a_whole_step_of_kernels_can_be_recorded(tiny_model: Tiny) -> None:
+    loaded = load_model(tiny_model("llama"), torch.float32, DEVICE)
+    backend = make_triton_backend()(loaded.geometry, BLOCK, 12, torch.float32)
+    decoder: Decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    recorded = RecordedDecoder(decoder, RECORDER, BLOCK, 8, [1, 4], DEVICE)
+    make = partial(ModelRunner, loaded, backend, BLOCK)
+    tokens = [prompt(20, 1), prompt(5, 2), prompt(33, 3)]
+    tables = [(1, 2), (3,), (4, 5, 6)]
+    plain, ours = make(decoder=decoder), make(decoder=recorded)
+    logits(plain, *((one[:-1], 0, table) for one, table in zip(tokens, tables, strict=True)))
+    for count in (1, 3):
+        parts = [(one, len(one) - 1, table) for one, table in zip(tokens[:count], tables, strict=False)]
+        torch.testing.assert_close(logits(ours, *parts), logits(plain, *parts), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,71 @@
+"""Which attention backend and which decoder an engine takes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.attention import TorchBackend
+from engine.attention.flex_backend import FlexBackend
+from engine.decoder import ModulesDecoder
+from engine.model import LoadedModel, load_model
+from engine.request import Capacity
+from services.engine.backends import Wanted, choose, gpu_decoder
+from services.settings import InvalidSetting
+from tests.engine.triton_case import DEVICE, make_triton_backend
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def load(tiny_model: Callable[[str], Path]) -> Callable[[str, torch.device], LoadedModel]:
+    return lambda family, device: load_model(tiny_model(family), torch.float32, device)
+
+
+@pytest.fixture
+def wanted(load: Callable[[str, torch.device], LoadedModel]) -> Callable[[str], Wanted]:
+    def make(attention: str) -> Wanted:
+        loaded = load("llama", CPU)
+        capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 16, 8)
+        return Wanted(attention, loaded, capacity, None, 4)
+
+    return make
+
+
+def test_without_kernels_a_cpu_takes_torchs_operators(wanted: Callable[[str], Wanted]) -> None:
+    choice = choose(wanted("auto"))
+    assert isinstance(choice.backend, TorchBackend)
+    assert isinstance(choice.decoder, ModulesDecoder)
+    assert not choice.ahead, "on a CPU a step has ended when its launch returns"
+
+
+def test_flexattention_is_taken_where_it_is_asked_for(wanted: Callable[[str], Wanted]) -> None:
+    assert isinstance(choose(wanted("flex")).backend, FlexBackend)
+
+
+def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(wanted: Callable[[str], Wanted]) -> None:
+    with pytest.raises(InvalidSetting, match="attention_backend is 'triton', but the model runs on cpu"):
+        choose(wanted("triton"))
+
+
+def test_a_gpu_runs_llama_shaped_models_by_few_launches(load: Callable[[str, torch.device], LoadedModel]) -> None:
+    loaded = load("llama", DEVICE)
+    backend = make_triton_backend()(loaded.geometry, 16, 8, torch.float32)
+    modules = ModulesDecoder(loaded, backend)
+    assert type(gpu_decoder(loaded, backend, modules)).__name__ == "LlamaDecoder"
+
+
+def test_a_gpu_leaves_models_to_their_modules_that_it_would_answer_otherwise(
+    load: Callable[[str, torch.device], LoadedModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load("llama", DEVICE)
+    backend = make_triton_backend()(loaded.geometry, 16, 8, torch.float32)
+    modules = ModulesDecoder(loaded, backend)
+    loaded.model.config.rms_norm_eps = 40.0
+    assert gpu_decoder(loaded, backend, modules) is modules
+    assert "the GPU's decoder does not run this model" in caplog.text
+    other = load("gpt2", DEVICE)
+    backend = make_triton_backend()(other.geometry, 16, 8, torch.float32)
+    modules = ModulesDecoder(other, backend)
+    assert gpu_decoder(other, backend, modules) is modules
