@@ -9,10 +9,10 @@ from engine.blocks import Copy
 from engine.cache import CacheGeometry, make_cache, make_host_cache, swap_blocks
 from engine.triton_kernels.block_copy import copy_blocks
 from engine.triton_kernels.cache_write import write_cache
-from engine.triton_kernels.decode import Partials, decode
-from engine.triton_kernels.paged_cache import PagedCache
+from engine.triton_kernels.decode import decode
+from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.prefill import prefill
-from engine.triton_kernels.rotary_write import write_rotated
+from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
 from engine.triton_kernels.scores import ScoreFactors
 from engine.triton_kernels.tuning import Tuning, tuning_for
 from engine.triton_kernels.work_list import WorkList, list_work, tile_count
@@ -21,8 +21,10 @@ from engine.triton_kernels.work_list import WorkList, list_work, tile_count
 class TritonBackend:
     """Paged attention by Triton kernels. Inside a (block, layer), K and V are head-major.
 
-    `attend` serves any batch, and makes the buffers that it needs. To record decoding in a CUDA graph, make them once
-    with `work_list` and `partials`, for as many sequences as the graph has rows, and record `list_work` and `decode`.
+    `attend` serves any batch, which must not change meanwhile, and makes the buffers that it needs. To record decoding
+    in a CUDA graph make them once with `work_list`, for as many sequences as the graph has rows, and record `list_work`
+    and `decode` for a batch whose tensors stay where they are, after a first run has compiled both. Such a batch may
+    have rows of padding: sequences of 0 tokens, with negative slots.
     """
 
     def __init__(
@@ -40,7 +42,6 @@ class TritonBackend:
         device = device or torch.device("cuda")
         self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
         self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
-        self._paged = PagedCache(self.cache, block_size)
         self._tunings: dict[int, Tuning] = {}
         self._listed: tuple[PagedBatch, dict[tuple[int, int | None], WorkList]] | None = None
 
@@ -52,7 +53,7 @@ class TritonBackend:
         """Write each token's K and V to its slot; tokens with negative slots are padding."""
         if len(key):
             key, value = self._elements_together(key), self._elements_together(value)
-            write_cache(layer, key, value, batch.slots, self._paged, self._tuning(1))
+            write_cache(key, value, batch.slots, PagedLayer(self.cache, layer), self._tuning(1))
 
     def write_rotated(
         self,
@@ -62,14 +63,16 @@ class TritonBackend:
         rotations: torch.Tensor,
         query: torch.Tensor,
         batch: PagedBatch,
+        norms: HeadNorms | None = None,
     ) -> None:
         """Rotate Q of `projected` into `query`, and write rotated K, and V, to the batch's slots.
 
         `projected`: `[tokens, (heads + 2 * kv_heads) * head_size]`. `positions`: `[tokens]`. `rotations`: `[positions,
-        head_size]`, cosines, then sines. `query`: `[tokens, heads, head_size]`, contiguous.
+        head_size]`, cosines, then sines. `query`: `[tokens, heads, head_size]`, contiguous. With `norms`, each head of
+        Q and of K is normalized before. Tokens with negative positions or slots are padding.
         """
         if len(query):
-            write_rotated(layer, projected, positions, rotations, query, self._paged, batch.slots)
+            write_rotated(projected, positions, rotations, query, PagedLayer(self.cache, layer), batch.slots, norms)
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
         """Attend with one kernel for the sequences that decode and one for prompts, whichever there are."""
@@ -78,23 +81,19 @@ class TritonBackend:
         heads = query.shape[1]
         work = self._work_of(batch, heads, scoring.window)
         if 1 in batch.fed:
-            self.decode(layer, query, output, batch, scoring, work, self.partials(work, heads))
+            self.decode(layer, query, output, batch, scoring, work)
         if len(work.tiles):
-            factors, tuning = ScoreFactors.of(scoring), self._tuning(self._group(heads))
-            prefill(layer, query, output, self._paged, batch, work, factors, scoring.window, tuning)
+            tuning = self._tuning(self._group(heads))
+            prefill(query, output, PagedLayer(self.cache, layer), batch, work, ScoreFactors.of(scoring), tuning)
         return output
 
     def work_list(self, sequences: int, heads: int, tiles: int = 0) -> WorkList:
         """Make room for the work of so many sequences of any length, and of so many tiles of prompts."""
         tuning = self._tuning(self._group(heads))
-        return WorkList.allocate(sequences, tiles, self.geometry.kv_heads, tuning, self.cache.device)
-
-    def partials(self, work: WorkList, heads: int) -> Partials:
-        """Make room for the partial results of a list of work."""
-        return Partials.allocate(work, heads, self.geometry.head_size)
+        return WorkList.allocate(sequences, tiles, heads, PagedLayer(self.cache, 0), tuning)
 
     def list_work(self, work: WorkList, batch: PagedBatch, heads: int, window: int | None) -> None:
-        """List the work of a batch, once for all layers that look equally far back. Sequences of no tokens have none."""
+        """List a batch's work, once for all layers that look equally far back. Sequences without tokens have none."""
         group = self._group(heads)
         list_work(work, batch, self.geometry.kv_heads, group, window, self._tuning(group))
 
@@ -106,14 +105,13 @@ class TritonBackend:
         batch: PagedBatch,
         scoring: Scoring,
         work: WorkList,
-        partials: Partials,
     ) -> None:
         """Attend for the sequences that feed one token, into their rows of `output`; other rows stay as they are.
 
         The work must have been listed for the batch and the scoring's window.
         """
         tuning = self._tuning(self._group(query.shape[1]))
-        decode(layer, query, output, self._paged, batch, work, partials, ScoreFactors.of(scoring), tuning)
+        decode(query, output, PagedLayer(self.cache, layer), batch, work, ScoreFactors.of(scoring), tuning)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy all pairs in one launch."""

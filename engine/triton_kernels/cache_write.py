@@ -4,18 +4,11 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.triton_kernels.paged_cache import PagedCache
+from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.tuning import Tuning
 
 
-def write_cache(
-    layer: int,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    slots: torch.Tensor,
-    cache: PagedCache,
-    tuning: Tuning,
-) -> None:
+def write_cache(key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, layer: PagedLayer, tuning: Tuning) -> None:
     """Write `[tokens, kv_heads, head_size]` K and V of the cache's type at `slots`, `[tokens]` int64.
 
     A slot is block id * block_size + offset. Tokens with negative slots are padding: nothing is written for them. The
@@ -26,13 +19,13 @@ def write_cache(
         key,
         value,
         slots,
-        cache.memory,
+        layer.memory,
         tokens,
-        layer,
+        layer.number,
         *key.stride()[:2],
         *value.stride()[:2],
-        *cache.strides,
-        BLOCK_SIZE=cache.block_size,
+        *layer.strides,
+        BLOCK_SIZE=layer.block_size,
         HEAD_SIZE=size,
         KV_HEADS=kv_heads,
         TOKENS=tuning.write_tokens,

@@ -5,14 +5,12 @@ number of programs goes through the list of items; a sequence in more than one i
 logarithm of their weights, which a second kernel combines (Flash-Decoding; FlashInfer's state merge).
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from engine.attention.backend import PagedBatch
-from engine.triton_kernels.paged_cache import PagedCache
+from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rounding import rounded, widened
 from engine.triton_kernels.scores import ScoreFactors
 from engine.triton_kernels.softmax_tiles import attend_tiles
@@ -22,31 +20,12 @@ from engine.triton_kernels.work_list import WorkList
 _COMBINED = 16  # partial results that are taken together
 
 
-@dataclass(frozen=True)
-class Partials:
-    """Room for the partial results of each item: `[items, heads, head_size]` and `[items, heads]`, float32."""
-
-    output: torch.Tensor
-    logarithms: torch.Tensor
-
-    @classmethod
-    def allocate(cls, work: WorkList, heads: int, head_size: int) -> "Partials":
-        """Make room for all items that a list may have."""
-        count, device = len(work.items), work.items.device
-        return cls(
-            torch.empty(count, heads, head_size, dtype=torch.float32, device=device),
-            torch.empty(count, heads, dtype=torch.float32, device=device),
-        )
-
-
 def decode(
-    layer: int,
     query: torch.Tensor,
     output: torch.Tensor,
-    cache: PagedCache,
+    layer: PagedLayer,
     batch: PagedBatch,
     work: WorkList,
-    partials: Partials,
     factors: ScoreFactors,
     tuning: Tuning,
 ) -> None:
@@ -56,28 +35,28 @@ def decode(
     launches may be recorded in a graph and played for other lengths, once the work is listed anew.
     """
     heads, size = query.shape[1:]
-    group = heads // cache.kv_heads
+    group = heads // layer.kv_heads
     _decode[(tuning.programs,)](
         query,
         output,
-        partials.output,
-        partials.logarithms,
-        cache.memory,
+        work.partial_output,
+        work.partial_logarithms,
+        layer.memory,
         batch.tables,
         batch.first,
         work.items,
         work.totals,
-        layer,
+        layer.number,
         query.stride(0),
         query.stride(1),
         batch.tables.stride(0),
-        *cache.strides,
+        *layer.strides,
         factors.scale,
         factors.cap,
         CAPPED=factors.capped,
-        KV_HEADS=cache.kv_heads,
+        KV_HEADS=layer.kv_heads,
         GROUP=group,
-        BLOCK_SIZE=cache.block_size,
+        BLOCK_SIZE=layer.block_size,
         HEAD_SIZE=size,
         ROWS=tuning.decode.rows,
         DIMS=padded(size),
@@ -88,8 +67,8 @@ def decode(
     )
     _combine[(len(batch.ends), heads)](
         output,
-        partials.output,
-        partials.logarithms,
+        work.partial_output,
+        work.partial_logarithms,
         batch.first,
         work.pieces,
         HEADS=heads,
@@ -101,7 +80,7 @@ def decode(
     )
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "table_stride"])
 def _decode(
     query,
     output,

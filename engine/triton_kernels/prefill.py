@@ -1,7 +1,7 @@
-"""Attention of prompts, and of further parts of prompts: tiles of fed tokens over all that is in the cache before them.
+"""Attention of prompts, and of further parts of prompts: tiles of fed tokens over all that is cached before them.
 
-Keys that all rows of a tile see are taken without a mask, as in SGLang's extend kernel; there, the fed tokens' keys come
-from the activations. Here they are read back from the cache, where they were just written and still are in L2.
+Keys that all rows of a tile see are taken without a mask, as in SGLang's extend kernel; there, the fed tokens' keys
+come from the activations. Here they are read back from the cache, where they were just written, and still are in L2.
 """
 
 import torch
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from engine.attention.backend import PagedBatch
-from engine.triton_kernels.paged_cache import PagedCache
+from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rounding import rounded, widened
 from engine.triton_kernels.scores import ScoreFactors
 from engine.triton_kernels.softmax_tiles import attend_tiles
@@ -18,14 +18,12 @@ from engine.triton_kernels.work_list import WorkList, tile_tokens
 
 
 def prefill(
-    layer: int,
     query: torch.Tensor,
     output: torch.Tensor,
-    cache: PagedCache,
+    layer: PagedLayer,
     batch: PagedBatch,
     work: WorkList,
     factors: ScoreFactors,
-    window: int | None,
     tuning: Tuning,
 ) -> None:
     """Attend for the sequences that feed more than one token, and write their rows of `output`.
@@ -33,29 +31,29 @@ def prefill(
     `query` and `output`: `[tokens, heads, head_size]`, the latter contiguous.
     """
     size = query.shape[2]
-    group = query.shape[1] // cache.kv_heads
-    _prefill[(len(work.tiles), cache.kv_heads)](
+    group = query.shape[1] // layer.kv_heads
+    _prefill[(len(work.tiles), layer.kv_heads)](
         query,
         output,
-        cache.memory,
+        layer.memory,
         batch.tables,
         batch.first,
         batch.ends,
         work.tiles,
         work.totals,
-        layer,
+        layer.number,
         query.stride(0),
         query.stride(1),
         batch.tables.stride(0),
-        *cache.strides,
+        *layer.strides,
         factors.scale,
         factors.cap,
-        WINDOW=window or 0,
+        WINDOW=factors.window,
         CAPPED=factors.capped,
-        KV_HEADS=cache.kv_heads,
+        KV_HEADS=layer.kv_heads,
         GROUP=group,
         TOKENS=tile_tokens(group, tuning),
-        BLOCK_SIZE=cache.block_size,
+        BLOCK_SIZE=layer.block_size,
         HEAD_SIZE=size,
         ROWS=tuning.prefill.rows,
         DIMS=padded(size),
@@ -66,7 +64,7 @@ def prefill(
     )
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "table_stride"])
 def _prefill(
     query,
     output,

@@ -1,4 +1,8 @@
-"""What Llama-shaped layers do between their projections and attention, in one launch: rotate Q and K, write K and V."""
+"""What Llama-shaped layers do between their projections and attention, in one launch.
+
+Q and K are normalized where the layer does that (Qwen3's do), and rotated (RoFormer; Su et al., 2021); K and V go to
+their slots.
+"""
 
 from typing import NamedTuple
 
@@ -6,26 +10,34 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.triton_kernels.paged_cache import PagedCache
+from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rounding import rounded, widened
 from engine.triton_kernels.tuning import INTERPRETED
 
 
 class TableRows(NamedTuple):
-    """Says where tokens go by their positions: `rows`, `[tokens]` int32, are rows of `tables`, `[rows, blocks]` int32."""
+    """Says where tokens go by their positions, all int32: `[tokens]` rows of `[rows, blocks]` tables of block ids."""
 
     rows: torch.Tensor
     tables: torch.Tensor
 
 
+class HeadNorms(NamedTuple):
+    """The weights of the root-mean-square norms of each head of Q and of K, `[head_size]`, and their epsilon."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    epsilon: float
+
+
 def write_rotated(
-    layer: int,
     projected: torch.Tensor,
     positions: torch.Tensor,
     rotations: torch.Tensor,
     query: torch.Tensor,
-    cache: PagedCache,
+    layer: PagedLayer,
     places: torch.Tensor | TableRows,
+    norms: HeadNorms | None = None,
 ) -> None:
     """Rotate Q into `query`, and write rotated K, and V, to the cache.
 
@@ -35,27 +47,31 @@ def write_rotated(
     they are computed from. Tokens with a negative position or slot are padding: nothing is written for them.
     """
     tokens, heads, size = query.shape
-    group = heads // cache.kv_heads
+    group = heads // layer.kv_heads
     given = isinstance(places, torch.Tensor)
     slots, rows, tables = (places, None, None) if isinstance(places, torch.Tensor) else (None, *places)
-    _write_rotated[(tokens, cache.kv_heads)](
+    _write_rotated[(tokens, layer.kv_heads)](
         projected,
         positions,
         rotations,
         query,
-        cache.memory,
+        layer.memory,
         slots,
         rows,
         tables,
-        layer,
+        None if norms is None else norms.query,
+        None if norms is None else norms.key,
+        0.0 if norms is None else norms.epsilon,
+        layer.number,
         projected.stride(0),
         rotations.stride(0),
         0 if tables is None else tables.stride(0),
-        *cache.strides,
+        *layer.strides,
         GIVEN=given,
-        KV_HEADS=cache.kv_heads,
+        NORMED=norms is not None,
+        KV_HEADS=layer.kv_heads,
         GROUP=group,
-        BLOCK_SIZE=cache.block_size,
+        BLOCK_SIZE=layer.block_size,
         HEAD_SIZE=size,
         ROWS=triton.next_power_of_2(group),
         DIMS=triton.next_power_of_2(size),
@@ -65,7 +81,7 @@ def write_rotated(
     )
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "table_stride"])
 def _write_rotated(
     projected,
     positions,
@@ -75,6 +91,9 @@ def _write_rotated(
     slots,
     rows,
     tables,
+    query_norm,
+    key_norm,
+    epsilon,
     layer,
     projected_stride,
     rotation_stride,
@@ -83,6 +102,7 @@ def _write_rotated(
     layer_stride,
     value_offset,
     GIVEN: tl.constexpr,
+    NORMED: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -117,6 +137,12 @@ def _write_rotated(
         sources = projected + token * projected_stride + heads[:, None] * HEAD_SIZE + half[None, :]
         left = widened(tl.load(sources, mask=there, other=0), INTERPRETED).to(tl.float32)
         right = widened(tl.load(sources + HALF, mask=there, other=0), INTERPRETED).to(tl.float32)
+        if NORMED:
+            factors = tl.rsqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / HEAD_SIZE + epsilon)[:, None]
+            weights = widened(tl.load(query_norm + half, mask=halved, other=0), INTERPRETED).to(tl.float32)
+            left = left * factors * weights[None, :]
+            weights = widened(tl.load(query_norm + HALF + half, mask=halved, other=0), INTERPRETED).to(tl.float32)
+            right = right * factors * weights[None, :]
         turned_left = left * cosines[None, :] - right * sines[None, :]
         turned_right = right * cosines[None, :] + left * sines[None, :]
         targets = query + (token * (KV_HEADS * GROUP) + heads[:, None]) * HEAD_SIZE + half[None, :]
@@ -128,6 +154,12 @@ def _write_rotated(
         target += kv_head * (BLOCK_SIZE * HEAD_SIZE) + slot % BLOCK_SIZE * HEAD_SIZE
         key_left = widened(tl.load(source + half, mask=halved, other=0), INTERPRETED).to(tl.float32)
         key_right = widened(tl.load(source + HALF + half, mask=halved, other=0), INTERPRETED).to(tl.float32)
+        if NORMED:
+            factor = tl.rsqrt((tl.sum(key_left * key_left, 0) + tl.sum(key_right * key_right, 0)) / HEAD_SIZE + epsilon)
+            weights = widened(tl.load(key_norm + half, mask=halved, other=0), INTERPRETED).to(tl.float32)
+            key_left = key_left * factor * weights
+            weights = widened(tl.load(key_norm + HALF + half, mask=halved, other=0), INTERPRETED).to(tl.float32)
+            key_right = key_right * factor * weights
         turned_key_left = key_left * cosines - key_right * sines
         turned_key_right = key_right * cosines + key_left * sines
         tl.store(target + half, rounded(turned_key_left, cache.dtype.element_ty, INTERPRETED), mask=halved)

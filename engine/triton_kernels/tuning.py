@@ -25,8 +25,8 @@ class Tiling:
 class Tuning:
     """The choices for one kind of cache on one device.
 
-    `programs` run at a time; decoding cuts sequences so that each of them has about `waves` pieces of work, none shorter
-    than `least_chunk` keys. `write_tokens` are written to the cache by one program, `copy_words` copied by one.
+    `programs` run at a time; decoding cuts sequences so that each of them has about `waves` pieces of work, none
+    shorter than `least_chunk` keys. `write_tokens` are written to the cache by one program, `copy_words` copied by one.
     """
 
     decode: Tiling

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from engine.attention.backend import PagedBatch
+from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.tuning import Tuning
 
 _LANES = 256  # sequences that the planner looks at together
@@ -19,25 +20,35 @@ _NO_WINDOW = 2**31 - 1
 
 @dataclass(frozen=True)
 class WorkList:
-    """The work of one batch whose layers look equally far back. All int32.
+    """The work of one batch whose layers look equally far back. int32.
 
-    `items`: `[capacity, 4]` the sequence, its first and last-but-one token, and 1 where no other item is of the sequence.
-    `tiles`: `[capacity, 2]` the sequence, and the first fed token of the tile. `totals`: `[2]` how many of each there are.
-    `pieces`: `[sequences, 2]` the first item of each sequence, and how many it has.
+    `items`: `[capacity, 4]` the sequence, its first token and the one behind its last, and 1 where the sequence has no
+    other item. `tiles`: `[capacity, 2]` the sequence, and the first fed token of the tile. `totals`: `[2]` how many
+    there are of both. `pieces`: `[sequences, 2]` the first item of each sequence, and how many it has.
+
+    `partial_output`, `[capacity, heads, head_size]`, and `partial_logarithms`, `[capacity, heads]`, are float32 and
+    have room for what each item brings.
     """
 
     items: torch.Tensor
     tiles: torch.Tensor
     totals: torch.Tensor
     pieces: torch.Tensor
+    partial_output: torch.Tensor
+    partial_logarithms: torch.Tensor
 
     @classmethod
-    def allocate(cls, sequences: int, tiles: int, kv_heads: int, tuning: Tuning, device: torch.device) -> "WorkList":
-        """Make room for the work of so many sequences, whatever their lengths."""
+    def allocate(cls, sequences: int, tiles: int, heads: int, layer: PagedLayer, tuning: Tuning) -> "WorkList":
+        """Make room for the work of so many sequences, whatever their lengths, and of so many tiles of prompts."""
         # An item has at least its share of all keys, but for the last one of each sequence.
-        capacity = sequences + -(-tuning.pieces // kv_heads)
-        shapes = ((capacity, 4), (tiles, 2), (2,), (sequences, 2))
-        return cls(*(torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes))
+        capacity = sequences + -(-tuning.pieces // layer.kv_heads)
+        device = layer.memory.device
+        lists = ((capacity, 4), (tiles, 2), (2,), (sequences, 2))
+        partials = ((capacity, heads, layer.head_size), (capacity, heads))
+        return cls(
+            *(torch.empty(shape, dtype=torch.int32, device=device) for shape in lists),
+            *(torch.empty(shape, dtype=torch.float32, device=device) for shape in partials),
+        )
 
 
 def tile_tokens(group: int, tuning: Tuning) -> int:
@@ -95,11 +106,7 @@ def _list_work(
     lanes = tl.arange(0, LANES)
     visible = tl.zeros([LANES], tl.int64)
     for start in tl.range(0, sequences, LANES):
-        there = start + lanes < sequences
-        fed = tl.load(first + start + lanes + 1, mask=there, other=0) - tl.load(
-            first + start + lanes, mask=there, other=0
-        )
-        end = tl.load(ends + start + lanes, mask=there, other=0)
+        fed, end = _fed_and_end(first, ends, start + lanes, start + lanes < sequences)
         visible += tl.where(fed == 1, tl.minimum(end, window), 0)
     share = (tl.sum(visible, 0) * KV_HEADS + wanted - 1) // wanted
     share = tl.maximum(share, least_chunk).to(tl.int32)
@@ -108,11 +115,7 @@ def _list_work(
     items_before = tl.zeros([LANES], tl.int32)
     tiles_before = tl.zeros([LANES], tl.int32)
     for start in tl.range(0, sequences, LANES):
-        there = start + lanes < mine
-        fed = tl.load(first + start + lanes + 1, mask=there, other=0) - tl.load(
-            first + start + lanes, mask=there, other=0
-        )
-        end = tl.load(ends + start + lanes, mask=there, other=0)
+        fed, end = _fed_and_end(first, ends, start + lanes, start + lanes < mine)
         items_before += tl.where(fed == 1, (tl.minimum(end, window) + chunk - 1) // chunk, 0)
         tiles_before += tl.where(fed > 1, (fed + TOKENS - 1) // TOKENS, 0)
     item = tl.sum(items_before, 0)
@@ -143,3 +146,11 @@ def _list_work(
     if mine == sequences - 1:
         tl.store(totals, item + item_count)
         tl.store(totals + 1, tile + tile_count)
+
+
+@triton.jit
+def _fed_and_end(first, ends, numbers, there):
+    """Return how many tokens sequences feed, and where they end; 0 for those that are not there."""
+    begin = tl.load(first + numbers, mask=there, other=0)
+    fed = tl.load(first + numbers + 1, mask=there, other=0) - begin
+    return fed, tl.load(ends + numbers, mask=there, other=0)

@@ -1,20 +1,25 @@
-"""The cache as the kernels see it: a pointer, and how far apart blocks, layers, K and V are."""
+"""One layer's part of the cache as the kernels see it: a pointer, and how far apart blocks, layers, K and V are."""
 
 from typing import NamedTuple
 
 import torch
 
 
-class PagedCache(NamedTuple):
-    """A cache of shape `[blocks, layers, 2, kv_heads, block_size, head_size]`, contiguous. Strides in elements."""
+class PagedLayer(NamedTuple):
+    """A layer of a contiguous cache of shape `[blocks, layers, 2, kv_heads, block_size, head_size]`."""
 
     memory: torch.Tensor
-    block_size: int
+    number: int
 
     @property
     def kv_heads(self) -> int:
         """Heads of K and V."""
         return self.memory.shape[3]
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
+        return self.memory.shape[4]
 
     @property
     def head_size(self) -> int:
@@ -23,6 +28,6 @@ class PagedCache(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, int, int]:
-        """From block to block, from layer to layer, and from K to V."""
+        """Elements from block to block, from layer to layer, and from K to V."""
         block, layer, value = self.memory.stride()[:3]
         return block, layer, value

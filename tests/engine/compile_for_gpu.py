@@ -1,0 +1,102 @@
+"""Compiles every kernel of the Triton backend for a GPU that is not there, and prints what each takes.
+
+Run it as a module, without TRITON_INTERPRET. The backend runs as it is; launches only compile. The compiler needs no
+GPU: what it refuses, and what does not fit into a GPU's shared memory, is found anywhere.
+"""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from engine.attention.backend import PagedBatch, Scoring
+from engine.attention.triton_backend import TritonBackend
+from engine.blocks import Copy
+from engine.cache import CacheGeometry
+from engine.plan import Work
+from engine.request import Sampling
+from engine.triton_kernels.gated import silu_gated
+from engine.triton_kernels.norm import add_and_norm
+from engine.triton_kernels.paged_layer import PagedLayer
+from engine.triton_kernels.rotary_write import HeadNorms, TableRows, write_rotated
+
+CPU = torch.device("cpu")
+HOPPER = GPUTarget("cuda", 90, 32)
+# Type, head size, KV heads, query heads of each, block size, scoring.
+SHAPES = [
+    (torch.bfloat16, 128, 8, 4, 16, Scoring(0.1)),
+    (torch.bfloat16, 64, 3, 3, 32, Scoring(0.1, window=100, softcap=30.0)),
+    (torch.float16, 80, 2, 1, 16, Scoring(0.1)),
+    (torch.float16, 256, 1, 20, 24, Scoring(0.1, window=4096)),
+    (torch.float32, 128, 8, 4, 16, Scoring(0.1)),
+]
+
+
+class Launches:
+    """Takes the place of launching: compiles, and prints the name and the bytes of shared memory."""
+
+    def __init__(self) -> None:
+        self.run = JITFunction.run
+
+    def __call__(self, kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        assert all(0 <= size < 2**31 for size in grid)
+        compiled = self.run(kernel, *arguments, grid=grid, warmup=True, **options)
+        sys.stdout.write(f"{kernel.__name__} {compiled.metadata.shared}\n")
+
+
+class Driver(SimpleNamespace):
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
+def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: int, scoring: Scoring) -> None:
+    """Let a backend launch all that it has."""
+    backend = TritonBackend(CacheGeometry(2, kv_heads, size), block_size, 8, dtype, CPU)
+    work = [Work(1, (0,), 2 * block_size, (1, 2, 3), True, Sampling()), Work(2, (0,) * 9, 0, (4,), True, Sampling())]
+    batch = PagedBatch.of(work, block_size, CPU)
+    heads = kv_heads * group
+    key, value = torch.randn(2, 10, kv_heads, size).to(dtype)
+    backend.write(0, key, value, batch)
+    backend.attend(0, torch.randn(10, heads, size).to(dtype), batch, scoring)
+    backend.copy_blocks([Copy(1, 2)])
+    projected = torch.randn(10, (heads + 2 * kv_heads) * size).to(dtype)
+    rotations, query = torch.randn(99, size), torch.empty(10, heads, size, dtype=dtype)
+    layer = PagedLayer(backend.cache, 0)
+    write_rotated(projected, batch.slots, rotations, query, layer, batch.slots)
+    rows, norms = TableRows(batch.ends, batch.tables), HeadNorms(key[0, 0], key[1, 0], 1e-5)
+    write_rotated(projected, batch.slots, rotations, query, layer, rows, norms)
+
+
+def use_what_knows_no_cache() -> None:
+    """Launch what a layer does beside attention."""
+    hidden = torch.randn(10, 4096, dtype=torch.bfloat16)
+    for computed in (None, hidden.clone()):
+        add_and_norm(hidden, computed, hidden[0], 1e-5)
+    silu_gated(hidden)
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(Driver())
+    launches = Launches()
+    processors = patch("torch.cuda.get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    with processors, patch.object(JITFunction, "run", lambda *a, **k: launches(*a, **k)):
+        for shape in SHAPES:
+            use(*shape)
+        use_what_knows_no_cache()
+
+
+if __name__ == "__main__":
+    main()
