@@ -20,12 +20,11 @@ from bench.report import ROOT, Row, print_rows, publish, row
 SUITE = (
     "tests/engine/test_backends.py",
     "tests/engine/test_gpu_decoder.py",
-    "tests/engine/test_triton.py",
     "tests/engine/test_copy_stream.py",
 )
 SUITE_SECONDS = 240
 # What is enough to see that everything can be imported and runs.
-SMALL_SUITE = "test_every_size or fused or triton-torch.float32-16 or gpu or graph"
+SMALL_SUITE = "recorded or triton-torch.bfloat16-16 or flex-torch.float32-16 or normed or gates"
 
 
 def main() -> None:
@@ -60,7 +59,9 @@ def main() -> None:
 def _suite(failures: Failures) -> dict[str, float]:
     """Run the tests that have something to do with a GPU; return how many passed, and so on."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE]
-    command += ["-k", f"({SMALL_SUITE}) and not qwen and not mistral" if DRY else "not torch- and not cpu"]
+    # Options of plugins that are not here, and what older interpreters of Triton do to NumPy.
+    command += ["-W", "ignore::pytest.PytestConfigWarning", "-W", "ignore::DeprecationWarning"]
+    command += ["-k", SMALL_SUITE if DRY else "not torch- and not cpu"]
     with failures.kept("tests"):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SUITE_SECONDS, check=False)
         print(done.stdout[-3000:], done.stderr[-2000:], flush=True)

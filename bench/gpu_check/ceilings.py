@@ -13,7 +13,7 @@ _WORDS = 4096  # of 4 bytes, read by one program at a time
 def _read(memory, sums, words, WORDS: tl.constexpr):
     """Sum up this program's share, so that all of it has to be read."""
     place = tl.arange(0, WORDS)
-    total = tl.zeros([WORDS], tl.int32)
+    total = tl.zeros([WORDS], tl.float32)
     for start in tl.range(tl.program_id(0).to(tl.int64) * WORDS, words, tl.num_programs(0) * WORDS, num_stages=3):
         total += tl.load(memory + start + place, mask=start + place < words, other=0)
     tl.store(sums + tl.program_id(0), tl.sum(total, 0))
@@ -21,9 +21,9 @@ def _read(memory, sums, words, WORDS: tl.constexpr):
 
 def reading(memory: torch.Tensor) -> Run:
     """Return what reads all of a tensor once."""
-    words = memory.view(-1).view(torch.int32)
+    words = memory.view(-1).view(torch.float32)
     programs = 4 if memory.device.type == "cpu" else 8 * torch.cuda.get_device_properties(0).multi_processor_count
-    sums = torch.empty(programs, dtype=torch.int32, device=memory.device)
+    sums = torch.empty(programs, dtype=torch.float32, device=memory.device)
     return lambda: _read[(programs,)](words, sums, len(words), WORDS=_WORDS, num_warps=8)
 
 
