@@ -15,6 +15,7 @@ EngineError
 │   ├── PinFailed            the step that computed it failed
 │   └── PinUnavailable       draining, or without the block manager for too long
 ├── ModelUnsupported         a model that cannot be served, with the reason
+├── BackendUnavailable       an attention backend that cannot run here, with the reason
 ├── ConstraintFailed         an output cannot go on in its language; ends one request
 ├── BlockManagerBroken       an answer of the block manager that contradicts the engine's own tables
 └── CopyFailed               a copy of blocks was not made: what they hold is unknown, and the engine cannot go on
@@ -87,6 +88,10 @@ class PinUnavailable(PinRefused):
 
 class ModelUnsupported(EngineError):
     """The model cannot be served; the message says why."""
+
+
+class BackendUnavailable(EngineError):
+    """The attention backend cannot run on this machine, or not with such blocks; the message says why."""
 
 
 class ConstraintFailed(EngineError):

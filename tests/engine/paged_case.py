@@ -2,20 +2,24 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
 from engine.attention import AttentionBackend, PagedBatch, TorchBackend
-from engine.attention.backend import Scoring
+from engine.attention.backend import Direction, Scoring
+from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.plan import Work
 from engine.request import Sampling
 
 CPU = torch.device("cpu")
 PLAIN = Scoring(0.25)
+# How a sequence's blocks came to where they are attended to: copied within the device, or out to the host and in again.
+Moved = Literal["copied", "swapped"]
 
 
 class CachedBackend(AttentionBackend, Protocol):
@@ -25,10 +29,17 @@ class CachedBackend(AttentionBackend, Protocol):
 
 
 class MakeBackend(Protocol):
-    """Makes a backend with a cache of so many blocks."""
+    """Makes a backend with a cache of so many blocks, and as many in the host tier as are asked for."""
 
     def __call__(
-        self, geometry: CacheGeometry, block_size: int, device_blocks: int, dtype: torch.dtype, /
+        self,
+        geometry: CacheGeometry,
+        block_size: int,
+        device_blocks: int,
+        dtype: torch.dtype,
+        /,
+        *,
+        host_blocks: int = 0,
     ) -> CachedBackend: ...
 
 
@@ -53,6 +64,7 @@ class Case:
     poison: float = math.nan
     seed: int = 0
     dtype: torch.dtype = torch.float32
+    moved: Moved | None = None
     make: MakeBackend = TorchBackend
     tables: list[list[int]] = field(default_factory=list)
 
@@ -64,9 +76,11 @@ class Case:
         """Return the largest error of paged attention over all fed tokens."""
         torch.manual_seed(self.seed)
         used = sum(-(-(prefix + fed) // self.block_size) for prefix, fed in self.feeds)
-        backend = self.make(self.geometry, self.block_size, used + 3, self.dtype)
+        blocks = (used if self.moved is None else 2 * used) + 3
+        host_blocks = blocks if self.moved == "swapped" else 0
+        backend = self.make(self.geometry, self.block_size, blocks, self.dtype, host_blocks=host_blocks)
         backend.cache.fill_(self.poison)
-        self._scatter_tables(used + 3)
+        unused = self._scatter_tables(blocks)
         layer = self.layers - 1
         keys, values = ([self._random(sum(feed), self.kv_heads) for feed in self.feeds] for _ in range(2))
         queries = [self._random(feed.fed, self.kv_heads * self.group) for feed in self.feeds]
@@ -75,13 +89,15 @@ class Case:
                 batch = self._batch([(number, 0, prefix)])
                 whole = (keys[number][:prefix].to(self.dtype), values[number][:prefix].to(self.dtype))
                 backend.write(layer, *whole, batch)
+        self._move(backend, unused)
         batch = self._batch([(number, prefix, fed) for number, (prefix, fed) in enumerate(self.feeds)])
         fed_keys, fed_values = (
             torch.cat([whole[feed.prefix :] for whole, feed in zip(wholes, self.feeds, strict=True)]).to(self.dtype)
             for wholes in (keys, values)
         )
         backend.write(layer, fed_keys, fed_values, batch)
-        found = backend.attend(layer, torch.cat(queries).to(self.dtype), batch, self.scoring)
+        with new_tensors_are_nan():
+            found = backend.attend(layer, torch.cat(queries).to(self.dtype), batch, self.scoring)
         expected = torch.cat(
             [
                 naive_attention(query, key, value, self.scoring)
@@ -91,10 +107,29 @@ class Case:
         assert (found.shape, found.dtype) == (expected.shape, self.dtype)
         return float((found - expected).abs().max().nan_to_num(math.inf))
 
-    def _scatter_tables(self, blocks: int) -> None:
+    def _scatter_tables(self, blocks: int) -> list[int]:
+        """Give each sequence blocks from anywhere; return those that are left."""
         free = list(range(1, blocks + 1))
         random.Random(self.seed).shuffle(free)
         self.tables = [[free.pop() for _ in range(-(-(prefix + fed) // self.block_size))] for prefix, fed in self.feeds]
+        return free
+
+    def _move(self, backend: CachedBackend, unused: list[int]) -> None:
+        """Bring what is written, and the blocks for what follows, elsewhere; where it was there is poison again."""
+        if self.moved is None:
+            return
+        moves = {block: unused.pop() for table in self.tables for block in table}
+        if self.moved == "copied":
+            backend.copy_blocks([Copy(*move) for move in moves.items()])
+        else:
+            # The host's ids are in another order than either side's.
+            hosts = dict(zip(moves, reversed(range(1, len(moves) + 1)), strict=True))
+            backend.swap([Copy(block, host) for block, host in hosts.items()], Direction.DEVICE_TO_HOST)
+            back = [Copy(hosts[block], target) for block, target in moves.items()]
+            backend.cache[list(moves)] = self.poison
+            backend.swap(back, Direction.HOST_TO_DEVICE)
+        backend.cache[list(moves)] = self.poison
+        self.tables = [[moves[block] for block in table] for table in self.tables]
 
     def _batch(self, parts: list[tuple[int, int, int]]) -> PagedBatch:
         work = []
@@ -106,6 +141,18 @@ class Case:
     def _random(self, tokens: int, heads: int) -> torch.Tensor:
         """Draw numbers that the cache's type has, so that only the computing makes a difference."""
         return (torch.randn(tokens, heads, self.head_size, dtype=torch.float64) * 2).to(self.dtype).double()
+
+
+@contextmanager
+def new_tensors_are_nan() -> Iterator[None]:
+    """Have torch fill what it allocates with NaN, integers with their largest: a row that is not written is seen."""
+    assert torch.utils.deterministic.fill_uninitialized_memory, "torch's default"
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def naive_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention import TorchBackend
+from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
 from engine.attention.cpu_backend import CpuBackend
+from engine.attention.flex_backend import FlexBackend
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.errors import ModelUnsupported
 from engine.native import Kernels, KernelsUnavailable, build
 from services.model_store import default_cache
-from tests.engine.paged_case import Case, Feed, MakeBackend
+from tests.engine.paged_case import Case, Feed, MakeBackend, Moved
 
 LONG = [Feed(4999, 1), Feed(0, 1), Feed(300, 1), Feed(130, 20)]
 DECODING = [Feed(prefix, 1) for prefix in (0, 1, 14, 15, 16, 17, 63, 64, 200, 777)]
@@ -32,6 +33,7 @@ PROPERTIES: dict[str, Sequence[Any]] = {
     "window": [None, 1, 50, 1000],
     "softcap": [None, 20.0],
     "poison": [math.nan, math.inf],
+    "moved": [None, "copied", "swapped"],
 }
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
@@ -63,10 +65,12 @@ def kernels(*, tiles: bool) -> Kernels:
     return made
 
 
-@pytest.fixture(params=["torch", "cpu", "cpu without tiles"])
+@pytest.fixture(params=["torch", "cpu", "cpu without tiles", "flex"])
 def make(request: pytest.FixtureRequest) -> MakeBackend:
     if request.param == "torch":
         return TorchBackend
+    if request.param == "flex":
+        return partial(FlexBackend, compiled=False)
     return partial(CpuBackend, kernels(tiles=request.param == "cpu"))
 
 
@@ -81,6 +85,7 @@ def run(make: MakeBackend, row: dict[str, Any]) -> float:
         head_size=row["head_size"],
         scoring=scoring,
         poison=row["poison"],
+        moved=row["moved"],
         dtype=row["dtype"],
         make=make,
     )
@@ -97,6 +102,33 @@ def name_of(row: dict[str, Any]) -> str:
 @pytest.mark.parametrize("row", TABLE, ids=name_of)
 def test_attention_over_blocks_is_attention(make: MakeBackend, row: dict[str, Any]) -> None:
     assert run(make, row) < 1
+
+
+class Forgetful(TorchBackend):
+    """Leaves the row of the last token unwritten."""
+
+    def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
+        output = torch.empty_like(query)
+        output[:-1] = super().attend(layer, query, batch, scoring)[:-1]
+        return output
+
+
+class Mistaken(TorchBackend):
+    """Copies and swaps no more than one block."""
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        super().copy_blocks(copies[:1])
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        super().swap(copies[:1], direction)
+
+
+@pytest.mark.parametrize(
+    ("make", "moved"), [(Forgetful, None), (Forgetful, "copied"), (Mistaken, "copied"), (Mistaken, "swapped")]
+)
+def test_a_row_left_out_and_a_block_left_behind_are_seen(make: MakeBackend, moved: Moved | None) -> None:
+    assert Case(PROMPTS, moved=moved).run() < TOLERANCES[torch.float32]
+    assert Case(PROMPTS, moved=moved, make=make).run() == math.inf
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -1,0 +1,398 @@
+"""Paged attention through torch's FlexAttention, on CPUs and GPUs, without kernels of our own.
+
+FlexAttention (Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention Kernels", 2024)
+makes one kernel of a mask and a change of scores that are written in Python. Paging needs nothing else: the pool is one
+long sequence of K and V, the page table is the list of its blocks that the kernel walks, and the mask turns places in
+the pool back into positions (Joshi et al., "Paged Attention Meets FlexAttention", 2025). Decision 19 says more.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.attention import flex_attention as flex
+
+from engine.attention.backend import Direction, PagedBatch, Scoring
+from engine.attention.flex_mask import QueryRows, block_lists, query_rows
+from engine.blocks import Copy
+from engine.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
+from engine.errors import BackendUnavailable
+
+# Farther back than any token: what a layer without a window looks.
+_NO_WINDOW = 2**30
+# Rows of a matrix product that a row of the batch fills with (tokens x query heads of one KV head). On a CPU with AMX
+# torch's kernel repacks the K and V that it is given, here the whole pool, from 64 rows of bfloat16 on.
+_CPU_ROWS, _GPU_ROWS = 63, 64
+# Rows that a mask has room for, at least: the mask's own shape is compiled in.
+_ROOM = 256
+# Scores that are held at once where nothing is compiled.
+_EAGER_SCORES = 2**21
+# A graph for decoding and one for prompts, with capped scores and without, and as many again for other group sizes.
+_MOST_GRAPHS = 16
+
+
+class _Mask(NamedTuple):
+    """What the kernel's mask reads; there may be room for more rows.
+
+    `logical`: `[room, blocks]` int32, which block of the row's own sequence a block of the pool is, or -1. `first`:
+    `[room]` int32, the position of the row's first query. `window`: `[]` int32.
+    """
+
+    logical: torch.Tensor
+    first: torch.Tensor
+    window: torch.Tensor
+
+
+class _Lists(NamedTuple):
+    """A BlockMask's lists: int32 counts `[rows, 1, 1]` and indices `[rows, 1, 1, columns]`."""
+
+    partial_counts: torch.Tensor
+    partial: torch.Tensor
+    full_counts: torch.Tensor
+    full: torch.Tensor
+
+
+class _Shape(NamedTuple):
+    """Numbers that a graph is compiled for. `stride`: blocks of the viewed sequence for each block of the pool."""
+
+    block_size: int
+    stride: int
+    group: int
+    query_block: int
+
+
+# Scaling, and the cap if there is one.
+_Scores = tuple[torch.Tensor, torch.Tensor | None]
+_Graphs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, _Mask, _Lists, _Scores, _Shape], torch.Tensor]
+
+
+class _Prepared(NamedTuple):
+    rows: QueryRows
+    mask: _Mask
+    lists: _Lists
+
+
+class FlexBackend:
+    """Paged attention by FlexAttention. Inside a (block, layer), K and V are slot-major.
+
+    bfloat16 and float16 are slow on a CPU: the generated kernels multiply them without packing.
+    """
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        block_size: int,
+        device_blocks: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        host_blocks: int = 0,
+        *,
+        compiled: bool = True,
+    ) -> None:
+        """Allocate the cache, and the host tier if it has blocks.
+
+        Uncompiled, it gathers what a batch reads and materialises scores: for checking masks, not for serving.
+        Raises BackendUnavailable where the kernels cannot be compiled, or not for such blocks.
+        """
+        device = device or torch.device("cpu")
+        if compiled:
+            _check(geometry, block_size, device_blocks, device)
+        self.geometry = geometry
+        self.block_size = block_size
+        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
+        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
+        self._stride = 2 * geometry.layers
+        self._columns = device_blocks * self._stride + 1
+        self._graphs = _compile() if compiled else None
+        self._batch: PagedBatch | None = None
+        self._unused: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._prepared: dict[tuple[int, int], tuple[_Prepared, ...]] = {}
+
+    def block_shape(self) -> tuple[int, ...]:
+        """Return (slots, KV heads, head size)."""
+        return (self.block_size, self.geometry.kv_heads, self.geometry.head_size)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
+        """Scatter K and V to the batch's slots; V of slots behind a sequence's end becomes zero in a block just begun.
+
+        The kernel weighs what the mask hides with zero, and zero times a leftover infinity would be NaN.
+        """
+        self._begin(batch)
+        if self._unused is None:
+            self._unused = _unused_slots(batch)
+        blocks, offsets = self._unused
+        if len(blocks):
+            self.cache[blocks, layer, 1, offsets] = 0.0
+        blocks, offsets = batch.slots // self.block_size, batch.slots % self.block_size
+        self.cache[blocks, layer, 0, offsets] = key.to(self.cache.dtype)
+        self.cache[blocks, layer, 1, offsets] = value.to(self.cache.dtype)
+
+    def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
+        """Attend with all decoding sequences at once, and with all rows of prompts at once."""
+        self._begin(batch)
+        output = torch.empty_like(query)
+        group = query.shape[1] // self.geometry.kv_heads
+        for prepared in self._prepare(batch, group, scoring.window):
+            rows = prepared.rows
+            packed = self._pack(query, rows, group).to(self.cache.dtype)
+            attended = self._attend(layer, packed, prepared, _scores(scoring, query.device))
+            # Back from [rows, kv_heads, length * group, head_size] to tokens.
+            split = attended.reshape(len(attended), self.geometry.kv_heads, -1, group, query.shape[2])
+            tokens = split.permute(0, 2, 1, 3, 4).reshape(-1, *query.shape[1:])
+            output[rows.fed] = tokens[rows.places].to(query.dtype)
+        return output
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy block by block: each is one piece of bytes."""
+        copy_blocks(self.cache, copies)
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        """Copy block by block to the other tier."""
+        assert self.host_cache is not None, "there is no host tier to copy to or from"
+        swap_blocks(self.cache, self.host_cache, copies, to_host=direction is Direction.DEVICE_TO_HOST)
+
+    def _begin(self, batch: PagedBatch) -> None:
+        """What was worked out for a batch serves all its layers, and no other batch."""
+        if self._batch is not batch:
+            self._batch, self._unused = batch, None
+            self._prepared.clear()
+
+    def _prepare(self, batch: PagedBatch, group: int, window: int | None) -> tuple[_Prepared, ...]:
+        window = _NO_WINDOW if window is None else window
+        if (group, window) not in self._prepared:
+            rows = _CPU_ROWS if self.cache.device.type == "cpu" else _GPU_ROWS
+            layouts = query_rows(batch, max(1, rows // group))
+            self._prepared[group, window] = tuple(self._mask(batch, rows, window) for rows in layouts)
+        return self._prepared[group, window]
+
+    def _mask(self, batch: PagedBatch, rows: QueryRows, window: int) -> _Prepared:
+        tables = batch.tables[rows.sequences].to(torch.int64)
+        blocks = block_lists(rows.first, rows.last, window, self.block_size, tables.shape[1])
+        mask = _Mask(
+            self._logical(tables, rows.last),
+            _with_room(rows.first.to(torch.int32)),
+            torch.tensor(window, dtype=torch.int32, device=tables.device),
+        )
+        lists = _Lists(
+            _counts(blocks.partial_counts),
+            self._indices(tables.gather(1, blocks.partial)),
+            _counts(blocks.full_counts),
+            self._indices(tables.gather(1, blocks.full)),
+        )
+        return _Prepared(rows, mask, lists)
+
+    def _logical(self, tables: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        held = torch.arange(tables.shape[1], device=tables.device)
+        known = tables.new_full((len(tables), len(self.cache)), -1, dtype=torch.int32)
+        # Block 0, which pads the tables, is nobody's.
+        mine = tables.masked_fill(held > last[:, None] // self.block_size, 0)
+        known.scatter_(1, mine, held.to(torch.int32).expand_as(tables))
+        known[:, 0] = -1
+        return _with_room(known)
+
+    def _indices(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Return blocks of the pool as blocks of the viewed sequence, `[rows, 1, 1, columns]`.
+
+        FlexAttention wants as many columns as the sequence has blocks, dozens for each block of the pool. The kernel
+        reads no more than the counts say, so the rows overlap: each begins one pool of blocks after the one before.
+        """
+        rows, width = blocks.shape
+        apart = len(self.cache)
+        buffer = torch.empty(rows * apart + self._columns, dtype=torch.int32, device=blocks.device)
+        buffer[: rows * apart].view(rows, apart)[:, :width] = blocks * self._stride
+        return buffer.as_strided((rows, 1, 1, self._columns), (apart, apart, apart, 1))
+
+    def _pack(self, query: torch.Tensor, rows: QueryRows, group: int) -> torch.Tensor:
+        """Return `[rows, kv_heads, length * group, head_size]`: K and V are read once for all heads that share them."""
+        count, length = rows.tokens.shape
+        chosen = query[rows.tokens].reshape(count, length, self.geometry.kv_heads, group, query.shape[2])
+        return chosen.transpose(1, 2).reshape(count, self.geometry.kv_heads, length * group, query.shape[2])
+
+    def _attend(self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: _Scores) -> torch.Tensor:
+        length = packed.shape[2]
+        group = length // prepared.rows.tokens.shape[1]
+        if self._graphs is None:
+            return self._attend_eagerly(layer, packed, prepared, scores)
+        query_block = length if packed.device.type == "cpu" else max(16, _next_power(length))
+        shape = _Shape(self.block_size, self._stride, group, query_block)
+        for tensor in (packed, *prepared.lists):
+            torch._dynamo.mark_dynamic(tensor, 0)
+        key, value = self._view(layer, 0), self._view(layer, 1)
+        return self._graphs(packed, key, value, prepared.mask, prepared.lists, scores, shape)
+
+    def _view(self, layer: int, which: int) -> torch.Tensor:
+        """Return K (0) or V (1) of a layer as one sequence `[1, kv_heads, columns * block_size, head_size]`.
+
+        Block b of the pool is its block b * 2 * layers; what lies between belongs to other layers.
+        """
+        _, heads, size = self.block_shape()
+        slot = heads * size
+        part = (2 * layer + which) * self.block_size * slot
+        slots = self._columns * self.block_size
+        return self.cache.as_strided((1, heads, slots, size), (slots * slot, size, slot, 1), part)
+
+    def _attend_eagerly(self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: _Scores) -> torch.Tensor:
+        """Attend to a copy of the blocks that are seen, a few rows at a time: scores take memory for all of them."""
+        count, heads, length, _ = packed.shape
+        shape = _Shape(self.block_size, 1, length // prepared.rows.tokens.shape[1], length)
+        logical = prepared.mask.logical[:count]
+        seen = int((logical >= 0).sum(1).max()) * self.block_size
+        few = max(1, _EAGER_SCORES // max(1, heads * length * seen))
+        attended = []
+        for some in torch.split(torch.arange(count, device=packed.device), few):
+            used = (logical[some] >= 0).any(0).nonzero()[:, 0]
+            # Rows for padding alone see nothing, and no operator takes an empty sequence.
+            used = used if len(used) else used.new_zeros(1)
+            key, value = (
+                part.flatten(0, 1).transpose(0, 1)[None].float() for part in self.cache[used, layer].unbind(1)
+            )
+            mask = _Mask(logical[some][:, used], prepared.mask.first[some], prepared.mask.window)
+            nothing = torch.zeros((len(some), 1, 1), dtype=torch.int32, device=packed.device)
+            indices = torch.zeros((len(some), 1, 1, len(used)), dtype=torch.int32, device=packed.device)
+            lists = _Lists(nothing, indices, nothing, indices)
+            with _uncompiled():
+                attended.append(_attend(packed[some].float(), key, value, mask, lists, scores, shape))
+        return torch.cat(attended)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: _Mask,
+    lists: _Lists,
+    scores: _Scores,
+    shape: _Shape,
+) -> torch.Tensor:
+    """Return `[rows, kv_heads, length * group, head_size]`: what the rows' tokens see, weighted."""
+    scaling, softcap = scores
+
+    def sees(row: torch.Tensor, _head: torch.Tensor, place: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        block = mask.logical[row, slot // (shape.block_size * shape.stride)]
+        back = mask.first[row] + place // shape.group - (block * shape.block_size + slot % shape.block_size)
+        return (block >= 0) & (back >= 0) & (back < mask.window)
+
+    def capped(
+        score: torch.Tensor, _row: torch.Tensor, _head: torch.Tensor, _place: torch.Tensor, _slot: torch.Tensor
+    ) -> torch.Tensor:
+        scaled = score * scaling
+        return scaled if softcap is None else softcap * torch.tanh(scaled / softcap)
+
+    block_mask = flex.BlockMask.from_kv_blocks(
+        *lists,
+        BLOCK_SIZE=(shape.query_block, shape.block_size),
+        mask_mod=sees,
+        seq_lengths=(query.shape[2], key.shape[2]),
+        compute_q_blocks=False,
+    )
+    options = _gpu_options(shape) if query.device.type == "cuda" else None
+    attended = flex.flex_attention(
+        query, key, value, score_mod=capped, block_mask=block_mask, scale=1.0, kernel_options=options
+    )
+    assert isinstance(attended, torch.Tensor)
+    return attended
+
+
+def _compile() -> _Graphs:
+    """Compile at the first call, and again for each other kind of call; the number of rows makes no difference."""
+    # torch's overloads lack these two. Without them all backends of a process would share a limit of eight graphs.
+    limits: dict[str, Any] = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
+    graphs: _Graphs = torch.compile(_attend, fullgraph=True, dynamic=False, **limits)
+    return graphs
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Have FlexAttention run as written. By itself it traces each new shape of a call, up to a limit, and warns."""
+    before = flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+    flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    try:
+        yield
+    finally:
+        flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
+
+
+def _check(geometry: CacheGeometry, block_size: int, device_blocks: int, device: torch.device) -> None:
+    if device.type != "cpu":
+        _check_gpu(geometry, block_size, device_blocks)
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+    from torch._inductor.kernel.flex.flex_cpu import check_cpu_supported
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as missing:
+        raise BackendUnavailable(
+            "FlexAttention's kernels for the CPU need a C++ compiler, and there is none"
+        ) from missing
+    if not check_cpu_supported():  # type: ignore[no-untyped-call]
+        raise BackendUnavailable("FlexAttention's kernels for the CPU need AVX2")
+
+
+def _check_gpu(geometry: CacheGeometry, block_size: int, device_blocks: int) -> None:
+    if _tile(block_size) < 16:
+        raise BackendUnavailable(
+            f"FlexAttention's kernels for GPUs take blocks of a multiple of 16 tokens, not {block_size}"
+        )
+    elements = (device_blocks + 1) * geometry.layers * 2 * block_size * geometry.kv_heads * geometry.head_size
+    if elements >= 2**31:
+        raise BackendUnavailable(
+            f"FlexAttention's kernels for GPUs count in 32 bits, the cache has {elements} elements"
+        )
+
+
+def _gpu_options(shape: _Shape) -> flex.FlexKernelOptions:
+    return {"BLOCK_M": shape.query_block, "BLOCK_N": min(64, _tile(shape.block_size))}
+
+
+def _tile(block_size: int) -> int:
+    """Return the largest power of two that divides it."""
+    return block_size & -block_size
+
+
+def _next_power(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _with_room(rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows, and room for more up to a power of two, so that few shapes occur.
+
+    torch 2.13 cannot compile a mask that reads tensors of a size not known at compile time: generated C++ then confuses
+    the names of sizes.
+    """
+    room = rows.new_empty((max(_ROOM, _next_power(len(rows))), *rows.shape[1:]))
+    room[: len(rows)] = rows
+    return room
+
+
+def _counts(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks.to(torch.int32)[:, None, None]
+
+
+def _scores(scoring: Scoring, device: torch.device) -> _Scores:
+    """Return scaling and cap as tensors: numbers would be compiled in."""
+    softcap = None if scoring.softcap is None else torch.tensor(scoring.softcap, device=device)
+    return torch.tensor(scoring.scaling, device=device), softcap
+
+
+def _unused_slots(batch: PagedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return blocks and offsets of the slots behind the end of each sequence whose last block this batch begins.
+
+    From then on nothing but this sequence's tokens, or whole blocks that were treated alike, is written there.
+    """
+    first, ends = batch.first.tolist(), batch.ends.tolist()
+    blocks: list[int] = []
+    offsets: list[int] = []
+    lasts = batch.slots[batch.first[1:].to(torch.int64) - 1].tolist()
+    for (begin, after), end, last in zip(pairwise(first), ends, lasts, strict=True):
+        used = (end - 1) % batch.block_size + 1
+        if after - begin >= used:
+            blocks += [last // batch.block_size] * (batch.block_size - used)
+            offsets += range(used, batch.block_size)
+    device = batch.slots.device
+    return torch.tensor(blocks, dtype=torch.int64, device=device), torch.tensor(
+        offsets, dtype=torch.int64, device=device
+    )

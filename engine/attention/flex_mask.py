@@ -1,0 +1,91 @@
+"""Which blocks of the pool a row of queries reads, in the form that FlexAttention's kernels take.
+
+A kernel walks lists of blocks: *full* ones, of which every query of the row sees every slot, and *partial* ones, where
+a mask is asked slot by slot. Partial are the blocks that the row's own tokens end in, and those that a window cuts.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from engine.attention.backend import PagedBatch
+
+# torch compiles a graph of its own for a batch of one row.
+_FEWEST_ROWS = 2
+
+
+class QueryRows(NamedTuple):
+    """Fed tokens in rows of equal length, each of one sequence; what a row has too much repeats its last token.
+
+    `tokens`: `[rows, length]` places in the batch. `sequences`: `[rows]`, whose they are. `first`, `last`: `[rows]`
+    positions of the row's first and last token in its sequence; a row for padding has first 0 and last -1. `places`:
+    `[fed]` places in the flattened rows of the tokens `fed`, `[fed]` places in the batch. All int64.
+    """
+
+    tokens: torch.Tensor
+    sequences: torch.Tensor
+    first: torch.Tensor
+    last: torch.Tensor
+    places: torch.Tensor
+    fed: torch.Tensor
+
+
+class BlockLists(NamedTuple):
+    """Places in the block tables that each row reads: `[rows]` counts and `[rows, blocks]` places, first ones count."""
+
+    full_counts: torch.Tensor
+    full: torch.Tensor
+    partial_counts: torch.Tensor
+    partial: torch.Tensor
+
+
+def query_rows(batch: PagedBatch, length: int) -> tuple[QueryRows, ...]:
+    """Lay out decoding sequences in rows of one token, and prompts in rows of `length` tokens."""
+    first, ends = batch.first.tolist(), batch.ends.tolist()
+    decoding: list[_Piece] = []
+    prompts: list[_Piece] = []
+    for number, (begin, end) in enumerate(pairwise(first)):
+        start = ends[number] - (end - begin)
+        pieces = [
+            _Piece(number, begin + offset, start + offset, min(length, end - begin - offset))
+            for offset in range(0, end - begin, length)
+        ]
+        (decoding if end - begin == 1 else prompts).extend(pieces)
+    device = batch.slots.device
+    return tuple(_rows(pieces, size, device) for pieces, size in ((decoding, 1), (prompts, length)) if pieces)
+
+
+class _Piece(NamedTuple):
+    sequence: int
+    begin: int  # place in the batch
+    position: int  # of the first token, in its sequence
+    tokens: int
+
+
+def _rows(pieces: list[_Piece], length: int, device: torch.device) -> QueryRows:
+    padding = [_Piece(0, 0, 0, 0)] * (_FEWEST_ROWS - len(pieces))
+    sequences, begin, position, counts = torch.tensor([*pieces, *padding]).unbind(1)
+    steps = torch.arange(length)
+    tokens = begin[:, None] + torch.minimum(steps, (counts[:, None] - 1).clamp(min=0))
+    real = steps < counts[:, None]
+    columns = (tokens, sequences, position, position + counts - 1, real.flatten().nonzero()[:, 0], tokens[real])
+    return QueryRows(*(column.to(device) for column in columns))
+
+
+def block_lists(first: torch.Tensor, last: torch.Tensor, window: int, block_size: int, width: int) -> BlockLists:
+    """Split the blocks between what a row's first token sees earliest, and its last token. `width`: blocks of a table.
+
+    The full ones are neighbours: from `begin` up to `end`. Partial ones lie before and behind them.
+    """
+    lowest = (first - window + 1).clamp(min=0) // block_size
+    beyond = last // block_size + 1
+    begin = torch.minimum(torch.maximum(-((window - 1 - last) // block_size), lowest), beyond)
+    end = torch.minimum(torch.maximum((first + 1) // block_size, begin), beyond)
+    steps = torch.arange(width, device=first.device)
+    full = begin[:, None] + steps
+    partial = lowest[:, None] + steps
+    partial = partial + (end - begin)[:, None] * (partial >= begin[:, None])
+    counts = beyond - lowest - (end - begin)
+    limit = max(width - 1, 0)
+    return BlockLists(end - begin, full.clamp(max=limit), counts.clamp(min=0), partial.clamp(max=limit))
