@@ -67,7 +67,7 @@ def _case(item: pytest.Item) -> str:
 def _code(test_file: Path) -> str:
     """A hash of the test, of what tests share, and of every source file that can change its result."""
     digest = hashlib.sha256(test_file.read_bytes())
-    for helper in sorted((ROOT / "tests").glob("*.py")):
+    for helper in sorted([*(ROOT / "tests").glob("*.py"), *(ROOT / "tests" / "engine").glob("*.py")]):
         digest.update(helper.name.encode() + helper.read_bytes())
     for folder in CODE:
         for file in sorted((ROOT / folder).rglob("*.py")):

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -74,7 +75,7 @@ class Case:
 
     def run(self) -> float:
         """Return the largest error of paged attention over all fed tokens."""
-        torch.manual_seed(self.seed)
+        drawn = draw(tuple(self.feeds), self.kv_heads, self.group, self.head_size, self.dtype, self.seed)
         used = sum(-(-(prefix + fed) // self.block_size) for prefix, fed in self.feeds)
         blocks = (used if self.moved is None else 2 * used) + 3
         host_blocks = blocks if self.moved == "swapped" else 0
@@ -82,28 +83,21 @@ class Case:
         backend.cache.fill_(self.poison)
         unused = self._scatter_tables(blocks)
         layer = self.layers - 1
-        keys, values = ([self._random(sum(feed), self.kv_heads) for feed in self.feeds] for _ in range(2))
-        queries = [self._random(feed.fed, self.kv_heads * self.group) for feed in self.feeds]
         for number, (prefix, _) in enumerate(self.feeds):
             if prefix:
                 batch = self._batch([(number, 0, prefix)])
-                whole = (keys[number][:prefix].to(self.dtype), values[number][:prefix].to(self.dtype))
+                whole = (drawn.keys[number][:prefix].to(self.dtype), drawn.values[number][:prefix].to(self.dtype))
                 backend.write(layer, *whole, batch)
         self._move(backend, unused)
         batch = self._batch([(number, prefix, fed) for number, (prefix, fed) in enumerate(self.feeds)])
         fed_keys, fed_values = (
             torch.cat([whole[feed.prefix :] for whole, feed in zip(wholes, self.feeds, strict=True)]).to(self.dtype)
-            for wholes in (keys, values)
+            for wholes in (drawn.keys, drawn.values)
         )
         backend.write(layer, fed_keys, fed_values, batch)
         with new_tensors_are_nan():
-            found = backend.attend(layer, torch.cat(queries).to(self.dtype), batch, self.scoring)
-        expected = torch.cat(
-            [
-                naive_attention(query, key, value, self.scoring)
-                for query, key, value in zip(queries, keys, values, strict=True)
-            ]
-        )
+            found = backend.attend(layer, torch.cat(drawn.queries).to(self.dtype), batch, self.scoring)
+        expected = drawn.expected(self.scoring)
         assert (found.shape, found.dtype) == (expected.shape, self.dtype)
         return float((found - expected).abs().max().nan_to_num(math.inf))
 
@@ -138,9 +132,33 @@ class Case:
             work.append(Work(number, (0,) * count, start, tuple(table), True, Sampling()))
         return PagedBatch.of(work, self.block_size, CPU)
 
-    def _random(self, tokens: int, heads: int) -> torch.Tensor:
-        """Draw numbers that the cache's type has, so that only the computing makes a difference."""
-        return (torch.randn(tokens, heads, self.head_size, dtype=torch.float64) * 2).to(self.dtype).double()
+
+class Drawn(NamedTuple):
+    """K, V and queries of each sequence, `[tokens, heads, head_size]` float64."""
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    queries: tuple[torch.Tensor, ...]
+    outputs: dict[Scoring, torch.Tensor]
+
+    def expected(self, scoring: Scoring) -> torch.Tensor:
+        """Return the naive attention of all fed tokens. It takes long, so it is done once for each scoring."""
+        if scoring not in self.outputs:
+            sequences = zip(self.queries, self.keys, self.values, strict=True)
+            self.outputs[scoring] = torch.cat([naive_attention(*sequence, scoring) for sequence in sequences])
+        return self.outputs[scoring]
+
+
+@lru_cache(maxsize=4)
+def draw(feeds: tuple[Feed, ...], kv_heads: int, group: int, head_size: int, dtype: torch.dtype, seed: int) -> Drawn:
+    """Draw numbers that the cache's type has, so that only the computing makes a difference."""
+    torch.manual_seed(seed)
+
+    def random_rows(tokens: int, heads: int) -> torch.Tensor:
+        return (torch.randn(tokens, heads, head_size, dtype=torch.float64) * 2).to(dtype).double()
+
+    keys, values = (tuple(random_rows(sum(feed), kv_heads) for feed in feeds) for _ in range(2))
+    return Drawn(keys, values, tuple(random_rows(feed.fed, kv_heads * group) for feed in feeds), {})
 
 
 @contextmanager

@@ -1,0 +1,82 @@
+"""Every attention backend against attention in float64, over the whole grid that tests/engine/test_backends.py pairs.
+
+Poison takes turns, as what it is makes no difference to where it lies; all other properties come together. Backends
+that are made for GPUs run here as a sample with a fixed seed, unless there is a GPU.
+"""
+
+import random
+from collections.abc import Iterator
+from itertools import count, product
+from typing import Any
+
+import pytest
+import torch
+
+from engine.attention.flex_backend import FlexBackend
+from tests.acceptance.conftest import Record
+from tests.engine import test_backends
+from tests.engine.paged_case import MakeBackend
+from tests.engine.test_backends import PROPERTIES, run
+
+WHOLE = ("torch", "cpu", "cpu without tiles")
+# One in so many rows, where a backend is not at home.
+SAMPLE = 8
+# What the rows of one test share; the others vary within it. Rows with equal feeds and scoring come one after the
+# other: they share the float64 reference.
+SHARED = ("dtype", "head_size", "heads")
+WITHIN = ("feeds", "window", "softcap", "block_size", "moved")
+
+make = test_backends.make
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def rows_of(shared: dict[str, Any], part: int) -> Iterator[dict[str, Any]]:
+    """Yield one in `part` rows; which ones depends on the shared properties too."""
+    draw = random.Random(repr(shared))
+    for number, values in zip(count(), product(*(PROPERTIES[name] for name in WITHIN)), strict=False):
+        if part == 1 or draw.randrange(part) == 0:
+            poison = PROPERTIES["poison"][number % len(PROPERTIES["poison"])]
+            yield {**shared, **dict(zip(WITHIN, values, strict=True)), "poison": poison}
+
+
+def test_the_grid_has_every_property() -> None:
+    assert {*SHARED, *WITHIN, "poison"} == set(PROPERTIES)
+    rows = list(rows_of({}, 1))
+    for name in WITHIN:
+        met = {(str(row[name]), str(row["poison"])) for row in rows}
+        assert len(met) == len(PROPERTIES[name]) * len(PROPERTIES["poison"]), "poison turns with no other property"
+
+
+@pytest.mark.parametrize("heads", PROPERTIES["heads"], ids=str)
+@pytest.mark.parametrize("head_size", PROPERTIES["head_size"])
+@pytest.mark.parametrize("dtype", PROPERTIES["dtype"], ids=str)
+def test_attention_over_blocks_is_attention(
+    make: MakeBackend,
+    dtype: torch.dtype,
+    head_size: int,
+    heads: tuple[int, int],
+    record: Record,
+    request: pytest.FixtureRequest,
+) -> None:
+    whole = torch.cuda.is_available() or request.node.callspec.params["make"] in WHOLE
+    errors = []
+    for row in rows_of(dict(zip(SHARED, (dtype, head_size, heads), strict=True)), 1 if whole else SAMPLE):
+        errors.append(run(make, row))
+        assert errors[-1] < 1, row
+    record(rows=len(errors), worst_error_of_tolerance=round(max(errors), 3))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("row", test_backends.TABLE, ids=test_backends.name_of)
+def test_what_flexattention_compiles_is_attention(row: dict[str, Any], record: Record) -> None:
+    error = run(FlexBackend, row)
+    torch._dynamo.reset()
+    record(error_of_tolerance=round(error, 3))
+    assert error < 1
