@@ -8,11 +8,14 @@ the pool back into positions (Joshi et al., "Paged Attention Meets FlexAttention
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise
+from math import isqrt
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import flex_attention as flex
+from torch.utils._triton import has_triton
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.flex_mask import QueryRows, block_lists, query_rows
@@ -77,7 +80,8 @@ class _Prepared(NamedTuple):
 class FlexBackend:
     """Paged attention by FlexAttention. Inside a (block, layer), K and V are slot-major.
 
-    bfloat16 and float16 are slow on a CPU: the generated kernels multiply them without packing.
+    bfloat16 and float16 are slow on a CPU: the generated kernels multiply them without packing. On a GPU a sequence is
+    walked by one program for each KV head, however long it is.
     """
 
     def __init__(
@@ -239,7 +243,8 @@ class FlexBackend:
         shape = _Shape(self.block_size, 1, length // prepared.rows.tokens.shape[1], length)
         logical = prepared.mask.logical[:count]
         seen = int((logical >= 0).sum(1).max()) * self.block_size
-        few = max(1, _EAGER_SCORES // max(1, heads * length * seen))
+        # Each of some rows is scored against the blocks of them all.
+        few = max(1, isqrt(_EAGER_SCORES // max(1, heads * length * seen)))
         attended = []
         for some in torch.split(torch.arange(count, device=packed.device), few):
             used = (logical[some] >= 0).any(0).nonzero()[:, 0]
@@ -342,6 +347,8 @@ def _check_gpu(geometry: CacheGeometry, block_size: int, device_blocks: int) -> 
         raise BackendUnavailable(
             f"FlexAttention's kernels for GPUs count in 32 bits, the cache has {elements} elements"
         )
+    if not has_triton():
+        raise BackendUnavailable("FlexAttention's kernels for GPUs need Triton, and there is none")
 
 
 def _gpu_options(shape: _Shape) -> flex.FlexKernelOptions:
@@ -372,6 +379,7 @@ def _counts(blocks: torch.Tensor) -> torch.Tensor:
     return blocks.to(torch.int32)[:, None, None]
 
 
+@lru_cache(maxsize=8)
 def _scores(scoring: Scoring, device: torch.device) -> _Scores:
     """Return scaling and cap as tensors: numbers would be compiled in."""
     softcap = None if scoring.softcap is None else torch.tensor(scoring.softcap, device=device)

@@ -113,6 +113,22 @@ def test_sequences_may_share_blocks_and_hold_them_at_different_places() -> None:
     assert (found - expected).abs().max() < 1e-5
 
 
+def test_queries_may_lie_in_memory_as_models_leave_them() -> None:
+    batch, blocks = scattered([*MIXED], 4, random.Random(0))
+    backend = FlexBackend(CacheGeometry(1, 2, 8), 4, blocks, compiled=False)
+    backend.cache.normal_()
+    query = torch.randn(6, int(batch.first[-1]), 8).transpose(0, 1)
+    found, expected = (backend.attend(0, each, batch, Scoring(0.3)) for each in (query, query.contiguous()))
+    assert torch.equal(found, expected)
+
+
+def test_no_work_is_no_output() -> None:
+    backend = FlexBackend(CacheGeometry(1, 2, 8), 4, 2, compiled=False)
+    batch = PagedBatch.of([], 4, CPU)
+    backend.write(0, *torch.empty(2, 0, 2, 8), batch)
+    assert backend.attend(0, torch.empty(0, 4, 8), batch, Scoring(0.3)).shape == (0, 4, 8)
+
+
 def test_the_slots_behind_a_newly_begun_block_hold_no_v_of_others() -> None:
     backend = FlexBackend(CacheGeometry(2, 1, 2), 4, 6, compiled=False)
     backend.cache.fill_(torch.nan)
