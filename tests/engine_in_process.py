@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import kvmanager
-from engine.attention import TorchBackend
+from engine.attention import AttentionBackend, TorchBackend
 from engine.blocks import Reattached, Step, StepResult
 from engine.group import Group
 from engine.loop import Engine, Turn
@@ -213,7 +213,7 @@ class ModelEngine(EngineInProcess):
         limits = Limits(token_budget, min(max_sequences, token_budget), preemption=preemption)
         super().__init__(runner, capacity, limits, observe)
 
-    def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> TorchBackend:
+    def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> AttentionBackend:
         return TorchBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)
 
 

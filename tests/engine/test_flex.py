@@ -1,8 +1,9 @@
 """FlexAttention's masks, against a mask of every pair of positions; and its compiled kernels, a few times."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ from engine.attention.flex_mask import BlockLists, block_lists, query_rows
 from engine.cache import CacheGeometry
 from engine.errors import BackendUnavailable
 from engine.plan import Work
+from engine.preemption import Preemption
 from engine.request import Sampling
 from tests.engine.paged_case import CPU, Case, Feed, Moved
+from tests.engine_in_process import ModelEngine
+from tests.reference import near_ties
 
 # What torch's compiler imports uses what torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
@@ -194,3 +198,24 @@ def test_without_a_compiler_the_backend_says_so_at_once() -> None:
 def test_what_the_kernels_for_gpus_cannot_do_is_refused(block_size: int, blocks: int, reason: str) -> None:
     with pytest.raises(BackendUnavailable, match=reason):
         FlexBackend(CacheGeometry(2, 1, 64), block_size, blocks, device=torch.device("cuda"))
+
+
+class FlexEngine(ModelEngine):
+    """An engine whose cache is full of NaN, and whose model attends by compiled FlexAttention."""
+
+    def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> FlexBackend:
+        backend = FlexBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)
+        backend.cache.fill_(torch.nan)
+        return backend
+
+
+def test_a_model_generates_the_tokens_of_transformers_through_preemptions_with_two_graphs(
+    tiny_model: Callable[[str], Path], random_prompt: Callable[[int], list[int]]
+) -> None:
+    before = graphs()
+    folder, prompts = tiny_model("llama"), [random_prompt(length) for length in (1, 15, 16, 17, 40, 90)]
+    engine = FlexEngine(folder, block_size=8, device_blocks=16, host_blocks=16, preemption=Preemption.SWAP)
+    answers = engine.generate(prompts, 24)
+    assert engine.scheduler.totals.preemptions > 0
+    assert near_ties(folder, prompts, answers, 24) <= 1
+    assert graphs() - before == KINDS
