@@ -8,7 +8,7 @@ DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test fuzz acceptance helm-check compose-check lint check proto dashboards readme clean model
+.PHONY: help demo serve test fuzz acceptance helm-check compose-check gpu-check lint check proto dashboards readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,9 @@ bench-%: .venv/installed model
 
 readme: .venv/installed ## write what was measured into README.md and docs/performance.md
 	$(BIN)/python -m bench.readme
+
+gpu-check: ## check and measure on a GPU with what PYTHON has; DRY=1: small cases without a GPU
+	PYTHONPATH=.:protos $(PYTHON) -m bench.gpu_check $(if $(DRY),--dry)
 
 lint: .venv/installed ## check format, style, types, imports and generated code
 	$(BIN)/ruff format --check .

@@ -1,6 +1,5 @@
 """Runs the whole check: tests, kernels, a model. `--dry` does small cases without a GPU, and writes no results."""
 
-import os
 import re
 import subprocess
 import sys
@@ -9,11 +8,7 @@ from typing import Any
 
 import torch
 
-DRY = "--dry" in sys.argv[1:]
-if DRY:  # before triton is imported
-    os.environ["TRITON_INTERPRET"] = "1"
-
-from bench.gpu_check import kernels, llama
+from bench.gpu_check import DRY, kernels, llama
 from bench.gpu_check.timing import Failures
 from bench.report import ROOT, Row, print_rows, publish, row
 

@@ -73,7 +73,9 @@ def _uniform(sizes: Sizes, device: torch.device, failures: Failures) -> Measured
     runs = {
         "floor": recorded(reading(backend.cache), device),
         "paged": recorded(_decoding(backend, query, _batch(lengths, BLOCK_SIZE, device), sizes), device),
-        "identity": recorded(_decoding(backend, query, _batch(lengths, BLOCK_SIZE, device, mixed=False), sizes), device),
+        "identity": recorded(
+            _decoding(backend, query, _batch(lengths, BLOCK_SIZE, device, mixed=False), sizes), device
+        ),
     }
     with failures.kept("sdpa"):
         runs |= _contiguous(query, lengths, sizes, device)
@@ -94,7 +96,9 @@ def _uniform(sizes: Sizes, device: torch.device, failures: Failures) -> Measured
         row("gpu", "decode_over_contiguous_flash_sdpa", times_as_fast(seconds, "paged", "flash"), "ratio", "torch"),
         row("gpu", "decode_over_contiguous_cudnn_sdpa", times_as_fast(seconds, "paged", "cudnn"), "ratio", "torch"),
         row("gpu", "decode_over_flex_attention", times_as_fast(seconds, "paged", "flex"), "ratio", "FlexAttention"),
-        row("gpu", "random_over_identity_table", times_as_fast(seconds, "paged", "identity"), "ratio", "identity table"),
+        row(
+            "gpu", "random_over_identity_table", times_as_fast(seconds, "paged", "identity"), "ratio", "identity table"
+        ),
     ], seconds
 
 

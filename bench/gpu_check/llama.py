@@ -1,4 +1,4 @@
-"""A randomly initialised model of Llama-3-8B's shape, end to end: the engine here, the KV manager in its own process."""
+"""A random model of Llama-3-8B's shape, end to end: the engine here, the KV manager in a process of its own."""
 
 import asyncio
 import random
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -102,7 +103,7 @@ class _Watched:
         if len(latest) < 2:
             return None
         torch.cuda.synchronize(self.device)
-        idle = sum(end.elapsed_time(start) for (_, end), (start, _) in zip(latest, latest[1:], strict=False))
+        idle = sum(end.elapsed_time(start) for (_, end), (start, _) in pairwise(latest))
         return max(0.0, idle) / latest[0][0].elapsed_time(latest[-1][1])
 
 

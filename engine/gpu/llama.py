@@ -12,14 +12,10 @@ from torch.nn.functional import embedding, linear
 
 from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.triton_backend import TritonBackend
-from engine.llama_shape import head_size, is_llama_shaped, rotations, window_of
+from engine.llama_shape import head_size, rotations, window_of
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
-
-
-def runs(model: Any) -> bool:
-    """Return whether LlamaDecoder does all that a model does; norms of q and k it does not."""
-    return is_llama_shaped(model) and not any(hasattr(layer.self_attn, "q_norm") for layer in model.model.layers)
+from engine.triton_kernels.rotary_write import HeadNorms
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,7 @@ class _Layer:
     gates: torch.Tensor
     down: torch.Tensor
     scoring: Scoring
+    head_norms: HeadNorms | None
 
 
 class LlamaDecoder:
@@ -76,7 +73,7 @@ class LlamaDecoder:
     ) -> torch.Tensor:
         projected = linear(normed, layer.projections, layer.biases)
         query = torch.empty(len(normed), self._heads, self._size, dtype=normed.dtype, device=normed.device)
-        self._backend.write_rotated(number, projected, positions, self._rotations, query, batch)
+        self._backend.write_rotated(number, projected, positions, self._rotations, query, batch, layer.head_norms)
         return self._backend.attend(number, query, batch, layer.scoring).view(len(normed), -1)
 
 
@@ -93,6 +90,15 @@ def _taken_over(layer: Any) -> _Layer:
         gates=_fused((mlp.gate_proj, mlp.up_proj)),
         down=mlp.down_proj.weight.detach(),
         scoring=Scoring(attention.scaling, window_of(attention)),
+        head_norms=_head_norms(attention),
+    )
+
+
+def _head_norms(attention: Any) -> HeadNorms | None:
+    if not hasattr(attention, "q_norm"):
+        return None
+    return HeadNorms(
+        attention.q_norm.weight.detach(), attention.k_norm.weight.detach(), attention.q_norm.variance_epsilon
     )
 
 

@@ -11,6 +11,7 @@ from engine.attention import TorchBackend
 from engine.attention.cpu_backend import CpuBackend
 from engine.decoder import Decoder, ModulesDecoder
 from engine.errors import BackendUnavailable
+from engine.llama_shape import is_llama_shaped
 from engine.model import LoadedModel
 from engine.native import LARGEST_HEAD, Kernels
 from engine.request import Capacity
@@ -119,9 +120,9 @@ def _triton(wanted: Wanted) -> Choice:
 
 def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesDecoder) -> Decoder:
     """Return the decoder of few launches where it computes what the model's modules do, else these."""
-    from engine.gpu.llama import LlamaDecoder, runs
+    from engine.gpu.llama import LlamaDecoder
 
-    if not runs(loaded.model):
+    if not is_llama_shaped(loaded.model):
         return modules
     decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
     return decoder if agrees("the GPU's decoder", decoder, modules, loaded, backend) else modules
