@@ -67,8 +67,9 @@ def _tilings(dims: int, dtype: torch.dtype, rows: int) -> tuple[Tiling, Tiling]:
     if dtype == torch.float32:
         keys, warps = (32, 4) if dims <= 64 else (16, 8)
         return Tiling(rows, keys, warps, 2), Tiling(max(rows, 32 if dims <= 128 else 16), keys, warps, 2)
+    warps = 4 if rows <= 32 else 8
     if dims <= 64:
-        return Tiling(rows, 128, 4, 5), Tiling(max(rows, 128), 64, 4, 3)
+        return Tiling(rows, 128, warps, 5), Tiling(max(rows, 128), 64, 4, 3)
     if dims == 128:
-        return Tiling(rows, 64, 4, 5), Tiling(max(rows, 128), 64, 8, 3)
-    return Tiling(rows, 32, 4, 5), Tiling(max(rows, 64), 32, 8, 2)
+        return Tiling(rows, 64, warps, 5), Tiling(max(rows, 128), 64, 8, 3)
+    return Tiling(rows, 32, warps, 5), Tiling(max(rows, 64), 32, 8, 2)
