@@ -19,6 +19,11 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _BLOCK = re.compile(r"(<!-- ([\w -]+): begin -->\n)(.*?)(<!-- \2: end -->)", re.DOTALL)
 _SIDES = {"less": "less than", "at most": "at most", "more": "at least"}
 NOT_MEASURED = "not measured"
+_COMMANDS = {"gpu": "make gpu-check"}
+
+
+def _command(benchmark: str) -> str:
+    return _COMMANDS.get(benchmark, f"make bench-{benchmark}")
 
 
 class Line(NamedTuple):
@@ -71,7 +76,7 @@ class Pages:
             if line.benchmark != last:
                 last = line.benchmark
                 text.append(f"| **{self._targets[last]['title']}**{_measured_on(self._results[last])} | | | | |")
-            result = f"[{last}](bench/results/{last}.json)" if self._results[last] else f"`make bench-{last}`"
+            result = f"[{last}](bench/results/{last}.json)" if self._results[last] else f"`{_command(last)}`"
             shown = f"**{line.met}**" if line.met == "no" else line.met
             text.append(f"| {line.words} | {line.value} | {line.target} | {shown} | {result} |")
         return "\n".join(text)
@@ -87,7 +92,7 @@ class Pages:
         path = self._images / f"bench-{benchmark}.png"
         seen = PICTURES[benchmark].seen
         if not path.exists():
-            return f"(Not drawn yet: `make bench-{benchmark}`.)"
+            return f"(Not drawn yet: `{_command(benchmark)}`.)"
         return f"![{seen}](docs/images/{path.name})"
 
 
