@@ -1,7 +1,7 @@
 """Writes into the pages what was measured: `make readme`; with `--check` it only says whether a page is stale.
 
 A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
-targets and what was reached, `missed` a list of those that were not, and `picture NAME` what a benchmark drew.
+targets and what was reached, `headlines` that of the groups that say they are `headline`, `missed` a list of those that were not, and `picture NAME` what a benchmark drew.
 """
 
 import json
@@ -51,17 +51,20 @@ class Pages:
         """Return what belongs into the block of this name. Raises KeyError for a name that is none."""
         if name.startswith("picture "):
             return self._picture(name.removeprefix("picture "))
-        return {"performance": self._table, "missed": self._missed}[name]()
+        return {"performance": self._table, "headlines": self._headlines, "missed": self._missed}[name]()
 
     def lines(self) -> Iterator[Line]:
         """Yield every target, in the order of the file."""
         for benchmark, group in self._targets.items():
             rows = {row["metric"]: row for row in self._results[benchmark].get("rows", ())}
             for metric, target in group.items():
-                if metric != "title":
+                if metric not in ("title", "headline"):
                     yield _line(benchmark, target, rows.get(metric, {}))
 
-    def _table(self) -> str:
+    def _headlines(self) -> str:
+        return self._table(only="headline")
+
+    def _table(self, only: str = "title") -> str:
         lines = list(self.lines())
         counts = Counter(line.met for line in lines)
         unknown = counts[NOT_MEASURED]
@@ -73,6 +76,8 @@ class Pages:
         ]
         last = ""
         for line in lines:
+            if not self._targets[line.benchmark].get(only):
+                continue
             if line.benchmark != last:
                 last = line.benchmark
                 text.append(f"| **{self._targets[last]['title']}**{_measured_on(self._results[last])} | | | | |")
