@@ -1,7 +1,8 @@
 """Writes into the pages what was measured: `make readme`; with `--check` it only says whether a page is stale.
 
 A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
-targets and what was reached, `headlines` that of the groups that say they are `headline`, `missed` a list of those that were not, and `picture NAME` what a benchmark drew.
+targets and what was reached, `headlines` that of the groups that say they are `headline`, `missed` a list of those that
+were not, and `picture NAME` what a benchmark drew.
 """
 
 import json

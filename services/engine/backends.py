@@ -15,7 +15,7 @@ from engine.llama_shape import is_llama_shaped
 from engine.model import LoadedModel
 from engine.native import LARGEST_HEAD, Kernels
 from engine.request import Capacity
-from services.engine.decoder_check import agrees
+from services.engine.decoder_check import agrees, run_a_prompt_and_a_token
 from services.engine.native_kernels import decoder_for
 from services.settings import InvalidSetting
 
@@ -29,10 +29,11 @@ log = logging.getLogger("quire.engine")
 
 
 class Choice(NamedTuple):
-    """What runs the steps. With `ahead`, a step's launch returns before the step has ended."""
+    """What runs the steps, and in words. With `ahead`, a step's launch returns before the step has ended."""
 
     backend: Backend
     decoder: Decoder
+    words: str = "the model's modules"
     ahead: bool = False
 
 
@@ -62,7 +63,7 @@ def choose(wanted: Wanted) -> Choice:
         choice = _MAKERS[name](wanted)
     except BackendUnavailable as missing:
         raise InvalidSetting(f"attention_backend is {name!r}, but {missing}") from missing
-    log.info("attention is %s, and a step is run by %s", name, type(choice.decoder).__name__)
+    log.info("attention is %s, and a step is run by %s", name, choice.words)
     return choice
 
 
@@ -90,7 +91,10 @@ def _flex(wanted: Wanted) -> Choice:
     loaded, capacity = wanted.loaded, wanted.capacity
     sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, wanted.device, capacity.host_blocks)
     backend = FlexBackend(loaded.geometry, *sizes)
-    return Choice(backend, ModulesDecoder(loaded, backend))
+    decoder = ModulesDecoder(loaded, backend)
+    log.info("FlexAttention's kernels are compiled, which takes some seconds, or found in torch's cache")
+    run_a_prompt_and_a_token(decoder, loaded, backend)
+    return Choice(backend, decoder)
 
 
 def _cpu(wanted: Wanted) -> Choice:
@@ -99,7 +103,9 @@ def _cpu(wanted: Wanted) -> Choice:
     sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, capacity.host_blocks, threads)
     backend = CpuBackend(wanted.kernels, loaded.geometry, *sizes)
     decoder = decoder_for(wanted.kernels, loaded, backend, threads)
-    return Choice(backend, decoder or ModulesDecoder(loaded, backend))
+    return (
+        Choice(backend, decoder, "the CPU's kernels") if decoder else Choice(backend, ModulesDecoder(loaded, backend))
+    )
 
 
 def _triton(wanted: Wanted) -> Choice:
@@ -114,8 +120,10 @@ def _triton(wanted: Wanted) -> Choice:
     backend = TritonBackend(loaded.geometry, *sizes)
     modules = ModulesDecoder(loaded, backend)
     decoder = gpu_decoder(loaded, backend, modules)
-    recorded = _recorded(decoder, wanted)
-    return Choice(backend, recorded, ahead=True)
+    words = "the model's modules" if decoder is modules else "few launches"
+    if recorded := _recorded(decoder, wanted):
+        return Choice(backend, recorded, f"{words}, recorded for decoding", ahead=True)
+    return Choice(backend, decoder, words, ahead=True)
 
 
 def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesDecoder) -> Decoder:
@@ -128,8 +136,8 @@ def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesD
     return decoder if agrees("the GPU's decoder", decoder, modules, loaded, backend) else modules
 
 
-def _recorded(decoder: Decoder, wanted: Wanted) -> Decoder:
-    """Return the decoder with its decoding steps recorded, or as it is where they cannot be."""
+def _recorded(decoder: Decoder, wanted: Wanted) -> Decoder | None:
+    """Return the decoder with its decoding steps recorded, None where they cannot be."""
     from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
 
     capacity = wanted.capacity
@@ -141,7 +149,7 @@ def _recorded(decoder: Decoder, wanted: Wanted) -> Decoder:
         recorded.prepare(lambda done, of: log.info("decoding steps are recorded: %d of %d sizes", done, of))
     except RuntimeError as failure:  # what torch raises where a launch waits for the device
         log.warning("decoding steps cannot be recorded, so each is launched anew: %s", failure)
-        return decoder
+        return None
     return recorded
 
 

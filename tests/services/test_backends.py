@@ -40,6 +40,7 @@ def test_without_kernels_a_cpu_takes_torchs_operators(wanted: Callable[[str], Wa
     assert not choice.ahead, "on a CPU a step has ended when its launch returns"
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 def test_flexattention_is_taken_where_it_is_asked_for(wanted: Callable[[str], Wanted]) -> None:
     assert isinstance(choose(wanted("flex")).backend, FlexBackend)
 
