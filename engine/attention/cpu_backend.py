@@ -12,7 +12,7 @@ from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels
 
 
 class CpuBackend:
-    """Paged attention by native kernels. Inside a (block, layer), K and V have an order that kernels.cpp describes."""
+    """Paged attention by native kernels. Inside a (block, layer), K and V have an order that native/kernels.cpp describes."""
 
     def __init__(
         self,

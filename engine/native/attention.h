@@ -1,0 +1,115 @@
+// A step's attention over one layer.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "attention_pairs.h"
+#include "attention_slots.h"
+#include "pieces.h"
+#include "state.h"
+
+namespace quire {
+
+template <typename T>
+void take_query(const T* query, int64_t stride, int rows, int group, int size, bool pairs, Scratch& s) {
+  for (int row = 0; row < rows; ++row) {
+    const T* q = query + row / group * stride + row % group * size;
+    for (int d = 0; d < size; ++d) {
+      if (pairs) {
+        s.query[row * size + d] = narrowed(element(q + d));
+      } else {
+        s.piece[row * size + d] = element(q + d);
+      }
+    }
+  }
+}
+
+// Computes one piece. `partials` is [partial][kRows][size + 2]: sums, the largest score, the total weight.
+template <typename T, typename Out>
+void attend_piece(const Attention& attention, const Piece& piece, const T* query, int64_t query_stride, Out* output,
+                  int64_t output_stride, float* partials, Scratch& s) {
+  const Cache& cache = attention.cache;
+  const Grouping grouping(attention);
+  const int size = cache.head_size, width = grouping.width(piece.part), rows = piece.tokens * width;
+  const int64_t offset = (static_cast<int64_t>(piece.head) * grouping.group + piece.part * kRows) * size;
+  const int place = attention.sequences.first[piece.sequence] + piece.token;
+  const int fed = attention.sequences.first[piece.sequence + 1] - attention.sequences.first[piece.sequence];
+  const int position = attention.sequences.ends[piece.sequence] - fed + piece.token;
+  const int32_t* table = attention.sequences.tables + static_cast<int64_t>(piece.sequence) * attention.sequences.width;
+  const bool pairs = attention.type == 1 && pairs_of(cache);
+  for (int row = 0; row < rows; ++row) {
+    s.largest[row] = kMinusInfinity;
+    s.total[row] = 0.0f;
+  }
+  std::memset(s.sums, 0, sizeof(float) * kRows * size);
+  take_query(query + place * query_stride + offset, query_stride, rows, width, size, pairs, s);
+  if (pairs) {
+#ifdef QUIRE_BF16
+    attend_pairs(cache, table, piece, rows, width, position, attention.how, s);
+#endif
+  } else if (attention.type == 0) {
+    attend_slots<float>(cache, table, piece, rows, width, position, attention.how, s.piece, s);
+  } else if (attention.type == 1) {
+    attend_slots<bf16>(cache, table, piece, rows, width, position, attention.how, s.piece, s);
+  } else {
+    attend_slots<_Float16>(cache, table, piece, rows, width, position, attention.how, s.piece, s);
+  }
+  if (piece.partial >= 0) {
+    float* partial = partials + static_cast<size_t>(piece.partial) * kRows * (size + 2);
+    for (int row = 0; row < rows; ++row, partial += size + 2) {
+      std::memcpy(partial, s.sums + row * size, sizeof(float) * size);
+      partial[size] = s.largest[row];
+      partial[size + 1] = s.total[row];
+    }
+    return;
+  }
+  for (int row = 0; row < rows; ++row) {
+    Out* out = output + (place + row / width) * output_stride + offset + row % width * size;
+    const float factor = 1.0f / s.total[row];
+    for (int d = 0; d < size; ++d) put(out + d, s.sums[row * size + d] * factor);
+  }
+}
+
+// Puts the pieces of one token, KV head and part together; `item` counts these.
+template <typename Out>
+void combine(const Attention& attention, const Pieces& pieces, int item, const float* partials, Out* output,
+             int64_t output_stride) {
+  const Grouping grouping(attention);
+  const int size = attention.cache.head_size, heads = attention.cache.heads * grouping.parts;
+  const int head = item % heads / grouping.parts, part = item % grouping.parts, count = pieces.counts[item];
+  const int64_t offset = (static_cast<int64_t>(head) * grouping.group + part * kRows) * size;
+  for (int row = 0; row < grouping.width(part); ++row) {
+    const float* first = partials + (static_cast<size_t>(pieces.partials[item]) * kRows + row) * (size + 2);
+    const size_t step = static_cast<size_t>(kRows) * (size + 2);
+    float largest = kMinusInfinity, total = 0.0f, sums[256] = {};
+    for (int i = 0; i < count; ++i) largest = std::max(largest, first[i * step + size]);
+    for (int i = 0; i < count; ++i) {
+      const float* partial = first + i * step;
+      const float factor = partial[size] == kMinusInfinity ? 0.0f : std::exp(partial[size] - largest);
+      total += factor * partial[size + 1];
+      for (int d = 0; d < size; ++d) sums[d] += factor * partial[d];
+    }
+    Out* out = output + item / heads * output_stride + offset + row * size;
+    for (int d = 0; d < size; ++d) put(out + d, sums[d] / total);
+  }
+}
+
+// Runs a step's attention on all threads of the team; every thread calls it.
+template <typename T, typename Out>
+void attend_together(Team& team, State& s, int thread, const Attention& attention, const T* query, int64_t query_stride,
+                     Out* output, int64_t output_stride, float* partials) {
+#ifdef QUIRE_AMX
+  if (use_amx) configure_attention();
+#endif
+  team.each(static_cast<int>(s.pieces.all.size()), [&](int item) {
+    attend_piece(attention, s.pieces.all[item], query, query_stride, output, output_stride, partials, *s.scratch[thread]);
+  });
+  if (s.pieces.partial_count == 0) return;
+  team.each(static_cast<int>(s.pieces.counts.size()), [&](int item) {
+    if (s.pieces.counts[item]) combine(attention, s.pieces, item, partials, output, output_stride);
+  });
+}
+
+}  // namespace quire

@@ -1,0 +1,52 @@
+// AMX: how its tiles are shaped.
+#pragma once
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+#include "numbers.h"
+
+namespace quire {
+
+// Whether there are tiles, and they are wanted.
+inline bool use_amx = false;
+
+#ifdef QUIRE_AMX
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+  void set(int tile, int row_count, int byte_count) {
+    rows[tile] = static_cast<uint8_t>(row_count);
+    bytes[tile] = static_cast<uint16_t>(byte_count);
+  }
+};
+
+// Products: four sums, two pieces of A, two of B.
+inline void configure_products() {
+  TileConfig config;
+  for (int tile = 0; tile < 8; ++tile) config.set(tile, 16, 64);
+  _tile_loadconfig(&config);
+}
+
+// Attention: four sums, Q and K in 4 and 5, weights and V, of 16 slots, in 6 and 7.
+inline void configure_attention() {
+  TileConfig config;
+  for (int tile = 0; tile < 6; ++tile) config.set(tile, 16, 64);
+  config.set(6, 16, 32);
+  config.set(7, 8, 64);
+  _tile_loadconfig(&config);
+}
+
+inline bool ask_for_tiles() {
+  constexpr int kAskPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kAskPermission, kTileData) == 0;
+}
+#endif
+
+}  // namespace quire
