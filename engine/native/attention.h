@@ -1,6 +1,7 @@
 // A step's attention over one layer.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -11,6 +12,23 @@
 #include "state.h"
 
 namespace quire {
+
+// Rows of elements that lie one after the other.
+template <typename T>
+struct Lines {
+  T* data;
+  int64_t stride;
+  T* at(int64_t row, int64_t column) const { return data + row * stride + column; }
+};
+
+// Puts one head of one row out, in runs of 16 elements: so many lie together wherever they go.
+template <typename Out>
+void put_head(const Out& output, int row, int column, const float* sums, int size, float factor) {
+  for (int d = 0; d < size; d += 16) {
+    auto* to = output.at(row, column + d);
+    for (int i = 0; i < std::min(16, size - d); ++i) put(to + i, sums[d + i] * factor);
+  }
+}
 
 template <typename T>
 void take_query(const T* query, int64_t stride, int rows, int group, int size, bool pairs, Scratch& s) {
@@ -28,8 +46,8 @@ void take_query(const T* query, int64_t stride, int rows, int group, int size, b
 
 // Computes one piece. `partials` is [partial][kRows][size + 2]: sums, the largest score, the total weight.
 template <typename T, typename Out>
-void attend_piece(const Attention& attention, const Piece& piece, const T* query, int64_t query_stride, Out* output,
-                  int64_t output_stride, float* partials, Scratch& s) {
+void attend_piece(const Attention& attention, const Piece& piece, const T* query, int64_t query_stride,
+                  const Out& output, float* partials, Scratch& s) {
   const Cache& cache = attention.cache;
   const Grouping grouping(attention);
   const int size = cache.head_size, width = grouping.width(piece.part), rows = piece.tokens * width;
@@ -66,16 +84,14 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
     return;
   }
   for (int row = 0; row < rows; ++row) {
-    Out* out = output + (place + row / width) * output_stride + offset + row % width * size;
-    const float factor = 1.0f / s.total[row];
-    for (int d = 0; d < size; ++d) put(out + d, s.sums[row * size + d] * factor);
+    put_head(output, place + row / width, offset + row % width * size, s.sums + row * size, size, 1.0f / s.total[row]);
   }
 }
 
 // Puts the pieces of one token, KV head and part together; `item` counts these.
 template <typename Out>
-void combine(const Attention& attention, const Pieces& pieces, int item, const float* partials, Out* output,
-             int64_t output_stride) {
+void combine(const Attention& attention, const Pieces& pieces, int item, const float* partials,
+             const Out& output) {
   const Grouping grouping(attention);
   const int size = attention.cache.head_size, heads = attention.cache.heads * grouping.parts;
   const int head = item % heads / grouping.parts, part = item % grouping.parts, count = pieces.counts[item];
@@ -91,24 +107,23 @@ void combine(const Attention& attention, const Pieces& pieces, int item, const f
       total += factor * partial[size + 1];
       for (int d = 0; d < size; ++d) sums[d] += factor * partial[d];
     }
-    Out* out = output + item / heads * output_stride + offset + row * size;
-    for (int d = 0; d < size; ++d) put(out + d, sums[d] / total);
+    put_head(output, item / heads, offset + row * size, sums, size, 1.0f / total);
   }
 }
 
 // Runs a step's attention on all threads of the team; every thread calls it.
 template <typename T, typename Out>
 void attend_together(Team& team, State& s, int thread, const Attention& attention, const T* query, int64_t query_stride,
-                     Out* output, int64_t output_stride, float* partials) {
+                     const Out& output, float* partials) {
 #ifdef QUIRE_AMX
   if (use_amx) configure_attention();
 #endif
   team.each(static_cast<int>(s.pieces.all.size()), [&](int item) {
-    attend_piece(attention, s.pieces.all[item], query, query_stride, output, output_stride, partials, *s.scratch[thread]);
+    attend_piece(attention, s.pieces.all[item], query, query_stride, output, partials, *s.scratch[thread]);
   });
   if (s.pieces.partial_count == 0) return;
   team.each(static_cast<int>(s.pieces.counts.size()), [&](int item) {
-    if (s.pieces.counts[item]) combine(attention, s.pieces, item, partials, output, output_stride);
+    if (s.pieces.counts[item]) combine(attention, s.pieces, item, partials, output);
   });
 }
 

@@ -87,13 +87,13 @@ void quire_attend(const CacheView* c, int32_t layer, const Batch* b, const void*
   s.team->run([&](int thread) {
     if (c->type == 0) {
       attend_together(*s.team, s, thread, attention, static_cast<const float*>(query), stride,
-                      static_cast<float*>(output), wide, partials);
+                      Lines<float>{static_cast<float*>(output), wide}, partials);
     } else if (c->type == 1) {
       attend_together(*s.team, s, thread, attention, static_cast<const bf16*>(query), stride,
-                      static_cast<bf16*>(output), wide, partials);
+                      Lines<bf16>{static_cast<bf16*>(output), wide}, partials);
     } else {
       attend_together(*s.team, s, thread, attention, static_cast<const _Float16*>(query), stride,
-                      static_cast<_Float16*>(output), wide, partials);
+                      Lines<_Float16>{static_cast<_Float16*>(output), wide}, partials);
     }
   });
 }

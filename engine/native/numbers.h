@@ -63,4 +63,15 @@ inline __m512 exp_negative(__m512 x) {
 }
 #endif
 
+// Narrows `count` numbers.
+inline void narrow(const float* from, int count, bf16* to) {
+  int i = 0;
+#ifdef QUIRE_BF16
+  for (; i + 16 <= count; i += 16) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+  }
+#endif
+  for (; i < count; ++i) to[i] = narrowed(from[i]);
+}
+
 }  // namespace quire

@@ -12,17 +12,24 @@
 
 namespace quire {
 
+// What one thread keeps of a step's products.
+struct Bench {
+  Buffer<bf16> normed, gated;
+  Buffer<float> head;
+};
+
 struct State {
   std::mutex mutex;  // whoever calls works alone: the team and what lies here are shared
   std::unique_ptr<Team> team;
   std::vector<std::unique_ptr<Scratch>> scratch;
   Pieces pieces;
   Buffer<float> partials;
-  Buffer<float> hidden, projected;
-  Buffer<bf16> normed, attended, gated;
+  std::vector<std::unique_ptr<Bench>> benches;
+  Buffer<float> hidden;
+  Buffer<bf16> queries, attended, normed, gated;
 };
 
-State& state() {
+inline State& state() {
   static State* one = new State;  // its threads end with the process
   return *one;
 }
@@ -33,7 +40,10 @@ inline void prepare_team(int threads) {
     s.team.reset();
     s.team = std::make_unique<Team>(threads);
   }
-  while (static_cast<int>(s.scratch.size()) < threads) s.scratch.push_back(std::make_unique<Scratch>());
+  while (static_cast<int>(s.scratch.size()) < threads) {
+    s.scratch.push_back(std::make_unique<Scratch>());
+    s.benches.push_back(std::make_unique<Bench>());
+  }
 }
 
 }  // namespace quire
