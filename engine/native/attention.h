@@ -9,6 +9,7 @@
 #include "attention_pairs.h"
 #include "attention_slots.h"
 #include "pieces.h"
+#include "scratch.h"
 #include "state.h"
 
 namespace quire {
@@ -38,7 +39,7 @@ void take_query(const T* query, int64_t stride, int rows, int group, int size, b
       if (pairs) {
         s.query[row * size + d] = narrowed(element(q + d));
       } else {
-        s.piece[row * size + d] = element(q + d);
+        s.plain_query[row * size + d] = element(q + d);
       }
     }
   }
@@ -68,11 +69,11 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
     attend_pairs(cache, table, piece, rows, width, position, attention.how, s);
 #endif
   } else if (attention.type == 0) {
-    attend_slots<float>(cache, table, piece, rows, width, position, attention.how, s.piece, s);
+    attend_slots<float>(cache, table, piece, rows, width, position, attention.how, s.plain_query, s);
   } else if (attention.type == 1) {
-    attend_slots<bf16>(cache, table, piece, rows, width, position, attention.how, s.piece, s);
+    attend_slots<bf16>(cache, table, piece, rows, width, position, attention.how, s.plain_query, s);
   } else {
-    attend_slots<_Float16>(cache, table, piece, rows, width, position, attention.how, s.piece, s);
+    attend_slots<_Float16>(cache, table, piece, rows, width, position, attention.how, s.plain_query, s);
   }
   if (piece.partial >= 0) {
     float* partial = partials + static_cast<size_t>(piece.partial) * kRows * (size + 2);
@@ -103,7 +104,7 @@ void combine(const Attention& attention, const Pieces& pieces, int item, const f
     for (int i = 0; i < count; ++i) largest = std::max(largest, first[i * step + size]);
     for (int i = 0; i < count; ++i) {
       const float* partial = first + i * step;
-      const float factor = partial[size] == kMinusInfinity ? 0.0f : std::exp(partial[size] - largest);
+      const float factor = partial[size] == kMinusInfinity ? 0.0f : std::exp2(partial[size] - largest);
       total += factor * partial[size + 1];
       for (int d = 0; d < size; ++d) sums[d] += factor * partial[d];
     }
@@ -116,7 +117,7 @@ template <typename T, typename Out>
 void attend_together(Team& team, State& s, int thread, const Attention& attention, const T* query, int64_t query_stride,
                      const Out& output, float* partials) {
 #ifdef QUIRE_AMX
-  if (use_amx) configure_attention();
+  if (use_amx) configure_tiles();
 #endif
   team.each(static_cast<int>(s.pieces.all.size()), [&](int item) {
     attend_piece(attention, s.pieces.all[item], query, query_stride, output, partials, *s.scratch[thread]);

@@ -12,79 +12,95 @@
 #include "numbers.h"
 #include "pieces.h"
 #include "products.h"
+#include "scratch.h"
 #include "tiles.h"
 
 namespace quire {
 
-// What one thread needs to attend: the rows of one tile.
-struct Scratch {
-  alignas(64) float scores[kRows * kChunk];
-  alignas(64) bf16 weights[kRows * kChunk];
-  alignas(64) bf16 query[kRows * 256];
-  alignas(64) float sums[kRows * 256];
-  alignas(64) float piece[kRows * 256];
-  alignas(64) bf16 tail[kSlots * 256];
-  float largest[kRows];
-  float total[kRows];
+#ifdef QUIRE_BF16
+constexpr int kValues = 32;  // slots whose V is multiplied at once: as many as a tile has
+
+// Where K of each 16 slots of a chunk lies, and V of each 32.
+struct Chunk {
+  int first, slots;  // a multiple of 16
+  const bf16* keys[kChunk / kSlots];
+  const bf16* values[kChunk / kValues];
 };
 
-#ifdef QUIRE_BF16
-inline void scores_of_slots(const bf16* query, int rows, int size, const bf16* keys, float* scores) {
 #ifdef QUIRE_AMX
-  if (use_amx && size % 32 == 0) {
-    _tile_zero(0);
-    for (int d = 0; d < size; d += 32) {
-      _tile_loadd(4, query + d, size * 2);
-      _tile_loadd(5, keys + d * kSlots, 64);
-      _tile_dpbf16ps(0, 4, 5);
-    }
-    _tile_stored(0, scores, kChunk * 4);
-    return;
-  }
-#endif
-  for (int row = 0; row < rows; ++row) {
-    __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
-    for (int d = 0; d < size; d += 4) {
-      const bf16* q = query + row * size + d;
-      even = _mm512_dpbf16_ps(even, (__m512bh)_mm512_loadu_si512(keys + d * kSlots), pair(q));
-      odd = _mm512_dpbf16_ps(odd, (__m512bh)_mm512_loadu_si512(keys + d * kSlots + 32), pair(q + 2));
-    }
-    _mm512_storeu_ps(scores + row * kChunk, _mm512_add_ps(even, odd));
+template <int row_tiles, int column_tiles>
+void score_tiles(const bf16* query, int size, const bf16* keys, const bf16* more_keys) {
+  for (int d = 0; d < size; d += 32) {
+    _tile_loadd(4, query + d, size * 2);
+    _tile_loadd(6, keys + d * kSlots, 64);
+    if constexpr (row_tiles > 1) _tile_loadd(5, query + 16 * size + d, size * 2);
+    if constexpr (column_tiles > 1) _tile_loadd(7, more_keys + d * kSlots, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (row_tiles > 1) _tile_dpbf16ps(1, 5, 6);
+    if constexpr (column_tiles > 1) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (row_tiles > 1 && column_tiles > 1) _tile_dpbf16ps(3, 5, 7);
   }
 }
 
-// Adds the weighted values of `slots`, a multiple of 16; values of each 16 slots are at `values[i]`.
-inline void add_values(const bf16* weights, int rows, int size, const bf16* const* values, int slots, float* sums) {
+template <int row_tiles, int column_tiles>
+void weigh_tiles(const bf16* weights, int size, const Chunk& chunk, int d) {
+  for (int slot = 0; slot < chunk.slots; slot += kValues) {
+    const bf16* v = chunk.values[slot / kValues] + d * 2;
+    _tile_loadd(4, weights + slot, kChunk * 2);
+    _tile_loadd(6, v, size * 4);
+    if constexpr (row_tiles > 1) _tile_loadd(5, weights + 16 * kChunk + slot, kChunk * 2);
+    if constexpr (column_tiles > 1) _tile_loadd(7, v + 32, size * 4);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (row_tiles > 1) _tile_dpbf16ps(1, 5, 6);
+    if constexpr (column_tiles > 1) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (row_tiles > 1 && column_tiles > 1) _tile_dpbf16ps(3, 5, 7);
+  }
+}
+#endif
+
+// Scores of a chunk's slots: `scores` is [rows rounded up to 16][kChunk].
+inline void score_slots(const bf16* query, int rows, int size, const Chunk& chunk, float* scores) {
+#ifdef QUIRE_AMX
+  if (use_amx && size % 32 == 0) {
+    for (int slot = 0; slot < chunk.slots; slot += 2 * kSlots) {
+      const bf16* const* keys = chunk.keys + slot / kSlots;
+      for (int row = 0; row < rows; row += kPiece) {
+        with_tiles(rows - row, chunk.slots - slot, [&](auto row_tiles, auto column_tiles) {
+          zero_tiles();
+          score_tiles<row_tiles, column_tiles>(query + row * size, size, keys[0], column_tiles > 1 ? keys[1] : nullptr);
+          store_tiles<row_tiles, column_tiles>(scores + row * kChunk + slot, kChunk);
+        });
+      }
+    }
+    return;
+  }
+#endif
+  for (int slot = 0; slot < chunk.slots; slot += kSlots) {
+    const bf16* keys = chunk.keys[slot / kSlots];
+    for (int row = 0; row < rows; ++row) {
+      __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
+      for (int d = 0; d < size; d += 4) {
+        const bf16* q = query + row * size + d;
+        even = _mm512_dpbf16_ps(even, (__m512bh)_mm512_loadu_si512(keys + d * kSlots), pair(q));
+        odd = _mm512_dpbf16_ps(odd, (__m512bh)_mm512_loadu_si512(keys + d * kSlots + 32), pair(q + 2));
+      }
+      _mm512_storeu_ps(scores + row * kChunk + slot, _mm512_add_ps(even, odd));
+    }
+  }
+}
+
+// Adds a chunk's weighted values: `sums` is [rows rounded up to 16][size].
+inline void add_values(const bf16* weights, int rows, int size, const Chunk& chunk, float* sums) {
 #ifdef QUIRE_AMX
   if (use_amx) {
-    for (int d = 0; d < size; d += 64) {
-      const int blocks = std::min(4, (size - d) / 16);
-      _tile_loadd(0, sums + d, size * 4);
-      if (blocks > 1) _tile_loadd(1, sums + d + 16, size * 4);
-      if (blocks > 2) _tile_loadd(2, sums + d + 32, size * 4);
-      if (blocks > 3) _tile_loadd(3, sums + d + 48, size * 4);
-      for (int slot = 0; slot < slots; slot += kSlots) {
-        const bf16* v = values[slot / kSlots] + d * 2;
-        _tile_loadd(6, weights + slot, kChunk * 2);
-        _tile_loadd(7, v, size * 4);
-        _tile_dpbf16ps(0, 6, 7);
-        if (blocks > 1) {
-          _tile_loadd(7, v + 32, size * 4);
-          _tile_dpbf16ps(1, 6, 7);
-        }
-        if (blocks > 2) {
-          _tile_loadd(7, v + 64, size * 4);
-          _tile_dpbf16ps(2, 6, 7);
-        }
-        if (blocks > 3) {
-          _tile_loadd(7, v + 96, size * 4);
-          _tile_dpbf16ps(3, 6, 7);
-        }
+    for (int d = 0; d < size; d += 32) {
+      for (int row = 0; row < rows; row += kPiece) {
+        with_tiles(rows - row, size - d, [&](auto row_tiles, auto column_tiles) {
+          load_tiles<row_tiles, column_tiles>(sums + row * size + d, size);
+          weigh_tiles<row_tiles, column_tiles>(weights + row * kChunk, size, chunk, d);
+          store_tiles<row_tiles, column_tiles>(sums + row * size + d, size);
+        });
       }
-      _tile_stored(0, sums + d, size * 4);
-      if (blocks > 1) _tile_stored(1, sums + d + 16, size * 4);
-      if (blocks > 2) _tile_stored(2, sums + d + 32, size * 4);
-      if (blocks > 3) _tile_stored(3, sums + d + 48, size * 4);
     }
     return;
   }
@@ -92,8 +108,8 @@ inline void add_values(const bf16* weights, int rows, int size, const bf16* cons
   for (int row = 0; row < rows; ++row) {
     for (int d = 0; d < size; d += 16) {
       __m512 sum = _mm512_loadu_ps(sums + row * size + d);
-      for (int slot = 0; slot < slots; slot += 2) {
-        const bf16* v = values[slot / kSlots] + (slot % kSlots) * size + d * 2;
+      for (int slot = 0; slot < chunk.slots; slot += 2) {
+        const bf16* v = chunk.values[slot / kValues] + (slot % kValues) * size + d * 2;
         sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(v), pair(weights + row * kChunk + slot));
       }
       _mm512_storeu_ps(sums + row * size + d, sum);
@@ -101,59 +117,55 @@ inline void add_values(const bf16* weights, int rows, int size, const bf16* cons
   }
 }
 
-// Softmax of a chunk: turns scores into weights, and corrects what was summed before.
-inline void weigh(Scratch& s, int rows, int size, int slots) {
+// Softmax of a chunk: turns scores, times `unit` logarithms to base 2, into weights, and corrects what was summed before.
+inline void weigh(Scratch& s, int rows, int size, int slots, float unit) {
   for (int row = 0; row < rows; ++row) {
-    float* scores = s.scores + row * kChunk;
-    __m512 most = _mm512_set1_ps(s.largest[row]);
-    for (int slot = 0; slot < slots; slot += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + slot));
-    const float largest = _mm512_reduce_max_ps(most);
+    const float* scores = s.scores + row * kChunk;
+    __m512 most = _mm512_load_ps(scores);
+    for (int slot = 16; slot < slots; slot += 16) most = _mm512_max_ps(most, _mm512_load_ps(scores + slot));
+    const float largest = std::max(s.largest[row], _mm512_reduce_max_ps(most) * unit);
     bf16* weights = s.weights + row * kChunk;
+    _mm256_store_si256(reinterpret_cast<__m256i*>(weights + padded(slots, kValues) - 16), _mm256_setzero_si256());
     if (largest == kMinusInfinity) {  // nothing is seen yet
-      std::memset(weights, 0, kChunk * 2);
+      std::memset(weights, 0, slots * sizeof(bf16));
       continue;
     }
-    const float correction = s.largest[row] == kMinusInfinity ? 0.0f : std::exp(s.largest[row] - largest);
     __m512 total = _mm512_setzero_ps();
     for (int slot = 0; slot < slots; slot += 16) {
-      const __m512 p = exp_negative(_mm512_sub_ps(_mm512_loadu_ps(scores + slot), _mm512_set1_ps(largest)));
+      const __m512 score = _mm512_fmsub_ps(_mm512_load_ps(scores + slot), _mm512_set1_ps(unit), _mm512_set1_ps(largest));
+      const __m512 p = exp2_of(score);
       total = _mm512_add_ps(total, p);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + slot), (__m256i)_mm512_cvtneps_pbh(p));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(weights + slot), (__m256i)_mm512_cvtneps_pbh(p));
     }
-    if (correction != 1.0f) {
-      const __m512 factor = _mm512_set1_ps(correction);
-      for (int d = 0; d < size; d += 16) {
-        float* sum = s.sums + row * size + d;
-        _mm512_storeu_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(sum), factor));
-      }
+    if (largest != s.largest[row]) {
+      const float correction = s.largest[row] == kMinusInfinity ? 0.0f : std::exp2(s.largest[row] - largest);
+      s.total[row] *= correction;
+      for (int d = 0; d < size; ++d) s.sums[row * size + d] *= correction;
+      s.largest[row] = largest;
     }
-    s.total[row] = s.total[row] * correction + _mm512_reduce_add_ps(total);
-    s.largest[row] = largest;
+    s.total[row] += _mm512_reduce_add_ps(total);
   }
 }
 
+// Bounds scores, which are logarithms to base 2 then.
 inline void cap(float* scores, int rows, int slots, const Scores& how) {
   for (int row = 0; row < rows; ++row) {
     float* line = scores + row * kChunk;
-    if (how.softcap == 0.0f) {
-      for (int slot = 0; slot < slots; ++slot) line[slot] *= how.scaling;
-    } else {
-      for (int slot = 0; slot < slots; ++slot) {
-        line[slot] = how.softcap * std::tanh(line[slot] * how.scaling / how.softcap);
-      }
+    for (int slot = 0; slot < slots; ++slot) {
+      line[slot] = kLog2OfE * how.softcap * std::tanh(line[slot] * how.scaling / how.softcap);
     }
   }
 }
 
-// Hides from each row what it does not see: later slots, those beyond the window, those that do not exist.
-inline void hide(float* scores, int rows, int group, int first, int slots, int position, const Scores& how) {
+// Hides from each row what it does not see: later slots, those beyond the window, those that are not the piece's.
+inline void hide(float* scores, int rows, int group, const Chunk& chunk, const Piece& piece, int position, int window) {
   for (int row = 0; row < rows; ++row) {
     const int here = position + row / group;
-    const int last = here - first;  // the last slot that is seen, and the first that is not hidden by the window
-    const int begin = how.window ? std::max(0, here - how.window + 1 - first) : 0;
+    const int begin = std::max(piece.from, window ? here - window + 1 : 0) - chunk.first;
+    const int end = std::min(piece.to, here + 1) - chunk.first;
     float* line = scores + row * kChunk;
-    for (int slot = 0; slot < std::min(begin, slots); ++slot) line[slot] = kMinusInfinity;
-    for (int slot = std::max(0, last + 1); slot < slots; ++slot) line[slot] = kMinusInfinity;
+    for (int slot = 0; slot < std::min(begin, chunk.slots); ++slot) line[slot] = kMinusInfinity;
+    for (int slot = std::max(0, end); slot < chunk.slots; ++slot) line[slot] = kMinusInfinity;
   }
 }
 
@@ -170,43 +182,53 @@ inline void fetch(const Cache& cache, const int32_t* table, int64_t head, int fi
   }
 }
 
-inline void attend_pairs(const Cache& cache, const int32_t* table, const Piece& piece, int rows, int group, int position,
-                  const Scores& how, Scratch& s) {
+// Puts V of the slots of a chunk from `slot` on, 32 at most, to where it is multiplied: it stays where it is if it lies
+// together there. Slots that are not the piece's become zero: a weight of zero times what a former owner left, which may be
+// infinite, would be no number.
+inline const bf16* gather(const bf16* one, const bf16* other, int size, int valid, bf16* to) {
+  const size_t half = static_cast<size_t>(kSlots) * size;
+  if (valid >= kValues && other == one + half) return one;
+  std::memcpy(to, one, half * sizeof(bf16));
+  if (other) std::memcpy(to + half, other, half * sizeof(bf16));
+  for (int slot = std::max(0, valid); slot < kValues; ++slot) {
+    for (int d = 0; d < size; ++d) to[(slot / 2 * size + d) * 2 + slot % 2] = 0;
+  }
+  return to;
+}
+
+// Finds the K and V of a piece's slots from `first` on.
+inline Chunk find(const Cache& cache, const int32_t* table, const Piece& piece, int first, Scratch& s) {
   const int size = cache.head_size;
-  const bf16* data = static_cast<const bf16*>(cache.data);
+  const bf16* data = static_cast<const bf16*>(cache.data) + static_cast<int64_t>(piece.head) * cache.block_size * size;
+  Chunk chunk{first, std::min(kChunk, padded(piece.to - first, kSlots)), {}, {}};
+  for (int slot = 0; slot < chunk.slots; slot += kSlots) {
+    const int at = first + slot;
+    chunk.keys[slot / kSlots] = data + table[at / cache.block_size] * cache.block_stride + at % cache.block_size * size;
+  }
+  for (int slot = 0; slot < chunk.slots; slot += kValues) {
+    const bf16* const* keys = chunk.keys + slot / kSlots;
+    const bf16* other = slot + kSlots < chunk.slots ? keys[1] + cache.value_offset : nullptr;
+    bf16* copy = s.values + static_cast<size_t>(slot) * size;
+    chunk.values[slot / kValues] = gather(keys[0] + cache.value_offset, other, size, piece.to - first - slot, copy);
+  }
+  return chunk;
+}
+
+inline void attend_pairs(const Cache& cache, const int32_t* table, const Piece& piece, int rows, int group, int position,
+                         const Scores& how, Scratch& s) {
+  const int size = cache.head_size;
   const int64_t head = static_cast<int64_t>(piece.head) * cache.block_size * size;
   for (int first = piece.from / kSlots * kSlots; first < piece.to; first += kChunk) {
-    const int slots = std::min(kChunk, padded(piece.to - first, kSlots));
     fetch(cache, table, head, first + kChunk, piece.to);
-    const bf16* values[kChunk / kSlots];
-    for (int slot = 0; slot < slots; slot += kSlots) {
-      const int at = first + slot;
-      const bf16* block = data + table[at / cache.block_size] * cache.block_stride + head;
-      const int64_t offset = static_cast<int64_t>(at % cache.block_size) * size;
-      scores_of_slots(s.query, rows, size, block + offset, s.scores + slot);
-      values[slot / kSlots] = block + cache.value_offset + offset;
+    const Chunk chunk = find(cache, table, piece, first, s);
+    score_slots(s.query, rows, size, chunk, s.scores);
+    if (how.softcap != 0.0f) cap(s.scores, rows, chunk.slots, how);
+    const int last = first + chunk.slots - 1;
+    if (first < piece.from || last >= piece.to || last > position || how.window) {
+      hide(s.scores, rows, group, chunk, piece, position, how.window);
     }
-    cap(s.scores, rows, slots, how);
-    hide(s.scores, rows, group, first, slots, position, how);
-    if (first < piece.from || first + slots > piece.to) {  // slots of other pieces, or of nobody
-      for (int row = 0; row < rows; ++row) {
-        for (int slot = 0; slot < slots; ++slot) {
-          if (first + slot < piece.from || first + slot >= piece.to) s.scores[row * kChunk + slot] = kMinusInfinity;
-        }
-      }
-    }
-    const int valid = piece.to - first;
-    if (valid < slots) {
-      // A weight of zero times what a former owner left, which may be infinite, would be no number.
-      const int at = slots - kSlots;
-      std::memcpy(s.tail, values[at / kSlots], sizeof(bf16) * kSlots * size);
-      for (int slot = valid - at; slot < kSlots; ++slot) {
-        for (int d = 0; d < size; ++d) s.tail[((slot / 2) * size + d) * 2 + slot % 2] = 0;
-      }
-      values[at / kSlots] = s.tail;
-    }
-    weigh(s, rows, size, slots);
-    add_values(s.weights, rows, size, values, slots, s.sums);
+    weigh(s, rows, size, chunk.slots, how.softcap != 0.0f ? 1.0f : how.scaling * kLog2OfE);
+    add_values(s.weights, rows, size, chunk, s.sums);
   }
 }
 #endif

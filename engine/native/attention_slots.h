@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstdint>
 
-#include "attention_pairs.h"
 #include "cache.h"
 #include "numbers.h"
 #include "pieces.h"
+#include "scratch.h"
 
 namespace quire {
 
@@ -32,14 +32,15 @@ void attend_slots(const Cache& cache, const int32_t* table, const Piece& piece, 
       for (int d = 0; d < size; ++d) score += q[d] * line[d];
       score *= how.scaling;
       if (how.softcap != 0.0f) score = how.softcap * std::tanh(score / how.softcap);
+      score *= kLog2OfE;
       float* sums = s.sums + row * size;
       if (score > s.largest[row]) {
-        const float correction = s.largest[row] == kMinusInfinity ? 0.0f : std::exp(s.largest[row] - score);
+        const float correction = s.largest[row] == kMinusInfinity ? 0.0f : std::exp2(s.largest[row] - score);
         for (int d = 0; d < size; ++d) sums[d] *= correction;
         s.total[row] *= correction;
         s.largest[row] = score;
       }
-      const float weight = std::exp(score - s.largest[row]);
+      const float weight = std::exp2(score - s.largest[row]);
       s.total[row] += weight;
       for (int d = 0; d < size; ++d) sums[d] += weight * element(value + d);
     }

@@ -11,8 +11,8 @@
 
 namespace quire {
 
-constexpr int kRows = 16;         // query rows of one attention tile
-constexpr int kChunk = 64;        // slots between two corrections of the softmax
+constexpr int kRows = 64;         // query rows of one piece: as many as share what is read of K and V
+constexpr int kChunk = 128;       // slots between two corrections of the softmax
 constexpr int kLeastSplit = 128;  // slots of one piece of a sequence at least
 
 struct Scores {

@@ -111,10 +111,43 @@ struct Ahead {
   }
 };
 
+// Sums of one piece that wait to be taken. Tiles are multiplied by a unit of their own, while others take these.
+template <typename Take>
+struct Waiting {
+  const Take& take;
+  const float* sums = nullptr;
+  int row = 0, end = 0;
+  int column = 0, columns = 0;
+  int each = 0;  // rows that are taken with every step
+
+  void put(const float* piece, int first, int rows, int of_column, int column_count, int steps) {
+    sums = piece;
+    row = first;
+    end = first + rows;
+    column = of_column;
+    columns = column_count;
+    each = (rows + steps - 1) / steps;
+  }
+  void some() {
+    const int until = std::min(end, row + each);
+    for (; row < until; ++row, sums += kPiece) take(row, column, columns, sums);
+  }
+  void all() {
+    for (; row < end; ++row, sums += kPiece) take(row, column, columns, sums);
+  }
+};
+
+struct NothingWaits {
+  void put(const float*, int, int, int, int, int) {}
+  void some() {}
+  void all() {}
+};
+
 // Adds the product of one or two tiles of rows and one or two of columns to the sums in tiles 0 to 3. `rows_apart` and
 // `columns_apart` are elements from one tile of them to the next.
-template <bool many, int row_tiles, int column_tiles>
-void multiply(const bf16* a, size_t rows_apart, const bf16* b, size_t columns_apart, int steps, Ahead& ahead) {
+template <bool many, int row_tiles, int column_tiles, typename Meanwhile>
+void multiply(const bf16* a, size_t rows_apart, const bf16* b, size_t columns_apart, int steps, Ahead& ahead,
+              Meanwhile& meanwhile) {
   for (int step = 0; step < steps; ++step, a += 512, b += 512) {
     // What is used once more only later, rows where there are many, passes by without taking a place in the nearest cache.
     if constexpr (many) {
@@ -133,6 +166,7 @@ void multiply(const bf16* a, size_t rows_apart, const bf16* b, size_t columns_ap
     if constexpr (row_tiles > 1) _tile_dpbf16ps(1, 5, 6);
     if constexpr (column_tiles > 1) _tile_dpbf16ps(2, 4, 7);
     if constexpr (row_tiles > 1 && column_tiles > 1) _tile_dpbf16ps(3, 5, 7);
+    meanwhile.some();
   }
 }
 
@@ -172,10 +206,10 @@ void with_tiles(int rows, int columns, const Work& work) {
 }
 
 // Multiplies a range with tiles: 32 columns with all rows, then the next. Sums of a piece are at place(row, column), of
-// which `add` says whether they count; take(row, rows, column, columns, sums) is called when they are whole.
-template <bool many, typename Place, typename Take>
+// which `add` says whether they count; what is whole is put to those that wait.
+template <bool many, typename Place, typename Meanwhile>
 void multiply_range(const Packed& w, const Rows& a, const Range& range, bool add, const Place& place, int stride,
-                    const Take& take) {
+                    Meanwhile& waiting) {
   const int cuts = (w.inputs + kInputsAtOnce - 1) / kInputsAtOnce, at_once = padded((w.inputs + cuts - 1) / cuts, 32);
   const size_t apart = static_cast<size_t>(w.inputs) * 16;
   const int last_row = range.row + range.rows, last_column = range.column + range.columns;
@@ -199,27 +233,29 @@ void multiply_range(const Packed& w, const Rows& a, const Range& range, bool add
             zero_tiles();
           }
           multiply<many, row_tiles, column_tiles>(a.at(row, first), apart, weights + static_cast<size_t>(first) * 16, apart,
-                                                  steps, ahead);
+                                                  steps, ahead, waiting);
+          waiting.all();  // these sums may take their place
           store_tiles<row_tiles, column_tiles>(sums, stride);
         });
-        if (!more) take(row, rows, column, columns, sums);
+        if (!more) waiting.put(sums, row, rows, column, columns, steps);
       }
     }
   }
+  waiting.all();
 }
 
-template <typename Place, typename Take>
+template <typename Place, typename Meanwhile>
 void multiply_range(const Packed& w, const Rows& a, const Range& range, bool add, const Place& place, int stride,
-                    const Take& take) {
+                    Meanwhile& waiting) {
   if (range.rows > kPiece) {
-    multiply_range<true>(w, a, range, add, place, stride, take);
+    multiply_range<true>(w, a, range, add, place, stride, waiting);
   } else {
-    multiply_range<false>(w, a, range, add, place, stride, take);
+    multiply_range<false>(w, a, range, add, place, stride, waiting);
   }
 }
 #endif
 
-// Multiplies a range, and hands each piece of sums, [kPiece][kPiece], on: take(row, rows, column, columns, sums).
+// Multiplies a range, and hands each row of sums of up to kPiece columns on: take(row, column, columns, sums).
 template <typename Take>
 void product(const Packed& w, const Rows& a, const Range& range, const Take& take) {
 #ifdef QUIRE_BF16
@@ -228,7 +264,8 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
   if (use_amx) {
     const bool cut = w.inputs > kInputsAtOnce;  // else the sums of all pieces share one place, near
     const auto place = [&](int row, int) { return sums + (cut ? (row - range.row) * kPiece : 0); };
-    multiply_range(w, a, range, false, place, kPiece, take);
+    Waiting<Take> waiting{take};
+    multiply_range(w, a, range, false, place, kPiece, waiting);
     return;
   }
 #endif
@@ -239,7 +276,7 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
       for (int block = 0; block < columns; block += 16) {
         product_vectors(a, row, rows, w.weights + static_cast<size_t>(column + block) * w.inputs, sums + block);
       }
-      take(row, rows, column, columns, sums);
+      for (int i = 0; i < rows; ++i) take(row + i, column, columns, sums + i * kPiece);
     }
   }
 #endif
@@ -250,15 +287,14 @@ inline void product_to(const Packed& w, const Rows& a, const Range& range, const
 #ifdef QUIRE_AMX
   if (use_amx) {
     const auto place = [&](int row, int column) { return to.at(row, column); };
-    multiply_range(w, a, range, add, place, to.stride, [](int, int, int, int, const float*) {});
+    NothingWaits nothing;
+    multiply_range(w, a, range, add, place, to.stride, nothing);
     return;
   }
 #endif
-  product(w, a, range, [&](int row, int rows, int column, int columns, const float* sums) {
-    for (int i = 0; i < rows; ++i) {
-      float* line = to.at(row + i, column);
-      for (int n = 0; n < columns; ++n) line[n] = (add ? line[n] : 0.0f) + sums[i * kPiece + n];
-    }
+  product(w, a, range, [&](int row, int column, int columns, const float* sums) {
+    float* line = to.at(row, column);
+    for (int n = 0; n < columns; ++n) line[n] = (add ? line[n] : 0.0f) + sums[n];
   });
 }
 

@@ -5,9 +5,9 @@
 #include <mutex>
 #include <vector>
 
-#include "attention_pairs.h"
 #include "buffer.h"
 #include "pieces.h"
+#include "scratch.h"
 #include "team.h"
 
 namespace quire {

@@ -27,19 +27,10 @@ struct alignas(64) TileConfig {
   }
 };
 
-// Products: four sums, two pieces of A, two of B.
-inline void configure_products() {
+// Four sums in tiles 0 to 3, two pieces of what has their rows in 4 and 5, two of what has their columns in 6 and 7.
+inline void configure_tiles() {
   TileConfig config;
   for (int tile = 0; tile < 8; ++tile) config.set(tile, 16, 64);
-  _tile_loadconfig(&config);
-}
-
-// Attention: four sums, Q and K in 4 and 5, weights and V, of 16 slots, in 6 and 7.
-inline void configure_attention() {
-  TileConfig config;
-  for (int tile = 0; tile < 6; ++tile) config.set(tile, 16, 64);
-  config.set(6, 16, 32);
-  config.set(7, 8, 64);
   _tile_loadconfig(&config);
 }
 
