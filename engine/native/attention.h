@@ -1,10 +1,13 @@
 // A step's attention over one layer.
 #pragma once
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "attention_pairs.h"
 #include "attention_slots.h"
@@ -27,7 +30,17 @@ template <typename Out>
 void put_head(const Out& output, int row, int column, const float* sums, int size, float factor) {
   for (int d = 0; d < size; d += 16) {
     auto* to = output.at(row, column + d);
-    for (int i = 0; i < std::min(16, size - d); ++i) put(to + i, sums[d + i] * factor);
+    const int count = std::min(16, size - d);
+#ifdef QUIRE_BF16
+    if constexpr (std::is_same_v<decltype(to), bf16*>) {
+      if (count == 16) {
+        const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(sums + d), _mm512_set1_ps(factor));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(scaled));
+        continue;
+      }
+    }
+#endif
+    for (int i = 0; i < count; ++i) put(to + i, sums[d + i] * factor);
   }
 }
 
@@ -35,6 +48,10 @@ template <typename T>
 void take_query(const T* query, int64_t stride, int rows, int group, int size, bool pairs, Scratch& s) {
   for (int row = 0; row < rows; ++row) {
     const T* q = query + row / group * stride + row % group * size;
+    if (std::is_same_v<T, bf16> && pairs) {
+      std::memcpy(s.query + row * size, q, sizeof(T) * size);
+      continue;
+    }
     for (int d = 0; d < size; ++d) {
       if (pairs) {
         s.query[row * size + d] = narrowed(element(q + d));
@@ -43,6 +60,12 @@ void take_query(const T* query, int64_t stride, int rows, int group, int size, b
       }
     }
   }
+}
+
+inline float total_of(const Scratch& s, int row) {
+  float total = 0.0f;
+  for (int part = 0; part < 16; ++part) total += s.total[row * 16 + part];
+  return total;
 }
 
 // Computes one piece. `partials` is [partial][kRows][size + 2]: sums, the largest score, the total weight.
@@ -59,10 +82,10 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
   const int32_t* table = attention.sequences.tables + static_cast<int64_t>(piece.sequence) * attention.sequences.width;
   const bool pairs = attention.type == 1 && pairs_of(cache);
   for (int row = 0; row < rows; ++row) {
-    s.largest[row] = kMinusInfinity;
-    s.total[row] = 0.0f;
+    s.largest[row] = kNothingSeen;
   }
-  std::memset(s.sums, 0, sizeof(float) * kRows * size);
+  std::memset(s.total, 0, sizeof(float) * rows * 16);
+  std::memset(s.sums, 0, sizeof(float) * padded(rows, 16) * size);
   take_query(query + place * query_stride + offset, query_stride, rows, width, size, pairs, s);
   if (pairs) {
 #ifdef QUIRE_BF16
@@ -80,12 +103,13 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
     for (int row = 0; row < rows; ++row, partial += size + 2) {
       std::memcpy(partial, s.sums + row * size, sizeof(float) * size);
       partial[size] = s.largest[row];
-      partial[size + 1] = s.total[row];
+      partial[size + 1] = total_of(s, row);
     }
     return;
   }
   for (int row = 0; row < rows; ++row) {
-    put_head(output, place + row / width, offset + row % width * size, s.sums + row * size, size, 1.0f / s.total[row]);
+    put_head(output, place + row / width, offset + row % width * size, s.sums + row * size, size,
+             1.0f / total_of(s, row));
   }
 }
 
@@ -100,11 +124,11 @@ void combine(const Attention& attention, const Pieces& pieces, int item, const f
   for (int row = 0; row < grouping.width(part); ++row) {
     const float* first = partials + (static_cast<size_t>(pieces.partials[item]) * kRows + row) * (size + 2);
     const size_t step = static_cast<size_t>(kRows) * (size + 2);
-    float largest = kMinusInfinity, total = 0.0f, sums[256] = {};
+    float largest = kNothingSeen, total = 0.0f, sums[256] = {};
     for (int i = 0; i < count; ++i) largest = std::max(largest, first[i * step + size]);
     for (int i = 0; i < count; ++i) {
       const float* partial = first + i * step;
-      const float factor = partial[size] == kMinusInfinity ? 0.0f : std::exp2(partial[size] - largest);
+      const float factor = std::exp2(partial[size] - largest);
       total += factor * partial[size + 1];
       for (int d = 0; d < size; ++d) sums[d] += factor * partial[d];
     }

@@ -117,33 +117,43 @@ inline void add_values(const bf16* weights, int rows, int size, const Chunk& chu
   }
 }
 
-// Softmax of a chunk: turns scores, times `unit` logarithms to base 2, into weights, and corrects what was summed before.
+// The largest score of a row, of `slots`, a multiple of 16.
+inline float largest_of(const float* scores, int slots) {
+  __m512 most = _mm512_load_ps(scores);
+  for (int slot = 16; slot < slots; slot += 16) most = _mm512_max_ps(most, _mm512_load_ps(scores + slot));
+  return _mm512_reduce_max_ps(most);
+}
+
+// Raises a row's largest score, and corrects what was summed before.
+inline void raise(Scratch& s, int row, int size, float largest) {
+  const __m512 correction = exp2_of(_mm512_set1_ps(s.largest[row] - largest));
+  for (int d = 0; d < size; d += 16) {
+    float* sums = s.sums + row * size + d;
+    _mm512_store_ps(sums, _mm512_mul_ps(_mm512_load_ps(sums), correction));
+  }
+  float* total = s.total + row * 16;
+  _mm512_store_ps(total, _mm512_mul_ps(_mm512_load_ps(total), correction));
+  s.largest[row] = largest;
+}
+
+// Softmax of a chunk: turns scores, times `unit` logarithms to base 2, into weights.
 inline void weigh(Scratch& s, int rows, int size, int slots, float unit) {
   for (int row = 0; row < rows; ++row) {
+    const float largest = largest_of(s.scores + row * kChunk, slots) * unit;
+    if (largest > s.largest[row]) raise(s, row, size, largest);
+  }
+  for (int row = 0; row < rows; ++row) {
     const float* scores = s.scores + row * kChunk;
-    __m512 most = _mm512_load_ps(scores);
-    for (int slot = 16; slot < slots; slot += 16) most = _mm512_max_ps(most, _mm512_load_ps(scores + slot));
-    const float largest = std::max(s.largest[row], _mm512_reduce_max_ps(most) * unit);
     bf16* weights = s.weights + row * kChunk;
+    const __m512 factor = _mm512_set1_ps(unit), largest = _mm512_set1_ps(s.largest[row]);
+    __m512 total = _mm512_load_ps(s.total + row * 16);
     _mm256_store_si256(reinterpret_cast<__m256i*>(weights + padded(slots, kValues) - 16), _mm256_setzero_si256());
-    if (largest == kMinusInfinity) {  // nothing is seen yet
-      std::memset(weights, 0, slots * sizeof(bf16));
-      continue;
-    }
-    __m512 total = _mm512_setzero_ps();
     for (int slot = 0; slot < slots; slot += 16) {
-      const __m512 score = _mm512_fmsub_ps(_mm512_load_ps(scores + slot), _mm512_set1_ps(unit), _mm512_set1_ps(largest));
-      const __m512 p = exp2_of(score);
+      const __m512 p = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + slot), factor, largest));
       total = _mm512_add_ps(total, p);
       _mm256_store_si256(reinterpret_cast<__m256i*>(weights + slot), (__m256i)_mm512_cvtneps_pbh(p));
     }
-    if (largest != s.largest[row]) {
-      const float correction = s.largest[row] == kMinusInfinity ? 0.0f : std::exp2(s.largest[row] - largest);
-      s.total[row] *= correction;
-      for (int d = 0; d < size; ++d) s.sums[row * size + d] *= correction;
-      s.largest[row] = largest;
-    }
-    s.total[row] += _mm512_reduce_add_ps(total);
+    _mm512_store_ps(s.total + row * 16, total);
   }
 }
 

@@ -35,13 +35,13 @@ void attend_slots(const Cache& cache, const int32_t* table, const Piece& piece, 
       score *= kLog2OfE;
       float* sums = s.sums + row * size;
       if (score > s.largest[row]) {
-        const float correction = s.largest[row] == kMinusInfinity ? 0.0f : std::exp2(s.largest[row] - score);
+        const float correction = std::exp2(s.largest[row] - score);
         for (int d = 0; d < size; ++d) sums[d] *= correction;
-        s.total[row] *= correction;
+        s.total[row * 16] *= correction;
         s.largest[row] = score;
       }
       const float weight = std::exp2(score - s.largest[row]);
-      s.total[row] += weight;
+      s.total[row * 16] += weight;
       for (int d = 0; d < size; ++d) sums[d] += weight * element(value + d);
     }
   }

@@ -8,6 +8,7 @@
 namespace quire {
 
 constexpr int kLargestHead = 256;
+constexpr float kNothingSeen = -1e30f;  // the largest score of a row until it sees one: finite, so that no difference is NaN
 
 struct Scratch {
   alignas(64) float scores[kRows * kChunk];
@@ -17,7 +18,7 @@ struct Scratch {
   alignas(64) float sums[kRows * kLargestHead];
   alignas(64) bf16 values[kChunk * kLargestHead];
   float largest[kRows];  // scores, logarithms to base 2
-  float total[kRows];
+  alignas(64) float total[kRows * 16];  // of each row's weights, in 16 parts
 };
 
 }  // namespace quire
