@@ -44,19 +44,21 @@ void put_head(const Out& output, int row, int column, const float* sums, int siz
   }
 }
 
+// Takes the queries of one head, to the rows from `first` on.
 template <typename T>
-void take_query(const T* query, int64_t stride, int rows, int group, int size, bool pairs, Scratch& s) {
+void take_query(const T* query, int64_t stride, int first, int rows, int group, int size, bool pairs, Scratch& s) {
   for (int row = 0; row < rows; ++row) {
     const T* q = query + row / group * stride + row % group * size;
+    const int at = (first + row) * size;
     if (std::is_same_v<T, bf16> && pairs) {
-      std::memcpy(s.query + row * size, q, sizeof(T) * size);
+      std::memcpy(s.query + at, q, sizeof(T) * size);
       continue;
     }
     for (int d = 0; d < size; ++d) {
       if (pairs) {
-        s.query[row * size + d] = narrowed(element(q + d));
+        s.query[at + d] = narrowed(element(q + d));
       } else {
-        s.plain_query[row * size + d] = element(q + d);
+        s.plain_query[at + d] = element(q + d);
       }
     }
   }
@@ -68,49 +70,59 @@ inline float total_of(const Scratch& s, int row) {
   return total;
 }
 
-// Computes one piece. `partials` is [partial][kRows][size + 2]: sums, the largest score, the total weight.
+// Puts the rows of one head out, or to the piece's partial result: [kRows][size + 2], sums, the largest score, the total
+// weight.
+template <typename Out>
+void put_rows(const Attention& attention, const Piece& piece, int head, int place, const Out& output, float* partials,
+              const Scratch& s) {
+  const Grouping grouping(attention);
+  const int size = attention.cache.head_size, width = grouping.width(piece.part), rows = piece.tokens * width;
+  const int offset = ((piece.head + head) * grouping.group + piece.part * kRows) * size;
+  for (int row = 0; row < rows; ++row) {
+    const int at = head * 16 + row;
+    if (piece.partial < 0) {
+      put_head(output, place + row / width, offset + row % width * size, s.sums + at * size, size, 1.0f / total_of(s, at));
+      continue;
+    }
+    const size_t number = (static_cast<size_t>(piece.partial) + head * piece.apart) * kRows + row;
+    float* partial = partials + number * (size + 2);
+    std::memcpy(partial, s.sums + at * size, sizeof(float) * size);
+    partial[size] = s.largest[at];
+    partial[size + 1] = total_of(s, at);
+  }
+}
+
+// Computes one piece.
 template <typename T, typename Out>
-void attend_piece(const Attention& attention, const Piece& piece, const T* query, int64_t query_stride,
-                  const Out& output, float* partials, Scratch& s) {
+void attend_piece(const Attention& attention, const Piece& piece, const T* query, int64_t query_stride, const Out& output,
+                  float* partials, Scratch& s) {
   const Cache& cache = attention.cache;
   const Grouping grouping(attention);
   const int size = cache.head_size, width = grouping.width(piece.part), rows = piece.tokens * width;
-  const int64_t offset = (static_cast<int64_t>(piece.head) * grouping.group + piece.part * kRows) * size;
   const int place = attention.sequences.first[piece.sequence] + piece.token;
   const int fed = attention.sequences.first[piece.sequence + 1] - attention.sequences.first[piece.sequence];
   const int position = attention.sequences.ends[piece.sequence] - fed + piece.token;
-  const int32_t* table = attention.sequences.tables + static_cast<int64_t>(piece.sequence) * attention.sequences.width;
   const bool pairs = attention.type == 1 && pairs_of(cache);
-  for (int row = 0; row < rows; ++row) {
-    s.largest[row] = kNothingSeen;
+  const int all_rows = (piece.heads - 1) * 16 + padded(rows, 16);
+  for (int row = 0; row < all_rows; ++row) s.largest[row] = kNothingSeen;
+  std::memset(s.total, 0, sizeof(float) * all_rows * 16);
+  std::memset(s.sums, 0, sizeof(float) * all_rows * size);
+  for (int head = 0; head < piece.heads; ++head) {
+    const int offset = ((piece.head + head) * grouping.group + piece.part * kRows) * size;
+    take_query(query + place * query_stride + offset, query_stride, head * 16, rows, width, size, pairs, s);
   }
-  std::memset(s.total, 0, sizeof(float) * rows * 16);
-  std::memset(s.sums, 0, sizeof(float) * padded(rows, 16) * size);
-  take_query(query + place * query_stride + offset, query_stride, rows, width, size, pairs, s);
   if (pairs) {
 #ifdef QUIRE_BF16
-    attend_pairs(cache, table, piece, rows, width, position, attention.how, s);
+    attend_pairs(attention, piece, rows, width, position, s);
 #endif
   } else if (attention.type == 0) {
-    attend_slots<float>(cache, table, piece, rows, width, position, attention.how, s.plain_query, s);
+    attend_slots<float>(attention, piece, rows, width, position, s);
   } else if (attention.type == 1) {
-    attend_slots<bf16>(cache, table, piece, rows, width, position, attention.how, s.plain_query, s);
+    attend_slots<bf16>(attention, piece, rows, width, position, s);
   } else {
-    attend_slots<_Float16>(cache, table, piece, rows, width, position, attention.how, s.plain_query, s);
+    attend_slots<_Float16>(attention, piece, rows, width, position, s);
   }
-  if (piece.partial >= 0) {
-    float* partial = partials + static_cast<size_t>(piece.partial) * kRows * (size + 2);
-    for (int row = 0; row < rows; ++row, partial += size + 2) {
-      std::memcpy(partial, s.sums + row * size, sizeof(float) * size);
-      partial[size] = s.largest[row];
-      partial[size + 1] = total_of(s, row);
-    }
-    return;
-  }
-  for (int row = 0; row < rows; ++row) {
-    put_head(output, place + row / width, offset + row % width * size, s.sums + row * size, size,
-             1.0f / total_of(s, row));
-  }
+  for (int head = 0; head < piece.heads; ++head) put_rows(attention, piece, head, place, output, partials, s);
 }
 
 // Puts the pieces of one token, KV head and part together; `item` counts these.
@@ -140,9 +152,6 @@ void combine(const Attention& attention, const Pieces& pieces, int item, const f
 template <typename T, typename Out>
 void attend_together(Team& team, State& s, int thread, const Attention& attention, const T* query, int64_t query_stride,
                      const Out& output, float* partials) {
-#ifdef QUIRE_AMX
-  if (use_amx) configure_tiles();
-#endif
   team.each(static_cast<int>(s.pieces.all.size()), [&](int item) {
     attend_piece(attention, s.pieces.all[item], query, query_stride, output, partials, *s.scratch[thread]);
   });

@@ -136,24 +136,25 @@ inline void raise(Scratch& s, int row, int size, float largest) {
   s.largest[row] = largest;
 }
 
-// Softmax of a chunk: turns scores, times `unit` logarithms to base 2, into weights.
-inline void weigh(Scratch& s, int rows, int size, int slots, float unit) {
+// Softmax of a chunk: turns scores, times `unit` logarithms to base 2, into weights. The scores and
+// weights of these rows are the first, their sums come from row `begin` on.
+inline void weigh(Scratch& s, int begin, int rows, int size, int slots, float unit) {
   for (int row = 0; row < rows; ++row) {
     const float largest = largest_of(s.scores + row * kChunk, slots) * unit;
-    if (largest > s.largest[row]) raise(s, row, size, largest);
+    if (largest > s.largest[begin + row]) raise(s, begin + row, size, largest);
   }
   for (int row = 0; row < rows; ++row) {
     const float* scores = s.scores + row * kChunk;
     bf16* weights = s.weights + row * kChunk;
-    const __m512 factor = _mm512_set1_ps(unit), largest = _mm512_set1_ps(s.largest[row]);
-    __m512 total = _mm512_load_ps(s.total + row * 16);
+    const __m512 factor = _mm512_set1_ps(unit), largest = _mm512_set1_ps(s.largest[begin + row]);
+    __m512 total = _mm512_load_ps(s.total + (begin + row) * 16);
     _mm256_store_si256(reinterpret_cast<__m256i*>(weights + padded(slots, kValues) - 16), _mm256_setzero_si256());
     for (int slot = 0; slot < slots; slot += 16) {
       const __m512 p = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + slot), factor, largest));
       total = _mm512_add_ps(total, p);
       _mm256_store_si256(reinterpret_cast<__m256i*>(weights + slot), (__m256i)_mm512_cvtneps_pbh(p));
     }
-    _mm512_store_ps(s.total + row * 16, total);
+    _mm512_store_ps(s.total + (begin + row) * 16, total);
   }
 }
 
@@ -179,19 +180,6 @@ inline void hide(float* scores, int rows, int group, const Chunk& chunk, const P
   }
 }
 
-// Asks for the K and V of a chunk before they are needed: blocks lie anywhere, which no prefetcher of the CPU foresees.
-inline void fetch(const Cache& cache, const int32_t* table, int64_t head, int first, int to) {
-  const bf16* data = static_cast<const bf16*>(cache.data);
-  for (int at = first; at < std::min(first + kChunk, to); at += kSlots) {
-    const bf16* block = data + table[at / cache.block_size] * cache.block_stride + head;
-    const bf16* keys = block + static_cast<int64_t>(at % cache.block_size) * cache.head_size;
-    for (int line = 0; line < kSlots * cache.head_size; line += 32) {
-      _mm_prefetch(keys + line, _MM_HINT_T0);
-      _mm_prefetch(keys + cache.value_offset + line, _MM_HINT_T0);
-    }
-  }
-}
-
 // Puts V of the slots of a chunk from `slot` on, 32 at most, to where it is multiplied: it stays where it is if it lies
 // together there. Slots that are not the piece's become zero: a weight of zero times what a former owner left, which may be
 // infinite, would be no number.
@@ -206,39 +194,54 @@ inline const bf16* gather(const bf16* one, const bf16* other, int size, int vali
   return to;
 }
 
-// Finds the K and V of a piece's slots from `first` on.
-inline Chunk find(const Cache& cache, const int32_t* table, const Piece& piece, int first, Scratch& s) {
-  const int size = cache.head_size;
-  const bf16* data = static_cast<const bf16*>(cache.data) + static_cast<int64_t>(piece.head) * cache.block_size * size;
+// Where K of one head of a slot, a multiple of 16, and of the next 15 lies.
+inline const bf16* keys_of(const Attention& attention, int sequence, int head, int slot) {
+  const Cache& cache = attention.cache;
+  const int32_t block = attention.sequences.table(sequence)[slot / cache.block_size];
+  const int64_t within = static_cast<int64_t>(head) * cache.block_size + slot % cache.block_size;
+  return static_cast<const bf16*>(cache.data) + block * cache.block_stride + within * cache.head_size;
+}
+
+// Finds the K and V of one head of a piece, of kChunk slots from `first` on or fewer.
+inline Chunk find(const Attention& attention, const Piece& piece, int head, int first, Scratch& s) {
+  const Cache& cache = attention.cache;
   Chunk chunk{first, std::min(kChunk, padded(piece.to - first, kSlots)), {}, {}};
   for (int slot = 0; slot < chunk.slots; slot += kSlots) {
-    const int at = first + slot;
-    chunk.keys[slot / kSlots] = data + table[at / cache.block_size] * cache.block_stride + at % cache.block_size * size;
+    chunk.keys[slot / kSlots] = keys_of(attention, piece.sequence, head, first + slot);
   }
   for (int slot = 0; slot < chunk.slots; slot += kValues) {
     const bf16* const* keys = chunk.keys + slot / kSlots;
     const bf16* other = slot + kSlots < chunk.slots ? keys[1] + cache.value_offset : nullptr;
-    bf16* copy = s.values + static_cast<size_t>(slot) * size;
-    chunk.values[slot / kValues] = gather(keys[0] + cache.value_offset, other, size, piece.to - first - slot, copy);
+    bf16* copy = s.values + static_cast<size_t>(slot) * cache.head_size;
+    chunk.values[slot / kValues] =
+        gather(keys[0] + cache.value_offset, other, cache.head_size, piece.to - first - slot, copy);
   }
   return chunk;
 }
 
-inline void attend_pairs(const Cache& cache, const int32_t* table, const Piece& piece, int rows, int group, int position,
-                         const Scores& how, Scratch& s) {
-  const int size = cache.head_size;
-  const int64_t head = static_cast<int64_t>(piece.head) * cache.block_size * size;
+// One head of a piece and its slots from `first` on: its rows' sums come from row `begin` on.
+inline void attend_chunk(const Attention& attention, const Piece& piece, int head, int begin, int rows, int group,
+                         int position, int first, Scratch& s) {
+  const Scores& how = attention.how;
+  const int size = attention.cache.head_size;
+  const Chunk chunk = find(attention, piece, head, first, s);
+  score_slots(s.query + begin * size, rows, size, chunk, s.scores);
+  if (how.softcap != 0.0f) cap(s.scores, rows, chunk.slots, how);
+  const int last = first + chunk.slots - 1;
+  if (first < piece.from || last >= piece.to || last > position || how.window) {
+    hide(s.scores, rows, group, chunk, piece, position, how.window);
+  }
+  weigh(s, begin, rows, size, chunk.slots, how.softcap != 0.0f ? 1.0f : how.scaling * kLog2OfE);
+  add_values(s.weights, rows, size, chunk, s.sums + begin * size);
+}
+
+// Attends with the rows of a piece. Nothing is asked for ahead: copies of V, and runs of blocks, keep as many loads on the way
+// as the CPU can have, and requests of ours only took their places.
+inline void attend_pairs(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
   for (int first = piece.from / kSlots * kSlots; first < piece.to; first += kChunk) {
-    fetch(cache, table, head, first + kChunk, piece.to);
-    const Chunk chunk = find(cache, table, piece, first, s);
-    score_slots(s.query, rows, size, chunk, s.scores);
-    if (how.softcap != 0.0f) cap(s.scores, rows, chunk.slots, how);
-    const int last = first + chunk.slots - 1;
-    if (first < piece.from || last >= piece.to || last > position || how.window) {
-      hide(s.scores, rows, group, chunk, piece, position, how.window);
+    for (int head = 0; head < piece.heads; ++head) {
+      attend_chunk(attention, piece, piece.head + head, head * 16, rows, group, position, first, s);
     }
-    weigh(s, rows, size, chunk.slots, how.softcap != 0.0f ? 1.0f : how.scaling * kLog2OfE);
-    add_values(s.weights, rows, size, chunk, s.sums);
   }
 }
 #endif

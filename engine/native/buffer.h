@@ -1,21 +1,36 @@
 // Memory that is kept from step to step.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
 namespace quire {
 
-// Memory of 64-byte lines that only grows.
+constexpr size_t kLargePage = 2 << 20;
+
+// Asks for large pages for memory that nobody has touched: with small ones the CPU looks up a page for each K or V of a block.
+// Where the system has none to give, small ones do.
+inline void prefer_large_pages(void* data, size_t bytes) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage, end = (address + bytes) / kLargePage * kLargePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+// Memory of whole lines that only grows.
 template <typename T>
 class Buffer {
  public:
   T* at_least(size_t count) {
     if (count > count_) {
       std::free(data_);
-      const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-      data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+      const size_t unit = count * sizeof(T) < kLargePage ? 64 : kLargePage;
+      const size_t bytes = (count * sizeof(T) + unit - 1) / unit * unit;
+      data_ = static_cast<T*>(std::aligned_alloc(unit, bytes));
+      prefer_large_pages(data_, bytes);
       std::memset(static_cast<void*>(data_), 0, bytes);
       count_ = count;
     }

@@ -309,13 +309,8 @@ inline void run_step(const Decoder* d, const CacheView* c, const Batch* b, float
   prepare_team(threads);
   Step step(*d, *c, *b, logits, s);
   s.team->run([&](int thread) {
-#ifdef QUIRE_AMX
-    if (use_amx) configure_tiles();
-#endif
+    const Tiles tiles;
     step.run(thread);
-#ifdef QUIRE_AMX
-    if (use_amx) _tile_release();
-#endif
   });
 #endif
   (void)d, (void)c, (void)b, (void)logits, (void)threads;

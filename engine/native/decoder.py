@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from engine.attention.backend import PagedBatch
-from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels, NativeLayer, NativeModel
+from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels, NativeLayer, NativeModel, packed_size
 
 # Models whose decoder is: norm, attention, norm, gated SiLU; with biases of q, k, v, norms of q and k, windows, or not.
 _KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Rotations that are the same for a position whatever the length of the sequence.
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+_ROOM = 32 << 20  # elements that packed weights get at once
 _COLUMNS = 16  # that a gate and what it gates alternate in
 
 
@@ -44,6 +45,7 @@ class NativeDecoder:
         self._view = view
         self._threads = threads
         self._kept: list[torch.Tensor] = []  # what the structures point to
+        self._room = torch.empty(0, dtype=torch.bfloat16)  # for the next packed weights
         self._model = self._described(model, context_tokens)
 
     def logits(self, token_ids: list[int], positions: list[int], places: list[int], batch: PagedBatch) -> torch.Tensor:
@@ -96,7 +98,12 @@ class NativeDecoder:
         return described
 
     def _pack(self, weights: torch.Tensor) -> int:
-        return self._keep(self._kernels.pack(weights))
+        count = packed_size(weights)
+        if count > len(self._room):  # matrices share large pages, which most of them would not fill
+            self._room = self._kernels.zeros([max(count, _ROOM)], torch.bfloat16)
+        packed, self._room = self._room[:count], self._room[count:]
+        self._kernels.pack(weights, packed)
+        return self._keep(packed)
 
     def _float(self, values: torch.Tensor) -> int:
         return self._keep(values.detach().float().contiguous())

@@ -15,6 +15,7 @@
 #include <mutex>
 
 #include "attention.h"
+#include "buffer.h"
 #include "cache.h"
 #include "decoder.h"
 #include "numbers.h"
@@ -85,6 +86,7 @@ void quire_attend(const CacheView* c, int32_t layer, const Batch* b, const void*
   float* partials = s.partials.at_least(static_cast<size_t>(s.pieces.partial_count) * kRows * (c->head_size + 2) + 1);
   const int64_t wide = static_cast<int64_t>(heads) * c->head_size;
   s.team->run([&](int thread) {
+    const Tiles tiles;
     if (c->type == 0) {
       attend_together(*s.team, s, thread, attention, static_cast<const float*>(query), stride,
                       Lines<float>{static_cast<float*>(output), wide}, partials);
@@ -119,6 +121,8 @@ int64_t quire_read(const void* data, int64_t bytes, int32_t threads) {
   });
   return total;
 }
+
+void quire_prefer_large_pages(void* data, int64_t bytes) { prefer_large_pages(data, static_cast<size_t>(bytes)); }
 
 // Runs a whole step of a decoder; `logits` is [rows][vocabulary].
 void quire_step(const Decoder* d, const CacheView* c, const Batch* b, float* logits, int32_t threads) {

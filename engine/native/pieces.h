@@ -27,18 +27,23 @@ struct Sequences {
   const int32_t* ends;    // [count] tokens, those fed included
   const int32_t* tables;  // [count][width] block ids
   int width;
+
+  const int32_t* table(int sequence) const { return tables + static_cast<int64_t>(sequence) * width; }
 };
 
-// A piece of work: rows of one sequence and KV head over a piece of its slots. Where more query heads than a tile has
-// rows share a KV head, `part` says which of them these are.
+// A piece of work: rows of one sequence and KV head over a piece of its slots; while decoding, of a few KV heads, since their
+// K and V lie beside each other, and memory is read fastest in one go. Where more query heads than a piece has rows share
+// a KV head, `part` says which of them these are.
 struct Piece {
   int sequence;
-  int head;
+  int head;   // the first
+  int heads;
   int part;
   int token;   // first of them, within the fed tokens
   int tokens;  // of the tile
   int from, to;  // slots
-  int partial;   // index of its partial result, -1: it is the whole
+  int partial;   // index of the first head's partial result, -1: it is the whole
+  int apart;     // from one head's partial result to the next one's
 };
 
 // A step's attention over one layer. Query and output are [tokens][heads][size], of any of the three types.
@@ -58,6 +63,8 @@ struct Grouping {
       : group(attention.heads / attention.cache.heads), parts((group + kRows - 1) / kRows) {}
   int width(int part) const { return std::min(kRows, group - part * kRows); }
   int tokens() const { return std::max(1, kRows / group); }
+  // KV heads of a piece that has one token: each takes a tile of rows.
+  int heads(const Cache& cache) const { return group <= 16 ? std::min(kRows / 16, cache.heads) : 1; }
 };
 
 // Cuts a step's attention into pieces: tiles of 16 rows, and for long sequences pieces of their slots, so that no thread
@@ -80,14 +87,18 @@ struct Pieces {
       work += static_cast<int64_t>(padded(fed, per_tile) / per_tile) * sequences.ends[i] * heads;
     }
     const int64_t share = threads > 1 ? work / (threads * 4) : work;
-    const int split = std::max<int64_t>(kLeastSplit, padded(static_cast<int>(std::min<int64_t>(share, 1 << 20)) + 1, kChunk));
+    const int limit = static_cast<int>(std::min<int64_t>(share, 1 << 20)) / grouping.heads(attention.cache) + 1;
+    const int split = std::max(kLeastSplit, padded(limit, kChunk));
     const int tokens = sequences.first[sequences.count];
     partials.assign(static_cast<size_t>(tokens) * heads, -1);
     counts.assign(static_cast<size_t>(tokens) * heads, 0);
     for (int i = 0; i < sequences.count; ++i) {
       const int fed = sequences.first[i + 1] - sequences.first[i];
-      for (int head = 0; head < heads; ++head) {
-        for (int token = 0; token < fed; token += per_tile) add(attention, i, head, token, std::min(per_tile, fed - token), split);
+      const int at_once = fed == 1 ? grouping.heads(attention.cache) : 1;
+      for (int head = 0; head < heads; head += at_once) {
+        for (int token = 0; token < fed; token += per_tile) {
+          add(attention, i, head, std::min(at_once, heads - head), token, std::min(per_tile, fed - token), split);
+        }
       }
     }
     // The longest first, so that what is left for the end is small.
@@ -95,7 +106,7 @@ struct Pieces {
   }
 
  private:
-  void add(const Attention& attention, int i, int place_of_head, int token, int tokens, int split) {
+  void add(const Attention& attention, int i, int place_of_head, int heads, int token, int tokens, int split) {
     const int parts = Grouping(attention).parts, head = place_of_head / parts, part = place_of_head % parts;
     const Sequences& sequences = attention.sequences;
     const int fed = sequences.first[i + 1] - sequences.first[i], position = sequences.ends[i] - fed + token;
@@ -103,17 +114,20 @@ struct Pieces {
     const int from = window ? std::max(0, position - window + 1) : 0;
     const int pieces = fed > 1 ? 1 : std::max(1, (to - from + split - 1) / split);
     if (pieces == 1) {
-      all.push_back({i, head, part, token, tokens, from, to, -1});
+      all.push_back({i, head, heads, part, token, tokens, from, to, -1, 0});
       return;
     }
     const size_t place = static_cast<size_t>(sequences.first[i] + token) * attention.cache.heads * parts + place_of_head;
-    partials[place] = partial_count;
-    counts[place] = pieces;
+    for (int other = 0; other < heads; ++other) {
+      partials[place + other] = partial_count + other * pieces;
+      counts[place + other] = pieces;
+    }
     const int length = padded((to - from + pieces - 1) / pieces, kSlots);
     for (int piece = 0; piece < pieces; ++piece) {
-      const int begin = from + piece * length;
-      all.push_back({i, head, part, token, tokens, std::min(begin, to), std::min(begin + length, to), partial_count++});
+      const int begin = std::min(from + piece * length, to), end = std::min(begin + length, to);
+      all.push_back({i, head, heads, part, token, tokens, begin, end, partial_count + piece, pieces});
     }
+    partial_count += heads * pieces;
   }
 };
 
