@@ -31,7 +31,12 @@ def make_cache(
     geometry: CacheGeometry, device_blocks: int, block_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Allocate the cache of `device_blocks` usable blocks, filled with zeros."""
-    return torch.zeros((device_blocks + 1, geometry.layers, 2, *block_shape), dtype=dtype, device=device)
+    return torch.zeros(cache_shape(geometry, device_blocks, block_shape), dtype=dtype, device=device)
+
+
+def cache_shape(geometry: CacheGeometry, device_blocks: int, block_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a cache of `device_blocks` usable blocks."""
+    return (device_blocks + 1, geometry.layers, 2, *block_shape)
 
 
 def make_host_cache(

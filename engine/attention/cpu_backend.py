@@ -6,13 +6,13 @@ import torch
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.blocks import Copy
-from engine.cache import CacheGeometry, make_cache, make_host_cache
+from engine.cache import CacheGeometry, cache_shape, make_host_cache
 from engine.errors import ModelUnsupported
 from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels
 
 
 class CpuBackend:
-    """Paged attention by native kernels. Inside a (block, layer), K and V have an order that kernels.cpp describes."""
+    """Paged attention by native kernels. Inside a (block, layer), K and V have the order of native/kernels.cpp."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class CpuBackend:
         self._kernels = kernels
         self._threads = threads or torch.get_num_threads()
         device = torch.device("cpu")
-        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
+        self.cache = kernels.zeros(cache_shape(geometry, device_blocks, self.block_shape()), dtype)
         self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
         self.view = CacheView.of(self.cache, geometry, block_size)
 

@@ -7,10 +7,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_SOURCE = Path(__file__).with_name("kernels.cpp")  # which includes the others: one compiler then sees, and fuses, all
 _COMPILERS = ("g++", "c++", "clang++")
 # Infinities have a meaning here: what a token does not see scores minus infinity.
-_FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-shared", "-fPIC", "-pthread")
+_FLAGS = (
+    *("-std=c++20", "-O3", "-march=native", "-ffast-math", "-fno-finite-math-only"),
+    *("-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
+)
 _SECONDS = 120
 
 
@@ -39,6 +42,8 @@ def build(folder: Path) -> Path:
 def _key(compiler: str) -> str:
     """Name what the library depends on: its source, who compiles it and how, and the CPU's instructions."""
     digest = hashlib.sha256(_SOURCE.read_bytes())
+    for header in sorted(_SOURCE.parent.glob("*.h")):
+        digest.update(header.read_bytes())
     digest.update(" ".join((*_FLAGS, compiler, _run([compiler, "--version"]), _instructions())).encode())
     return digest.hexdigest()[:20]
 

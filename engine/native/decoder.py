@@ -11,8 +11,9 @@ import torch
 
 from engine.attention.backend import PagedBatch
 from engine.llama_shape import head_size, is_llama_shaped, rotations, window_of
-from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels, NativeLayer, NativeModel
+from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels, NativeLayer, NativeModel, packed_size
 
+_ROOM = 32 << 20  # elements that packed weights get at once
 _COLUMNS = 16  # that a gate and what it gates alternate in
 
 
@@ -33,6 +34,7 @@ class NativeDecoder:
         self._view = view
         self._threads = threads
         self._kept: list[torch.Tensor] = []  # what the structures point to
+        self._room = torch.empty(0, dtype=torch.bfloat16)  # for the next packed weights
         self._model = self._described(model, context_tokens)
 
     def logits(
@@ -82,7 +84,12 @@ class NativeDecoder:
         return described
 
     def _pack(self, weights: torch.Tensor) -> int:
-        return self._keep(self._kernels.pack(weights))
+        count = packed_size(weights)
+        if count > len(self._room):  # matrices share large pages, which most of them would not fill
+            self._room = self._kernels.zeros([max(count, _ROOM)], torch.bfloat16)
+        packed, self._room = self._room[:count], self._room[count:]
+        self._kernels.pack(weights, packed)
+        return self._keep(packed)
 
     def _float(self, values: torch.Tensor) -> int:
         return self._keep(values.detach().float().contiguous())

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -74,6 +75,12 @@ class NativeModel(Structure):
     ]
 
 
+def packed_size(weights: torch.Tensor) -> int:
+    """Return how many elements `[outputs, inputs]` weights have when packed: both are padded, to 16 and to 32."""
+    outputs, inputs = weights.shape
+    return -(-outputs // 16) * 16 * (-(-inputs // 32) * 32)
+
+
 class CacheView(NamedTuple):
     """A cache tensor as the kernels see it; it lives as long as the tensor does."""
 
@@ -107,13 +114,19 @@ class Kernels:
         self.bfloat16 = bool(features & 1)
         self.tiles = bool(features & 2)
 
-    def pack(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return `[outputs, inputs]` weights as bfloat16 in the order that products read."""
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate zeros that begin where a line does, in large pages where the system gives them."""
+        count = prod(shape) * dtype.itemsize
+        plain = torch.empty(count + _LINE, dtype=torch.uint8)
+        self._library.quire_prefer_large_pages(c_void_p(plain.data_ptr()), c_int64(plain.nbytes))
+        start = -plain.data_ptr() % _LINE
+        return plain.zero_()[start : start + count].view(dtype).view(tuple(shape))
+
+    def pack(self, weights: torch.Tensor, packed: torch.Tensor) -> None:
+        """Put `[outputs, inputs]` weights as bfloat16 in the order that products read, into `packed_size` zeros."""
         outputs, inputs = weights.shape
-        packed = _zeros(-(-outputs // 16) * 16 * (-(-inputs // 32) * 32))
         plain = weights.detach().to(torch.bfloat16).contiguous()
         self._library.quire_pack(c_void_p(plain.data_ptr()), outputs, inputs, c_void_p(packed.data_ptr()))
-        return packed
 
     def write(self, view: CacheView, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Write contiguous `[tokens, kv_heads, head_size]` K and V of the cache's type to slots."""
@@ -190,11 +203,3 @@ def _batch(batch: PagedBatch) -> _Batch:
     described.slots, described.first = batch.slots.data_ptr(), batch.first.data_ptr()
     described.ends, described.tables = batch.ends.data_ptr(), batch.tables.data_ptr()
     return described
-
-
-def _zeros(count: int) -> torch.Tensor:
-    """Allocate bfloat16 zeros that begin where a line does."""
-    size = torch.bfloat16.itemsize
-    plain = torch.zeros(count * size + _LINE, dtype=torch.uint8)
-    start = -plain.data_ptr() % _LINE
-    return plain[start : start + count * size].view(torch.bfloat16)

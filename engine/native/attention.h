@@ -1,0 +1,164 @@
+// A step's attention over one layer.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "attention_pairs.h"
+#include "attention_slots.h"
+#include "pieces.h"
+#include "scratch.h"
+#include "state.h"
+
+namespace quire {
+
+// Rows of elements that lie one after the other.
+template <typename T>
+struct Lines {
+  T* data;
+  int64_t stride;
+  T* at(int64_t row, int64_t column) const { return data + row * stride + column; }
+};
+
+// Puts one head of one row out, in runs of 16 elements: so many lie together wherever they go.
+template <typename Out>
+void put_head(const Out& output, int row, int column, const float* sums, int size, float factor) {
+  for (int d = 0; d < size; d += 16) {
+    auto* to = output.at(row, column + d);
+    const int count = std::min(16, size - d);
+#ifdef QUIRE_BF16
+    if constexpr (std::is_same_v<decltype(to), bf16*>) {
+      if (count == 16) {
+        const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(sums + d), _mm512_set1_ps(factor));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(scaled));
+        continue;
+      }
+    }
+#endif
+    for (int i = 0; i < count; ++i) put(to + i, sums[d + i] * factor);
+  }
+}
+
+// Takes the queries of one head, to the rows from `first` on.
+template <typename T>
+void take_query(const T* query, int64_t stride, int first, int rows, int group, int size, bool pairs, Scratch& s) {
+  for (int row = 0; row < rows; ++row) {
+    const T* q = query + row / group * stride + row % group * size;
+    const int at = (first + row) * size;
+    if (std::is_same_v<T, bf16> && pairs) {
+      std::memcpy(s.query + at, q, sizeof(T) * size);
+      continue;
+    }
+    for (int d = 0; d < size; ++d) {
+      if (pairs) {
+        s.query[at + d] = narrowed(element(q + d));
+      } else {
+        s.plain_query[at + d] = element(q + d);
+      }
+    }
+  }
+}
+
+inline float total_of(const Scratch& s, int row) {
+  float total = 0.0f;
+  for (int part = 0; part < 16; ++part) total += s.total[row * 16 + part];
+  return total;
+}
+
+// Puts the rows of one head out, or to the piece's partial result: [kRows][size + 2], sums, the largest score, the total
+// weight.
+template <typename Out>
+void put_rows(const Attention& attention, const Piece& piece, int head, int place, const Out& output, float* partials,
+              const Scratch& s) {
+  const Grouping grouping(attention);
+  const int size = attention.cache.head_size, width = grouping.width(piece.part), rows = piece.tokens * width;
+  const int offset = ((piece.head + head) * grouping.group + piece.part * kRows) * size;
+  for (int row = 0; row < rows; ++row) {
+    const int at = head * 16 + row;
+    if (piece.partial < 0) {
+      put_head(output, place + row / width, offset + row % width * size, s.sums + at * size, size, 1.0f / total_of(s, at));
+      continue;
+    }
+    const size_t number = (static_cast<size_t>(piece.partial) + head * piece.apart) * kRows + row;
+    float* partial = partials + number * (size + 2);
+    std::memcpy(partial, s.sums + at * size, sizeof(float) * size);
+    partial[size] = s.largest[at];
+    partial[size + 1] = total_of(s, at);
+  }
+}
+
+// Computes one piece.
+template <typename T, typename Out>
+void attend_piece(const Attention& attention, const Piece& piece, const T* query, int64_t query_stride, const Out& output,
+                  float* partials, Scratch& s) {
+  const Cache& cache = attention.cache;
+  const Grouping grouping(attention);
+  const int size = cache.head_size, width = grouping.width(piece.part), rows = piece.tokens * width;
+  const int place = attention.sequences.first[piece.sequence] + piece.token;
+  const int fed = attention.sequences.first[piece.sequence + 1] - attention.sequences.first[piece.sequence];
+  const int position = attention.sequences.ends[piece.sequence] - fed + piece.token;
+  const bool pairs = attention.type == 1 && pairs_of(cache);
+  const int all_rows = (piece.heads - 1) * 16 + padded(rows, 16);
+  for (int row = 0; row < all_rows; ++row) s.largest[row] = kNothingSeen;
+  std::memset(s.total, 0, sizeof(float) * all_rows * 16);
+  std::memset(s.sums, 0, sizeof(float) * all_rows * size);
+  for (int head = 0; head < piece.heads; ++head) {
+    const int offset = ((piece.head + head) * grouping.group + piece.part * kRows) * size;
+    take_query(query + place * query_stride + offset, query_stride, head * 16, rows, width, size, pairs, s);
+  }
+  if (pairs) {
+#ifdef QUIRE_BF16
+    attend_pairs(attention, piece, rows, width, position, s);
+#endif
+  } else if (attention.type == 0) {
+    attend_slots<float>(attention, piece, rows, width, position, s);
+  } else if (attention.type == 1) {
+    attend_slots<bf16>(attention, piece, rows, width, position, s);
+  } else {
+    attend_slots<_Float16>(attention, piece, rows, width, position, s);
+  }
+  for (int head = 0; head < piece.heads; ++head) put_rows(attention, piece, head, place, output, partials, s);
+}
+
+// Puts the pieces of one token, KV head and part together; `item` counts these.
+template <typename Out>
+void combine(const Attention& attention, const Pieces& pieces, int item, const float* partials,
+             const Out& output) {
+  const Grouping grouping(attention);
+  const int size = attention.cache.head_size, heads = attention.cache.heads * grouping.parts;
+  const int head = item % heads / grouping.parts, part = item % grouping.parts, count = pieces.counts[item];
+  const int64_t offset = (static_cast<int64_t>(head) * grouping.group + part * kRows) * size;
+  for (int row = 0; row < grouping.width(part); ++row) {
+    const float* first = partials + (static_cast<size_t>(pieces.partials[item]) * kRows + row) * (size + 2);
+    const size_t step = static_cast<size_t>(kRows) * (size + 2);
+    float largest = kNothingSeen, total = 0.0f, sums[256] = {};
+    for (int i = 0; i < count; ++i) largest = std::max(largest, first[i * step + size]);
+    for (int i = 0; i < count; ++i) {
+      const float* partial = first + i * step;
+      const float factor = std::exp2(partial[size] - largest);
+      total += factor * partial[size + 1];
+      for (int d = 0; d < size; ++d) sums[d] += factor * partial[d];
+    }
+    put_head(output, item / heads, offset + row * size, sums, size, 1.0f / total);
+  }
+}
+
+// Runs a step's attention on all threads of the team; every thread calls it.
+template <typename T, typename Out>
+void attend_together(Team& team, State& s, int thread, const Attention& attention, const T* query, int64_t query_stride,
+                     const Out& output, float* partials) {
+  team.each(static_cast<int>(s.pieces.all.size()), [&](int item) {
+    attend_piece(attention, s.pieces.all[item], query, query_stride, output, partials, *s.scratch[thread]);
+  });
+  if (s.pieces.partial_count == 0) return;
+  team.each(static_cast<int>(s.pieces.counts.size()), [&](int item) {
+    if (s.pieces.counts[item]) combine(attention, s.pieces, item, partials, output);
+  });
+}
+
+}  // namespace quire

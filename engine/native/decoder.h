@@ -1,0 +1,319 @@
+// A whole step of a Llama-shaped decoder.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "attention.h"
+#include "products.h"
+#include "state.h"
+
+namespace quire {
+
+struct Layer {
+  const bf16* projections;  // q, k, v one after the other, packed
+  const bf16* output;
+  const bf16* gates;  // 16 columns of the gate, 16 of the product that it gates, and so on
+  const bf16* down;
+  const float* attention_norm;
+  const float* mlp_norm;
+  const float* projection_bias;  // or null
+  const float* query_norm;       // or null
+  const float* key_norm;         // or null
+  int32_t window;                // 0: none
+};
+
+struct Decoder {
+  int32_t layers, hidden, heads, kv_heads, head_size, intermediate, vocabulary;
+  float epsilon, scaling;
+  const Layer* layer;
+  const bf16* embedding;  // [vocabulary][hidden]
+  const bf16* head;       // packed
+  const float* final_norm;
+  const float* cosine;  // [positions][head size / 2]
+  const float* sine;
+};
+
+struct CacheView {
+  void* data;
+  int64_t block_stride;
+  int64_t layer_stride;
+  int64_t value_offset;
+  int32_t block_size, heads, head_size;
+  int32_t type;
+};
+
+struct Batch {
+  int32_t tokens, sequences, width, rows;
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const int64_t* slots;
+  const int32_t* first;
+  const int32_t* ends;
+  const int32_t* tables;
+  const int32_t* places;  // [rows] tokens whose logits are wanted
+};
+
+#ifdef QUIRE_BF16
+inline float root_of_mean_square(const float* x, int size, float epsilon) {
+  float squares = 0.0f;
+  for (int i = 0; i < size; ++i) squares += x[i] * x[i];
+  return std::sqrt(squares / static_cast<float>(size) + epsilon);
+}
+
+inline void normalize(const float* x, int size, const float* weight, float epsilon, const Rows& out, int row) {
+  const float factor = 1.0f / root_of_mean_square(x, size, epsilon);
+  for (int k = 0; k < out.inputs; k += 32) {
+    alignas(64) float line[32];
+    const int real = std::min(32, size - k);
+    for (int i = 0; i < real; ++i) line[i] = x[k + i] * factor * weight[k + i];
+    for (int i = real; i < 32; ++i) line[i] = 0.0f;
+    narrow(line, 32, out.at(row, k));
+  }
+}
+
+inline void normalize_head(float* x, int size, const float* weight, float epsilon) {
+  const float factor = 1.0f / root_of_mean_square(x, size, epsilon);
+  for (int i = 0; i < size; ++i) x[i] *= factor * weight[i];
+}
+
+inline void rotate(float* __restrict x, int size, const float* __restrict cosine, const float* __restrict sine) {
+  const int half = size / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = x[i], b = x[i + half];
+    x[i] = a * cosine[i] - b * sine[i];
+    x[i + half] = b * cosine[i] + a * sine[i];
+  }
+}
+
+// silu(g) * up, silu(g) being g / (1 + exp(-g)). The quotient has 14 bits, six more than what it is rounded to.
+inline __m512 gated_silu(__m512 g, __m512 up) {
+  const __m512 e = exp2_of(_mm512_min_ps(_mm512_mul_ps(g, _mm512_set1_ps(-kLog2OfE)), _mm512_set1_ps(125.0f)));
+  return _mm512_mul_ps(_mm512_mul_ps(g, up), _mm512_rcp14_ps(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+}
+
+// Runs a step. Few rows are multiplied by all threads together, each with its share of the columns: memory is what they wait
+// for. Many are cut into bands of rows that one thread takes from one attention to the next, so that what it computes
+// stays in its own caches; weights pass by once for each band.
+class Step {
+ public:
+  Step(const Decoder& d, const CacheView& c, const Batch& b, float* logits, State& s)
+      : d_(d), b_(b), logits_(logits), s_(s), team_(*s.team), data_(static_cast<bf16*>(c.data)), layer_stride_(c.layer_stride) {
+    const int tokens = b.tokens, tall = padded(std::max(tokens, static_cast<int>(b.rows)), kPiece);
+    stride_ = padded(d.hidden, 16);
+    queries_ = d.heads * d.head_size;
+    const int inputs = padded(d.hidden, 32), inner = padded(d.intermediate, 32), outer = padded(queries_, 32);
+    x_ = s.hidden.at_least(static_cast<size_t>(tall) * stride_);
+    query_ = s.queries.at_least(static_cast<size_t>(tall) * queries_);
+    attended_ = {s.attended.at_least(static_cast<size_t>(tall) * outer), outer};
+    band_ = band_rows();
+    banded_ = tokens > kLeastBanded;
+    if (!banded_) gated_ = {s.gated.at_least(static_cast<size_t>(tall) * inner), inner};
+    if (!banded_ || b.rows > kMostRows) normed_ = {s.normed.at_least(static_cast<size_t>(tall) * inputs), inputs};
+    if (normed_.data == nullptr) normed_ = {s.normed.at_least(static_cast<size_t>(padded(b.rows, kPiece)) * inputs), inputs};
+    const int most = banded_ ? band_ : std::min(tall, kMostRows);
+    for (auto& bench : s.benches) {
+      bench->head.at_least(static_cast<size_t>(most) * d.head_size);
+      if (!banded_) continue;
+      bench->normed.at_least(static_cast<size_t>(band_) * inputs);
+      bench->gated.at_least(static_cast<size_t>(band_) * inner);
+    }
+    attention_ = {{nullptr, c.block_stride, c.value_offset, c.block_size, c.heads, c.head_size},
+                  {b.sequences, b.first, b.ends, b.tables, b.width},
+                  {d.scaling, 0.0f, 0},
+                  d.heads,
+                  1};
+  }
+
+  // Every thread of the team calls it.
+  void run(int thread) {
+    team_.each(b_.tokens, [&](int token) { embed(token); });
+    for (int number = 0; number < d_.layers; ++number) {
+      if (banded_) {
+        each_band([&](int row, int rows) {
+          if (number > 0) leave(d_.layer[number - 1], row, rows, thread);
+          enter(d_.layer[number], row, rows, thread, number);
+        });
+      } else {
+        enter_together(d_.layer[number], thread, number);
+      }
+      if (thread == 0) plan(number);
+      team_.barrier();
+      attend_together(team_, s_, thread, attention_, static_cast<const bf16*>(query_), queries_, attended_, partials_);
+      if (!banded_) leave_together(d_.layer[number]);
+    }
+    if (banded_) each_band([&](int row, int rows) { leave(d_.layer[d_.layers - 1], row, rows, thread); });
+    score();
+  }
+
+ private:
+  static constexpr int kLeastBanded = 384;       // tokens; fewer wait for memory
+  static constexpr int kBandBytes = 1536 << 10;  // of the second cache, for what lies between two products
+
+  // As many rows as the second cache keeps, in bands of which each thread gets equally many.
+  int band_rows() const {
+    const int bytes = 4 * d_.hidden + 2 * d_.hidden + 2 * d_.intermediate, threads = team_.size();
+    const int most = std::clamp(kBandBytes / bytes, 192, kMostRows);
+    const int bands = padded((b_.tokens + most - 1) / most, threads);
+    return std::min(kMostRows, padded((b_.tokens + bands - 1) / bands, kPiece));
+  }
+
+  template <typename Work>
+  void each_band(const Work& work) {
+    team_.each((b_.tokens + band_ - 1) / band_, [&](int item) {
+      work(item * band_, std::min(band_, b_.tokens - item * band_));
+    });
+  }
+
+  // Calls work(range) for ranges of all rows and of so many columns at most.
+  template <typename Work>
+  void each_range(int rows, int columns, int at_once, const Work& work) {
+    const int pieces = (columns + at_once - 1) / at_once, blocks = (rows + kMostRows - 1) / kMostRows;
+    team_.each(pieces * blocks, [&](int item) {
+      const int column = item % pieces * at_once, row = item / pieces * kMostRows;
+      work(Range{row, std::min(kMostRows, rows - row), column, std::min(at_once, columns - column)});
+    });
+  }
+
+  void embed(int token) {
+    const bf16* from = d_.embedding + static_cast<size_t>(b_.token_ids[token]) * d_.hidden;
+    float* to = x_ + static_cast<size_t>(token) * stride_;
+    for (int i = 0; i < d_.hidden; ++i) to[i] = widened(from[i]);
+  }
+
+  void norm(int token, const float* weight, const Rows& to, int row) {
+    normalize(x_ + static_cast<size_t>(token) * stride_, d_.hidden, weight, d_.epsilon, to, row);
+  }
+
+  // From the residual to queries, and to K and V in the cache.
+  void enter(const Layer& layer, int row, int rows, int thread, int number) {
+    const Rows normed{s_.benches[thread]->normed.at_least(0), padded(d_.hidden, 32), row};
+    for (int token = row; token < row + rows; ++token) norm(token, layer.attention_norm, normed, token);
+    for (int head = 0; head < d_.heads + 2 * d_.kv_heads; ++head) project(layer, normed, row, rows, head, thread, number);
+  }
+
+  void enter_together(const Layer& layer, int thread, int number) {
+    team_.each(b_.tokens, [&](int token) { norm(token, layer.attention_norm, normed_, token); });
+    each_range(b_.tokens, (d_.heads + 2 * d_.kv_heads) * d_.head_size, d_.head_size, [&](const Range& range) {
+      project(layer, normed_, range.row, range.rows, range.column / d_.head_size, thread, number);
+    });
+  }
+
+  // One head of q, k or v, rotated, with all rows of a range.
+  void project(const Layer& layer, const Rows& normed, int row, int rows, int head, int thread, int number) {
+    const int size = d_.head_size, column = head * size, kv_head = head - d_.heads;
+    const Sums sums{s_.benches[thread]->head.at_least(0), size, row, column};
+    product_to({layer.projections, padded((d_.heads + 2 * d_.kv_heads) * size, 16), normed.inputs}, normed,
+               {row, rows, column, size}, sums, false);
+    Cache cache = attention_.cache;
+    cache.data = data_ + number * layer_stride_;
+    for (int token = row; token < row + rows; ++token) {
+      float* line = sums.at(token, column);
+      if (layer.projection_bias) {
+        for (int i = 0; i < size; ++i) line[i] += layer.projection_bias[column + i];
+      }
+      if (kv_head < d_.kv_heads) turn(line, token, kv_head < 0 ? layer.query_norm : layer.key_norm);
+      if (kv_head < 0) {
+        narrow(line, size, query_ + static_cast<size_t>(token) * queries_ + column);
+      } else {
+        write_head(cache, 1, b_.slots[token], kv_head % d_.kv_heads, kv_head >= d_.kv_heads, line);
+      }
+    }
+  }
+
+  void turn(float* line, int token, const float* weight) {
+    const int size = d_.head_size;
+    const size_t at = static_cast<size_t>(b_.positions[token]) * (size / 2);
+    if (weight) normalize_head(line, size, weight, d_.epsilon);
+    rotate(line, size, d_.cosine + at, d_.sine + at);
+  }
+
+  void plan(int number) {
+    const int window = d_.layer[number].window;
+    attention_.cache.data = data_ + number * layer_stride_;
+    attention_.how.window = window;
+    if (window == planned_) return;
+    s_.pieces.plan(attention_, team_.size());
+    planned_ = window;
+    partials_ = s_.partials.at_least(static_cast<size_t>(s_.pieces.partial_count) * kRows * (d_.head_size + 2) + 1);
+  }
+
+  // From what was attended to the residual of the next layer.
+  void leave(const Layer& layer, int row, int rows, int thread) {
+    const Rows normed{s_.benches[thread]->normed.at_least(0), padded(d_.hidden, 32), row};
+    const Rows gated{s_.benches[thread]->gated.at_least(0), padded(d_.intermediate, 32), row};
+    add(layer.output, attended_, {row, rows, 0, stride_});
+    for (int token = row; token < row + rows; ++token) norm(token, layer.mlp_norm, normed, token);
+    gate(layer, normed, gated, {row, rows, 0, 2 * d_.intermediate});
+    add(layer.down, gated, {row, rows, 0, stride_});
+  }
+
+  void leave_together(const Layer& layer) {
+    each_range(b_.tokens, stride_, 32, [&](const Range& range) { add(layer.output, attended_, range); });
+    team_.each(b_.tokens, [&](int token) { norm(token, layer.mlp_norm, normed_, token); });
+    each_range(b_.tokens, 2 * d_.intermediate, 64, [&](const Range& range) { gate(layer, normed_, gated_, range); });
+    each_range(b_.tokens, stride_, 32, [&](const Range& range) { add(layer.down, gated_, range); });
+  }
+
+  void add(const bf16* weights, const Rows& rows, const Range& range) {
+    product_to({weights, stride_, rows.inputs}, rows, range, {x_, stride_}, true);
+  }
+
+  void gate(const Layer& layer, const Rows& normed, const Rows& gated, const Range& range) {
+    product({layer.gates, 2 * d_.intermediate, normed.inputs}, normed, range,
+            [&](int row, int column, int, const float* sums) {
+              const __m512 result = gated_silu(_mm512_load_ps(sums), _mm512_load_ps(sums + 16));
+              bf16* to = gated.at(row, column / 2);
+              _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(result));
+            });
+  }
+
+  void score() {
+    team_.each(b_.rows, [&](int row) { norm(b_.places[row], d_.final_norm, normed_, row); });
+    each_range(b_.rows, padded(d_.vocabulary, 16), 64, [&](const Range& range) {
+      product({d_.head, padded(d_.vocabulary, 16), normed_.inputs}, normed_, range,
+              [&](int row, int column, int columns, const float* sums) {
+                const int real = std::min(columns, d_.vocabulary - column);
+                std::memcpy(logits_ + static_cast<size_t>(row) * d_.vocabulary + column, sums, sizeof(float) * real);
+              });
+    });
+  }
+
+  const Decoder& d_;
+  const Batch& b_;
+  float* logits_;
+  State& s_;
+  Team& team_;
+  bf16* data_;
+  int64_t layer_stride_;
+  Attention attention_;
+  int stride_, queries_;  // of the residual, of queries
+  float* x_;              // the residual: [tokens][stride]
+  bf16* query_;           // [tokens][heads][head size]
+  Rows attended_{}, normed_{}, gated_{};
+  bool banded_ = false;
+  int band_ = 0;  // rows of one band at most
+  int planned_ = -1;  // window that the pieces were planned for
+  float* partials_ = nullptr;
+};
+#endif
+
+inline void run_step(const Decoder* d, const CacheView* c, const Batch* b, float* logits, int32_t threads) {
+#ifdef QUIRE_BF16
+  State& s = state();
+  const std::lock_guard<std::mutex> alone(s.mutex);
+  prepare_team(threads);
+  Step step(*d, *c, *b, logits, s);
+  s.team->run([&](int thread) {
+    const Tiles tiles;
+    step.run(thread);
+  });
+#endif
+  (void)d, (void)c, (void)b, (void)logits, (void)threads;
+}
+
+}  // namespace quire

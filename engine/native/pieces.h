@@ -1,0 +1,134 @@
+// How a step's attention is cut into pieces of work.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cache.h"
+#include "numbers.h"
+
+namespace quire {
+
+constexpr int kRows = 64;         // query rows of one piece: as many as share what is read of K and V
+constexpr int kChunk = 128;       // slots between two corrections of the softmax
+constexpr int kLeastSplit = 128;  // slots of one piece of a sequence at least
+
+struct Scores {
+  float scaling;
+  float softcap;  // 0: none
+  int window;     // 0: none
+};
+
+struct Sequences {
+  int count;
+  const int32_t* first;   // [count + 1] place of each one's first fed token
+  const int32_t* ends;    // [count] tokens, those fed included
+  const int32_t* tables;  // [count][width] block ids
+  int width;
+
+  const int32_t* table(int sequence) const { return tables + static_cast<int64_t>(sequence) * width; }
+};
+
+// A piece of work: rows of one sequence and KV head over a piece of its slots; while decoding, of a few KV heads, since their
+// K and V lie beside each other, and memory is read fastest in one go. Where more query heads than a piece has rows share
+// a KV head, `part` says which of them these are.
+struct Piece {
+  int sequence;
+  int head;   // the first
+  int heads;
+  int part;
+  int token;   // first of them, within the fed tokens
+  int tokens;  // of the tile
+  int from, to;  // slots
+  int partial;   // index of the first head's partial result, -1: it is the whole
+  int apart;     // from one head's partial result to the next one's
+};
+
+// A step's attention over one layer. Query and output are [tokens][heads][size], of any of the three types.
+struct Attention {
+  Cache cache;
+  Sequences sequences;
+  Scores how;
+  int heads;
+  int type;  // of the cache: 0 float32, 1 bfloat16, 2 float16
+};
+
+// How the query heads of a KV head are put into tiles.
+struct Grouping {
+  int group;  // query heads of one KV head
+  int parts;  // that they are cut into, of at most kRows
+  explicit Grouping(const Attention& attention)
+      : group(attention.heads / attention.cache.heads), parts((group + kRows - 1) / kRows) {}
+  int width(int part) const { return std::min(kRows, group - part * kRows); }
+  int tokens() const { return std::max(1, kRows / group); }
+  // KV heads of a piece that has one token: each takes a tile of rows.
+  int heads(const Cache& cache) const { return group <= 16 ? std::min(kRows / 16, cache.heads) : 1; }
+};
+
+// Cuts a step's attention into pieces: tiles of 16 rows, and for long sequences pieces of their slots, so that no thread
+// has much more to do than another.
+struct Pieces {
+  std::vector<Piece> all;
+  std::vector<int> partials;  // [tokens][kv heads][parts] first partial result of each, which lie together
+  std::vector<int> counts;
+  int partial_count = 0;
+
+  void plan(const Attention& attention, int threads) {
+    const Sequences& sequences = attention.sequences;
+    const Grouping grouping(attention);
+    const int per_tile = grouping.tokens(), heads = attention.cache.heads * grouping.parts;
+    all.clear();
+    partial_count = 0;
+    int64_t work = 0;
+    for (int i = 0; i < sequences.count; ++i) {
+      const int fed = sequences.first[i + 1] - sequences.first[i];
+      work += static_cast<int64_t>(padded(fed, per_tile) / per_tile) * sequences.ends[i] * heads;
+    }
+    const int64_t share = threads > 1 ? work / (threads * 4) : work;
+    const int limit = static_cast<int>(std::min<int64_t>(share, 1 << 20)) / grouping.heads(attention.cache) + 1;
+    const int split = std::max(kLeastSplit, padded(limit, kChunk));
+    const int tokens = sequences.first[sequences.count];
+    partials.assign(static_cast<size_t>(tokens) * heads, -1);
+    counts.assign(static_cast<size_t>(tokens) * heads, 0);
+    for (int i = 0; i < sequences.count; ++i) {
+      const int fed = sequences.first[i + 1] - sequences.first[i];
+      const int at_once = fed == 1 ? grouping.heads(attention.cache) : 1;
+      for (int head = 0; head < heads; head += at_once) {
+        for (int token = 0; token < fed; token += per_tile) {
+          add(attention, i, head, std::min(at_once, heads - head), token, std::min(per_tile, fed - token), split);
+        }
+      }
+    }
+    // The longest first, so that what is left for the end is small.
+    std::stable_sort(all.begin(), all.end(), [](const Piece& a, const Piece& b) { return a.to - a.from > b.to - b.from; });
+  }
+
+ private:
+  void add(const Attention& attention, int i, int place_of_head, int heads, int token, int tokens, int split) {
+    const int parts = Grouping(attention).parts, head = place_of_head / parts, part = place_of_head % parts;
+    const Sequences& sequences = attention.sequences;
+    const int fed = sequences.first[i + 1] - sequences.first[i], position = sequences.ends[i] - fed + token;
+    const int window = attention.how.window, to = position + tokens;
+    const int from = window ? std::max(0, position - window + 1) : 0;
+    const int pieces = fed > 1 ? 1 : std::max(1, (to - from + split - 1) / split);
+    if (pieces == 1) {
+      all.push_back({i, head, heads, part, token, tokens, from, to, -1, 0});
+      return;
+    }
+    const size_t place = static_cast<size_t>(sequences.first[i] + token) * attention.cache.heads * parts + place_of_head;
+    for (int other = 0; other < heads; ++other) {
+      partials[place + other] = partial_count + other * pieces;
+      counts[place + other] = pieces;
+    }
+    const int length = padded((to - from + pieces - 1) / pieces, kSlots);
+    for (int piece = 0; piece < pieces; ++piece) {
+      const int begin = std::min(from + piece * length, to), end = std::min(begin + length, to);
+      all.push_back({i, head, heads, part, token, tokens, begin, end, partial_count + piece, pieces});
+    }
+    partial_count += heads * pieces;
+  }
+};
+
+}  // namespace quire

@@ -1,0 +1,301 @@
+// Products of rows and packed weights.
+//
+// Rows lie in tiles, as weights do: then what one load takes is one piece of memory, for tiles and vectors alike.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include "numbers.h"
+#include "tiles.h"
+
+namespace quire {
+
+// Weights of `outputs` columns. Both numbers are padded.
+struct Packed {
+  const bf16* weights;
+  int outputs;  // multiple of 16
+  int inputs;   // multiple of 32
+};
+
+// What is multiplied with weights: [rows rounded up to 32 / 16][inputs / 32][16 rows][32].
+struct Rows {
+  bf16* data;
+  int inputs;     // multiple of 32
+  int first = 0;  // row that `data` begins with, a multiple of 32
+
+  bf16* at(int row, int k) const {
+    const size_t tile = static_cast<size_t>((row - first) / 16) * (inputs / 32) + k / 32;
+    return data + tile * 512 + row % 16 * 32 + k % 32;
+  }
+};
+
+// The rows and columns of a product that one thread computes. `row` is a multiple of 32, `column` of 16.
+struct Range {
+  int row, rows;
+  int column, columns;
+};
+
+// Where sums lie: [rows rounded up to 32][stride], from this row and column on.
+struct Sums {
+  float* data;
+  int stride;
+  int row = 0, column = 0;
+
+  float* at(int of_row, int of_column) const {
+    return data + static_cast<size_t>(of_row - row) * stride + (of_column - column);
+  }
+};
+
+constexpr int kPiece = 32;      // rows, and columns, of the sums that are handed on at once
+constexpr int kMostRows = 512;  // of a range
+
+#ifdef QUIRE_BF16
+inline __m512bh pair(const bf16* p) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return (__m512bh)_mm512_set1_epi32(bits);
+}
+
+// `count` rows of one tile times 16 columns of the weights, without tiles. `sums` is [count][kPiece].
+template <int count>
+void product_rows(const bf16* a, int inputs, const bf16* weights, float* sums) {
+  // Two sums for each row, since an addition takes longer than the load of its weights.
+  __m512 even[count], odd[count];
+  for (int row = 0; row < count; ++row) even[row] = odd[row] = _mm512_setzero_ps();
+  for (int tile = 0; tile < inputs / 32; ++tile, a += 512, weights += 512) {
+    for (int k = 0; k < 32; k += 4) {
+      const __m512bh first = (__m512bh)_mm512_load_si512(weights + k * 16);
+      const __m512bh second = (__m512bh)_mm512_load_si512(weights + k * 16 + 32);
+      for (int row = 0; row < count; ++row) {
+        even[row] = _mm512_dpbf16_ps(even[row], first, pair(a + row * 32 + k));
+        odd[row] = _mm512_dpbf16_ps(odd[row], second, pair(a + row * 32 + k + 2));
+      }
+    }
+  }
+  for (int row = 0; row < count; ++row) _mm512_storeu_ps(sums + row * kPiece, _mm512_add_ps(even[row], odd[row]));
+}
+
+inline void product_vectors(const Rows& a, int first, int rows, const bf16* weights, float* sums) {
+  int row = 0;
+  for (; row + 8 <= rows; row += 8) product_rows<8>(a.at(first + row, 0), a.inputs, weights, sums + row * kPiece);
+  for (; row + 4 <= rows; row += 4) product_rows<4>(a.at(first + row, 0), a.inputs, weights, sums + row * kPiece);
+  for (; row < rows; ++row) product_rows<1>(a.at(first + row, 0), a.inputs, weights, sums + row * kPiece);
+}
+#endif
+
+#ifdef QUIRE_AMX
+// Inputs at most that are multiplied in one go: 32 columns of their weights stay in the nearest cache, of 48 KiB, for all
+// rows of a range. Sums that wait for the next inputs are loaded again as they were: cutting changes no result.
+constexpr int kInputsAtOnce = 640;
+
+// Weights that are asked for while others are multiplied, some lines with each step: two pieces, one for each 16 columns.
+struct Ahead {
+  const char* next[2];
+  int each;  // lines of each piece with every step
+  int left;  // lines of each piece
+
+  void fetch() {
+    const int lines = std::min(each, left);
+    for (int line = 0; line < lines; ++line) {
+      _mm_prefetch(next[0] + line * 64, _MM_HINT_T1);
+      _mm_prefetch(next[1] + line * 64, _MM_HINT_T1);
+    }
+    next[0] += lines * 64;
+    next[1] += lines * 64;
+    left -= lines;
+  }
+};
+
+// Sums of one piece that wait to be taken. Tiles are multiplied by a unit of their own, while others take these.
+template <typename Take>
+struct Waiting {
+  const Take& take;
+  const float* sums = nullptr;
+  int row = 0, end = 0;
+  int column = 0, columns = 0;
+  int each = 0;  // rows that are taken with every step
+
+  void put(const float* piece, int first, int rows, int of_column, int column_count, int steps) {
+    sums = piece;
+    row = first;
+    end = first + rows;
+    column = of_column;
+    columns = column_count;
+    each = (rows + steps - 1) / steps;
+  }
+  void some() {
+    const int until = std::min(end, row + each);
+    for (; row < until; ++row, sums += kPiece) take(row, column, columns, sums);
+  }
+  void all() {
+    for (; row < end; ++row, sums += kPiece) take(row, column, columns, sums);
+  }
+};
+
+struct NothingWaits {
+  void put(const float*, int, int, int, int, int) {}
+  void some() {}
+  void all() {}
+};
+
+// Adds the product of one or two tiles of rows and one or two of columns to the sums in tiles 0 to 3. `rows_apart` and
+// `columns_apart` are elements from one tile of them to the next.
+template <bool many, int row_tiles, int column_tiles, typename Meanwhile>
+void multiply(const bf16* a, size_t rows_apart, const bf16* b, size_t columns_apart, int steps, Ahead& ahead,
+              Meanwhile& meanwhile) {
+  for (int step = 0; step < steps; ++step, a += 512, b += 512) {
+    // What is used once more only later, rows where there are many, passes by without taking a place in the nearest cache.
+    if constexpr (many) {
+      _tile_stream_loadd(4, a, 64);
+      _tile_loadd(6, b, 64);
+      if constexpr (row_tiles > 1) _tile_stream_loadd(5, a + rows_apart, 64);
+      if constexpr (column_tiles > 1) _tile_loadd(7, b + columns_apart, 64);
+    } else {
+      _tile_loadd(4, a, 64);
+      _tile_stream_loadd(6, b, 64);
+      if constexpr (row_tiles > 1) _tile_loadd(5, a + rows_apart, 64);
+      if constexpr (column_tiles > 1) _tile_stream_loadd(7, b + columns_apart, 64);
+    }
+    ahead.fetch();
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (row_tiles > 1) _tile_dpbf16ps(1, 5, 6);
+    if constexpr (column_tiles > 1) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (row_tiles > 1 && column_tiles > 1) _tile_dpbf16ps(3, 5, 7);
+    meanwhile.some();
+  }
+}
+
+template <int row_tiles, int column_tiles>
+void store_tiles(float* sums, int stride) {
+  _tile_stored(0, sums, stride * 4);
+  if constexpr (row_tiles > 1) _tile_stored(1, sums + 16 * stride, stride * 4);
+  if constexpr (column_tiles > 1) _tile_stored(2, sums + 16, stride * 4);
+  if constexpr (row_tiles > 1 && column_tiles > 1) _tile_stored(3, sums + 16 * stride + 16, stride * 4);
+}
+
+template <int row_tiles, int column_tiles>
+void load_tiles(const float* sums, int stride) {
+  _tile_loadd(0, sums, stride * 4);
+  if constexpr (row_tiles > 1) _tile_loadd(1, sums + 16 * stride, stride * 4);
+  if constexpr (column_tiles > 1) _tile_loadd(2, sums + 16, stride * 4);
+  if constexpr (row_tiles > 1 && column_tiles > 1) _tile_loadd(3, sums + 16 * stride + 16, stride * 4);
+}
+
+inline void zero_tiles() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+// Calls work(row tiles, column tiles) with both, one or two, as constants.
+template <typename Work>
+void with_tiles(int rows, int columns, const Work& work) {
+  using One = std::integral_constant<int, 1>;
+  using Two = std::integral_constant<int, 2>;
+  if (rows > 16) {
+    columns > 16 ? work(Two{}, Two{}) : work(Two{}, One{});
+  } else {
+    columns > 16 ? work(One{}, Two{}) : work(One{}, One{});
+  }
+}
+
+// Multiplies a range with tiles: 32 columns with all rows, then the next. Sums of a piece are at place(row, column), of
+// which `add` says whether they count; what is whole is put to those that wait.
+template <bool many, typename Place, typename Meanwhile>
+void multiply_range(const Packed& w, const Rows& a, const Range& range, bool add, const Place& place, int stride,
+                    Meanwhile& waiting) {
+  const int cuts = (w.inputs + kInputsAtOnce - 1) / kInputsAtOnce, at_once = padded((w.inputs + cuts - 1) / cuts, 32);
+  const size_t apart = static_cast<size_t>(w.inputs) * 16;
+  const int last_row = range.row + range.rows, last_column = range.column + range.columns;
+  const int each = std::max(1, 16 * kPiece / padded(range.rows, kPiece));
+  for (int column = range.column; column < last_column; column += kPiece) {
+    const bf16* weights = w.weights + static_cast<size_t>(column) * w.inputs;
+    const int columns = std::min(kPiece, last_column - column);
+    for (int first = 0; first < w.inputs; first += at_once) {
+      const int steps = std::min(at_once, w.inputs - first) / 32;
+      const bool more = first + at_once < w.inputs;
+      const bf16* next = more ? weights + static_cast<size_t>(first + at_once) * 16 : weights + 2 * apart;
+      Ahead ahead{{reinterpret_cast<const char*>(next), reinterpret_cast<const char*>(next + apart)}, each, 0};
+      if (more || column + kPiece < last_column) ahead.left = 16 * steps;
+      for (int row = range.row; row < last_row; row += kPiece) {
+        const int rows = std::min(kPiece, last_row - row);
+        float* sums = place(row, column);
+        with_tiles(rows, columns, [&](auto row_tiles, auto column_tiles) {
+          if (add || first > 0) {
+            load_tiles<row_tiles, column_tiles>(sums, stride);
+          } else {
+            zero_tiles();
+          }
+          multiply<many, row_tiles, column_tiles>(a.at(row, first), apart, weights + static_cast<size_t>(first) * 16, apart,
+                                                  steps, ahead, waiting);
+          waiting.all();  // these sums may take their place
+          store_tiles<row_tiles, column_tiles>(sums, stride);
+        });
+        if (!more) waiting.put(sums, row, rows, column, columns, steps);
+      }
+    }
+  }
+  waiting.all();
+}
+
+template <typename Place, typename Meanwhile>
+void multiply_range(const Packed& w, const Rows& a, const Range& range, bool add, const Place& place, int stride,
+                    Meanwhile& waiting) {
+  if (range.rows > kPiece) {
+    multiply_range<true>(w, a, range, add, place, stride, waiting);
+  } else {
+    multiply_range<false>(w, a, range, add, place, stride, waiting);
+  }
+}
+#endif
+
+// Multiplies a range, and hands each row of sums of up to kPiece columns on: take(row, column, columns, sums).
+template <typename Take>
+void product(const Packed& w, const Rows& a, const Range& range, const Take& take) {
+#ifdef QUIRE_BF16
+  alignas(64) float sums[kMostRows * kPiece];
+#ifdef QUIRE_AMX
+  if (use_amx) {
+    const bool cut = w.inputs > kInputsAtOnce;  // else the sums of all pieces share one place, near
+    const auto place = [&](int row, int) { return sums + (cut ? (row - range.row) * kPiece : 0); };
+    Waiting<Take> waiting{take};
+    multiply_range(w, a, range, false, place, kPiece, waiting);
+    return;
+  }
+#endif
+  for (int column = range.column; column < range.column + range.columns; column += kPiece) {
+    const int columns = std::min(kPiece, range.column + range.columns - column);
+    for (int row = range.row; row < range.row + range.rows; row += kPiece) {
+      const int rows = std::min(kPiece, range.row + range.rows - row);
+      for (int block = 0; block < columns; block += 16) {
+        product_vectors(a, row, rows, w.weights + static_cast<size_t>(column + block) * w.inputs, sums + block);
+      }
+      for (int i = 0; i < rows; ++i) take(row + i, column, columns, sums + i * kPiece);
+    }
+  }
+#endif
+}
+
+// Puts the product of a range to its sums; with `add`, adds it to them.
+inline void product_to(const Packed& w, const Rows& a, const Range& range, const Sums& to, bool add) {
+#ifdef QUIRE_AMX
+  if (use_amx) {
+    const auto place = [&](int row, int column) { return to.at(row, column); };
+    NothingWaits nothing;
+    multiply_range(w, a, range, add, place, to.stride, nothing);
+    return;
+  }
+#endif
+  product(w, a, range, [&](int row, int column, int columns, const float* sums) {
+    float* line = to.at(row, column);
+    for (int n = 0; n < columns; ++n) line[n] = (add ? line[n] : 0.0f) + sums[n];
+  });
+}
+
+}  // namespace quire

@@ -1,0 +1,24 @@
+// What one thread needs to attend with the rows of one piece.
+#pragma once
+
+#include "cache.h"
+#include "numbers.h"
+#include "pieces.h"
+
+namespace quire {
+
+constexpr int kLargestHead = 256;
+constexpr float kNothingSeen = -1e30f;  // the largest score of a row until it sees one: finite, so that no difference is NaN
+
+struct Scratch {
+  alignas(64) float scores[kRows * kChunk];
+  alignas(64) bf16 weights[kRows * kChunk];
+  alignas(64) bf16 query[kRows * kLargestHead];
+  alignas(64) float plain_query[kRows * kLargestHead];
+  alignas(64) float sums[kRows * kLargestHead];
+  alignas(64) bf16 values[kChunk * kLargestHead];
+  float largest[kRows];  // scores, logarithms to base 2
+  alignas(64) float total[kRows * 16];  // of each row's weights, in 16 parts
+};
+
+}  // namespace quire

@@ -1,0 +1,49 @@
+// What is kept between calls.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "buffer.h"
+#include "pieces.h"
+#include "scratch.h"
+#include "team.h"
+
+namespace quire {
+
+// What one thread keeps of a step's products.
+struct Bench {
+  Buffer<bf16> normed, gated;
+  Buffer<float> head;
+};
+
+struct State {
+  std::mutex mutex;  // whoever calls works alone: the team and what lies here are shared
+  std::unique_ptr<Team> team;
+  std::vector<std::unique_ptr<Scratch>> scratch;
+  Pieces pieces;
+  Buffer<float> partials;
+  std::vector<std::unique_ptr<Bench>> benches;
+  Buffer<float> hidden;
+  Buffer<bf16> queries, attended, normed, gated;
+};
+
+inline State& state() {
+  static State* one = new State;  // its threads end with the process
+  return *one;
+}
+
+inline void prepare_team(int threads) {
+  State& s = state();
+  if (!s.team || s.team->size() != threads) {
+    s.team.reset();
+    s.team = std::make_unique<Team>(threads);
+  }
+  while (static_cast<int>(s.scratch.size()) < threads) {
+    s.scratch.push_back(std::make_unique<Scratch>());
+    s.benches.push_back(std::make_unique<Bench>());
+  }
+}
+
+}  // namespace quire
