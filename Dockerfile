@@ -16,12 +16,15 @@ RUN python -m venv /opt/quire
 # torch first: it is nearly all of the image, and its layer stays while the code changes.
 COPY constraints.txt deploy/install_torch.sh ./
 RUN sh install_torch.sh
+# Kernels of the CPU are compiled here, for each kind of CPU: the image itself carries no compiler.
+RUN apt-get update -q && apt-get install -q -y --no-install-recommends g++
 COPY pyproject.toml README.md ./
 COPY protos protos
 COPY kvmanager kvmanager
 COPY engine engine
 COPY services services
 RUN pip install -q -c constraints.txt '.[serve]'
+RUN cd / && if [ "$(uname -m)" = x86_64 ]; then python -m engine.native.ready_made; fi
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/quire /opt/quire

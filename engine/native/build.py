@@ -11,9 +11,10 @@ _SOURCE = Path(__file__).with_name("kernels.cpp")  # which includes the others: 
 _COMPILERS = ("g++", "c++", "clang++")
 # Infinities have a meaning here: what a token does not see scores minus infinity.
 _FLAGS = (
-    *("-std=c++20", "-O3", "-march=native", "-ffast-math", "-fno-finite-math-only"),
+    *("-std=c++20", "-O3", "-ffast-math", "-fno-finite-math-only"),
     *("-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
 )
+_NATIVE = ("-march=native",)
 _SECONDS = 120
 
 
@@ -26,29 +27,46 @@ def build(folder: Path) -> Path:
 
     Raises KernelsUnavailable.
     """
+    library = folder / f"kernels-{_key(_compiler())}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        compile_for(_NATIVE, library)
+    return library
+
+
+def compile_for(cpu: tuple[str, ...], library: Path) -> None:
+    """Compile with the compiler's flags for a CPU, into a folder that is there. Raises KernelsUnavailable."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as unfinished:
+        output = Path(unfinished) / library.name
+        _run([_compiler(), *_FLAGS, *cpu, str(_SOURCE), "-o", str(output)])
+        output.replace(library)  # at once, so that nobody loads half of it
+
+
+def source_digest() -> "hashlib._Hash":
+    """Return a digest of all that is compiled, and of the flags that are always the same."""
+    digest = hashlib.sha256(_SOURCE.read_bytes())
+    for header in sorted(_SOURCE.parent.glob("*.h")):
+        digest.update(header.read_bytes())
+    digest.update(" ".join(_FLAGS).encode())
+    return digest
+
+
+def _compiler() -> str:
     compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
         raise KernelsUnavailable(f"there is no C++ compiler: none of {', '.join(_COMPILERS)}")
-    library = folder / f"kernels-{_key(compiler)}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-            output = Path(unfinished) / library.name
-            _run([compiler, *_FLAGS, str(_SOURCE), "-o", str(output)])
-            output.replace(library)  # at once, so that nobody loads half of it
-    return library
+    return compiler
 
 
 def _key(compiler: str) -> str:
     """Name what the library depends on: its source, who compiles it and how, and the CPU's instructions."""
-    digest = hashlib.sha256(_SOURCE.read_bytes())
-    for header in sorted(_SOURCE.parent.glob("*.h")):
-        digest.update(header.read_bytes())
-    digest.update(" ".join((*_FLAGS, compiler, _run([compiler, "--version"]), _instructions())).encode())
+    digest = source_digest()
+    digest.update(" ".join((*_NATIVE, compiler, _run([compiler, "--version"]), instructions())).encode())
     return digest.hexdigest()[:20]
 
 
-def _instructions() -> str:
+def instructions() -> str:
+    """Return what this CPU can do, in the words of its operating system."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return platform.processor()

@@ -10,7 +10,7 @@ import torch
 from engine.attention.cpu_backend import CpuBackend
 from engine.decoder import ModulesDecoder
 from engine.model import LoadedModel
-from engine.native import Kernels, KernelsUnavailable, NativeDecoder, build, runs
+from engine.native import Kernels, KernelsUnavailable, NativeDecoder, build, ready_made, runs
 from services.engine.decoder_check import agrees
 from services.settings import InvalidSetting
 
@@ -28,7 +28,7 @@ def kernels_for(attention: str, device: torch.device, folder: str) -> Kernels | 
         raise InvalidSetting(f"attention_backend is 'cpu', but the model runs on {device.type}")
     begun = time.monotonic()
     try:
-        kernels = _kept(folder) if folder else _compiled_anew()
+        kernels = _made(folder)
     except (KernelsUnavailable, OSError) as missing:
         if attention == "cpu":
             raise InvalidSetting(f"attention_backend is 'cpu', but its kernels cannot be built: {missing}") from missing
@@ -38,8 +38,15 @@ def kernels_for(attention: str, device: torch.device, folder: str) -> Kernels | 
     return kernels
 
 
-def _kept(folder: str) -> Kernels:
-    return Kernels(build(Path(folder)))
+def _made(folder: str) -> Kernels:
+    """Compile the kernels for this very CPU, or take those that were compiled beforehand for CPUs like it."""
+    try:
+        return Kernels(build(Path(folder))) if folder else _compiled_anew()
+    except KernelsUnavailable as missing:
+        try:
+            return Kernels(ready_made.find())
+        except KernelsUnavailable as neither:
+            raise KernelsUnavailable(f"{missing}, and {neither}") from missing
 
 
 def _compiled_anew() -> Kernels:
