@@ -103,7 +103,7 @@ class Step {
  public:
   Step(const Decoder& d, const CacheView& c, const Batch& b, float* logits, State& s)
       : d_(d), b_(b), logits_(logits), s_(s), team_(*s.team), data_(static_cast<bf16*>(c.data)), layer_stride_(c.layer_stride) {
-    const int tokens = b.tokens, tall = padded(std::max(tokens, static_cast<int>(b.rows)), kPiece);
+    const int tokens = b.tokens, tall = padded(tokens, kPiece);
     stride_ = padded(d.hidden, 16);
     queries_ = d.heads * d.head_size;
     const int inputs = padded(d.hidden, 32), inner = padded(d.intermediate, 32), outer = padded(queries_, 32);
@@ -112,15 +112,15 @@ class Step {
     attended_ = {s.attended.at_least(static_cast<size_t>(tall) * outer), outer};
     band_ = band_rows();
     banded_ = tokens > kLeastBanded;
+    const int shared = padded(banded_ ? b.rows : std::max(tokens, static_cast<int>(b.rows)), kPiece);
+    normed_ = {s.normed.at_least(static_cast<size_t>(shared) * inputs), inputs};
     if (!banded_) gated_ = {s.gated.at_least(static_cast<size_t>(tall) * inner), inner};
-    if (!banded_ || b.rows > kMostRows) normed_ = {s.normed.at_least(static_cast<size_t>(tall) * inputs), inputs};
-    if (normed_.data == nullptr) normed_ = {s.normed.at_least(static_cast<size_t>(padded(b.rows, kPiece)) * inputs), inputs};
     const int most = banded_ ? band_ : std::min(tall, kMostRows);
     for (auto& bench : s.benches) {
       bench->head.at_least(static_cast<size_t>(most) * d.head_size);
       if (!banded_) continue;
       bench->normed.at_least(static_cast<size_t>(band_) * inputs);
-      bench->gated.at_least(static_cast<size_t>(band_) * inner);
+      bench->gated.at_least(static_cast<size_t>(band_) * inner_at_once());
     }
     attention_ = {{nullptr, c.block_stride, c.value_offset, c.block_size, c.heads, c.head_size},
                   {b.sequences, b.first, b.ends, b.tables, b.width},
@@ -152,11 +152,19 @@ class Step {
 
  private:
   static constexpr int kLeastBanded = 384;       // tokens; fewer wait for memory
-  static constexpr int kBandBytes = 1536 << 10;  // of the second cache, for what lies between two products
+  static constexpr int kBandBytes = 1152 << 10;  // of the second cache, of 2 MiB, for what lies between two products
+
+  // What is gated goes down in pieces, for which there is room beside the residual. Without tiles no product is cut.
+  int inner_at_once() const {
+#ifdef QUIRE_AMX
+    if (use_amx) return inputs_at_once(padded(d_.intermediate, 32));
+#endif
+    return padded(d_.intermediate, 32);
+  }
 
   // As many rows as the second cache keeps, in bands of which each thread gets equally many.
   int band_rows() const {
-    const int bytes = 4 * d_.hidden + 2 * d_.hidden + 2 * d_.intermediate, threads = team_.size();
+    const int bytes = 4 * d_.hidden + 2 * d_.hidden + 2 * inner_at_once(), threads = team_.size();
     const int most = std::clamp(kBandBytes / bytes, 192, kMostRows);
     const int bands = padded((b_.tokens + most - 1) / most, threads);
     return std::min(kMostRows, padded((b_.tokens + bands - 1) / bands, kPiece));
@@ -183,6 +191,13 @@ class Step {
     const bf16* from = d_.embedding + static_cast<size_t>(b_.token_ids[token]) * d_.hidden;
     float* to = x_ + static_cast<size_t>(token) * stride_;
     for (int i = 0; i < d_.hidden; ++i) to[i] = widened(from[i]);
+    clear_end(attended_, token, queries_);
+    if (!banded_) clear_end(gated_, token, d_.intermediate);
+  }
+
+  // Clears what pads a row: weights are zero there, but zero times what a former step left may be no number.
+  static void clear_end(const Rows& rows, int row, int inputs) {
+    if (inputs % 32) std::memset(rows.at(row, inputs), 0, sizeof(bf16) * (32 - inputs % 32));
   }
 
   void norm(int token, const float* weight, const Rows& to, int row) {
@@ -245,11 +260,18 @@ class Step {
   // From what was attended to the residual of the next layer.
   void leave(const Layer& layer, int row, int rows, int thread) {
     const Rows normed{s_.benches[thread]->normed.at_least(0), padded(d_.hidden, 32), row};
-    const Rows gated{s_.benches[thread]->gated.at_least(0), padded(d_.intermediate, 32), row};
     add(layer.output, attended_, {row, rows, 0, stride_});
     for (int token = row; token < row + rows; ++token) norm(token, layer.mlp_norm, normed, token);
-    gate(layer, normed, gated, {row, rows, 0, 2 * d_.intermediate});
-    add(layer.down, gated, {row, rows, 0, stride_});
+    const int inner = padded(d_.intermediate, 32), at_once = inner_at_once();
+    for (int first = 0; first < inner; first += at_once) {
+      const int inputs = std::min(at_once, inner - first);
+      const Rows gated{s_.benches[thread]->gated.at_least(0), inputs, row, first};
+      gate(layer, normed, gated, {row, rows, 2 * first, 2 * std::min(inputs, d_.intermediate - first)});
+      for (int token = row; first + inputs > d_.intermediate && token < row + rows; ++token) {
+        clear_end(gated, token, d_.intermediate);
+      }
+      product_to({layer.down, stride_, inner}, gated, {row, rows, 0, stride_, first, inputs}, {x_, stride_}, true);
+    }
   }
 
   void leave_together(const Layer& layer) {

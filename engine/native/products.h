@@ -25,19 +25,23 @@ struct Packed {
 // What is multiplied with weights: [rows rounded up to 32 / 16][inputs / 32][16 rows][32].
 struct Rows {
   bf16* data;
-  int inputs;     // multiple of 32
-  int first = 0;  // row that `data` begins with, a multiple of 32
+  int inputs;         // multiple of 32
+  int first_row = 0;  // that `data` begins with, a multiple of 32
+  int first_input = 0;
 
   bf16* at(int row, int k) const {
-    const size_t tile = static_cast<size_t>((row - first) / 16) * (inputs / 32) + k / 32;
+    k -= first_input;
+    const size_t tile = static_cast<size_t>((row - first_row) / 16) * (inputs / 32) + k / 32;
     return data + tile * 512 + row % 16 * 32 + k % 32;
   }
 };
 
-// The rows and columns of a product that one thread computes. `row` is a multiple of 32, `column` of 16.
+// The rows and columns of a product that one thread computes. `row` is a multiple of 32, `column` of 16. With `inputs` it is
+// of so many inputs alone, from `input` on: those that its rows have.
 struct Range {
   int row, rows;
   int column, columns;
+  int input = 0, inputs = 0;
 };
 
 // Where sums lie: [rows rounded up to 32][stride], from this row and column on.
@@ -92,6 +96,11 @@ inline void product_vectors(const Rows& a, int first, int rows, const bf16* weig
 // Inputs at most that are multiplied in one go: 32 columns of their weights stay in the nearest cache, of 48 KiB, for all
 // rows of a range. Sums that wait for the next inputs are loaded again as they were: cutting changes no result.
 constexpr int kInputsAtOnce = 640;
+
+inline int inputs_at_once(int inputs) {
+  const int cuts = (inputs + kInputsAtOnce - 1) / kInputsAtOnce;
+  return padded((inputs + cuts - 1) / cuts, 32);
+}
 
 // Weights that are asked for while others are multiplied, some lines with each step: two pieces, one for each 16 columns.
 struct Ahead {
@@ -210,30 +219,30 @@ void with_tiles(int rows, int columns, const Work& work) {
 template <bool many, typename Place, typename Meanwhile>
 void multiply_range(const Packed& w, const Rows& a, const Range& range, bool add, const Place& place, int stride,
                     Meanwhile& waiting) {
-  const int cuts = (w.inputs + kInputsAtOnce - 1) / kInputsAtOnce, at_once = padded((w.inputs + cuts - 1) / cuts, 32);
-  const size_t apart = static_cast<size_t>(w.inputs) * 16;
+  const int at_once = inputs_at_once(w.inputs), end = range.inputs ? range.input + range.inputs : w.inputs;
+  const size_t apart = static_cast<size_t>(w.inputs) * 16, rows_apart = static_cast<size_t>(a.inputs) * 16;
   const int last_row = range.row + range.rows, last_column = range.column + range.columns;
   const int each = std::max(1, 16 * kPiece / padded(range.rows, kPiece));
   for (int column = range.column; column < last_column; column += kPiece) {
     const bf16* weights = w.weights + static_cast<size_t>(column) * w.inputs;
     const int columns = std::min(kPiece, last_column - column);
-    for (int first = 0; first < w.inputs; first += at_once) {
-      const int steps = std::min(at_once, w.inputs - first) / 32;
-      const bool more = first + at_once < w.inputs;
-      const bf16* next = more ? weights + static_cast<size_t>(first + at_once) * 16 : weights + 2 * apart;
+    for (int first = range.input; first < end; first += at_once) {
+      const int steps = std::min(at_once, end - first) / 32;
+      const bool more = first + at_once < end;
+      const bf16* next = more ? weights + static_cast<size_t>(first + at_once) * 16 : weights + range.input * 16 + 2 * apart;
       Ahead ahead{{reinterpret_cast<const char*>(next), reinterpret_cast<const char*>(next + apart)}, each, 0};
       if (more || column + kPiece < last_column) ahead.left = 16 * steps;
       for (int row = range.row; row < last_row; row += kPiece) {
         const int rows = std::min(kPiece, last_row - row);
         float* sums = place(row, column);
         with_tiles(rows, columns, [&](auto row_tiles, auto column_tiles) {
-          if (add || first > 0) {
+          if (add || first > range.input) {
             load_tiles<row_tiles, column_tiles>(sums, stride);
           } else {
             zero_tiles();
           }
-          multiply<many, row_tiles, column_tiles>(a.at(row, first), apart, weights + static_cast<size_t>(first) * 16, apart,
-                                                  steps, ahead, waiting);
+          multiply<many, row_tiles, column_tiles>(a.at(row, first), rows_apart,
+                                                  weights + static_cast<size_t>(first) * 16, apart, steps, ahead, waiting);
           waiting.all();  // these sums may take their place
           store_tiles<row_tiles, column_tiles>(sums, stride);
         });
