@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.plan import PENDING, Launched, Sampled, StepPlan
+from engine.preemption import Preemption
 from engine.request import BeamSearch, Capacity, LogitRules, Request, Sampling, Stopping
 from tests.engine.fake_runner import FakeRunner, expected_tokens
 from tests.engine_in_process import GREEDY, EngineInProcess, ModelEngine
@@ -146,3 +147,21 @@ def test_a_model_says_the_same_tokens_a_step_ahead(tiny_model: Tiny) -> None:
         engine.run()
         found.append(engine.samples)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE], ids=lambda way: way.value)
+def test_a_model_says_the_same_tokens_a_step_ahead_of_preemptions(tiny_model: Tiny, preemption: Preemption) -> None:
+    prompts = [tuple(range(3 + seed, 14 + 3 * seed)) for seed in range(6)]
+    found, preemptions = [], []
+    for blocks, ahead in ((200, False), (30, True)):
+        engine = ModelEngine(
+            tiny_model("llama"), block_size=4, device_blocks=blocks, host_blocks=60, preemption=preemption, ahead=ahead
+        )
+        for number, prompt in enumerate(prompts):
+            engine.submit(prompt, 20 + number)
+        engine.run()
+        found.append(engine.tokens)
+        preemptions.append(engine.scheduler.totals.preemptions)
+    assert found[0] == found[1]
+    assert preemptions[0] == 0
+    assert preemptions[1] > 0
