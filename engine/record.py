@@ -46,6 +46,7 @@ class RecordSettings:
     host_blocks: int = 0
     preemption: str = Preemption.RECOMPUTE.value
     admission_watermark: float = 0.0
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class RequestsRecord:
             capacity.host_blocks,
             limits.preemption.value,
             limits.admission_watermark,
+            scheduler.ahead,
         )
         self._secret = secret
         self._requests = 0

@@ -52,7 +52,7 @@ def quire() -> Iterator["Callable[..., RunningQuire]"]:
 
     running: list[RunningQuire] = []
 
-    def start(*arguments: str) -> RunningQuire:
+    def start(*arguments: str) -> "RunningQuire":
         running.append(start_quire(*arguments))
         return running[-1]
 

@@ -212,6 +212,7 @@ def _settings(recorded: RecordSettings, options: Options) -> RecordSettings:
         admission_watermark=(
             recorded.admission_watermark if options.admission_watermark is None else options.admission_watermark
         ),
+        ahead=recorded.ahead,
     )
 
 

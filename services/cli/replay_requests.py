@@ -108,7 +108,7 @@ class RequestsReplay:
             Preemption(settings.preemption),
             settings.admission_watermark,
         )
-        self._scheduler = Scheduler(capacity, limits)
+        self._scheduler = Scheduler(capacity, limits, ahead=settings.ahead)
         tiers = (settings.device_blocks, settings.host_blocks)
         spec = kvmanager.PoolSpec("replay", 1, "none", settings.block_size, *tiers)
         self._blocks = _CoreBlocks(spec, prefix_cache=prefix_cache)
