@@ -235,8 +235,8 @@ inline void attend_chunk(const Attention& attention, const Piece& piece, int hea
   add_values(s.weights, rows, size, chunk, s.sums + begin * size);
 }
 
-// Attends with the rows of a piece. Nothing is asked for ahead: copies of V, and runs of blocks, keep as many loads on the way
-// as the CPU can have, and requests of ours only took their places.
+// Attends with the rows of a piece. Nothing is asked for ahead: copies of V, and long runs, keep as many loads on the way as
+// the CPU can have, and requests of ours only took their places.
 inline void attend_pairs(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
   for (int first = piece.from / kSlots * kSlots; first < piece.to; first += kChunk) {
     for (int head = 0; head < piece.heads; ++head) {

@@ -12,11 +12,12 @@ namespace quire {
 
 constexpr size_t kLargePage = 2 << 20;
 
-// Asks for large pages for memory that nobody has touched: with small ones the CPU looks up a page for each K or V of a block.
-// Where the system has none to give, small ones do.
+// Asks for large pages for memory that nobody has touched: with small ones the CPU looks up a page for each K or V of a
+// block. Where the system has none to give, small ones do.
 inline void prefer_large_pages(void* data, size_t bytes) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage, end = (address + bytes) / kLargePage * kLargePage;
+  const uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage;
+  const uintptr_t end = (address + bytes) / kLargePage * kLargePage;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 

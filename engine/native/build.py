@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")  # which includes the others: one compiler then sees, and fuses, all
+_SOURCE = Path(__file__).with_name("kernels.cpp")  # which includes the others, so that all is compiled as one
 _COMPILERS = ("g++", "c++", "clang++")
 # Infinities have a meaning here: what a token does not see scores minus infinity.
 _FLAGS = (
@@ -23,7 +23,7 @@ class KernelsUnavailable(Exception):
 
 
 def build(folder: Path) -> Path:
-    """Return the shared library, compiling it into `folder` if it is not there: some ten seconds.
+    """Return the shared library, compiling it into `folder` if it is not there: some seconds.
 
     Raises KernelsUnavailable.
     """

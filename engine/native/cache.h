@@ -32,7 +32,8 @@ inline bool pairs_of(const Cache& cache) {
 #ifdef QUIRE_BF16
 // Writes one head of one token to a block whose K lies in pairs: elements of a pair together, pairs 16 slots apart.
 inline void write_key_pairs(const Cache& cache, bf16* block, int offset, const bf16* key) {
-  int32_t* to = reinterpret_cast<int32_t*>(block + static_cast<int64_t>(offset / kSlots) * kSlots * cache.head_size) + offset % kSlots;
+  bf16* slots = block + static_cast<int64_t>(offset / kSlots) * kSlots * cache.head_size;
+  int32_t* to = reinterpret_cast<int32_t*>(slots) + offset % kSlots;
   const __m512i lanes = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
   for (int d = 0; d < cache.head_size; d += 32) {
     const __mmask16 there = d + 32 <= cache.head_size ? 0xffff : 0x00ff;  // heads are multiples of 16

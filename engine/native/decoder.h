@@ -102,7 +102,8 @@ inline __m512 gated_silu(__m512 g, __m512 up) {
 class Step {
  public:
   Step(const Decoder& d, const CacheView& c, const Batch& b, float* logits, State& s)
-      : d_(d), b_(b), logits_(logits), s_(s), team_(*s.team), data_(static_cast<bf16*>(c.data)), layer_stride_(c.layer_stride) {
+      : d_(d), b_(b), logits_(logits), s_(s), team_(*s.team), data_(static_cast<bf16*>(c.data)),
+        layer_stride_(c.layer_stride) {
     const int tokens = b.tokens, tall = padded(tokens, kPiece);
     stride_ = padded(d.hidden, 16);
     queries_ = d.heads * d.head_size;
@@ -111,7 +112,7 @@ class Step {
     query_ = s.queries.at_least(static_cast<size_t>(tall) * queries_);
     attended_ = {s.attended.at_least(static_cast<size_t>(tall) * outer), outer};
     band_ = band_rows();
-    banded_ = tokens > kLeastBanded;
+    banded_ = tokens > kLeastBand * team_.size();
     const int shared = padded(banded_ ? b.rows : std::max(tokens, static_cast<int>(b.rows)), kPiece);
     normed_ = {s.normed.at_least(static_cast<size_t>(shared) * inputs), inputs};
     if (!banded_) gated_ = {s.gated.at_least(static_cast<size_t>(tall) * inner), inner};
@@ -151,7 +152,7 @@ class Step {
   }
 
  private:
-  static constexpr int kLeastBanded = 384;       // tokens; fewer wait for memory
+  static constexpr int kLeastBand = 192;  // rows; with fewer it waits for its weights
   static constexpr int kBandBytes = 1152 << 10;  // of the second cache, of 2 MiB, for what lies between two products
 
   // What is gated goes down in pieces, for which there is room beside the residual. Without tiles no product is cut.
@@ -165,7 +166,7 @@ class Step {
   // As many rows as the second cache keeps, in bands of which each thread gets equally many.
   int band_rows() const {
     const int bytes = 4 * d_.hidden + 2 * d_.hidden + 2 * inner_at_once(), threads = team_.size();
-    const int most = std::clamp(kBandBytes / bytes, 192, kMostRows);
+    const int most = std::clamp(kBandBytes / bytes, kLeastBand, kMostRows);
     const int bands = padded((b_.tokens + most - 1) / most, threads);
     return std::min(kMostRows, padded((b_.tokens + bands - 1) / bands, kPiece));
   }
@@ -318,7 +319,7 @@ class Step {
   bf16* query_;           // [tokens][heads][head size]
   Rows attended_{}, normed_{}, gated_{};
   bool banded_ = false;
-  int band_ = 0;  // rows of one band at most
+  int band_ = 0;      // rows of one band at most
   int planned_ = -1;  // window that the pieces were planned for
   float* partials_ = nullptr;
 };

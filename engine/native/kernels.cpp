@@ -4,6 +4,7 @@
 // bfloat16 products use AMX tiles where the CPU has them, AVX512-BF16 otherwise. Both read the same layouts: elements that
 // are multiplied with each other lie in pairs, as their instructions want them.
 //
+//   rows      [row / 16][k / 32][16 rows][32 of k]         of what is multiplied with weights
 //   weights   [n / 16][k / 32][16 pairs of k][16 n][2]    zero where n or k is padded
 //   K         [kv head][slot / 16][head size / 2][16 slots][2]
 //   V         [kv head][slot / 2][head size][2]
