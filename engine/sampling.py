@@ -43,12 +43,20 @@ def sample_on_device(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tenso
     Nothing waits for the device unless rules change the logits.
     """
     logits = apply_rules(logits.float(), [draw.rules for draw in draws])
-    chosen = logits.argmax(dim=-1)
+    chosen = _likeliest(logits)
     random_rows = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
     if random_rows:
         rows = upload(random_rows, torch.int64, logits.device)
         chosen[rows] = _sample_rows(logits[rows], [draws[row] for row in random_rows])
     return chosen
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """Return `[rows]` int64: where each row is largest, the first place of several."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    # On a CPU NumPy's takes a tenth of the time of torch's: 0.2 ms, not 2, for 32 rows of 49,152.
+    return torch.from_numpy(logits.numpy().argmax(axis=-1))
 
 
 def _sample_rows(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
