@@ -232,17 +232,19 @@ class BlockAsking:
             if cost <= mirror.available:
                 mirror.available -= cost
                 rooms.update((sequence.id, room) for sequence, room in needs)
+        sequences = roster.running_sequences
         for group in roster.running:
             for sequence in group.active:
-                self._look_ahead(sequence, ahead.get(sequence.id), rooms)
+                more = self._lookahead_tokens if mirror.available >= sequences else 0
+                self._look_ahead(sequence, ahead.get(sequence.id), rooms, more)
         for group in roster.running:
             if pairs := [(member.id, rooms[member.id]) for member in group.members if member.id in rooms]:
                 step.extends.append(Extend(group.id, pairs))
         self._extended = rooms.keys()
         return preempted
 
-    def _look_ahead(self, sequence: Sequence, work: Work | None, rooms: dict[int, int]) -> None:
-        """Ask for the rest of a prompt as far as one step's budget, or for a decoding sequence's next tokens."""
+    def _look_ahead(self, sequence: Sequence, work: Work | None, rooms: dict[int, int], more: int) -> None:
+        """Ask for the rest of a prompt as far as one step's budget, or for `more` tokens of a decoding sequence."""
         need = _need(sequence, work)
         if need is None or need > max(sequence.room, rooms.get(sequence.id, 0)):
             return
@@ -252,8 +254,6 @@ class BlockAsking:
             more = min(rest, self._roster.limits.token_budget)
         elif sequence.group.beams:
             more = 0  # the next fork would take it away
-        else:
-            more = self._lookahead_tokens if mirror.available >= self._roster.running_sequences else 0
         wish = min(need + more, sequence.most_slots)
         held = max(len(sequence.table), mirror.blocks_for(rooms.get(sequence.id, 0)))
         extra = min(mirror.blocks_for(wish) - held, mirror.available)
