@@ -98,7 +98,7 @@ def _cpu(panels: Sequence[Any], result: Result) -> None:
     alone = not any(result["peers"].values())
     medians = "medians of repetitions" + ("; no peer ran" if alone else " in which all take turns")
     axes.set_title(f"Tokens per second stand over the bars; {medians}")
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.12)
     axes.legend(loc="upper right", ncols=4)
 
 
