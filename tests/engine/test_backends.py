@@ -20,7 +20,7 @@ from engine.errors import ModelUnsupported
 from engine.native import Kernels, KernelsUnavailable, build
 from services.model_store import default_cache
 from tests.engine.paged_case import Case, Feed, MakeBackend, Moved
-from tests.engine.triton_case import make_triton_backend
+from tests.engine.triton_case import DEVICE, make_triton_backend
 
 LONG = [Feed(4999, 1), Feed(0, 1), Feed(300, 1), Feed(130, 20)]
 DECODING = [Feed(prefix, 1) for prefix in (0, 1, 14, 15, 16, 17, 63, 64, 200, 777)]
@@ -71,7 +71,7 @@ def make(request: pytest.FixtureRequest) -> MakeBackend:
     if request.param == "torch":
         return TorchBackend
     if request.param == "flex":
-        return partial(FlexBackend, compiled=False)
+        return partial(FlexBackend, device=DEVICE, compiled=False)
     if request.param == "triton":
         return make_triton_backend()
     return partial(CpuBackend, kernels(tiles=request.param == "cpu"))
@@ -132,6 +132,12 @@ class Mistaken(TorchBackend):
 def test_a_row_left_out_and_a_block_left_behind_are_seen(make: MakeBackend, moved: Moved | None) -> None:
     assert Case(PROMPTS, moved=moved).run() < TOLERANCES[torch.float32]
     assert Case(PROMPTS, moved=moved, make=make).run() == math.inf
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="there is no GPU")
+@pytest.mark.parametrize("row", [row for row in TABLE if row["block_size"] % 16 == 0][:4], ids=name_of)
+def test_what_flexattention_compiles_for_a_gpu_is_attention(row: dict[str, Any]) -> None:
+    assert run(partial(FlexBackend, device=DEVICE), row) < 1
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
