@@ -7,6 +7,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# Tests fill what torch allocates, which it does in its deterministic mode alone; on a GPU that wants this.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
