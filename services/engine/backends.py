@@ -52,6 +52,12 @@ class Wanted(NamedTuple):
         device: torch.device = self.loaded.model.device
         return device
 
+    @property
+    def sizes(self) -> tuple[int, int, torch.dtype, torch.device, int]:
+        """What backends that run anywhere are made of, after the geometry."""
+        capacity = self.capacity
+        return (capacity.block_size, capacity.device_blocks, self.loaded.dtype, self.device, capacity.host_blocks)
+
 
 def choose(wanted: Wanted) -> Choice:
     """Allocate the cache of the backend that is asked for, or that is the fastest here; make the decoder over it.
@@ -79,18 +85,16 @@ def _fastest(wanted: Wanted) -> str:
 
 
 def _torch(wanted: Wanted) -> Choice:
-    loaded, capacity = wanted.loaded, wanted.capacity
-    sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, wanted.device, capacity.host_blocks)
-    backend = TorchBackend(loaded.geometry, *sizes)
+    loaded = wanted.loaded
+    backend = TorchBackend(loaded.geometry, *wanted.sizes)
     return Choice(backend, ModulesDecoder(loaded, backend))
 
 
 def _flex(wanted: Wanted) -> Choice:
     from engine.attention.flex_backend import FlexBackend
 
-    loaded, capacity = wanted.loaded, wanted.capacity
-    sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, wanted.device, capacity.host_blocks)
-    backend = FlexBackend(loaded.geometry, *sizes)
+    loaded = wanted.loaded
+    backend = FlexBackend(loaded.geometry, *wanted.sizes)
     decoder = ModulesDecoder(loaded, backend)
     log.info("FlexAttention's kernels are compiled, which takes some seconds, or found in torch's cache")
     run_a_prompt_and_a_token(decoder, loaded, backend)
@@ -115,9 +119,8 @@ def _triton(wanted: Wanted) -> Choice:
         raise BackendUnavailable("the package triton is not installed")
     from engine.attention.triton_backend import TritonBackend
 
-    loaded, capacity = wanted.loaded, wanted.capacity
-    sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, wanted.device, capacity.host_blocks)
-    backend = TritonBackend(loaded.geometry, *sizes)
+    loaded = wanted.loaded
+    backend = TritonBackend(loaded.geometry, *wanted.sizes)
     modules = ModulesDecoder(loaded, backend)
     decoder = gpu_decoder(loaded, backend, modules)
     words = "the model's modules" if decoder is modules else "few launches"
