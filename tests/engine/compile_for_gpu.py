@@ -1,7 +1,8 @@
 """Compiles every kernel of the Triton backend for a GPU that is not there, and prints what each takes.
 
-Run it as a module, without TRITON_INTERPRET. The backend runs as it is; launches only compile. The compiler needs no
-GPU: what it refuses, and what does not fit into a GPU's shared memory, is found anywhere.
+Run it as a module, without TRITON_INTERPRET; with `all`, for all shapes and not only the first two. The backend runs
+as it is; launches only compile. The compiler needs no GPU: what it refuses, and what does not fit into a GPU's shared
+memory, is found anywhere.
 """
 
 import sys
@@ -93,7 +94,7 @@ def main() -> None:
     launches = Launches()
     processors = patch("torch.cuda.get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     with processors, patch.object(JITFunction, "run", lambda *a, **k: launches(*a, **k)):
-        for shape in SHAPES:
+        for shape in SHAPES if "all" in sys.argv[1:] else SHAPES[:2]:
             use(*shape)
         use_what_knows_no_cache()
 
