@@ -40,13 +40,6 @@ class ModelRunner:
         self._drawn = _Drawn({})
         self._copies = BlockCopies(backend, copy_stream or copy_stream_for(self._device), block_size)
 
-    def execute(self, plan: StepPlan) -> list[Sampled]:
-        """Copy blocks, compute the fed tokens, and return what each work brings, in order.
-
-        Raises CopyFailed.
-        """
-        return self.launch(plan).result()
-
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """Begin to copy blocks and to compute the fed tokens, behind the steps launched before. Raises CopyFailed.

@@ -244,15 +244,15 @@ def _engine(watched: _Watched, loaded: LoadedModel, sizes: Sizes) -> Iterator[tu
     news = threading.Event()
     with _manager() as address, _event_loop() as loop:
         link, task = asyncio.run_coroutine_threadsafe(_attach(address, spec, news.set), loop).result(WAIT_SECONDS)
-        while not link.ready:
-            link.receive()
-            time.sleep(0.001)
 
         def wait(progressed: bool) -> None:
             if not progressed:
                 assert news.wait(WAIT_SECONDS), "the KV manager does not answer"
                 news.clear()
 
+        while not link.ready:
+            wait(progressed=False)
+            link.receive()
         yield Engine(scheduler, watched, link, time.monotonic), wait
         loop.call_soon_threadsafe(task.cancel)
 

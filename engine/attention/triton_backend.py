@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
@@ -16,15 +17,16 @@ from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
 from engine.triton_kernels.scores import ScoreFactors
 from engine.triton_kernels.tuning import Tuning, tuning_for
 from engine.triton_kernels.work_list import WorkList, list_work, tile_count
+from engine.upload import upload
 
 
 class TritonBackend:
     """Paged attention by Triton kernels. Inside a (block, layer), K and V are head-major.
 
-    `attend` serves any batch, which must not change meanwhile, and makes the buffers that it needs. To record decoding
-    in a CUDA graph make them once with `work_list`, for as many sequences as the graph has rows, and record `list_work`
-    and `decode` for a batch whose tensors stay where they are, after a first run has compiled both. Such a batch may
-    have rows of padding: sequences of 0 tokens, with negative slots.
+    `attend` serves any batch, which must not change meanwhile, and makes the buffers that it needs when the first layer
+    asks. So a CUDA graph that records all layers of a batch that no layer has seen lists the work anew when it is
+    played. `work_list`, `list_work` and `decode` do the parts of that by themselves, with buffers of the caller. A batch
+    may have rows of padding: sequences of 0 tokens, with negative slots.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class TritonBackend:
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy all pairs in one launch."""
         if copies:
-            pairs = torch.tensor(copies, dtype=torch.int64, device=self.cache.device)
+            pairs = upload(np.array(copies, dtype=np.int64), torch.int64, self.cache.device)
             copy_blocks(self.cache, pairs, self._tuning(1))
 
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:

@@ -15,13 +15,6 @@ from engine.triton_kernels.rounding import rounded, widened
 from engine.triton_kernels.tuning import INTERPRETED
 
 
-class TableRows(NamedTuple):
-    """Says where tokens go by their positions, all int32: `[tokens]` rows of `[rows, blocks]` tables of block ids."""
-
-    rows: torch.Tensor
-    tables: torch.Tensor
-
-
 class HeadNorms(NamedTuple):
     """The weights of the root-mean-square norms of each head of Q and of K, `[head_size]`, and their epsilon."""
 
@@ -36,20 +29,18 @@ def write_rotated(
     rotations: torch.Tensor,
     query: torch.Tensor,
     layer: PagedLayer,
-    places: torch.Tensor | TableRows,
+    slots: torch.Tensor,
     norms: HeadNorms | None = None,
 ) -> None:
     """Rotate Q into `query`, and write rotated K, and V, to the cache.
 
     `projected`: `[tokens, (heads + 2 * kv_heads) * head_size]` Q, K and V. `positions`: `[tokens]`. `rotations`:
     `[positions, head_size]`, the cosines and then the sines of the angles by which the elements i and i + head_size / 2
-    of a head are turned. `query`: contiguous `[tokens, heads, head_size]`. `places`: `[tokens]` int64 slots, or what
-    they are computed from. Tokens with a negative position or slot are padding: nothing is written for them.
+    of a head are turned. `query`: contiguous `[tokens, heads, head_size]`. `slots`: `[tokens]` int64. Tokens
+    with a negative position or slot are padding: nothing is written for them.
     """
     tokens, heads, size = query.shape
     group = heads // layer.kv_heads
-    given = isinstance(places, torch.Tensor)
-    slots, rows, tables = (places, None, None) if isinstance(places, torch.Tensor) else (None, *places)
     _write_rotated[(tokens, layer.kv_heads)](
         projected,
         positions,
@@ -57,17 +48,13 @@ def write_rotated(
         query,
         layer.memory,
         slots,
-        rows,
-        tables,
         None if norms is None else norms.query,
         None if norms is None else norms.key,
         0.0 if norms is None else norms.epsilon,
         layer.number,
         projected.stride(0),
         rotations.stride(0),
-        0 if tables is None else tables.stride(0),
         *layer.strides,
-        GIVEN=given,
         NORMED=norms is not None,
         KV_HEADS=layer.kv_heads,
         GROUP=group,
@@ -81,7 +68,7 @@ def write_rotated(
     )
 
 
-@triton.jit(do_not_specialize=["layer", "table_stride"])
+@triton.jit(do_not_specialize=["layer"])
 def _write_rotated(
     projected,
     positions,
@@ -89,19 +76,15 @@ def _write_rotated(
     query,
     cache,
     slots,
-    rows,
-    tables,
     query_norm,
     key_norm,
     epsilon,
     layer,
     projected_stride,
     rotation_stride,
-    table_stride,
     block_stride,
     layer_stride,
     value_offset,
-    GIVEN: tl.constexpr,
     NORMED: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -117,13 +100,7 @@ def _write_rotated(
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     position = tl.load(positions + token).to(tl.int64)
-    if GIVEN:
-        slot = tl.load(slots + token)
-    else:
-        row = tl.load(rows + token).to(tl.int64)
-        known = position >= 0
-        block = tl.load(tables + row * table_stride + position // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
-        slot = block * BLOCK_SIZE + position % BLOCK_SIZE
+    slot = tl.load(slots + token)
     if (position >= 0) & (slot >= 0):
         half = tl.arange(0, HALF_DIMS)
         halved = half < HALF

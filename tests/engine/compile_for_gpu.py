@@ -24,7 +24,7 @@ from engine.request import Sampling
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
 from engine.triton_kernels.paged_layer import PagedLayer
-from engine.triton_kernels.rotary_write import HeadNorms, TableRows, write_rotated
+from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
 
 CPU = torch.device("cpu")
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -77,8 +77,8 @@ def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: in
     rotations, query = torch.randn(99, size), torch.empty(10, heads, size, dtype=dtype)
     layer = PagedLayer(backend.cache, 0)
     write_rotated(projected, batch.slots, rotations, query, layer, batch.slots)
-    rows, norms = TableRows(batch.ends, batch.tables), HeadNorms(key[0, 0], key[1, 0], 1e-5)
-    write_rotated(projected, batch.slots, rotations, query, layer, rows, norms)
+    norms = HeadNorms(key[0, 0], key[1, 0], 1e-5)
+    write_rotated(projected, batch.slots, rotations, query, layer, batch.slots, norms)
 
 
 def use_what_knows_no_cache() -> None:

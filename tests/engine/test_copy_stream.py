@@ -97,7 +97,7 @@ class Rig:
         return self.backend.host_cache
 
     def _tokens(self, plan: StepPlan) -> list[int]:
-        return [sampled.token_id for sampled in self.runner.execute(plan)]
+        return [sampled.token_id for sampled in self.runner.launch(plan).result()]
 
     def close(self) -> None:
         self.stream.close()

@@ -33,7 +33,7 @@ def work(token_ids: tuple[int, ...], start: int, table: tuple[int, ...], samples
 
 
 def tokens_of(runner: ModelRunner, plan: StepPlan) -> list[int]:
-    return [sampled.token_id for sampled in runner.execute(plan)]
+    return [sampled.token_id for sampled in runner.launch(plan).result()]
 
 
 def test_copies_are_made_before_the_work_reads_them(runner: ModelRunner, tiny_model: Tiny) -> None:
