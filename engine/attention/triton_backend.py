@@ -23,10 +23,10 @@ from engine.upload import upload
 class TritonBackend:
     """Paged attention by Triton kernels. Inside a (block, layer), K and V are head-major.
 
-    `attend` serves any batch, which must not change meanwhile, and makes the buffers that it needs when the first layer
-    asks. So a CUDA graph that records all layers of a batch that no layer has seen lists the work anew when it is
-    played. `work_list`, `list_work` and `decode` do the parts of that by themselves, with buffers of the caller. A batch
-    may have rows of padding: sequences of 0 tokens, with negative slots.
+    `attend` serves any batch, which must not change meanwhile, and makes the buffers that it needs when the first
+    layer asks. So a CUDA graph that records all layers of a batch that no layer has seen lists the work anew when it
+    is played. `work_list`, `list_work` and `decode` do the parts of that by themselves, with buffers of the caller. A
+    batch may have rows of padding: sequences of 0 tokens, with negative slots.
     """
 
     def __init__(
