@@ -1,15 +1,18 @@
-"""What the services refuse beyond their cores, and the one table from domain errors to gRPC status.
+"""What the services refuse beyond their cores, and the one table from domain errors to the status of gRPC and HTTP.
 
 ServiceError
 ├── InvalidField         a field is out of range; `field` is its path
 ├── UnsupportedField     a part of the contract that this version does not serve; `field` is its path
 ├── UnexpectedMessage    a message that does not belong at this place of a stream
+├── Unauthenticated      the API key is missing, wrong or expired
+├── NotPermitted         the API key does not allow it
 ├── UnknownModel         no such model is served
 ├── RequestIsLive        the request id is in use
 ├── UnknownPin           nothing is pinned under the name
 ├── PinExists            the name is in use for another prefix
 ├── PinTooLarge          the pool has no room for a prefix beside what is pinned and live
-├── Overloaded           a queue is full
+├── Overloaded           a queue is full, or a tenant at its limit; `retry_seconds` says when to come again
+├── SlowClient           the client did not read its stream
 ├── Unavailable          draining, or another service is away
 ├── DeadlinePassed       the time allowed is over
 └── GenerationFailed     the engine could not go on
@@ -23,7 +26,7 @@ BackendUnavailable, BlockManagerBroken and CopyFailed, which end the process.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -53,6 +56,14 @@ class UnexpectedMessage(ServiceError):
     """A message that does not belong at this place of a stream."""
 
 
+class Unauthenticated(ServiceError):
+    """The API key is missing, wrong or expired."""
+
+
+class NotPermitted(ServiceError):
+    """The API key does not allow it."""
+
+
 class UnknownModel(ServiceError):
     """No such model is served."""
 
@@ -74,7 +85,18 @@ class PinTooLarge(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """A queue is full."""
+    """A queue is full, or a tenant at its limit.
+
+    `retry_seconds` is when there is room again, as far as that can be foreseen; None: it cannot.
+    """
+
+    def __init__(self, message: str, field: str = "", retry_seconds: float | None = None) -> None:
+        super().__init__(message, field)
+        self.retry_seconds = retry_seconds
+
+
+class SlowClient(ServiceError):
+    """The client did not read its stream."""
 
 
 class Unavailable(ServiceError):
@@ -89,27 +111,37 @@ class GenerationFailed(ServiceError):
     """The engine could not go on."""
 
 
-STATUS: dict[type[Exception], grpc.StatusCode] = {
-    kvmanager.InvalidRegistration: grpc.StatusCode.INVALID_ARGUMENT,
-    kvmanager.InvalidReport: grpc.StatusCode.INVALID_ARGUMENT,
-    kvmanager.StepOutOfOrder: grpc.StatusCode.INVALID_ARGUMENT,
-    kvmanager.UnknownRequest: grpc.StatusCode.NOT_FOUND,
-    kvmanager.UnknownPool: grpc.StatusCode.NOT_FOUND,
-    kvmanager.StaleIncarnation: grpc.StatusCode.ABORTED,
-    kvmanager.SessionReplaced: grpc.StatusCode.ABORTED,
-    DecodeError: grpc.StatusCode.INVALID_ARGUMENT,
-    InvalidField: grpc.StatusCode.INVALID_ARGUMENT,
-    UnsupportedField: grpc.StatusCode.UNIMPLEMENTED,
-    UnexpectedMessage: grpc.StatusCode.INVALID_ARGUMENT,
-    UnknownModel: grpc.StatusCode.NOT_FOUND,
-    RequestIsLive: grpc.StatusCode.ALREADY_EXISTS,
-    UnknownPin: grpc.StatusCode.NOT_FOUND,
-    PinExists: grpc.StatusCode.ALREADY_EXISTS,
-    PinTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Unavailable: grpc.StatusCode.UNAVAILABLE,
-    DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
-    GenerationFailed: grpc.StatusCode.INTERNAL,
+class Status(NamedTuple):
+    """How a call ends: the status of gRPC, and that of HTTP."""
+
+    grpc: grpc.StatusCode
+    http: int
+
+
+STATUS: dict[type[Exception], Status] = {
+    kvmanager.InvalidRegistration: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    kvmanager.InvalidReport: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    kvmanager.StepOutOfOrder: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    kvmanager.UnknownRequest: Status(grpc.StatusCode.NOT_FOUND, 404),
+    kvmanager.UnknownPool: Status(grpc.StatusCode.NOT_FOUND, 404),
+    kvmanager.StaleIncarnation: Status(grpc.StatusCode.ABORTED, 409),
+    kvmanager.SessionReplaced: Status(grpc.StatusCode.ABORTED, 409),
+    DecodeError: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    InvalidField: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    UnsupportedField: Status(grpc.StatusCode.UNIMPLEMENTED, 400),
+    UnexpectedMessage: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    Unauthenticated: Status(grpc.StatusCode.UNAUTHENTICATED, 401),
+    NotPermitted: Status(grpc.StatusCode.PERMISSION_DENIED, 403),
+    UnknownModel: Status(grpc.StatusCode.NOT_FOUND, 404),
+    RequestIsLive: Status(grpc.StatusCode.ALREADY_EXISTS, 409),
+    UnknownPin: Status(grpc.StatusCode.NOT_FOUND, 404),
+    PinExists: Status(grpc.StatusCode.ALREADY_EXISTS, 409),
+    PinTooLarge: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    Overloaded: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    SlowClient: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 408),
+    Unavailable: Status(grpc.StatusCode.UNAVAILABLE, 503),
+    DeadlinePassed: Status(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+    GenerationFailed: Status(grpc.StatusCode.INTERNAL, 500),
 }
 
 
@@ -121,9 +153,9 @@ async def translated(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterat
     except tuple(STATUS) as error:
         field = getattr(error, "field", "")
         metadata = ((FIELD_METADATA, field),) if field else ()
-        await context.abort(status_of(error), str(error), metadata)
+        await context.abort(status_of(error).grpc, str(error), metadata)
 
 
-def status_of(error: Exception) -> grpc.StatusCode:
+def status_of(error: Exception) -> Status:
     """Return the status of a domain error: that of the nearest of its types with a row in the table."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)

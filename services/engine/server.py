@@ -20,6 +20,7 @@ from services.engine.observer import EngineObserver
 from services.engine.recording import RequestsRecorder
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
+from services.engine.tokenizer_files import TokenizerFiles
 from services.service import Readiness
 
 
@@ -89,10 +90,13 @@ class EngineService:
         self._observer.began(
             self._settings.served_name(), engine_id, lambda: replace(driver.figures, sessions=link.sessions)
         )
-        self._servicer.begin(driver, constraints, self._description(parts, engine_id))
+        tokenizer = TokenizerFiles(Path(self._settings.model))
+        self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)
         return driver, link
 
-    def _description(self, parts: EngineParts, engine_id: str) -> engine_pb2.GetEngineResponse:
+    def _description(
+        self, parts: EngineParts, engine_id: str, tokenizer: TokenizerFiles
+    ) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity
         return engine_pb2.GetEngineResponse(
             model=self._settings.served_name(),
@@ -103,6 +107,8 @@ class EngineService:
             block_size=capacity.block_size,
             device_blocks=capacity.device_blocks,
             dtype=str(parts.loaded.dtype).removeprefix("torch."),
+            tokenizer_digest=tokenizer.digest(),
+            max_sequences=self._settings.max_sequences,
         )
 
     def _drive(self, driver: EngineDriver, failed: "asyncio.Future[None]") -> None:

@@ -13,6 +13,7 @@ from services.engine.constraints import Constraints
 from services.engine.driver import EngineDriver
 from services.engine.gateway_link import BacklogTooLong, GatewayLink
 from services.engine.intake import Intake
+from services.engine.tokenizer_files import TokenizerFiles
 from services.errors import Overloaded, Unavailable, UnexpectedMessage, translated
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -26,10 +27,17 @@ class EngineServicer(pb_grpc.EngineServicer):
         self._heartbeat_seconds = heartbeat_seconds
         self._engine: tuple[EngineDriver, Constraints] | None = None
         self._description = pb.GetEngineResponse()
+        self._tokenizer: TokenizerFiles | None = None
 
-    def begin(self, driver: EngineDriver, constraints: Constraints, description: pb.GetEngineResponse) -> None:
+    def begin(
+        self,
+        driver: EngineDriver,
+        constraints: Constraints,
+        description: pb.GetEngineResponse,
+        tokenizer: TokenizerFiles,
+    ) -> None:
         """Serve this engine from now on."""
-        self._engine, self._description = (driver, constraints), description
+        self._engine, self._description, self._tokenizer = (driver, constraints), description, tokenizer
 
     async def Serve(self, requests: Requests, context: Context) -> AsyncIterator[pb.ServeResponse]:  # noqa: N802
         """Serve one gateway until its stream ends, which cancels its requests."""
@@ -51,6 +59,16 @@ class EngineServicer(pb_grpc.EngineServicer):
         async with translated(context):
             self._loaded()
             return self._description
+
+    async def GetTokenizer(  # noqa: N802
+        self, _request: pb.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[pb.GetTokenizerResponse]:
+        """Send the tokenizer's files."""
+        async with translated(context):
+            self._loaded()
+            assert self._tokenizer is not None, "it came with the engine"
+            for piece in self._tokenizer.pieces():
+                yield piece
 
     async def Admin(self, request: pb.EngineAdminRequest, context: Context) -> pb.EngineAdminResponse:  # noqa: N802
         """Change what is pinned."""

@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
 from services.errors import InvalidField, Overloaded, Unavailable, UnknownModel
+from services.gateway.callers import ANYONE, Caller
 from services.gateway.chat_template import ChatTemplateError
 from services.gateway.engine_link import EngineLink
 from services.gateway.generation import Generation, SampleText
@@ -46,13 +47,14 @@ class FrontDesk:
         self._empty.set()
 
     async def generate(
-        self, request: gateway_pb2.GenerateRequest
+        self, request: gateway_pb2.GenerateRequest, caller: Caller = ANYONE, seconds_left: float | None = None
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
-        """Yield what the client gets. Raises a ServiceError."""
+        """Yield what the client gets. `seconds_left` is the call's own deadline. Raises a ServiceError."""
+        del caller
         arrival = self._clock()
         self._admit()
         try:
-            generation = await self._submit(request, arrival)
+            generation = await self._submit(request, arrival, seconds_left)
             observer = self._observer.request(generation.model, self._link.description().engine_id)
             async with (
                 aclosing(generation.responses()) as responses,
@@ -76,6 +78,33 @@ class FrontDesk:
             return await asyncio.to_thread(self._tokenize, prompt, open_turn)
         except ChatTemplateError as error:
             raise InvalidField(f"prompt.chat: {error}", "prompt.chat") from error
+
+    async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
+        """Return the text of token ids. Raises a ServiceError."""
+        description = self.describe(request.model)
+        _check_ids(request.token_ids, "token_ids", description.vocabulary_size)
+        skip = not request.special_tokens
+        return await asyncio.to_thread(self._tokenizer.decode, request.token_ids, skip_special_tokens=skip)
+
+    def models(self) -> list[gateway_pb2.GetModelResponse]:
+        """Describe the models that an engine is there for, in order of their names."""
+        try:
+            return [self.model("")]
+        except Unavailable:
+            return []
+
+    def model(self, name: str) -> gateway_pb2.GetModelResponse:
+        """Describe a served model; an empty name means the only one. Raises UnknownModel or Unavailable."""
+        engine = self.describe(name)
+        return gateway_pb2.GetModelResponse(
+            model=engine.model,
+            context_tokens=engine.context_tokens,
+            vocabulary_size=engine.vocabulary_size,
+            block_size=engine.block_size,
+            device_blocks=engine.device_blocks,
+            dtype=engine.dtype,
+            engines=1,
+        )
 
     async def administer(self, request: gateway_pb2.AdminRequest, timeout: float) -> gateway_pb2.AdminResponse:
         """Change what a model's engine has pinned, within so many seconds. Raises a ServiceError."""
@@ -129,9 +158,11 @@ class FrontDesk:
         if not self._live:
             self._empty.set()
 
-    async def _submit(self, request: gateway_pb2.GenerateRequest, arrival: float) -> Generation:
+    async def _submit(
+        self, request: gateway_pb2.GenerateRequest, arrival: float, seconds_left: float | None
+    ) -> Generation:
         description = self.describe(request.model)
-        parameters = Parameters.of(request)
+        parameters = Parameters.of(request).within(seconds_left)
         _check_vocabulary(parameters, description.vocabulary_size)
         token_ids = await self.token_ids(request.model, request.prompt)
         submission = engine_pb2.Submission(

@@ -4,7 +4,7 @@ import json
 import math
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.v1 import decoding_pb2, gateway_pb2
@@ -68,6 +68,12 @@ class Parameters:
             priority=request.priority,
             timeout=_timeout(request),
         )
+
+    def within(self, seconds_left: float | None) -> "Parameters":
+        """Return the same with no more time than the call has."""
+        if seconds_left is None:
+            return self
+        return replace(self, timeout=seconds_left if self.timeout is None else min(self.timeout, seconds_left))
 
 
 def check_prompt(prompt: gateway_pb2.Prompt) -> None:

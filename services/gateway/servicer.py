@@ -10,6 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.errors import InvalidField, translated
+from services.gateway.callers import ANYONE
 from services.gateway.front_desk import FrontDesk
 from services.gateway.utf8 import MalformedRequest, deserializer
 
@@ -31,7 +32,8 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         """Stream a generation."""
         async with translated(context):
             _check_parsed(request)
-            async with aclosing(self._desk.generate(request)) as responses:
+            left = context.time_remaining()
+            async with aclosing(self._desk.generate(request, ANYONE, left)) as responses:
                 async for response in responses:
                     yield response
 
@@ -41,19 +43,23 @@ class GatewayServicer(pb_grpc.GatewayServicer):
             _check_parsed(request)
             return pb.TokenizeResponse(token_ids=await self._desk.token_ids(request.model, request.prompt))
 
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
+        """Tell the text of tokens."""
+        async with translated(context):
+            _check_parsed(request)
+            return pb.DetokenizeResponse(text=await self._desk.text(request))
+
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
         """Describe a model."""
         async with translated(context):
             _check_parsed(request)
-            engine = self._desk.describe(request.model)
-            return pb.GetModelResponse(
-                model=engine.model,
-                context_tokens=engine.context_tokens,
-                vocabulary_size=engine.vocabulary_size,
-                block_size=engine.block_size,
-                device_blocks=engine.device_blocks,
-                dtype=engine.dtype,
-            )
+            return self._desk.model(request.model)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
+        """Describe all models."""
+        async with translated(context):
+            _check_parsed(request)
+            return pb.ListModelsResponse(models=self._desk.models())
 
     async def Admin(self, request: pb.AdminRequest, context: Context) -> pb.AdminResponse:  # noqa: N802
         """Change what is pinned."""

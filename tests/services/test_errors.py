@@ -61,7 +61,7 @@ def test_an_error_of_a_narrower_type_has_the_status_of_the_wider_one() -> None:
     class TooLong(errors.InvalidField):
         pass
 
-    assert errors.status_of(TooLong("x")) == Status.INVALID_ARGUMENT
+    assert errors.status_of(TooLong("x")).grpc == Status.INVALID_ARGUMENT
 
 
 def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
@@ -314,4 +314,4 @@ ROWS = [error for error in errors.STATUS if error is not DecodeError]
 def test_every_row_of_the_table_is_seen_by_a_client(
     gateway: gateway_pb2_grpc.GatewayStub, manager: kvmanager_pb2_grpc.KVManagerStub, error: type[Exception]
 ) -> None:
-    assert PROVOCATIONS[error](gateway, manager) == errors.STATUS[error]
+    assert PROVOCATIONS[error](gateway, manager) == errors.STATUS[error].grpc

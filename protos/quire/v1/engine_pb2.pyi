@@ -67,9 +67,11 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_REASON_BLOCK_MANAGER: _FailureReason.ValueType  # 2
     """The block manager was away for too long. -> UNAVAILABLE"""
     FAILURE_REASON_DEADLINE: _FailureReason.ValueType  # 3
-    """Its time was over. -> DEADLINE_EXCEEDED"""
+    """Its time was over while it ran. -> DEADLINE_EXCEEDED"""
     FAILURE_REASON_CONSTRAINT: _FailureReason.ValueType  # 4
     """A sample could not go on in the language of its constraint within what that may take. -> INVALID_ARGUMENT"""
+    FAILURE_REASON_DEADLINE_QUEUED: _FailureReason.ValueType  # 5
+    """Its time was over before its first tokens were scheduled. -> DEADLINE_EXCEEDED"""
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
     """Why a request failed after it was taken."""
@@ -81,9 +83,11 @@ FAILURE_REASON_STEP: FailureReason.ValueType  # 1
 FAILURE_REASON_BLOCK_MANAGER: FailureReason.ValueType  # 2
 """The block manager was away for too long. -> UNAVAILABLE"""
 FAILURE_REASON_DEADLINE: FailureReason.ValueType  # 3
-"""Its time was over. -> DEADLINE_EXCEEDED"""
+"""Its time was over while it ran. -> DEADLINE_EXCEEDED"""
 FAILURE_REASON_CONSTRAINT: FailureReason.ValueType  # 4
 """A sample could not go on in the language of its constraint within what that may take. -> INVALID_ARGUMENT"""
+FAILURE_REASON_DEADLINE_QUEUED: FailureReason.ValueType  # 5
+"""Its time was over before its first tokens were scheduled. -> DEADLINE_EXCEEDED"""
 Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
 
 class _RefusalReason:
@@ -268,6 +272,11 @@ class SampleState(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GENERATED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    ended: _builtins.bool
+    """It has ended before: nothing is generated for it, nothing is said of it but in RequestFinished, with
+    FINISH_REASON_STOP. Not all samples of a submission.
+    """
     @_builtins.property
     def generated_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids already generated."""
@@ -276,10 +285,11 @@ class SampleState(_message.Message):
         self,
         *,
         generated_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_token_ids", b"generated_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "generated_token_ids", b"generated_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,8 +340,12 @@ class ServeResponse(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     REQUEST_BLOCKS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     request_blocks: _builtins.int
     """Blocks that one request can have at most: those of the pool that are neither pinned nor withheld."""
+    draining: _builtins.bool
+    """The engine takes no new requests; those that run go on for a while."""
     @_builtins.property
     def step(self) -> Global___StepOutput:
         """News of one engine step."""
@@ -340,22 +354,62 @@ class ServeResponse(_message.Message):
     def heartbeat(self) -> Global___Heartbeat:
         """Sent when there was no other output for a while: the engine lives."""
 
+    @_builtins.property
+    def load(self) -> Global___EngineLoad:
+        """What it has to do."""
+
     def __init__(
         self,
         *,
         step: Global___StepOutput | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         request_blocks: _builtins.int = ...,
+        draining: _builtins.bool = ...,
+        load: Global___EngineLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "kind", b"kind", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "kind", b"kind", "load", b"load", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "kind", b"kind", "request_blocks", b"request_blocks", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "heartbeat", b"heartbeat", "kind", b"kind", "load", b"load", "request_blocks", b"request_blocks", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["step", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___ServeResponse: _TypeAlias = ServeResponse  # noqa: Y015
+
+@_typing.final
+class EngineLoad(_message.Message):
+    """What an engine has to do, for all its gateways together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    AVAILABLE_BLOCKS_FIELD_NUMBER: _builtins.int
+    running: _builtins.int
+    """Requests that hold blocks."""
+    waiting: _builtins.int
+    """Requests that wait for blocks."""
+    prompt_tokens: _builtins.int
+    """Prompt tokens that are still to be computed, of requests that wait or run; those of waiting ones count in full."""
+    available_blocks: _builtins.int
+    """Blocks of the pool that can be handed out: free or cached."""
+    def __init__(
+        self,
+        *,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        available_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_blocks", b"available_blocks", "prompt_tokens", b"prompt_tokens", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineLoad: _TypeAlias = EngineLoad  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
@@ -827,6 +881,8 @@ class GetEngineResponse(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name under which the engine serves its model."""
     engine_id: _builtins.str
@@ -843,6 +899,10 @@ class GetEngineResponse(_message.Message):
     """Blocks of the pool."""
     dtype: _builtins.str
     """Type of weights and cache, such as `float32`."""
+    tokenizer_digest: _builtins.bytes
+    """SHA-256 of what GetTokenizer gives: engines of one model have the same."""
+    max_sequences: _builtins.int
+    """Sequences that hold blocks at the same time at most."""
     def __init__(
         self,
         *,
@@ -854,11 +914,56 @@ class GetEngineResponse(_message.Message):
         block_size: _builtins.int = ...,
         device_blocks: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        tokenizer_digest: _builtins.bytes = ...,
+        max_sequences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "dtype", b"dtype", "engine_id", b"engine_id", "model", b"model", "model_fingerprint", b"model_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "dtype", b"dtype", "engine_id", b"engine_id", "max_sequences", b"max_sequences", "model", b"model", "model_fingerprint", b"model_fingerprint", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetEngineResponse: _TypeAlias = GetEngineResponse  # noqa: Y015
+
+@_typing.final
+class GetTokenizerRequest(_message.Message):
+    """Asks for the tokenizer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTokenizerRequest: _TypeAlias = GetTokenizerRequest  # noqa: Y015
+
+@_typing.final
+class GetTokenizerResponse(_message.Message):
+    """A piece of one of the tokenizer's files. Files come one after the other, each in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """Name of the file, without folders."""
+    content: _builtins.bytes
+    """Bytes to append to it."""
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "file", b"file"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTokenizerResponse: _TypeAlias = GetTokenizerResponse  # noqa: Y015

@@ -45,6 +45,11 @@ class EngineStub:
                 request_serializer=quire_dot_v1_dot_engine__pb2.GetEngineRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_engine__pb2.GetEngineResponse.FromString,
                 _registered_method=True)
+        self.GetTokenizer = channel.unary_stream(
+                '/quire.v1.Engine/GetTokenizer',
+                request_serializer=quire_dot_v1_dot_engine__pb2.GetTokenizerRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_engine__pb2.GetTokenizerResponse.FromString,
+                _registered_method=True)
         self.Admin = channel.unary_unary(
                 '/quire.v1.Engine/Admin',
                 request_serializer=quire_dot_v1_dot_engine__pb2.EngineAdminRequest.SerializeToString,
@@ -71,6 +76,14 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTokenizer(self, request, context):
+        """The files of the model's tokenizer and chat template, for gateways, which have no models. UNAVAILABLE until the model
+        is loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Admin(self, request, context):
         """Pins and unpins prefixes, forgets the prefix cache; returns when it is done, and what is pinned then. What was asked
         for goes on when the call ends before. Errors as in Gateway.Admin.
@@ -91,6 +104,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.GetEngine,
                     request_deserializer=quire_dot_v1_dot_engine__pb2.GetEngineRequest.FromString,
                     response_serializer=quire_dot_v1_dot_engine__pb2.GetEngineResponse.SerializeToString,
+            ),
+            'GetTokenizer': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTokenizer,
+                    request_deserializer=quire_dot_v1_dot_engine__pb2.GetTokenizerRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_engine__pb2.GetTokenizerResponse.SerializeToString,
             ),
             'Admin': grpc.unary_unary_rpc_method_handler(
                     servicer.Admin,
@@ -153,6 +171,33 @@ class Engine:
             '/quire.v1.Engine/GetEngine',
             quire_dot_v1_dot_engine__pb2.GetEngineRequest.SerializeToString,
             quire_dot_v1_dot_engine__pb2.GetEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.Engine/GetTokenizer',
+            quire_dot_v1_dot_engine__pb2.GetTokenizerRequest.SerializeToString,
+            quire_dot_v1_dot_engine__pb2.GetTokenizerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class EngineStub:
     """
     GetEngine: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetEngineRequest, _engine_pb2.GetEngineResponse]
     """Describes the engine. UNAVAILABLE until the model is loaded."""
+    GetTokenizer: _grpc.UnaryStreamMultiCallable[_engine_pb2.GetTokenizerRequest, _engine_pb2.GetTokenizerResponse]
+    """The files of the model's tokenizer and chat template, for gateways, which have no models. UNAVAILABLE until the model
+    is loaded.
+    """
     Admin: _grpc.UnaryUnaryMultiCallable[_engine_pb2.EngineAdminRequest, _engine_pb2.EngineAdminResponse]
     """Pins and unpins prefixes, forgets the prefix cache; returns when it is done, and what is pinned then. What was asked
     for goes on when the call ends before. Errors as in Gateway.Admin.
@@ -55,6 +59,10 @@ class EngineAsyncStub(EngineStub):
     """
     GetEngine: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetEngineRequest, _engine_pb2.GetEngineResponse]  # type: ignore[assignment]
     """Describes the engine. UNAVAILABLE until the model is loaded."""
+    GetTokenizer: _aio.UnaryStreamMultiCallable[_engine_pb2.GetTokenizerRequest, _engine_pb2.GetTokenizerResponse]  # type: ignore[assignment]
+    """The files of the model's tokenizer and chat template, for gateways, which have no models. UNAVAILABLE until the model
+    is loaded.
+    """
     Admin: _aio.UnaryUnaryMultiCallable[_engine_pb2.EngineAdminRequest, _engine_pb2.EngineAdminResponse]  # type: ignore[assignment]
     """Pins and unpins prefixes, forgets the prefix cache; returns when it is done, and what is pinned then. What was asked
     for goes on when the call ends before. Errors as in Gateway.Admin.
@@ -80,6 +88,16 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.GetEngineResponse, _abc.Awaitable[_engine_pb2.GetEngineResponse]]:
         """Describes the engine. UNAVAILABLE until the model is loaded."""
+
+    @_abc_1.abstractmethod
+    def GetTokenizer(
+        self,
+        request: _engine_pb2.GetTokenizerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_pb2.GetTokenizerResponse], _abc.AsyncIterator[_engine_pb2.GetTokenizerResponse]]:
+        """The files of the model's tokenizer and chat template, for gateways, which have no models. UNAVAILABLE until the model
+        is loaded.
+        """
 
     @_abc_1.abstractmethod
     def Admin(

@@ -45,6 +45,16 @@ class GatewayStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/quire.v1.Gateway/Detokenize',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/quire.v1.Gateway/ListModels',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/quire.v1.Gateway/GetModel',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.GetModelRequest.SerializeToString,
@@ -65,10 +75,15 @@ class GatewayServicer:
         """Generates a continuation of a prompt and streams it: Started once, PromptLogprobs where asked for, Delta as tokens
         come, Finished once.
 
+        When the engine dies or drains, another one of the model goes on where it was: the client sees a pause.
+
         INVALID_ARGUMENT: a field is out of range, or the request can never fit the context or the pool.
+        UNAUTHENTICATED: the API key is missing, wrong or expired. PERMISSION_DENIED: the key does not allow it.
         NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
-        does not serve. UNAVAILABLE: draining, or the engine is away. RESOURCE_EXHAUSTED: the message or the queue is
-        too large. Cancelling the call, or its deadline, ends the generation and frees its blocks.
+        does not serve. UNAVAILABLE: draining, or no engine of the model is left. RESOURCE_EXHAUSTED: the message is too
+        large, the queue is full or the tenant at its limit, and google.rpc.RetryInfo says when to come again; or the
+        client did not read its stream. DEADLINE_EXCEEDED: while the request waited, or while it ran; the message says
+        which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,16 +96,31 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Detokenize(self, request, context):
+        """Turns token ids into their text. Errors as in Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Lists the served models that an engine is there for, in order of their names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModel(self, request, context):
-        """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engine is away.
+        """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engines are away.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Admin(self, request, context):
-        """What operators do to the prefix cache of a model's engine; returns when it is done, and what is pinned then. Without
-        a deadline it may take a minute. A pin that is not done by then is still being made: ask again, or list.
+        """What operators do to the prefix caches of a model's engines, each of them; returns when it is done, and what is
+        pinned then. Without a deadline it may take a minute. A pin that is not done by then is still being made: ask again,
+        or list. Where API keys are asked for, only those of operators may.
 
         INVALID_ARGUMENT: a field is out of range, or the prompt is shorter than a block. NOT_FOUND: unknown model, or
         nothing is pinned under the name. ALREADY_EXISTS: the name is in use for another prefix; the same one again is
@@ -113,6 +143,16 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.TokenizeRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.DetokenizeRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.ListModelsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.ListModelsResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
@@ -180,6 +220,60 @@ class Gateway:
             '/quire.v1.Gateway/Tokenize',
             quire_dot_v1_dot_gateway__pb2.TokenizeRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Gateway/Detokenize',
+            quire_dot_v1_dot_gateway__pb2.DetokenizeRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Gateway/ListModels',
+            quire_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,18 +41,28 @@ class GatewayStub:
     """Generates a continuation of a prompt and streams it: Started once, PromptLogprobs where asked for, Delta as tokens
     come, Finished once.
 
+    When the engine dies or drains, another one of the model goes on where it was: the client sees a pause.
+
     INVALID_ARGUMENT: a field is out of range, or the request can never fit the context or the pool.
+    UNAUTHENTICATED: the API key is missing, wrong or expired. PERMISSION_DENIED: the key does not allow it.
     NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
-    does not serve. UNAVAILABLE: draining, or the engine is away. RESOURCE_EXHAUSTED: the message or the queue is
-    too large. Cancelling the call, or its deadline, ends the generation and frees its blocks.
+    does not serve. UNAVAILABLE: draining, or no engine of the model is left. RESOURCE_EXHAUSTED: the message is too
+    large, the queue is full or the tenant at its limit, and google.rpc.RetryInfo says when to come again; or the
+    client did not read its stream. DEADLINE_EXCEEDED: while the request waited, or while it ran; the message says
+    which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeResponse]
     """Turns a prompt into the token ids that Generate would use. Errors as in Generate."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DetokenizeRequest, _gateway_pb2.DetokenizeResponse]
+    """Turns token ids into their text. Errors as in Generate."""
+    ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]
+    """Lists the served models that an engine is there for, in order of their names."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetModelRequest, _gateway_pb2.GetModelResponse]
-    """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engine is away."""
+    """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engines are away."""
     Admin: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.AdminRequest, _gateway_pb2.AdminResponse]
-    """What operators do to the prefix cache of a model's engine; returns when it is done, and what is pinned then. Without
-    a deadline it may take a minute. A pin that is not done by then is still being made: ask again, or list.
+    """What operators do to the prefix caches of a model's engines, each of them; returns when it is done, and what is
+    pinned then. Without a deadline it may take a minute. A pin that is not done by then is still being made: ask again,
+    or list. Where API keys are asked for, only those of operators may.
 
     INVALID_ARGUMENT: a field is out of range, or the prompt is shorter than a block. NOT_FOUND: unknown model, or
     nothing is pinned under the name. ALREADY_EXISTS: the name is in use for another prefix; the same one again is
@@ -69,18 +79,28 @@ class GatewayAsyncStub(GatewayStub):
     """Generates a continuation of a prompt and streams it: Started once, PromptLogprobs where asked for, Delta as tokens
     come, Finished once.
 
+    When the engine dies or drains, another one of the model goes on where it was: the client sees a pause.
+
     INVALID_ARGUMENT: a field is out of range, or the request can never fit the context or the pool.
+    UNAUTHENTICATED: the API key is missing, wrong or expired. PERMISSION_DENIED: the key does not allow it.
     NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
-    does not serve. UNAVAILABLE: draining, or the engine is away. RESOURCE_EXHAUSTED: the message or the queue is
-    too large. Cancelling the call, or its deadline, ends the generation and frees its blocks.
+    does not serve. UNAVAILABLE: draining, or no engine of the model is left. RESOURCE_EXHAUSTED: the message is too
+    large, the queue is full or the tenant at its limit, and google.rpc.RetryInfo says when to come again; or the
+    client did not read its stream. DEADLINE_EXCEEDED: while the request waited, or while it ran; the message says
+    which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns a prompt into the token ids that Generate would use. Errors as in Generate."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DetokenizeRequest, _gateway_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """Turns token ids into their text. Errors as in Generate."""
+    ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """Lists the served models that an engine is there for, in order of their names."""
     GetModel: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetModelRequest, _gateway_pb2.GetModelResponse]  # type: ignore[assignment]
-    """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engine is away."""
+    """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engines are away."""
     Admin: _aio.UnaryUnaryMultiCallable[_gateway_pb2.AdminRequest, _gateway_pb2.AdminResponse]  # type: ignore[assignment]
-    """What operators do to the prefix cache of a model's engine; returns when it is done, and what is pinned then. Without
-    a deadline it may take a minute. A pin that is not done by then is still being made: ask again, or list.
+    """What operators do to the prefix caches of a model's engines, each of them; returns when it is done, and what is
+    pinned then. Without a deadline it may take a minute. A pin that is not done by then is still being made: ask again,
+    or list. Where API keys are asked for, only those of operators may.
 
     INVALID_ARGUMENT: a field is out of range, or the prompt is shorter than a block. NOT_FOUND: unknown model, or
     nothing is pinned under the name. ALREADY_EXISTS: the name is in use for another prefix; the same one again is
@@ -100,10 +120,15 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         """Generates a continuation of a prompt and streams it: Started once, PromptLogprobs where asked for, Delta as tokens
         come, Finished once.
 
+        When the engine dies or drains, another one of the model goes on where it was: the client sees a pause.
+
         INVALID_ARGUMENT: a field is out of range, or the request can never fit the context or the pool.
+        UNAUTHENTICATED: the API key is missing, wrong or expired. PERMISSION_DENIED: the key does not allow it.
         NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
-        does not serve. UNAVAILABLE: draining, or the engine is away. RESOURCE_EXHAUSTED: the message or the queue is
-        too large. Cancelling the call, or its deadline, ends the generation and frees its blocks.
+        does not serve. UNAVAILABLE: draining, or no engine of the model is left. RESOURCE_EXHAUSTED: the message is too
+        large, the queue is full or the tenant at its limit, and google.rpc.RetryInfo says when to come again; or the
+        client did not read its stream. DEADLINE_EXCEEDED: while the request waited, or while it ran; the message says
+        which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
         """
 
     @_abc_1.abstractmethod
@@ -115,12 +140,28 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         """Turns a prompt into the token ids that Generate would use. Errors as in Generate."""
 
     @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _gateway_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.DetokenizeResponse, _abc.Awaitable[_gateway_pb2.DetokenizeResponse]]:
+        """Turns token ids into their text. Errors as in Generate."""
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _gateway_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ListModelsResponse, _abc.Awaitable[_gateway_pb2.ListModelsResponse]]:
+        """Lists the served models that an engine is there for, in order of their names."""
+
+    @_abc_1.abstractmethod
     def GetModel(
         self,
         request: _gateway_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.GetModelResponse, _abc.Awaitable[_gateway_pb2.GetModelResponse]]:
-        """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engine is away."""
+        """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engines are away."""
 
     @_abc_1.abstractmethod
     def Admin(
@@ -128,8 +169,9 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.AdminRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.AdminResponse, _abc.Awaitable[_gateway_pb2.AdminResponse]]:
-        """What operators do to the prefix cache of a model's engine; returns when it is done, and what is pinned then. Without
-        a deadline it may take a minute. A pin that is not done by then is still being made: ask again, or list.
+        """What operators do to the prefix caches of a model's engines, each of them; returns when it is done, and what is
+        pinned then. Without a deadline it may take a minute. A pin that is not done by then is still being made: ask again,
+        or list. Where API keys are asked for, only those of operators may.
 
         INVALID_ARGUMENT: a field is out of range, or the prompt is shorter than a block. NOT_FOUND: unknown model, or
         nothing is pinned under the name. ALREADY_EXISTS: the name is in use for another prefix; the same one again is
