@@ -10,7 +10,8 @@ from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
 from services.errors import InvalidField, Overloaded, Unavailable, UnknownModel
 from services.gateway.callers import ANYONE, Caller
-from services.gateway.chat_template import ChatTemplateError
+from services.gateway.chat_template import ChatTemplateError, ToolsUnknown
+from services.gateway.conversation import conversation_of
 from services.gateway.engine_link import EngineLink
 from services.gateway.generation import Generation, SampleText
 from services.gateway.measured import measured
@@ -76,6 +77,8 @@ class FrontDesk:
             if prompt.ByteSize() <= _LONGEST_PROMPT_TOKENIZED_AT_ONCE:
                 return self._tokenize(prompt, open_turn)
             return await asyncio.to_thread(self._tokenize, prompt, open_turn)
+        except ToolsUnknown as error:
+            raise InvalidField(f"prompt.chat.tools: {error}", "prompt.chat.tools") from error
         except ChatTemplateError as error:
             raise InvalidField(f"prompt.chat: {error}", "prompt.chat") from error
 
@@ -85,6 +88,11 @@ class FrontDesk:
         _check_ids(request.token_ids, "token_ids", description.vocabulary_size)
         skip = not request.special_tokens
         return await asyncio.to_thread(self._tokenizer.decode, request.token_ids, skip_special_tokens=skip)
+
+    def tokenizer(self, model: str) -> Tokenizer:
+        """Return the tokenizer of a served model. Raises UnknownModel or Unavailable."""
+        self.describe(model)
+        return self._tokenizer
 
     def models(self) -> list[gateway_pb2.GetModelResponse]:
         """Describe the models that an engine is there for, in order of their names."""
@@ -197,8 +205,7 @@ class FrontDesk:
     def _tokenize(self, prompt: gateway_pb2.Prompt, open_turn: bool) -> list[int]:
         if prompt.WhichOneof("kind") == "text":
             return self._tokenizer.encode(prompt.text)
-        messages = [(message.role, message.content) for message in prompt.chat.messages]
-        return self._tokenizer.encode_chat(messages, open_turn=open_turn)
+        return self._tokenizer.encode_chat(conversation_of(prompt.chat), open_turn=open_turn)
 
 
 def _time_left(parameters: Parameters, spent_seconds: float) -> Duration | None:

@@ -32,3 +32,6 @@ class GatewayObserver:
         """A request for this model was given to this engine; return who hears the rest."""
         del model_name, engine_id
         return RequestObserver()
+
+    def http_request(self, route: str, method: str, status: int) -> None:
+        """A request over HTTP was answered; 499: its client left before."""

@@ -1,8 +1,10 @@
 """The gateway's bare server."""
 
 import asyncio
+import logging
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
@@ -14,6 +16,11 @@ from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, Reque
 from services.gateway.settings import GatewaySettings
 from services.gateway.tokenizer import Tokenizer
 from services.service import Readiness
+
+if TYPE_CHECKING:  # what HTTP needs is imported only where it is asked for
+    from services.gateway.http.server import HttpServer
+
+log = logging.getLogger("quire.gateway")
 
 
 class GatewayService:
@@ -31,6 +38,7 @@ class GatewayService:
         self._pinned_prompts = pinned_prompts.read(settings.pinned_prompts)
         self._link = EngineLink(settings.engine, settings.link_timeout_seconds)
         self._desk: FrontDesk | None = None
+        self._http: HttpServer | None = None
         self.readiness = Readiness()
         self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [RequestParser()])
 
@@ -42,7 +50,15 @@ class GatewayService:
         gateway_pb2_grpc.add_GatewayServicer_to_server(GatewayServicer(self._desk), self.server)
         address = transport.bind(self.server, self._settings.listen)
         await self.server.start()
+        if self._settings.http_listen:
+            await self._start_http(self._desk)
         return address
+
+    async def _start_http(self, desk: FrontDesk) -> None:
+        from services.gateway.http.front import http_server
+
+        self._http = http_server(desk, self._settings, self.readiness, self._observer)
+        log.info("gateway listens for HTTP at %s", await self._http.start(self._settings.http_listen))
 
     async def run(self) -> None:
         """Keep the link to the engine until cancelled."""
@@ -71,5 +87,7 @@ class GatewayService:
                 await asyncio.wait_for(self._desk.drain(), self._settings.grace_seconds)
 
     async def stop(self) -> None:
-        """Close the server; what is still under way is cancelled."""
+        """Close the servers; what is still under way is cancelled."""
+        if self._http:
+            await self._http.stop()
         await self.server.stop(grace=0)
