@@ -84,7 +84,12 @@ class GatewayService:
         self.readiness.retire()
         if self._desk:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._desk.drain(), self._settings.grace_seconds)
+                await asyncio.wait_for(self._have_ended(self._desk), self._settings.grace_seconds)
+
+    async def _have_ended(self, desk: FrontDesk) -> None:
+        await desk.drain()
+        if self._http:  # an answer is sent after its generation has ended
+            await self._http.answered()
 
     async def stop(self) -> None:
         """Close the servers; what is still under way is cancelled."""

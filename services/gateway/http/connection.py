@@ -175,7 +175,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Say why, where nothing else is being said, and close."""
-        if not self.transport.is_closing() and not (self.cycle is not None and self.cycle.response_started):
+        if not self.transport.is_closing() and not (self._answering and self.cycle.response_started):
             code = status.phrase.lower().replace(" ", "_")
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
             body = json.dumps({"error": error}).encode()

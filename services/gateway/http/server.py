@@ -20,10 +20,12 @@ _UNKNOWN_ROUTE = "other"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _CLIENT_CLOSED_REQUEST = 499
 _LAST_SECONDS = 1.0
+# Longer than clients and load balancers keep a connection: it is they who close it, so no request meets a closed one.
+_KEEP_ALIVE_SECONDS = 75
 
 
 class HttpServer:
-    """Serves an application. The life of it: start, stop; what runs meanwhile ends by itself or is cancelled."""
+    """Serves an application."""
 
     def __init__(self, app: ASGIApp, bounds: Bounds, context: ssl.SSLContext | None = None) -> None:
         """With a context, connections are encrypted by it."""
@@ -41,6 +43,7 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             date_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         self._config.load()
         self._state = ServerState()
@@ -58,6 +61,11 @@ class HttpServer:
         )
         host, port = listener.getsockname()[:2]
         return f"{'https' if self._context else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def answered(self) -> None:
+        """Return when no request is under way."""
+        while self._state.tasks:
+            await asyncio.wait(self._state.tasks)
 
     async def stop(self) -> None:
         """Close everything; what is still under way is cancelled."""
