@@ -128,6 +128,7 @@ class FunctionCall(_Body):
 
     name: str = Field(description="Name of the function.")
     arguments: str = Field(description="A JSON object, as text.")
+    parsed_arguments: Any = Field(None, description="Taken, without effect: OpenAI's client adds it.")
 
 
 class ToolCall(_Body):
@@ -157,6 +158,7 @@ class ChatMessage(_Body):
     tool_calls: list[ToolCall] | None = Field(None, description="Of an assistant: what it called.")
     tool_call_id: str | None = Field(None, description="Of a tool: the call that it answers.")
 
+    parsed: Any = Field(None, description="Taken, without effect: OpenAI's client adds it.")
     refusal: None = Field(None, description="Answers of this server have it as null.")
     annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="Empty alone is served.")
     audio: None = Field(None, description="Not served.")

@@ -180,9 +180,10 @@ def test_a_request_that_does_not_come_to_its_end_is_given_up(server: PlayedServe
 def test_blank_lines_do_not_keep_a_connection_open(server: PlayedServer) -> None:
     with socket.create_connection(server.place, timeout=5) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        answer = connection.recv(65536)
         connection.sendall(b"\r\n")
-        assert read_all(connection).startswith(b"HTTP/1.1 408")
+        answer += read_all(connection)
+    assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"408"]
 
 
 def test_a_request_that_comes_drop_by_drop_is_given_up_too(server: PlayedServer) -> None:

@@ -1,8 +1,10 @@
 """langchain-openai and litellm, unchanged."""
 
 import os
+from collections.abc import Iterator
 from typing import Any, Literal
 
+import httpx
 import pytest
 from pydantic import BaseModel, Field
 
@@ -22,12 +24,27 @@ class Pet(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def chat(tiny_quire: RunningQuire) -> Any:
+def langchain(tiny_quire: RunningQuire) -> Iterator[dict[str, Any]]:
+    """What langchain's classes are made with."""
+    with httpx.Client() as client:
+        # A model without sense likes to put blanks where JSON may have them.
+        blanks = client.post(f"{tiny_quire.http_url}/tokenize", json={"prompt": "\t\n\r "}).json()["tokens"]
+        yield {
+            "logit_bias": {str(token): -100 for token in blanks},
+            "model": "tiny-llama",
+            "base_url": f"{tiny_quire.http_url}/v1",
+            "api_key": "none",
+            "max_retries": 0,
+            "seed": 3,
+            "http_client": client,
+        }
+
+
+@pytest.fixture(scope="module")
+def chat(langchain: dict[str, Any]) -> Any:
     from langchain_openai import ChatOpenAI  # slow to import
 
-    return ChatOpenAI(
-        model="tiny-llama", base_url=f"{tiny_quire.http_url}/v1", api_key="none", max_retries=0, max_tokens=120, seed=3
-    )
+    return ChatOpenAI(**langchain, max_tokens=400)
 
 
 def test_langchain_gets_what_it_streams(chat: Any) -> None:
@@ -54,10 +71,10 @@ def test_langchain_calls_tools(chat: Any) -> None:
     assert {call["name"] for call in answer.tool_calls} == {"Pet"}
 
 
-def test_langchain_completes_texts(tiny_quire: RunningQuire) -> None:
+def test_langchain_completes_texts(langchain: dict[str, Any]) -> None:
     from langchain_openai import OpenAI
 
-    llm = OpenAI(model="tiny-llama", base_url=f"{tiny_quire.http_url}/v1", api_key="none", max_tokens=8, seed=3)
+    llm = OpenAI(**langchain, max_tokens=8)
     assert "".join(llm.stream(ASK)) == llm.invoke(ASK)
     assert len(llm.batch([ASK, "Once"])) == 2
 
@@ -66,12 +83,14 @@ def test_langchain_completes_texts(tiny_quire: RunningQuire) -> None:
 
 
 @pytest.fixture(scope="module")
-def litellm(tiny_quire: RunningQuire) -> Any:
+def litellm() -> Iterator[Any]:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network
     import litellm  # slow to import
 
-    litellm.telemetry = False
-    return litellm
+    with httpx.Client() as client:
+        litellm.client_session = client
+        yield litellm
+    litellm.module_level_client.close()
 
 
 def test_litellm_gets_what_it_streams(tiny_quire: RunningQuire, litellm: Any) -> None:

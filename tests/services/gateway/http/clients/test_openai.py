@@ -1,6 +1,7 @@
 """The official Python client, unchanged."""
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -22,10 +23,11 @@ class Pet(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def client(tiny_quire: RunningQuire) -> "OpenAI":
+def client(tiny_quire: RunningQuire) -> "Iterator[OpenAI]":
     from openai import OpenAI  # slow to import
 
-    return OpenAI(base_url=f"{tiny_quire.http_url}/v1", api_key="none", max_retries=0)
+    with OpenAI(base_url=f"{tiny_quire.http_url}/v1", api_key="none", max_retries=0) as one:
+        yield one
 
 
 def test_completions_with_a_seed_are_those_of_grpc(tiny_quire: RunningQuire, client: "OpenAI") -> None:
@@ -71,7 +73,7 @@ def test_stop_and_penalties(client: "OpenAI") -> None:
 def test_answers_are_parsed_into_a_pydantic_class(client: "OpenAI") -> None:
     for seed in range(3):
         made = client.chat.completions.parse(
-            model="tiny-llama", messages=MESSAGES, max_tokens=120, seed=seed, response_format=Pet
+            model="tiny-llama", messages=MESSAGES, max_tokens=400, seed=seed, response_format=Pet
         )
         assert isinstance(made.choices[0].message.parsed, Pet)
 
@@ -80,7 +82,7 @@ def test_tools_are_called(client: "OpenAI") -> None:
     from openai import pydantic_function_tool
 
     tools = [pydantic_function_tool(Pet, name="buy")]
-    arguments = {"model": "tiny-llama", "messages": MESSAGES, "max_tokens": 120, "tools": tools, "seed": 1}
+    arguments = {"model": "tiny-llama", "messages": MESSAGES, "max_tokens": 400, "tools": tools, "seed": 1}
     named = {"type": "function", "function": {"name": "buy"}}
     made = client.chat.completions.parse(**arguments, tool_choice=named)
     (call,) = made.choices[0].message.tool_calls
