@@ -40,7 +40,10 @@ SAME = [
         {"stopping": {"stopStrings": ["a", "e"], "includeStop": True}},
     ),
     ({"stop": "o"}, {"stopping": {"stopStrings": ["o"]}}),
-    ({"skip_special_tokens": False, "logit_bias": {"1": 100}}, {"output": {"specialTokens": True}, "logitRules": {"logitBias": {1: 100}}}),
+    (
+        {"skip_special_tokens": False, "logit_bias": {"1": 100}},
+        {"output": {"specialTokens": True}, "logitRules": {"logitBias": {1: 100}}},
+    ),
     ({"guided_regex": DIGITS}, {"constraint": {"regex": DIGITS}}),
     ({"structured_outputs": {"regex": DIGITS}}, {"constraint": {"regex": DIGITS}}),
     ({"guided_choice": ["(a.b)", "c|d - e"]}, {"constraint": {"regex": r"\(a\.b\)|c\|d \- e"}}),
@@ -195,7 +198,10 @@ def test_log_probabilities_of_a_chat_name_each_tokens_bytes(tiny_quire: RunningQ
 
 @pytest.mark.parametrize(
     "response_format",
-    [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}],
+    [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}},
+    ],
 )
 def test_an_answer_belongs_to_the_language_that_was_asked_for(http: httpx.Client, response_format: Any) -> None:
     (brace,) = http.post("/tokenize", json={"prompt": "}"}).json()["tokens"]
@@ -241,7 +247,7 @@ def test_a_request_is_called_what_its_client_says(tiny_quire: RunningQuire, http
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request(tiny_quire: RunningQuire, stream: bool) -> None:
     body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": stream, "n": 1}
-    with httpx.Client(base_url=tiny_quire.http_url, timeout=None if stream else 0.3) as client:  # noqa: S113
+    with httpx.Client(base_url=tiny_quire.http_url, timeout=None if stream else 0.3) as client:
         if stream:
             with client.stream("POST", "/v1/completions", json=body) as response:
                 next(response.iter_lines())
