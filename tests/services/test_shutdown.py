@@ -44,8 +44,8 @@ def begin(quire: RunningQuire, count: int) -> list[grpc.Call]:
 
 
 def over_http(client: httpx.Client, *, stream: bool) -> str:
-    """Ask for what REQUEST asks for, and return the text."""
-    body = {"prompt": PROMPT, "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": stream}
+    """Ask for a long answer, and return its text."""
+    body = {"prompt": PROMPT, "max_tokens": 800, "temperature": 0, "ignore_eos": True, "stream": stream}
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 200
     if not stream:
@@ -80,13 +80,17 @@ def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(
     services = quire.children()
     watch = HealthWatch(quire.channel, GATEWAY)
     assert watch.next() == "SERVING"
-    calls = begin(quire, STREAMS)
-    with ThreadPoolExecutor(STREAMS) as clients, httpx.Client(base_url=quire.http_url, timeout=CALL_SECONDS) as http:
+    with (
+        ThreadPoolExecutor(STREAMS + 2) as clients,
+        httpx.Client(base_url=quire.http_url, timeout=CALL_SECONDS) as http,
+    ):
         streamed, whole = clients.submit(over_http, http, stream=True), clients.submit(over_http, http, stream=False)
-        while quire.pool().sequences < STREAMS + 2:
+        while quire.pool().sequences < 2 and not streamed.done():
             time.sleep(0.005)
+        calls = begin(quire, STREAMS)
         quire.process.send_signal(signal.Signals[name])
         assert watch.next() == "NOT_SERVING"
+        assert not any(one.done() for one in (streamed, whole)), "they were over before: this proves nothing"
         late = http.post("/v1/completions", json={"prompt": PROMPT})
         assert (late.status_code, late.headers["connection"]) == (503, "close")
         assert http.get("/ready").status_code == 503
