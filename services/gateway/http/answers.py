@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.callers import Caller
 from services.gateway.http import requests
-from services.gateway.http.events import Events
+from services.gateway.http.events import Events, to_json
 from services.gateway.tokenizer import Tokenizer
 
 Responses = AsyncGenerator[gateway_pb2.GenerateResponse, None]
@@ -142,6 +142,33 @@ def ending(end: gateway_pb2.SampleFinish, *, called: bool = False) -> dict[str, 
 def includes_usage(body: requests.Generation) -> bool:
     """Whether a stream ends with the tokens counted."""
     return bool(body.stream_options and body.stream_options.include_usage)
+
+
+class ChunkEnd:
+    """What each chunk of a generation ends with: its tokens so far, where asked for."""
+
+    def __init__(self, body: requests.Generation) -> None:
+        options = body.stream_options
+        asked = bool(options and options.include_usage)
+        self._counted = gateway_pb2.Usage() if asked and options and options.continuous_usage_stats else None
+        self.written = b',"usage":null}\n\n' if asked else b"}\n\n"
+
+    def opened(self, started: gateway_pb2.Started) -> None:
+        """Take the prompt's tokens."""
+        if self._counted is not None:
+            self._counted.prompt_tokens, self._counted.cached_tokens = started.prompt_tokens, started.cached_tokens
+            self._write(self._counted)
+
+    def said(self, delta: gateway_pb2.Delta) -> bool:
+        """Take the tokens of a delta; return whether that changed what is written."""
+        if self._counted is None:
+            return False
+        self._counted.generated_tokens += len(delta.token_ids)
+        self._write(self._counted)
+        return True
+
+    def _write(self, counted: gateway_pb2.Usage) -> None:
+        self.written = b',"usage":%b}\n\n' % to_json(usage([counted])).encode()
 
 
 def usage(counted: Iterable[gateway_pb2.Usage]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from services.gateway.tool_calls import (
     reader_of,
 )
 
+_GOING_ON = b'},"logprobs":null,"finish_reason":null}]'
 _ID_BYTES = 5  # Mistral's templates want ids of nine letters and digits
 
 
@@ -160,8 +161,8 @@ class _Chunks:
         self._calls: list[CallDeltas] = []
         self.model = ""
         self.usage = gateway_pb2.Usage()
-        self._after = b',"usage":null}\n\n' if answers.includes_usage(body) else b"}\n\n"
-        self._going_on = b'},"logprobs":null,"finish_reason":null}]' + self._after
+        self._end = answers.ChunkEnd(body)
+        self._going_on = b""
 
     def opened(self, started: gateway_pb2.Started) -> bytes:
         """See answers.Chunks."""
@@ -169,6 +170,8 @@ class _Chunks:
         head = to_json(self._chat.head("chat.completion.chunk", started.model))[:-1]
         self._before = [f'data: {head},"choices":[{{"index":{at},"delta":'.encode() for at in range(count)]
         self._before_text = [before + b'{"content":' for before in self._before]
+        self._end.opened(started)
+        self._going_on = _GOING_ON + self._end.written
         self._tokenizer = self._desk.tokenizer(started.model)
         readers = [reader for _ in range(count) if (reader := self._chat.reader()) is not None]
         self._calls = [CallDeltas(one, parallel=self._body.parallel_tool_calls is not False) for one in readers]
@@ -177,6 +180,8 @@ class _Chunks:
 
     def said(self, delta: gateway_pb2.Delta) -> bytes:
         """See answers.Chunks."""
+        if self._end.said(delta):
+            self._going_on = _GOING_ON + self._end.written
         if self._calls or self._body.logprobs:
             return self._said_with_more(delta)
         if not delta.text:
@@ -194,7 +199,7 @@ class _Chunks:
                 chunks += [self._chunk(sample, delta, None) for delta in calls.finish()]
                 called = calls.calls > 0
             ending = to_json(answers.ending(end, called=called))[1:-1].encode()
-            chunks += [self._before[sample], b'{},"logprobs":null,', ending, b"}]", self._after]
+            chunks += [self._before[sample], b'{},"logprobs":null,', ending, b"}]", self._end.written]
         return b"".join(chunks)
 
     def _said_with_more(self, delta: gateway_pb2.Delta) -> bytes:
@@ -209,7 +214,7 @@ class _Chunks:
 
     def _chunk(self, sample: int, delta: dict[str, Any], told: dict[str, Any] | None) -> bytes:
         parts = (to_json(delta).encode(), b',"logprobs":', to_json(told).encode(), b',"finish_reason":null}]')
-        return b"".join([self._before[sample], *parts, self._after])
+        return b"".join([self._before[sample], *parts, self._end.written])
 
 
 def _joined(deltas: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:

@@ -13,6 +13,8 @@ from services.gateway.http.answers import Desk, Gathered
 from services.gateway.http.events import Events, event, merged, to_json
 from services.gateway.http.translation import completion_call
 
+_GOING_ON = b',"logprobs":null,"finish_reason":null}]'
+
 
 class _Prompt(NamedTuple):
     """A prompt that the answer has something of."""
@@ -113,6 +115,7 @@ class _Chunks:
         self._at = at
         self.model = ""
         self.usage = gateway_pb2.Usage()
+        self._end = answers.ChunkEnd(completion._body)
 
     def opened(self, started: gateway_pb2.Started) -> bytes:
         """See answers.Chunks."""
@@ -123,8 +126,8 @@ class _Chunks:
         self._before = [
             f'data: {head},"choices":[{{"index":{self._first + sample},"text":'.encode() for sample in range(count)
         ]
-        self._after = b',"usage":null}\n\n' if answers.includes_usage(body) else b"}\n\n"
-        self._going_on = b',"logprobs":null,"finish_reason":null}]' + self._after
+        self._end.opened(started)
+        self._going_on = _GOING_ON + self._end.written
         self._logprobs = None
         if body.logprobs is not None:
             tokenizer = completion._desk.tokenizer(started.model)
@@ -137,11 +140,13 @@ class _Chunks:
     def said(self, delta: gateway_pb2.Delta) -> bytes:
         """See answers.Chunks."""
         text = to_json(delta.text).encode()
+        if self._end.said(delta):
+            self._going_on = _GOING_ON + self._end.written
         if self._logprobs is None:
             return self._before[delta.sample] + text + self._going_on if delta.text else b""
         told = to_json(self._logprobs[delta.sample].of(delta.token_ids, delta.logprobs)).encode()
         return b"".join(
-            [self._before[delta.sample], text, b',"logprobs":', told, b',"finish_reason":null}]', self._after]
+            [self._before[delta.sample], text, b',"logprobs":', told, b',"finish_reason":null}]', self._end.written]
         )
 
     def ended(self, finished: gateway_pb2.Finished) -> bytes:
@@ -150,7 +155,7 @@ class _Chunks:
         chunks = []
         for sample, end in enumerate(finished.samples):
             ending = to_json(answers.ending(end))[1:-1].encode()
-            chunks += [self._before[sample], b'"","logprobs":null,', ending, b"}]", self._after]
+            chunks += [self._before[sample], b'"","logprobs":null,', ending, b"}]", self._end.written]
         return b"".join(chunks)
 
 

@@ -26,6 +26,9 @@ class StreamOptions(_Body):
     """What a stream brings besides its chunks."""
 
     include_usage: bool | None = Field(None, description="One more chunk at the end, with the tokens counted.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="With `include_usage`: the tokens counted so far come with every chunk."
+    )
     include_obfuscation: bool | None = Field(None, description="Taken, without effect.")
 
 

@@ -126,6 +126,16 @@ def test_a_stream_says_what_the_whole_answer_says(http: httpx.Client, path: str)
     assert {chunk["id"] for chunk in streamed} == {streamed[0]["id"]}
 
 
+def test_each_chunk_can_tell_the_tokens_so_far(http: httpx.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"messages": CHAT, "seed": 7, "stream": True, "stream_options": options, **LIMIT}
+    counts = [chunk["usage"] for chunk in events(http.post("/v1/chat/completions", json=body))]
+    generated = [count["completion_tokens"] for count in counts]
+    assert generated == sorted(generated)
+    assert (generated[0], generated[-2], generated[-1]) == (0, 12, 12)
+    assert {count["prompt_tokens"] for count in counts} == {counts[-1]["prompt_tokens"]}
+
+
 def test_several_prompts_are_several_generations_in_one_answer(tiny_quire: RunningQuire, http: httpx.Client) -> None:
     prompts = [PROMPT, "Once upon"]
     expected = [text for one in prompts for text in generated(tiny_quire, {"sampling": {"sampleCount": 2}}, text=one)]
