@@ -134,11 +134,13 @@ class Generation:
         left = self._present()
         self._leave(None)
         fresh = not self._started_told and loss.reason is LossReason.REFUSED
-        if loss.reason is LossReason.REFUSED:
+        if loss.reason in (LossReason.REFUSED, LossReason.NO_KV_MANAGER):
             self._refused_by.add(left.link)
         if not fresh:
             self._count_failover(left.engine_id, loss)
-        self._placement = await self._place_again(loss, patient=not fresh)
+        self._placement = await self._place_again(
+            loss, patient=not fresh and loss.reason is not LossReason.NO_KV_MANAGER
+        )
 
     def _count_failover(self, engine_id: str, loss: Loss) -> None:
         most = self.limits.times
