@@ -30,9 +30,14 @@ _FAILURES: dict[int, type[ServiceError]] = {
     engine_pb2.FAILURE_REASON_STEP: GenerationFailed,
     engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
     engine_pb2.FAILURE_REASON_DEADLINE: DeadlinePassed,
+    engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: DeadlinePassed,
     engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
 }
-_BLAMED = {engine_pb2.FAILURE_REASON_DEADLINE: "timeout", engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint"}
+_BLAMED = {
+    engine_pb2.FAILURE_REASON_DEADLINE: "timeout",
+    engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: "timeout",
+    engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint",
+}
 
 # What a client gets in one message; with all that can be asked for, that is some 250 kB.
 _MOST_POSITIONS = 1024
