@@ -90,7 +90,7 @@ class Sequence:
         return None
 
     def begin(self) -> None:
-        """Find out what can follow the tokens that were generated before. Raises ConstraintFailed, also if nothing can."""
+        """Find out what can follow what was generated before. Raises ConstraintFailed, also where nothing can."""
         if constraint := self.request.constraint:
             self.state = constraint.start()
             for token in self.tokens[len(self.request.prompt) :]:
