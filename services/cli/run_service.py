@@ -1,6 +1,7 @@
 """Runs one service as a process: health, reflection, signals, drain."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -42,7 +43,7 @@ def run_service(
     for number in _STOP_SIGNALS:  # until the event loop takes over
         signal.signal(number, _leave)
     try:
-        asyncio.run(_run(label, prepare(), _metrics_shown(label, metrics, metrics_listen)))
+        asyncio.run(_run(label, _without_garbage(prepare), _metrics_shown(label, metrics, metrics_listen)))
     except KeyboardInterrupt:
         log.info("%s was stopped before it began", label)
         return 0
@@ -51,6 +52,20 @@ def run_service(
         log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause))
         return 1
     return 0
+
+
+def _without_garbage(prepare: Callable[[], Callable[[], Service]]) -> Callable[[], Service]:
+    """Prepare, and let the garbage collector never look at what was imported.
+
+    It all stays until the end. Looking for garbage in it, again and again, is a fifth of the time that an engine takes
+    to import what it needs, and of the time that it takes to end.
+    """
+    gc.disable()
+    try:
+        return prepare()
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _leave(*_: object) -> NoReturn:
