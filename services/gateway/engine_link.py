@@ -23,6 +23,7 @@ from services.errors import (
     UnknownPin,
 )
 from services.service import Readiness
+from services.tls import ClientTLS
 
 _DESCRIBE_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
@@ -70,9 +71,10 @@ class Ticket:
 class EngineLink:
     """Keeps the stream to one engine, and hands what it says to the requests concerned."""
 
-    def __init__(self, address: str, timeout_seconds: float) -> None:
-        """Remember where the engine is; `run` connects."""
+    def __init__(self, address: str, timeout_seconds: float, tls: ClientTLS | None = None) -> None:
+        """Remember where the engine is; `run` connects, with `tls` if there is some."""
         self._address = address
+        self._tls = tls
         self._timeout_seconds = timeout_seconds
         self._outgoing: asyncio.Queue[pb.ServeRequest] = asyncio.Queue()
         self._tickets: dict[str, Ticket] = {}
@@ -150,7 +152,7 @@ class EngineLink:
         """Hold one stream until it ends; return whether it was up."""
         self._outgoing = asyncio.Queue()
         try:
-            async with transport.channel(self._address) as channel:
+            async with transport.channel(self._address, tls=self._tls) as channel:
                 await self._converse(pb_grpc.EngineStub(channel))
         except grpc.aio.AioRpcError as error:
             log.log(self._loss_level(), "engine at %s: %s", self._address, error.details())

@@ -1,8 +1,8 @@
 """Takes requests in: checks them, makes token ids of their prompts, and gives them to the engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -14,9 +14,12 @@ from services.gateway.chat_template import ChatTemplateError
 from services.gateway.engine_link import EngineLink
 from services.gateway.generation import Generation, SampleText
 from services.gateway.measured import measured
+from services.gateway.namespace import Namespace, qualified
 from services.gateway.observer import GatewayObserver
 from services.gateway.parameters import Parameters, check_prompt
+from services.gateway.tenants import Tenants
 from services.gateway.text_stream import TextStream
+from services.gateway.token_bound import most_tokens
 from services.gateway.tokenizer import Tokenizer
 
 # Above this, tokenizing takes longer than other streams should wait.
@@ -34,8 +37,15 @@ class FrontDesk:
         max_requests: int,
         observer: GatewayObserver,
         clock: Callable[[], float],
+        tenants: Tenants,
+        namespace: Namespace,
     ) -> None:
-        """Take at most `max_requests` at a time. `clock` is the event loop's, in seconds."""
+        """Take at most `max_requests` at a time, of each of the `tenants` what it may have.
+
+        `clock` is the event loop's, in seconds.
+        """
+        self._tenants = tenants
+        self._namespace = namespace
         self._link = link
         self._observer = observer
         self._tokenizer = tokenizer
@@ -50,20 +60,22 @@ class FrontDesk:
         self, request: gateway_pb2.GenerateRequest, caller: Caller = ANYONE, seconds_left: float | None = None
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Yield what the client gets. `seconds_left` is the call's own deadline. Raises a ServiceError."""
-        del caller
         arrival = self._clock()
-        self._admit()
-        try:
-            generation = await self._submit(request, arrival, seconds_left)
-            observer = self._observer.request(generation.model, self._link.description().engine_id)
-            async with (
-                aclosing(generation.responses()) as responses,
-                aclosing(measured(responses, observer, arrival, self._clock)) as observed,
-            ):
-                async for response in observed:
-                    yield response
-        finally:
-            self._leave()
+        most = most_tokens(request, self.describe(request.model).context_tokens)
+        with self._admitted(), self._tenants.admitted(caller, most) as reserved:
+            generation = None
+            try:
+                generation = await self._submit(request, caller, arrival, seconds_left)
+                reserved.use(generation.most_tokens)
+                observer = self._observer.request(generation.model, self._link.description().engine_id)
+                async with (
+                    aclosing(generation.responses()) as responses,
+                    aclosing(measured(responses, observer, arrival, self._clock)) as observed,
+                ):
+                    async for response in observed:
+                        yield response
+            finally:
+                reserved.use(generation.used_tokens if generation else 0)
 
     async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
         """Return the token ids of a prompt, a chat's with the assistant's turn opened or not. Raises a ServiceError."""
@@ -114,7 +126,8 @@ class FrontDesk:
             case "pin_prefix":
                 given = request.pin_prefix
                 token_ids = await self._prefix_ids(request.model, given.prompt)
-                pin = engine_pb2.PinTokens(name=given.name, token_ids=token_ids, salt=given.salt.encode())
+                salt = self._namespace.salt_of_pin(given)
+                pin = engine_pb2.PinTokens(name=given.name, token_ids=token_ids, salt=salt)
                 asked.pin_prefix.CopyFrom(pin)
             case "unpin_prefix":
                 asked.unpin_prefix.CopyFrom(request.unpin_prefix)
@@ -145,28 +158,30 @@ class FrontDesk:
         self._draining = True
         await self._empty.wait()
 
-    def _admit(self) -> None:
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
         if self._draining:
             raise Unavailable("the gateway is draining")
         if self._live >= self._max_requests:
             raise Overloaded(f"{self._live} requests are under way, which is the limit")
         self._live += 1
         self._empty.clear()
-
-    def _leave(self) -> None:
-        self._live -= 1
-        if not self._live:
-            self._empty.set()
+        try:
+            yield
+        finally:
+            self._live -= 1
+            if not self._live:
+                self._empty.set()
 
     async def _submit(
-        self, request: gateway_pb2.GenerateRequest, arrival: float, seconds_left: float | None
+        self, request: gateway_pb2.GenerateRequest, caller: Caller, arrival: float, seconds_left: float | None
     ) -> Generation:
         description = self.describe(request.model)
         parameters = Parameters.of(request).within(seconds_left)
         _check_vocabulary(parameters, description.vocabulary_size)
         token_ids = await self.token_ids(request.model, request.prompt)
         submission = engine_pb2.Submission(
-            request_id=parameters.request_id,
+            request_id=qualified(caller.tenant, parameters.request_id),
             prompt_token_ids=token_ids,
             samples=[engine_pb2.SampleState()] * parameters.sampling.sample_count,
             sampling=parameters.sampling,
@@ -176,7 +191,7 @@ class FrontDesk:
             prompt_logprobs=parameters.prompt_logprobs,
             constraint=parameters.constraint,
             stopping=_engine_stopping(parameters, len(token_ids), description, self._link.request_blocks),
-            salt=parameters.salt.encode(),
+            salt=self._namespace.salt(caller.tenant, parameters.salt),
             priority=parameters.priority,
             age=duration(self._clock() - arrival),
             timeout=_time_left(parameters, self._clock() - arrival),

@@ -96,6 +96,18 @@ class Generation:
     generated_tokens: int = 0
     first_token_at: float | None = None
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that it can use, prompt and answers together."""
+        submission = self.ticket.submission
+        sequences = max(len(submission.samples), submission.beam_search.width)
+        return len(submission.prompt_token_ids) + sequences * submission.stopping.max_tokens
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens used so far, prompt and answers together."""
+        return len(self.ticket.submission.prompt_token_ids) + self.generated_tokens
+
     async def responses(self) -> AsyncGenerator[Response, None]:
         """Yield Started, Deltas and Finished. Raises the ServiceError that the request ended with.
 

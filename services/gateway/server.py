@@ -1,19 +1,26 @@
 """The gateway's bare server."""
 
 import asyncio
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
 from services.gateway import pinned_prompts
+from services.gateway.authentication import Authentication
+from services.gateway.callers import Caller
 from services.gateway.engine_link import EngineLink
 from services.gateway.front_desk import FrontDesk
+from services.gateway.gatekeeper import Gatekeeper
+from services.gateway.namespace import Namespace
 from services.gateway.observer import GatewayObserver
 from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
+from services.gateway.tenants import Tenants
 from services.gateway.tokenizer import Tokenizer
 from services.service import Readiness
+from services.tls import link_tls, server_tls
 
 
 class GatewayService:
@@ -24,29 +31,43 @@ class GatewayService:
     def __init__(self, settings: GatewaySettings, observer: GatewayObserver | None = None) -> None:
         """Make the server; it listens from `start` on, and is ready while the engine is there.
 
-        `observer` hears of its work. Raises InvalidSetting when the file of prompts to pin is wrong.
+        `observer` hears of its work. Raises InvalidSetting when a file that it names is wrong, or when it would
+        be open to others than this machine.
         """
         self._settings = settings
         self._observer = observer or GatewayObserver()
         self._pinned_prompts = pinned_prompts.read(settings.pinned_prompts)
-        self._link = EngineLink(settings.engine, settings.link_timeout_seconds)
+        settings.check_exposure()
+        self._tls = server_tls(settings)
+        self._tenants = Tenants(time.monotonic)
+        self._authentication = Authentication(settings.api_keys, self._tenants)
+        self._link = EngineLink(settings.engine, settings.link_timeout_seconds, link_tls(settings))
         self._desk: FrontDesk | None = None
         self.readiness = Readiness()
-        self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [RequestParser()])
+        self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [Gatekeeper(self.authenticate), RequestParser()])
+
+    def authenticate(self, authorization: str | None) -> Caller:
+        """Return who sent this value of `authorization`, with a call of gRPC or HTTP. Raises Unauthenticated."""
+        return self._authentication.authenticate(authorization)
 
     async def start(self) -> str:
         """Load the tokenizer from the model's folder and listen. Raises TokenizerLoadError or AddressUnavailable."""
         tokenizer = Tokenizer.load(Path(self._settings.model))
         clock = asyncio.get_running_loop().time
-        self._desk = FrontDesk(self._link, tokenizer, self._settings.max_requests, self._observer, clock)
-        gateway_pb2_grpc.add_GatewayServicer_to_server(GatewayServicer(self._desk), self.server)
-        address = transport.bind(self.server, self._settings.listen)
+        namespace = Namespace(separate=bool(self._settings.api_keys) and self._settings.prefixes == "tenant")
+        self._desk = FrontDesk(
+            *(self._link, tokenizer, self._settings.max_requests, self._observer, clock, self._tenants, namespace)
+        )
+        servicer = GatewayServicer(self._desk, self.authenticate)
+        gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, self.server)
+        address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
         return address
 
     async def run(self) -> None:
-        """Keep the link to the engine until cancelled."""
+        """Keep the link to the engine, and follow the files, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._authentication.follow())
             tasks.create_task(self._link.run())
             tasks.create_task(self._follow())
             tasks.create_task(self._pin())
