@@ -81,5 +81,5 @@ def _check_needs(settings: Any, name: str, other: str) -> None:
 
 
 def _over_network(settings: Any, names: tuple[str, ...]) -> bool:
-    addresses = [getattr(settings, name, "") for name in names]
+    addresses = [address.strip() for name in names for address in getattr(settings, name, "").split(",")]
     return any(address and not address.startswith(_UNIX) for address in addresses)

@@ -24,6 +24,8 @@ _FASTEST_CLIENT_PING_SECONDS = 5
 _METADATA_BYTES = 16 * 1024
 # At the same time. A gateway's clients may share one connection, and it takes as many requests by default.
 _STREAMS_PER_CONNECTION = 1024
+# Of one server. More are closed as they come, so that there are always files left for the links and for the models.
+_CONNECTIONS = 4096
 # After which a connection that says nothing, or not what it should, is closed before it begins.
 _HANDSHAKE_SECONDS = 10
 
@@ -115,6 +117,7 @@ def _server_options() -> Options:
         ("grpc.max_metadata_size", _METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
         ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
+        ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_SECONDS * 1000),
         # Two servers on one port would share its connections without a word.
         ("grpc.so_reuseport", 0),

@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 
 _ADDRESS = "127.0.0.1:50051"
 _AT_LEAST_1 = click.IntRange(min=1)
-
-# `quire serve` puts the engine and the KV manager behind Unix sockets.
-_LINK_SETTINGS = ("link_ca", "link_certificate", "link_key", "link_server_name")
-_NOT_OF_SERVE = ("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure", *_LINK_SETTINGS)
+# `quire serve` has one engine, and puts it and the KV manager behind Unix sockets.
+_FOR_SEVERAL = ("routing", "routing_window_seconds", "routing_slack_tokens", "failovers", "failover_seconds")
+_OF_LINKS = ("link_ca", "link_certificate", "link_key", "link_server_name")
+_NOT_OF_SERVES_GATEWAY = ("engines", "discovery_seconds", "kvmanager", "grace_seconds", *_FOR_SEVERAL, *_OF_LINKS)
+_NOT_OF_SERVES_ENGINE = (
+    *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
+    *_OF_LINKS,
+)
 
 _Settings = TypeVar("_Settings", KVManagerSettings, EngineSettings, GatewaySettings)
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -75,8 +79,8 @@ def cli() -> None:
 
 
 @cli.command()
-@options_of(GatewaySettings, leave_out=("engine", "model", "grace_seconds", *_LINK_SETTINGS))
-@options_of(EngineSettings, leave_out=_NOT_OF_SERVE)
+@options_of(GatewaySettings, leave_out=_NOT_OF_SERVES_GATEWAY)
+@options_of(EngineSettings, leave_out=_NOT_OF_SERVES_ENGINE)
 @_metrics_option(
     "127.0.0.1:9151",
     "Address of the gateway's metrics for Prometheus: host:port. The engine's and the KV manager's are on the next two "
@@ -91,7 +95,7 @@ def serve(metrics_listen: str, **values: Any) -> None:
     from services.cli.serve import serve as run
     from services.cli.supervisor import metrics_addresses
 
-    engine_values = {name: value for name, value in values.items() if name not in _NOT_OF_SERVE}
+    engine_values = {name: value for name, value in values.items() if name not in _NOT_OF_SERVES_ENGINE}
     engine = settings_from(EngineSettings, engine_values)
     gateway = _closed(settings_from(GatewaySettings, values))
     try:
@@ -153,9 +157,8 @@ def engine(metrics_listen: str, **values: Any) -> None:
 def gateway(metrics_listen: str, **values: Any) -> None:
     """Start a gateway: what clients call.
 
-    It needs an engine, and waits for one that is not there yet. --model must mean the model that the engine serves.
+    It needs an engine, and waits for one that is not there yet. Engines tell it which models they serve.
     """
-    from services.cli.local_model import gateway_with_folder
     from services.cli.run_service import run_service
     from services.gateway.metrics import GatewayMetrics
 
@@ -163,10 +166,9 @@ def gateway(metrics_listen: str, **values: Any) -> None:
     metrics = GatewayMetrics()
 
     def prepare() -> "Callable[[], Service]":
-        local = gateway_with_folder(settings)
         from services.gateway.server import GatewayService
 
-        return lambda: GatewayService(local, metrics)
+        return lambda: GatewayService(settings, metrics)
 
     sys.exit(run_service("gateway", prepare, metrics.registry, metrics_listen))
 
@@ -376,7 +378,7 @@ def model(name: str) -> None:
 
 @cli.command()
 @click.option("--results", type=click.Path(dir_okay=False), help="Also write the measured figures to this JSON file.")
-@options_of(EngineSettings, leave_out=(*_NOT_OF_SERVE, "model_name", "engine_id"))
+@options_of(EngineSettings, leave_out=(*_NOT_OF_SERVES_ENGINE, "model_name", "engine_id"))
 def demo(results: str | None, **values: Any) -> None:
     """Start everything, and show what the block pool does.
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +20,8 @@ from services.cli.metrics_server import metrics_server
 from services.service import Service
 
 _LAST_SECONDS = 1.0
+# Twice the connections that gRPC takes; what a process begins with is often fewer.
+_OPEN_FILES = 8192
 # Set in a service's environment by whoever holds its standard input open for as long as it should run.
 STOP_WITH_STDIN = "QUIRE_STOP_WITH_STDIN"
 
@@ -39,6 +42,7 @@ def run_service(
     disable_created_metrics()  # type: ignore[no-untyped-call]  # else a second series for each that counts
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
+    _allow_open_files()
     for number in _STOP_SIGNALS:  # until the event loop takes over
         signal.signal(number, _leave)
     try:
@@ -51,6 +55,13 @@ def run_service(
         log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause))
         return 1
     return 0
+
+
+def _allow_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _leave(*_: object) -> NoReturn:

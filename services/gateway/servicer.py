@@ -10,6 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.errors import InvalidField, translated
+from services.gateway.administration import Administration
 from services.gateway.callers import Caller
 from services.gateway.front_desk import FrontDesk
 from services.gateway.gatekeeper import Authenticate, authorization_of
@@ -26,9 +27,10 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
 class GatewayServicer(pb_grpc.GatewayServicer):
     """Answers clients."""
 
-    def __init__(self, desk: FrontDesk, authenticate: Authenticate) -> None:
+    def __init__(self, desk: FrontDesk, administration: Administration, authenticate: Authenticate) -> None:
         """`authenticate` makes a caller of a value of `authorization`, or raises a ServiceError."""
         self._desk = desk
+        self._administration = administration
         self._authenticate = authenticate
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
@@ -70,7 +72,9 @@ class GatewayServicer(pb_grpc.GatewayServicer):
             _check_parsed(request)
             self._caller(context).require_operator()
             left = context.time_remaining()
-            return await self._desk.administer(request, MOST_ADMIN_SECONDS if left is None else max(0.0, left))
+            return await self._administration.administer(
+                request, MOST_ADMIN_SECONDS if left is None else max(0.0, left)
+            )
 
     def _caller(self, context: Context) -> Caller:
         """Return whose call it is; those of nobody the Gatekeeper has refused."""

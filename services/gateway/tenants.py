@@ -20,14 +20,24 @@ _ROUNDING = 0.5
 
 
 class Reservation:
-    """Tokens that a request has been given. `use` corrects how many."""
+    """Tokens that a request has been given."""
 
     def __init__(self, bucket: "_Bucket | None", tokens: int) -> None:
         self._bucket = bucket
-        self._tokens = tokens
+        self._tokens = 0
+        self._used: Callable[[], int] = lambda: 0
+        self._take(tokens)
 
-    def use(self, tokens: int) -> None:
-        """Reserve this many instead of those before: at the end those used, on the way those that still can be."""
+    def expect(self, most: int, used: Callable[[], int]) -> None:
+        """Reserve as many as `most` instead of those before, until the end: then it is as many as `used` says."""
+        self._used = used
+        self._take(most)
+
+    def settle(self) -> None:
+        """Give back what was not used."""
+        self._take(self._used())
+
+    def _take(self, tokens: int) -> None:
         if self._bucket is not None:
             self._bucket.add(self._tokens - tokens)
             self._tokens = tokens
@@ -57,7 +67,7 @@ class Tenants:
     def admitted(self, caller: Caller, most_tokens: int) -> Iterator[Reservation]:
         """Count a request as under way, with the most tokens that it can use. Raises Overloaded at a limit.
 
-        Nothing is used up unless the reservation is told so: left with an error, a request keeps what `use` said last.
+        None are used up unless the reservation is told otherwise.
         """
         tenant = caller.tenant
         running, limits = self._running.get(tenant, 0), self._limits.get(tenant, _UNLIMITED)
@@ -71,12 +81,12 @@ class Tenants:
                 f"{most_tokens}, for which there is room in {seconds:.1f} s unless others give theirs back",
                 retry_seconds=seconds,
             )
-        reservation = Reservation(bucket, 0)
-        reservation.use(most_tokens)
+        reservation = Reservation(bucket, most_tokens)
         self._running[tenant] = running + 1
         try:
             yield reservation
         finally:
+            reservation.settle()
             self._leave(tenant)
 
     def _leave(self, tenant: str) -> None:

@@ -247,7 +247,7 @@ def test_a_bare_server_refuses_it_as_well(label: str) -> None:
         ("engine", {"link_ca": "a", "link_key": "k"}, "link_key is given, but link_certificate is not"),
         ("gateway", {"link_server_name": "n"}, "link_server_name is given, but link_ca is not"),
         ("engine", {"link_ca": "a", "kvmanager": "unix:/x"}, "link_ca is given, but kvmanager is a Unix socket"),
-        ("gateway", {"link_ca": "a", "engine": "unix:/x"}, "link_ca is given, but engine is a Unix socket"),
+        ("gateway", {"link_ca": "a", "engines": "unix:/x, unix:/y"}, "link_ca is given, but engines is a Unix socket"),
         (
             "kvmanager",
             {"tls_certificate": "c", "tls_key": "k", "listen": "unix:/x"},

@@ -71,12 +71,13 @@ def test_what_can_be_used_is_reserved_and_what_was_not_is_given_back(clock: Cloc
     tenants = limited(clock, tokens=100)
     with taken(tenants, 70) as first:
         retry_seconds(tenants, 40)
-        with taken(tenants, 30) as second:
-            second.use(0)
-        first.use(10)
-    with taken(tenants, 90) as third:
+        with taken(tenants, 30):
+            pass
+        first.expect(20, lambda: 10)
+        with taken(tenants, 80):
+            retry_seconds(tenants, 1)
+    with taken(tenants, 90):
         assert retry_seconds(tenants) is not None
-        third.use(90)
 
 
 def test_a_refusal_says_when_there_is_room_and_then_there_is(clock: Clock) -> None:
@@ -93,11 +94,10 @@ def test_a_refusal_says_when_there_is_room_and_then_there_is(clock: Clock) -> No
 
 def test_a_request_larger_than_a_minute_begins_alone_and_is_paid_back_before_the_next(clock: Clock) -> None:
     tenants = limited(clock, tokens=60)  # 1 a second
-    with taken(tenants, 10) as small:
+    with taken(tenants, 10):
         assert retry_seconds(tenants, 1000) == pytest.approx(10)
-        small.use(0)
     with taken(tenants, 1000) as large:
-        large.use(90)
+        large.expect(1000, lambda: 90)
     assert retry_seconds(tenants, 1) == pytest.approx(31)
 
 
@@ -111,7 +111,7 @@ def test_however_requests_come_and_end_no_more_is_used_than_a_bucket_and_what_fi
         if running and draw.random() < 0.5:
             stack, reservation, most = running.pop(draw.randrange(len(running)))
             spent = draw.randint(0, most)
-            reservation.use(spent)
+            reservation.expect(spent, lambda spent=spent: spent)  # type: ignore[misc]
             stack.close()
             used += spent
         most, stack = draw.randint(1, 200), ExitStack()
@@ -130,9 +130,8 @@ def test_new_limits_count_at_once_for_what_runs_too(clock: Clock) -> None:
         tenants.limit({"acme": TenantLimits(2, 1000)})
         retry_seconds(tenants)
         tenants.limit({"acme": TenantLimits(3, 1000)})
-        with taken(tenants, 910) as most:
+        with taken(tenants, 910):
             retry_seconds(tenants)
-            most.use(0)
         tenants.limit({"acme": TenantLimits(3, 50)})
         assert retry_seconds(tenants, 1) is not None
         tenants.limit({})
