@@ -95,7 +95,8 @@ class Random:
         """Describe them."""
         limit = {} if self.concurrency is None else {"concurrency": self.concurrency}
         rate = self.rate if math.isfinite(self.rate) else "inf"
-        return {"kind": "random", "rate": rate, "burstiness": self.burstiness, **limit}
+        kind = {"kind": "Poisson"} if self.burstiness == 1 else {"kind": "gamma", "burstiness": self.burstiness}
+        return {**kind, "rate": rate, **limit}
 
 
 @dataclass(frozen=True)
@@ -114,4 +115,4 @@ class TraceTimes:
     def told(self) -> dict[str, Any]:
         """Describe them."""
         limit = {} if self.concurrency is None else {"concurrency": self.concurrency}
-        return {"kind": "trace", "speedup": self.speedup, **limit}
+        return {"kind": "recorded", "speedup": self.speedup, **limit}

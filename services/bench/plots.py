@@ -27,7 +27,10 @@ STYLE: Any = {
     "legend.frameon": False,
 }
 _MILLI = 1e-3
-_SLICES = 120
+_SLICES = 60
+_SHORTEST_SLICE_SECONDS = 0.5
+# Above curves, so that no legend covers one.
+_HEADROOM = 1.25
 _MOST_POINTS = 2000
 
 
@@ -50,7 +53,7 @@ def draw(path: Path, title: str, runs: Sequence[Run]) -> None:
 
 
 def _one(panels: Sequence[Any], run: Run) -> None:
-    done = [record for record in run.records if record.completed and record.times]
+    done = [record for record in run.counted if record.completed and record.times]
     _cumulative(panels[0], "Time to first token", [record.times[0] - record.sent for record in done])
     _cumulative(panels[1], "Inter-token latency", joined(gaps_of(record) for record in done))
     _tokens(panels[2], run)
@@ -78,14 +81,13 @@ def _cumulative(axes: Any, title: str, seconds: Iterable[float]) -> None:
 
 def _tokens(axes: Any, run: Run) -> None:
     last = max((record.ended for record in run.records), default=1.0)
-    starts, rates = tokens_over_time(run.records, max(last / _SLICES, 0.25))
+    starts, rates = tokens_over_time(run.records, max(last / _SLICES, _SHORTEST_SLICE_SECONDS))
     axes.step(starts, rates, where="post", color=BLUE, linewidth=1.2)
     axes.axhline(run.summary.output_tokens_per_second, color=ORANGE, linestyle="--", linewidth=1.2, label="mean")
     _warmup(axes, run)
     axes.set_title("Output tokens per second")
     axes.set_xlabel("seconds since the beginning")
-    axes.set_ylim(0, None)
-    axes.legend(loc="lower right")
+    _room(axes)
 
 
 def _warmup(axes: Any, run: Run) -> None:
@@ -105,8 +107,14 @@ def _requests(axes: Any, records: Sequence[Record]) -> None:
         axes.step(moments, open_then, where="post", color=color, linewidth=1.2, label=label)
     axes.set_title("Requests")
     axes.set_xlabel("seconds since the beginning")
-    axes.set_ylim(0, None)
-    axes.legend(loc="upper right")
+    _room(axes)
+
+
+def _room(axes: Any) -> None:
+    """Let both axes begin with 0, and put the legend above what is drawn."""
+    axes.set_xlim(0, None)
+    axes.set_ylim(0, _HEADROOM * axes.dataLim.ymax or 1.0)
+    axes.legend(loc="upper right", ncols=2)
 
 
 def _rates(panels: Sequence[Any], runs: Sequence[Run]) -> None:
@@ -132,9 +140,7 @@ def _rates(panels: Sequence[Any], runs: Sequence[Run]) -> None:
     panels[3].set_title("Requests per second")
     for axes in panels:
         axes.set_xlabel("sessions started per second" if _has_sessions(runs) else "requests sent per second")
-        axes.set_xlim(0, None)
-        axes.set_ylim(0, None)
-        axes.legend(loc="upper left")
+        _room(axes)
 
 
 def _has_sessions(runs: Sequence[Run]) -> bool:

@@ -14,7 +14,7 @@ from services.bench.driver import Progress
 from services.bench.load import Load
 from services.bench.processes import Share
 from services.bench.records import Record
-from services.bench.statistics import Objectives, Spread, Summary, spread, summarize
+from services.bench.statistics import Objectives, Spread, Summary, counted, spread, summarize
 from services.bench.target import Server, Target
 
 # From here on the client has a part in the latencies that it measures.
@@ -51,6 +51,11 @@ class Run:
     summary: Summary
     client: ClientUse
     interrupted: bool
+
+    @property
+    def counted(self) -> list[Record]:
+        """The records without those of the warm-up."""
+        return counted(self.records, self.load.bounds)
 
     def told(self) -> dict[str, Any]:
         """Describe it, for a report."""
