@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _ADDRESS = "127.0.0.1:50051"
 _AT_LEAST_1 = click.IntRange(min=1)
+# What `quire serve` has one engine for.
+_FOR_SEVERAL = ("routing", "routing_window_seconds", "routing_slack_tokens", "failovers", "failover_seconds")
 
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -57,7 +59,7 @@ def cli() -> None:
 
 
 @cli.command()
-@options_of(GatewaySettings, leave_out=("engine", "model", "grace_seconds"))
+@options_of(GatewaySettings, leave_out=("engines", "discovery_seconds", "kvmanager", "grace_seconds", *_FOR_SEVERAL))
 @options_of(EngineSettings, leave_out=("listen", "kvmanager"))
 @_metrics_option(
     "127.0.0.1:9151",
@@ -135,9 +137,8 @@ def engine(metrics_listen: str, **values: Any) -> None:
 def gateway(metrics_listen: str, **values: Any) -> None:
     """Start a gateway: what clients call.
 
-    It needs an engine, and waits for one that is not there yet. --model must mean the model that the engine serves.
+    It needs an engine, and waits for one that is not there yet. Engines tell it which models they serve.
     """
-    from services.cli.local_model import gateway_with_folder
     from services.cli.run_service import run_service
     from services.gateway.metrics import GatewayMetrics
 
@@ -145,10 +146,9 @@ def gateway(metrics_listen: str, **values: Any) -> None:
     metrics = GatewayMetrics()
 
     def prepare() -> "Callable[[], Service]":
-        local = gateway_with_folder(settings)
         from services.gateway.server import GatewayService
 
-        return lambda: GatewayService(local, metrics)
+        return lambda: GatewayService(settings, metrics)
 
     sys.exit(run_service("gateway", prepare, metrics.registry, metrics_listen))
 

@@ -71,7 +71,8 @@ class Supervisor:
         self._engine = replace(
             engine, listen=self.engine_address, kvmanager=self.kvmanager_address, engine_id=engine_id
         )
-        self._gateway = replace(gateway, engine=self.engine_address, model=engine.model)
+        # When the engine ends, so does everything: nothing is to be waited for.
+        self._gateway = replace(gateway, engines=self.engine_address, kvmanager=self.kvmanager_address, failovers=0)
         self._kvmanager = KVManagerSettings(listen=self.kvmanager_address)
         self._show = show
         self._metrics = metrics

@@ -32,3 +32,9 @@ class GatewayObserver:
         """A request for this model was given to this engine; return who hears the rest."""
         del model_name, engine_id
         return RequestObserver()
+
+    def routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
+        """A request was given to this engine, which should have so many of the prompt's tokens."""
+
+    def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
+        """A request left this engine before it had ended, for another one to go on with it."""

@@ -14,7 +14,8 @@ from google.protobuf import json_format
 
 from quire.v1 import gateway_pb2
 from services.errors import ServiceError
-from services.gateway.front_desk import FrontDesk
+from services.gateway.administration import Administration
+from services.gateway.engine_link import EngineLink
 from services.gateway.parameters import check_prompt
 from services.settings import InvalidSetting
 
@@ -72,14 +73,14 @@ def _fill(prompt: gateway_pb2.Prompt, kind: str, value: Any) -> None:
         raise ValueError(f"{kind}: {error}") from error
 
 
-async def pin_all(desk: FrontDesk, prompts: Sequence[gateway_pb2.PinPrompt], timeout: float) -> None:
-    """Pin prompts one after the other; say of each what came of it. Nothing that goes wrong ends it."""
+async def pin_all(
+    administration: Administration, link: EngineLink, prompts: Sequence[gateway_pb2.PinPrompt], timeout: float
+) -> None:
+    """Pin prompts at an engine one after the other; say of each what came of it. Nothing that goes wrong ends it."""
     for prompt in prompts:
-        request = gateway_pb2.AdminRequest(pin_prefix=prompt)
         try:
-            response = await desk.administer(request, timeout)
+            pin = await administration.pin(link, prompt, timeout)
         except ServiceError as error:
             log.warning("%r is not pinned: %s", prompt.name, error)
         else:
-            (pin,) = (one for one in response.pins if one.name == prompt.name)
             log.info("%r is pinned: %s tokens in %s blocks", pin.name, pin.token_count, len(pin.block_ids))

@@ -10,6 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.errors import InvalidField, translated
+from services.gateway.administration import Administration
 from services.gateway.callers import ANYONE
 from services.gateway.front_desk import FrontDesk
 from services.gateway.utf8 import MalformedRequest, deserializer
@@ -25,8 +26,9 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
 class GatewayServicer(pb_grpc.GatewayServicer):
     """Answers clients."""
 
-    def __init__(self, desk: FrontDesk) -> None:
+    def __init__(self, desk: FrontDesk, administration: Administration) -> None:
         self._desk = desk
+        self._administration = administration
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
         """Stream a generation."""
@@ -66,7 +68,9 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         async with translated(context):
             _check_parsed(request)
             left = context.time_remaining()
-            return await self._desk.administer(request, MOST_ADMIN_SECONDS if left is None else max(0.0, left))
+            return await self._administration.administer(
+                request, MOST_ADMIN_SECONDS if left is None else max(0.0, left)
+            )
 
 
 class RequestParser(grpc.aio.ServerInterceptor):

@@ -24,7 +24,8 @@ from quire.v1 import (
 )
 from services import errors
 from services.engine import output_codec
-from services.gateway import generation
+from services.engine.tokenizer_files import TokenizerFiles
+from services.gateway import engine_news
 from tests.load import prompt_request
 from tests.running_quire import RunningService
 
@@ -67,7 +68,7 @@ def test_an_error_of_a_narrower_type_has_the_status_of_the_wider_one() -> None:
 def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
     assert set(output_codec._REFUSALS) == leaves(engine_errors.RequestRefused)
     reasons = set(engine_pb2.RefusalReason.values()) - {engine_pb2.REFUSAL_REASON_UNSPECIFIED}
-    assert set(generation._REFUSALS) == reasons
+    assert set(engine_news._REFUSALS) == reasons
     assert set(output_codec._REFUSALS.values()) == reasons
 
 
@@ -77,10 +78,23 @@ def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
 class PlayedEngine(engine_pb2_grpc.EngineServicer):
     """Ends each request as its id says, or leaves it without an answer."""
 
+    def __init__(self, tokenizer: TokenizerFiles) -> None:
+        self._tokenizer = tokenizer
+
     def GetEngine(self, _request: engine_pb2.GetEngineRequest, _context: Any) -> engine_pb2.GetEngineResponse:  # noqa: N802
         return engine_pb2.GetEngineResponse(
-            model="played", context_tokens=100, vocabulary_size=384, block_size=16, device_blocks=10
+            model="played",
+            context_tokens=100,
+            vocabulary_size=384,
+            block_size=16,
+            device_blocks=10,
+            tokenizer_digest=self._tokenizer.digest(),
         )
+
+    def GetTokenizer(  # noqa: N802
+        self, _request: engine_pb2.GetTokenizerRequest, _context: Any
+    ) -> Iterator[engine_pb2.GetTokenizerResponse]:
+        return self._tokenizer.pieces()
 
     def Serve(self, requests: Any, _context: Any) -> Iterator[engine_pb2.ServeResponse]:  # noqa: N802
         yield engine_pb2.ServeResponse(heartbeat=engine_pb2.Heartbeat())
@@ -119,11 +133,11 @@ def gateway(
     address = f"unix:{tmp_path_factory.mktemp('engine')}/engine.sock"
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)
-        engine_pb2_grpc.add_EngineServicer_to_server(PlayedEngine(), server)
+        engine_pb2_grpc.add_EngineServicer_to_server(PlayedEngine(TokenizerFiles(tiny_model("llama"))), server)
         server.add_insecure_port(address)
         server.start()
         one = service(
-            *("gateway", "--listen", "127.0.0.1:0", "--engine", address, "--model", str(tiny_model("llama"))),
+            *("gateway", "--listen", "127.0.0.1:0", "--engines", address, "--failovers", "0"),
             *("--max-requests", "2", "--link-timeout-seconds", "600"),
         )
         one.output.wait_for("gateway is ready")

@@ -40,7 +40,7 @@ class Services:
                 *("--seconds-without-kvmanager", str(PATIENCE_SECONDS), "--heartbeat-seconds", "0.3"),
             ),
             "gateway": (
-                *("--engine", self.addresses["engine"], "--model", str(model)),
+                *("--engines", self.addresses["engine"]),
                 *("--link-timeout-seconds", str(LINK_TIMEOUT_SECONDS)),
             ),
         }
