@@ -51,10 +51,16 @@ def test_lengths_are_written_as_a_number_a_range_or_a_lognormal_distribution() -
     assert parse("128") == Fixed(128)
     assert parse("64-256") == Uniform(64, 256)
     assert parse("lognormal:161:0.8") == LogNormal(161, 0.8)
-    assert [str(parse(text)) for text in ("128", "64-256", "lognormal:161:0.8")] == ["128", "64-256", "lognormal:161:0.8"]
+    assert [str(parse(text)) for text in ("128", "64-256", "lognormal:161:0.8")] == [
+        "128",
+        "64-256",
+        "lognormal:161:0.8",
+    ]
 
 
-@pytest.mark.parametrize("text", ["", "0", "-3", "9-3", "0-4", "many", "lognormal:8", "lognormal:0:1", "lognormal:8:inf"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-3", "9-3", "0-4", "many", "lognormal:8", "lognormal:0:1", "lognormal:8:inf"]
+)
 def test_what_names_no_lengths_is_refused_with_what_would(text: str) -> None:
     with pytest.raises(InvalidLengths, match=r"none of 128, 64-256, lognormal:MEAN:SIGMA"):
         parse(text)
@@ -70,7 +76,7 @@ def test_drawn_lengths_have_the_mean_and_the_range_that_were_asked_for() -> None
 
 def test_random_requests_are_the_same_for_the_same_seed_and_share_their_prefixes() -> None:
     workload = RandomLengths(Uniform(5, 9), Fixed(4), seed=1, prefix_tokens=32, prefixes=2)
-    first, again = ([session for session in islice(workload.sessions(), 40)] for _ in range(2))
+    first, again = (list(islice(workload.sessions(), 40)) for _ in range(2))
     assert first == again
     assert first != list(islice(RandomLengths(Uniform(5, 9), Fixed(4), 2, 32, 2).sessions(), 40))
     prompts = [ids(call) for call in calls_of(first)]
