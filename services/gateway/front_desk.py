@@ -26,6 +26,11 @@ from services.gateway.token_bound import most_tokens
 # Above this, tokenizing takes longer than other streams should wait.
 _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
 
+# A server that closes cancels calls that it has not looked at yet, and clients do not repeat what was cancelled. So it
+# is not closed before clients that watch its health, or whoever balances their load, have turned away.
+_QUIET_SECONDS = 0.5
+_NOTICE_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class DeskLimits:
@@ -57,6 +62,7 @@ class FrontDesk:
         self._ids: set[str] = set()
         self._live = 0
         self._draining = False
+        self._last_refused_at = 0.0
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -110,13 +116,17 @@ class FrontDesk:
         return _described(self._fleet.model(name))
 
     async def drain(self) -> None:
-        """Refuse new requests from now on, and return when none is left."""
+        """Refuse new requests from now on, and return when none is left and clients have noticed, or should have."""
         self._draining = True
+        self._last_refused_at = begun = self._clock()
         await self._empty.wait()
+        while (quiet_at := min(self._last_refused_at + _QUIET_SECONDS, begun + _NOTICE_SECONDS)) > self._clock():
+            await asyncio.sleep(quiet_at - self._clock())
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
         if self._draining:
+            self._last_refused_at = self._clock()
             raise Unavailable("the gateway is draining")
         if self._live >= self._limits.max_requests:
             raise Overloaded(f"{self._live} requests are under way, which is the limit")
