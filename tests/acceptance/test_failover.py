@@ -1,4 +1,4 @@
-"""Twenty times each, at random moments, on the demo model: engines and links that fail under 32 streams of all kinds."""
+"""Twenty times each, at random moments, on the demo model: engines and links that fail under 32 streams."""
 
 import random
 from collections.abc import Iterator
