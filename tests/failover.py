@@ -50,8 +50,9 @@ class Failing:
         for name in NAMES:
             self._wait_for_link(name, after=0)
 
-    def run(self, requests: Sequence[gateway_pb2.GenerateRequest]) -> Streams:
-        return Streams(gateway_pb2_grpc.GatewayStub(self.gateway.channel), requests)
+    def run(self, requests: Sequence[gateway_pb2.GenerateRequest], seconds: float = 60) -> Streams:
+        """Begin streams that all end within so many seconds."""
+        return Streams(gateway_pb2_grpc.GatewayStub(self.gateway.channel), requests, seconds)
 
     def mend(self) -> None:
         """Start again what has ended, and wait until the gateway has all of its links."""
@@ -146,6 +147,19 @@ def cut(services: Failing, draw: random.Random) -> None:
     forwarder.accept()
 
 
+def there_and_back(services: Failing, draw: random.Random) -> None:
+    """Let an engine stand still, and kill the other one as soon as it goes on: it gets requests that it had before."""
+    name, other = draw.sample(NAMES, 2)
+    after = len(services.gateway.output.lines)
+    process = services.engines[name].process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        services.wait_for_loss(name, after)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    services.engines[other].kill()
+
+
 # Those that leave an engine to be started again come last.
 FAULTS: dict[str, Fault] = {
     "the link to an engine breaks": cut,
@@ -153,6 +167,8 @@ FAULTS: dict[str, Fault] = {
     "an engine drains past its grace": drain,
     "an engine is killed": kill,
 }
+# What takes more than one fault.
+CHAINS: dict[str, Fault] = {"an engine stands still, and the other one is killed": there_and_back}
 
 
 # Streams
