@@ -20,7 +20,7 @@ from tests.running_quire import Answer, RunningService
 NAMES = ("one", "two")
 TOLERANCE = 1e-3  # of log-probabilities
 # Without a word for so long, an engine counts as gone.
-LINK_SECONDS = 1.0
+LINK_SECONDS = 2.0
 _GRACE_SECONDS = 0.2
 _EOS_TOO = 40  # a token that ends some of the streams
 _SCHEMA = (
@@ -45,7 +45,7 @@ class Failing:
             "gateway",
             *("--listen", f"unix:{folder}/gateway.sock", "--routing", "round-robin"),
             *("--engines", ",".join(forwarder.address for forwarder in self.forwarders.values())),
-            *("--link-timeout-seconds", str(LINK_SECONDS), "--failover-seconds", "60"),
+            *("--link-timeout-seconds", str(LINK_SECONDS), "--failovers", "10", "--failover-seconds", "60"),
         )
         for name in NAMES:
             self._wait_for_link(name, after=0)
