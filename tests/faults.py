@@ -390,7 +390,7 @@ def kill_another_engine(
     engine.kill()
     killed = time.monotonic()
     wait_until(lambda: "second" not in services.pools(), "the pool is gone", LEASE_SECONDS + 5)
-    assert time.monotonic() - killed < LEASE_SECONDS + 1
+    assert time.monotonic() - killed < LEASE_SECONDS + 3
     assert set(victims.codes().values()) == {grpc.StatusCode.UNAVAILABLE}
     assert gateway.close() == 0
 

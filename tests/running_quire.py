@@ -27,7 +27,7 @@ from quire.v1 import (
 )
 from services import transport
 
-START_SECONDS = 90
+START_SECONDS = 150
 STOP_SECONDS = 60
 CALL_SECONDS = 120
 # Tests run many side by side.
