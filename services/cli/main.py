@@ -12,6 +12,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import click
 
+from services.cli.bench import bench
 from services.cli.connection_options import connection_options
 from services.cli.options import options_of, settings_from
 from services.engine.settings import EngineSettings
@@ -423,6 +424,9 @@ def replay(file: str, as_json: bool, **options: Any) -> None:
     from services.cli.replay import replay as run
 
     sys.exit(run(file, Options(**options), as_json))
+
+
+cli.add_command(bench)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def run_service(
     for number in _STOP_SIGNALS:  # until the event loop takes over
         signal.signal(number, _leave)
     try:
-        asyncio.run(_run(label, prepare(), _metrics_shown(label, metrics, metrics_listen)))
+        asyncio.run(_run(label, _without_garbage(prepare), _metrics_shown(label, metrics, metrics_listen)))
     except KeyboardInterrupt:
         log.info("%s was stopped before it began", label)
         return 0
@@ -58,6 +58,20 @@ def run_service(
     finally:
         gc.collect()  # gRPC waits 2 s at the exit for credentials that are still there
     return 0
+
+
+def _without_garbage(prepare: Callable[[], Callable[[], Service]]) -> Callable[[], Service]:
+    """Prepare, and let the garbage collector never look at what was imported.
+
+    It all stays until the end. Looking for garbage in it, again and again, is a fifth of the time that an engine takes
+    to import what it needs, and of the time that it takes to end.
+    """
+    gc.disable()
+    try:
+        return prepare()
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _allow_open_files() -> None:

@@ -24,6 +24,11 @@ from services.engine.tokenizer_files import TokenizerFiles
 from services.service import Readiness
 from services.tls import link_tls, server_tls
 
+# For the step under way when the engine stops, and for gateways to read what it still says.
+_LAST_SECONDS = 2.0
+# For what is written to leave the process; those who watch its health would stay for ever.
+_FLUSH_SECONDS = 0.1
+
 
 class EngineService:
     """Serves one model: loads it, attaches its pool to the KV manager, and turns the engine on a thread of its own."""
@@ -133,16 +138,22 @@ class EngineService:
     async def drain(self) -> None:
         """Take no requests, and wait for those that run until the grace time is over."""
         self.readiness.retire()
+        self._servicer.retire()
         if self._driver:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._driver.drain(), self._settings.grace_seconds)
 
     async def stop(self) -> None:
-        """Stop the engine's thread, let the KV manager drop the pool, and close the server and the record."""
+        """Stop the engine's thread, let the KV manager drop the pool, and close the server and the record.
+
+        Requests that are still live end before the streams of their gateways do, which then go on elsewhere at once.
+        """
         if self._driver and self._link:
-            self._driver.stop()
+            with suppress(TimeoutError):  # a step may take long
+                await asyncio.wait_for(self._driver.stop(), _LAST_SECONDS)
+            await self._servicer.finish(_LAST_SECONDS)
             self._link.close()
         if self._constraints:
             self._constraints.close()
-        await self.server.stop(grace=0)
+        await self.server.stop(grace=_FLUSH_SECONDS)
         await asyncio.to_thread(self._recorder.close)

@@ -69,7 +69,9 @@ class Generation:
     _placement: Placement | None = None
     _started_told: bool = False
     _prompt_told: int = 1  # the prompt's positions before this one have been told
+    _attempts: int = 1
     _refused_by: set[EngineLink] = field(default_factory=set)
+    _wait_until: float | None = None  # for an engine, since one was lost
 
     async def begin(self) -> str:
         """Give the request to an engine, and return the engine's id. Raises a ServiceError."""
@@ -108,6 +110,7 @@ class Generation:
         if news.started is not None:
             self._present().started(news.started.cached_tokens)
             self._refused_by.clear()
+            self._wait_until = None
             if not self._started_told:
                 yield self._started(news.started)
         for scores in news.prompts:
@@ -142,12 +145,11 @@ class Generation:
         """Submit the request to another engine, with what was generated. Raises the loss's error if that is no use."""
         left = self._present()
         self._leave(None)
-        fresh = not self._started_told and loss.reason is LossReason.REFUSED
-        if loss.reason is LossReason.REFUSED:
+        if loss.reason in (LossReason.REFUSED, LossReason.NO_KV_MANAGER):
             self._refused_by.add(left.link)
-        if not fresh:
+        if loss.reason is not LossReason.REFUSED:
             self._count_failover(left.engine_id, loss)
-        self._placement = await self._place_again(loss, patient=not fresh)
+        self._placement = await self._place_again(loss)
 
     def _count_failover(self, engine_id: str, loss: Loss) -> None:
         most = self.limits.times
@@ -155,22 +157,22 @@ class Generation:
             told = f"{loss.error}; the request went on elsewhere {most} times already"
             raise Unavailable(told) if most else loss.error
         self.failovers += 1
+        self._wait_until = None if loss.reason is LossReason.NO_KV_MANAGER else self.clock() + self.limits.seconds
         self.dispatcher.failed_over(self.model.name, engine_id, loss.reason)
 
-    async def _place_again(self, loss: Loss, *, patient: bool) -> Placement:
-        until = self.clock() + self.limits.seconds
+    async def _place_again(self, loss: Loss) -> Placement:
+        """Place the request at an engine that has not refused it; wait for one if the request was lost."""
         while True:
             try:
                 return await self.dispatcher.place(self.model, self._resumption(), self._refused_by)
             except Unavailable as error:
-                if not patient:
+                if self._wait_until is None:
                     raise loss.error from error
-                if self.clock() >= until:
-                    raise Unavailable(
-                        f"{loss.error}; no other took the request in {self.limits.seconds:g} s"
-                    ) from error
+                if self.clock() >= self._wait_until:
+                    waited = f"no other took the request in {self.limits.seconds:g} s"
+                    raise Unavailable(f"{loss.error}; {waited}") from error
+                await self._wait_for_engine(self._wait_until)
             self._refused_by.clear()
-            await self._wait_for_engine(until)
 
     async def _wait_for_engine(self, until: float) -> None:
         deadline = self._deadline()
@@ -188,7 +190,8 @@ class Generation:
         submission = engine_pb2.Submission()
         submission.CopyFrom(self.submission)
         spent = self.clock() - self.arrival
-        submission.attempt = self.failovers + len(self._refused_by) + 1
+        self._attempts += 1
+        submission.attempt = self._attempts
         submission.age.CopyFrom(duration(spent))
         if self.parameters.timeout is not None:
             submission.timeout.CopyFrom(duration(max(0.0, self.parameters.timeout - spent)))

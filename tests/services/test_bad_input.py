@@ -364,7 +364,6 @@ def test_a_prompt_that_takes_long_to_tokenize_is_refused_without_holding_up_othe
 
 @pytest.fixture(scope="module")
 def strict_gateway(
-    tiny_quire: RunningQuire,
     tiny_model: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
     service: Callable[..., RunningService],
