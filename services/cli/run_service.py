@@ -55,6 +55,8 @@ def run_service(
         cause = _first_cause(error)
         log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause))
         return 1
+    finally:
+        gc.collect()  # gRPC waits 2 s at the exit for credentials that are still there
     return 0
 
 
