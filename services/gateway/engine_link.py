@@ -19,9 +19,11 @@ from services.errors import (
     PinTooLarge,
     RequestIsLive,
     ServiceError,
+    SlowClient,
     Unavailable,
     UnknownPin,
 )
+from services.gateway.observer import GatewayObserver
 from services.service import Readiness
 
 _DESCRIBE_SECONDS = 5.0
@@ -44,39 +46,97 @@ Event = pb.RequestStarted | pb.PromptScores | pb.SampleTokens | pb.RequestFinish
 
 @dataclass(eq=False)
 class Ticket:
-    """A request given to the engine: what comes back for it, in order. None: the link broke."""
+    """A request given to the engine, and what came back for it and was not read yet, in order.
+
+    While its reader is behind, the tokens of a sample become one message. `most_tokens` may wait; when there are more,
+    they are dropped, and the ticket is `overrun`. Scores of a prompt do not count: they are no more than its tokens.
+    """
 
     submission: pb.Submission
-    events: "asyncio.Queue[Event | None]" = field(default_factory=asyncio.Queue)
+    most_tokens: int
+    started: bool = False
     ended: bool = False
+    lost: bool = False
+    overrun: bool = False
+    _waiting: list[Event] = field(default_factory=list)
+    _growing: dict[int, pb.SampleTokens] = field(default_factory=dict)  # those among them, by sample
+    _tokens: int = 0
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, event: Event) -> None:
+        """Add news. Never waits."""
+        if self.overrun:
+            return
+        if isinstance(event, pb.SampleTokens):
+            self._put_tokens(event)
+        else:
+            self.started = self.started or isinstance(event, pb.RequestStarted)
+            self._waiting.append(event)
+        self._news.set()
+
+    def lose(self) -> None:
+        """The link broke: nothing more comes."""
+        self.lost = True
+        self._news.set()
 
     async def next_events(self, deadline: float | None) -> list[Event]:
         """Wait for news and return all that is there.
 
-        Raises Unavailable when the link broke, DeadlinePassed when the event loop's clock reaches `deadline` first.
+        Raises Unavailable when the link broke, SlowClient when too much waited, DeadlinePassed when the event loop's
+        clock reaches `deadline` first.
         """
-        try:
-            async with asyncio.timeout_at(deadline):
-                events = [await self.events.get()]
-        except TimeoutError as error:
-            raise DeadlinePassed("timeout has passed", "timeout") from error
-        while not self.events.empty():
-            events.append(self.events.get_nowait())
-        if None in events:
+        if not self._news.is_set():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._news.wait()
+            except TimeoutError as error:
+                while_it = "ran" if self.started else "waited in the queue"
+                raise DeadlinePassed(f"timeout has passed while the request {while_it}", "timeout") from error
+        self._news.clear()
+        if self.overrun:
+            raise SlowClient(f"more than {self.most_tokens} tokens waited for being read")
+        if self.lost:
             raise Unavailable("the engine went away while it was answering")
-        return [event for event in events if event is not None]
+        return self._take()
+
+    def _put_tokens(self, event: pb.SampleTokens) -> None:
+        self._tokens += len(event.token_ids)
+        if self._waiting and self._tokens > self.most_tokens:
+            self._take()
+            self.overrun = True
+        elif (growing := self._growing.get(event.sample)) is not None:
+            growing.MergeFrom(event)
+        else:
+            self._growing[event.sample] = event
+            self._waiting.append(event)
+
+    def _take(self) -> list[Event]:
+        waiting, self._waiting, self._growing, self._tokens = self._waiting, [], {}, 0
+        return waiting
+
+
+@dataclass(frozen=True)
+class _GivenUp:
+    """An attempt that nobody waits for, and when that was."""
+
+    attempt: int
+    at: float
 
 
 class EngineLink:
     """Keeps the stream to one engine, and hands what it says to the requests concerned."""
 
-    def __init__(self, address: str, timeout_seconds: float) -> None:
-        """Remember where the engine is; `run` connects."""
+    def __init__(
+        self, address: str, timeout_seconds: float, max_buffered_tokens: int, observer: GatewayObserver
+    ) -> None:
+        """Remember where the engine is; `run` connects. So many tokens of a request may wait to be read."""
         self._address = address
         self._timeout_seconds = timeout_seconds
+        self._max_buffered_tokens = max_buffered_tokens
+        self._observer = observer
         self._outgoing: asyncio.Queue[pb.ServeRequest] = asyncio.Queue()
         self._tickets: dict[str, Ticket] = {}
-        self._given_up: dict[str, int] = {}  # attempts whose end the engine has not told yet, by request id
+        self._given_up: dict[str, _GivenUp] = {}  # whose end the engine has not told yet, by request id
         self._description: pb.GetEngineResponse | None = None
         self._stub: pb_grpc.EngineAsyncStub | None = None
         self._request_blocks = 0
@@ -115,8 +175,9 @@ class EngineLink:
         self.description()
         if submission.request_id in self._tickets:
             raise RequestIsLive(f"request_id {submission.request_id!r} is live", "request_id")
-        submission.attempt = self._given_up.get(submission.request_id, 0) + 1
-        ticket = Ticket(submission)
+        given_up = self._given_up.get(submission.request_id)
+        submission.attempt = given_up.attempt + 1 if given_up else 1
+        ticket = Ticket(submission, self._max_buffered_tokens)
         self._tickets[submission.request_id] = ticket
         self._outgoing.put_nowait(pb.ServeRequest(submission=submission))
         return ticket
@@ -136,7 +197,7 @@ class EngineLink:
         if self._tickets.get(request_id) is ticket:
             del self._tickets[request_id]
             if not ticket.ended:
-                self._given_up[request_id] = attempt
+                self._given_up[request_id] = _GivenUp(attempt, asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Connect, and connect again after each loss, until cancelled."""
@@ -199,13 +260,24 @@ class EngineLink:
     def _hand_over(self, event: Event, *, last: bool) -> None:
         ticket = self._tickets.get(event.request_id)
         if ticket and ticket.submission.attempt == event.attempt:
-            ticket.events.put_nowait(event)
+            overrun = ticket.overrun
+            ticket.put(event)
             ticket.ended = last
-        elif last and self._given_up.get(event.request_id) == event.attempt:
+            if ticket.overrun and not overrun:
+                self.cancel(ticket, pb.CANCEL_REASON_SLOW_CLIENT)
+        elif last:
+            self._note_end(event)
+
+    def _note_end(self, event: Event) -> None:
+        """Note the end of a request that nobody waits for."""
+        given_up = self._given_up.get(event.request_id)
+        if given_up and given_up.attempt == event.attempt:
             del self._given_up[event.request_id]
+            engine, seconds = self.description(), asyncio.get_running_loop().time() - given_up.at
+            self._observer.cancelled(engine.model, engine.engine_id, seconds)
 
     def _lose_tickets(self) -> None:
         for ticket in self._tickets.values():
-            ticket.events.put_nowait(None)
+            ticket.lose()
         self._tickets.clear()
         self._given_up.clear()

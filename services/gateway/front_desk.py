@@ -9,13 +9,17 @@ from google.protobuf.duration_pb2 import Duration
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
 from services.errors import InvalidField, Overloaded, Unavailable, UnknownModel
+from services.gateway.admission import Admission, Place
 from services.gateway.callers import ANYONE, Caller
 from services.gateway.chat_template import ChatTemplateError
+from services.gateway.deadlines import Deadline
 from services.gateway.engine_link import EngineLink
 from services.gateway.generation import Generation, SampleText
 from services.gateway.measured import measured
 from services.gateway.observer import GatewayObserver
 from services.gateway.parameters import Parameters, check_prompt
+from services.gateway.request_weight import RequestWeight, most_prompt_tokens
+from services.gateway.slow_clients import SlowClients
 from services.gateway.text_stream import TextStream
 from services.gateway.tokenizer import Tokenizer
 
@@ -31,17 +35,18 @@ class FrontDesk:
         self,
         link: EngineLink,
         tokenizer: Tokenizer,
-        max_requests: int,
+        admission: Admission,
+        slow_clients: SlowClients,
         observer: GatewayObserver,
         clock: Callable[[], float],
     ) -> None:
-        """Take at most `max_requests` at a time. `clock` is the event loop's, in seconds."""
+        """Put the parts together. `clock` is the event loop's, in seconds."""
         self._link = link
         self._observer = observer
         self._tokenizer = tokenizer
-        self._max_requests = max_requests
+        self._admission = admission
         self._clock = clock
-        self._live = 0
+        self.slow_clients = slow_clients
         self._draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -52,18 +57,31 @@ class FrontDesk:
         """Yield what the client gets. `seconds_left` is the call's own deadline. Raises a ServiceError."""
         del caller
         arrival = self._clock()
-        self._admit()
+        model = self.describe(request.model).model
+        parameters = Parameters.of(request).within(seconds_left)
+        place = self._admit(request, parameters, arrival)
+        deadline = Deadline(parameters.timeout and arrival + parameters.timeout, self._clock)
         try:
-            generation = await self._submit(request, arrival, seconds_left)
-            observer = self._observer.request(generation.model, self._link.description().engine_id)
-            async with (
-                aclosing(generation.responses()) as responses,
-                aclosing(measured(responses, observer, arrival, self._clock)) as observed,
-            ):
-                async for response in observed:
-                    yield response
+            with deadline.told(lambda: self._observer.deadline_passed(model, waiting=place.waiting)):
+                generation = await self._submit(request, parameters, place, arrival)
+                with self.slow_clients.watched(generation, lambda: self._observer.slow_client(model)) as reader:
+                    async with aclosing(self._observed(generation, arrival)) as responses:
+                        async for response in responses:
+                            if response.HasField("started"):
+                                place.started(self._clock())
+                            reader.begin()
+                            yield response
+                            reader.end()
+        except Overloaded as error:  # the engine's own queue is full
+            if error.retry_seconds is None:
+                error.retry_seconds = self._admission.seconds_until_one_ends(self._clock())
+            raise
         finally:
-            self._leave()
+            self._leave(place)
+
+    def _observed(self, generation: Generation, arrival: float) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+        observer = self._observer.request(generation.model, self._link.description().engine_id)
+        return measured(generation.responses(), observer, arrival, self._clock)
 
     async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
         """Return the token ids of a prompt, a chat's with the assistant's turn opened or not. Raises a ServiceError."""
@@ -145,26 +163,33 @@ class FrontDesk:
         self._draining = True
         await self._empty.wait()
 
-    def _admit(self) -> None:
+    def _admit(self, request: gateway_pb2.GenerateRequest, parameters: Parameters, now: float) -> Place:
+        """Let a request in by the most that it can weigh, before anything is done for it."""
         if self._draining:
             raise Unavailable("the gateway is draining")
-        if self._live >= self._max_requests:
-            raise Overloaded(f"{self._live} requests are under way, which is the limit")
-        self._live += 1
+        engine = self.describe(request.model)
+        most = RequestWeight.of(parameters, engine.context_tokens).with_prompt(most_prompt_tokens(request.prompt))
+        try:
+            place = self._admission.enter(engine.model, most, now)
+        except Overloaded:
+            self._observer.refused(engine.model)
+            raise
         self._empty.clear()
+        return place
 
-    def _leave(self) -> None:
-        self._live -= 1
-        if not self._live:
+    def _leave(self, place: Place) -> None:
+        place.leave(self._clock())
+        if not self._admission.requests:
             self._empty.set()
 
     async def _submit(
-        self, request: gateway_pb2.GenerateRequest, arrival: float, seconds_left: float | None
+        self, request: gateway_pb2.GenerateRequest, parameters: Parameters, place: Place, arrival: float
     ) -> Generation:
         description = self.describe(request.model)
-        parameters = Parameters.of(request).within(seconds_left)
         _check_vocabulary(parameters, description.vocabulary_size)
         token_ids = await self.token_ids(request.model, request.prompt)
+        weight = RequestWeight.of(parameters, description.context_tokens)
+        place.weigh(weight.with_prompt(len(token_ids)), self._clock())
         submission = engine_pb2.Submission(
             request_id=parameters.request_id,
             prompt_token_ids=token_ids,

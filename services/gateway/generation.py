@@ -12,6 +12,7 @@ from services.errors import (
     Overloaded,
     RequestIsLive,
     ServiceError,
+    SlowClient,
     Unavailable,
     UnsupportedField,
 )
@@ -30,9 +31,18 @@ _FAILURES: dict[int, type[ServiceError]] = {
     engine_pb2.FAILURE_REASON_STEP: GenerationFailed,
     engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
     engine_pb2.FAILURE_REASON_DEADLINE: DeadlinePassed,
+    engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: DeadlinePassed,
     engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
 }
-_BLAMED = {engine_pb2.FAILURE_REASON_DEADLINE: "timeout", engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint"}
+_BLAMED = {
+    engine_pb2.FAILURE_REASON_DEADLINE: "timeout",
+    engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: "timeout",
+    engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint",
+}
+_CANCEL_REASONS = {
+    DeadlinePassed: engine_pb2.CANCEL_REASON_DEADLINE,
+    SlowClient: engine_pb2.CANCEL_REASON_SLOW_CLIENT,
+}
 
 # What a client gets in one message; with all that can be asked for, that is some 250 kB.
 _MOST_POSITIONS = 1024
@@ -101,7 +111,7 @@ class Generation:
 
         Left early, for whatever reason, it ends the request at the engine.
         """
-        finished = None
+        finished, reason = None, engine_pb2.CANCEL_REASON_CLIENT
         try:
             while finished is None:
                 news = _News.of(await self.ticket.next_events(self._deadline()))
@@ -118,10 +128,17 @@ class Generation:
                     finished = await self._stop()
             self._check_ended_well(finished)
             yield self._finished(finished)
+        except (DeadlinePassed, SlowClient) as error:
+            reason = _CANCEL_REASONS[type(error)]
+            raise
         finally:
             if finished is None:
-                self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_CLIENT)
+                self.link.cancel(self.ticket, reason)
             self.link.forget(self.ticket)
+
+    def client_is_slow(self) -> None:
+        """End the request at the engine: its client does not read."""
+        self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_SLOW_CLIENT)
 
     def _deadline(self) -> float | None:
         timeout = self.parameters.timeout

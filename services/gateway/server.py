@@ -7,11 +7,13 @@ from pathlib import Path
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
 from services.gateway import pinned_prompts
+from services.gateway.admission import Admission
 from services.gateway.engine_link import EngineLink
 from services.gateway.front_desk import FrontDesk
 from services.gateway.observer import GatewayObserver
 from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
+from services.gateway.slow_clients import SlowClients
 from services.gateway.tokenizer import Tokenizer
 from services.service import Readiness
 
@@ -29,7 +31,9 @@ class GatewayService:
         self._settings = settings
         self._observer = observer or GatewayObserver()
         self._pinned_prompts = pinned_prompts.read(settings.pinned_prompts)
-        self._link = EngineLink(settings.engine, settings.link_timeout_seconds)
+        self._link = EngineLink(
+            settings.engine, settings.link_timeout_seconds, settings.max_buffered_tokens, self._observer
+        )
         self._desk: FrontDesk | None = None
         self.readiness = Readiness()
         self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [RequestParser()])
@@ -38,7 +42,9 @@ class GatewayService:
         """Load the tokenizer from the model's folder and listen. Raises TokenizerLoadError or AddressUnavailable."""
         tokenizer = Tokenizer.load(Path(self._settings.model))
         clock = asyncio.get_running_loop().time
-        self._desk = FrontDesk(self._link, tokenizer, self._settings.max_requests, self._observer, clock)
+        admission = Admission(self._settings.max_requests, self._settings.max_queued_tokens)
+        slow_clients = SlowClients(self._settings.slow_client_seconds, clock)
+        self._desk = FrontDesk(self._link, tokenizer, admission, slow_clients, self._observer, clock)
         gateway_pb2_grpc.add_GatewayServicer_to_server(GatewayServicer(self._desk), self.server)
         address = transport.bind(self.server, self._settings.listen)
         await self.server.start()
@@ -50,6 +56,8 @@ class GatewayService:
             tasks.create_task(self._link.run())
             tasks.create_task(self._follow())
             tasks.create_task(self._pin())
+            if self._desk:
+                tasks.create_task(self._desk.slow_clients.run())
 
     async def _pin(self) -> None:
         """Pin what the file says each time that the engine comes up: one that was restarted has lost it."""
