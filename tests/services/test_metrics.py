@@ -23,6 +23,10 @@ SHOWN = {
         "quire_inter_token_latency_seconds": (),
         "quire_e2e_request_latency_seconds": (),
         "quire_request_success": ("finished_reason",),
+        "quire_cancel_to_free_seconds": (),
+        "quire_admission_rejections": (),
+        "quire_deadline_exceeded": ("phase",),
+        "quire_slow_clients": (),
     },
     "engine": {
         "quire_num_requests_running": (),
@@ -68,8 +72,11 @@ SHOWN = {
 }
 
 
-# Of these there is no series for each engine: engines come and go.
-OUTLIVING = {"quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"}
+# Of these there is no series for each engine: engines come and go, and no engine has begun what is refused.
+OUTLIVING = {
+    *("quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"),
+    *("quire_admission_rejections", "quire_deadline_exceeded", "quire_slow_clients"),
+}
 
 
 def scrape(quire: RunningQuire, service: str) -> Scrape:
