@@ -122,7 +122,6 @@ class Services:
             *("--dtype", "float32", "--device", "cpu", "--threads", "1"),
             *("--seconds-without-kvmanager", "60", "--heartbeat-seconds", "0.5"),
         )
-        self._model = model
         self.start_manager()
         self.forwarder = Forwarder(folder / "kvmanager.sock")
         self.engine, self._gateway = self.start_engine("first")
@@ -152,8 +151,8 @@ class Services:
         )
         gateway = self._start(
             "gateway",
-            *("--listen", f"unix:{self._folder}/{name}-gateway.sock", "--engine", engine.address),
-            *("--model", self._model, "--link-timeout-seconds", "120"),
+            *("--listen", f"unix:{self._folder}/{name}-gateway.sock", "--engines", engine.address),
+            *("--link-timeout-seconds", "120"),
         )
         return engine, gateway
 

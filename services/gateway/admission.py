@@ -19,7 +19,7 @@ _SOONEST_SECONDS = 0.01
 
 
 class Throughput:
-    """What leaves a second while much is there; the time during which little was does not count."""
+    """What leaves a second while a bound is closed: nobody comes, and there is enough to do."""
 
     def __init__(self) -> None:
         self._counted_seconds = 0.0
@@ -84,6 +84,7 @@ class Bound:
         if self.level <= (target if self._closed else room_at):
             return None
         self._closed = self.level > self._lower_mark
+        self._throughput.count(self._closed, now)
         return self.seconds_until(target, now)
 
     def seconds_until(self, target: int, now: float) -> float:
@@ -122,9 +123,8 @@ class Bound:
 
     def _change(self, difference: int, now: float) -> None:
         self.level += difference
-        busy = self.level > self._lower_mark
-        self._closed = self._closed and busy
-        self._throughput.count(busy, now)
+        self._closed = self._closed and self.level > self._lower_mark
+        self._throughput.count(self._closed, now)
 
 
 class Place:

@@ -42,25 +42,40 @@ class GatewayMetrics(GatewayObserver):
             "Seconds from a request to its last token, of requests that were finished.",
             _END_TO_END_SECONDS,
         )
-        self._ended = Counter(
+        self._ended = self._counter(
             "quire_request_success",
             "Requests that ended, by reason: stop and length were finished, abort was left by its client.",
             (*_LABELS, "finished_reason"),
-            registry=self.registry,
+        )
+        self._routed = self._counter(
+            "quire_routed_requests",
+            "Requests given to an engine, by what decided: only (no other is there), prefix, load (another one has more"
+            " of the prompt, but too much to do), new (none has any), least-loaded, round-robin.",
+            (*_LABELS, "reason"),
+        )
+        self._expected = self._counter(
+            "quire_routed_cached_tokens",
+            "Prompt tokens that the engine should have cached, when it was chosen.",
+            _LABELS,
+        )
+        self._failed_over = self._counter(
+            "quire_failovers",
+            "Requests that left the engine before they ended, by reason: lost, drained, no-kvmanager, refused.",
+            (*_LABELS, "reason"),
         )
         self._cancelled = self._histogram(
             "quire_cancel_to_free_seconds",
             "Seconds from seeing that a client is gone to the engine's word that its request has ended.",
             _CANCEL_SECONDS,
         )
-        self._refused = self._counter("quire_admission_rejections", "Requests that were not let in.")
+        self._refused = self._counter("quire_admission_rejections", "Requests that were not let in.", ("model_name",))
         self._deadlines = self._counter(
             "quire_deadline_exceeded",
             "Requests whose deadline passed, by phase: queued, no engine had begun them, or running.",
-            "phase",
+            ("model_name", "phase"),
         )
         self._slow_clients = self._counter(
-            "quire_slow_clients", "Streams that were ended because their clients did not read them."
+            "quire_slow_clients", "Streams that were ended because their clients did not read them.", ("model_name",)
         )
 
     def refused(self, model_name: str) -> None:
@@ -79,6 +94,15 @@ class GatewayMetrics(GatewayObserver):
         """Count how long it took."""
         self._cancelled.labels(model_name, engine_id).observe(seconds)
 
+    def routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
+        """Count the request, and what the engine should have of it."""
+        self._routed.labels(model_name, engine_id, reason).inc()
+        self._expected.labels(model_name, engine_id).inc(cached_tokens)
+
+    def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
+        """Count the loss under the engine that was left."""
+        self._failed_over.labels(model_name, engine_id, reason).inc()
+
     def request(self, model_name: str, engine_id: str) -> RequestObserver:
         """Count this request under its model and engine."""
         labels = (model_name, engine_id)
@@ -89,11 +113,11 @@ class GatewayMetrics(GatewayObserver):
             {ending: self._ended.labels(*labels, ending.value) for ending in Ending},
         )
 
+    def _counter(self, name: str, meaning: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(name, meaning, labels, registry=self.registry)
+
     def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, meaning, _LABELS, buckets=buckets, registry=self.registry)
-
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(name, meaning, ("model_name", *labels), registry=self.registry)
 
 
 class _RequestMetrics(RequestObserver):

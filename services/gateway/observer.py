@@ -33,6 +33,12 @@ class GatewayObserver:
         del model_name, engine_id
         return RequestObserver()
 
+    def routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
+        """A request was given to this engine, which should have so many of the prompt's tokens."""
+
+    def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
+        """A request left this engine before it had ended, for another one to go on with it."""
+
     def refused(self, model_name: str) -> None:
         """A request for this model was not let in."""
 

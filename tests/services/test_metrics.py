@@ -226,7 +226,7 @@ def test_an_engine_that_dies_takes_its_series_along_and_its_requests_end_as_erro
         *("engine", "--listen", "127.0.0.1:0", "--kvmanager", manager.address, "--model", model),
         *("--device-blocks", "64", "--engine-id", "one"),
     )
-    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engine", engine.address, "--model", model)
+    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", engine.address)
     gateway.output.wait_for("gateway is ready")
     assert Scrape.of(manager.metrics_url).values("quire_kv_pool_blocks", "engine") == {"one": 64}
 

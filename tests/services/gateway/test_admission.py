@@ -1,18 +1,14 @@
 """Bounds, places and forecasts, with times made up."""
 
-from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from quire.v1 import gateway_pb2
 from services.errors import Overloaded
 from services.gateway.admission import Admission, Bound, Place
-from services.gateway.parameters import Parameters
-from services.gateway.request_weight import RequestWeight, most_prompt_tokens
-from services.gateway.tokenizer import Tokenizer
 
 PLENTY = 1_000_000
 
@@ -111,45 +107,50 @@ def full(limit: int) -> tuple[Admission, list[Place]]:
     return admission, [admission.enter("m", 1, 0.0) for _ in range(limit)]
 
 
+def overload(admission: Admission, places: list[Place], seconds_each: float, departures: int, now: float) -> float:
+    """Let the oldest leave one after the other while more come than may; return the time then."""
+    for _ in range(departures):
+        with suppress(Overloaded):
+            while True:
+                places.append(admission.enter("m", 1, now))
+        now += seconds_each
+        places.pop(0).leave(now)
+    return now
+
+
 @pytest.mark.parametrize("rate", [0.5, 40.0])
 def test_the_forecast_is_the_way_to_the_lower_mark_at_the_measured_throughput(rate: float) -> None:
     admission, places = full(100)
-    now = 0.0
-    for _ in range(100):  # one leaves, one comes
-        now += 1 / rate
-        places.pop(0).leave(now)
-        places.append(admission.enter("m", 1, now))
-    for left in range(1, 20):
-        assert seconds(refusal(admission, now)) == pytest.approx((21 - left) / rate, rel=0.02)
-        now += 1 / rate
-        places.pop(0).leave(now)
+    now = overload(admission, places, 1 / rate, 100, 0.0)
+    while admission.requests > 81:
+        assert seconds(refusal(admission, now)) == pytest.approx((admission.requests - 80) / rate, rel=0.02)
+        now = overload(admission, places, 1 / rate, 1, now)
 
 
 def test_the_forecast_of_tokens_counts_tokens() -> None:
     admission = Admission(PLENTY, 1000)
     places = [admission.enter("m", 100, 0.0) for _ in range(10)]
-    for number in range(30):  # 100 tokens every 2 seconds
-        places.pop(0).started(2.0 * (number + 1))
-        places.append(admission.enter("m", 100, 2.0 * (number + 1)))
-    assert seconds(refusal(admission, 60.0, 1)) == pytest.approx(200 / 50, rel=0.02)
-    assert seconds(refusal(admission, 60.0, 700)) == pytest.approx(700 / 50, rel=0.02)
-
-
-def test_time_in_which_little_is_under_way_does_not_count() -> None:
-    admission, places = full(100)
     now = 0.0
-    for _ in range(100):
-        now += 0.1
-        places.pop(0).leave(now)
-        places.append(admission.enter("m", 1, now))
+    for _ in range(15):  # 100 tokens every 2 seconds
+        refusal(admission, now, 1)
+        for _ in range(2):
+            now += 2.0
+            places.pop(0).started(now)
+        places += [admission.enter("m", 100, now) for _ in range(2)]
+    assert seconds(refusal(admission, now, 1)) == pytest.approx(200 / 50, rel=0.02)
+    assert seconds(refusal(admission, now, 700)) == pytest.approx(700 / 50, rel=0.02)
+
+
+def test_time_in_which_nobody_is_refused_does_not_count() -> None:
+    admission, places = full(100)
+    now = overload(admission, places, 0.1, 100, 0.0)
     for place in places:
-        now += 0.1
         place.leave(now)
     for _ in range(50):  # an hour with a request a minute
         now += 60
         admission.enter("m", 1, now).leave(now + 1)
     places = [admission.enter("m", 1, now) for _ in range(100)]
-    assert seconds(refusal(admission, now)) == pytest.approx(20 * 0.1, rel=0.1)
+    assert 1.0 < seconds(refusal(admission, now)) <= 20 * 0.1
 
 
 def test_before_anything_has_left_the_forecast_grows_with_the_time_that_passed() -> None:
@@ -171,20 +172,16 @@ def test_after_few_departures_the_forecast_goes_by_how_long_requests_stay() -> N
 
 def test_an_engine_that_stands_still_makes_the_forecast_longer() -> None:
     admission, places = full(100)
-    for number in range(100):
-        places.pop(0).leave(0.1 * (number + 1))
-        places.append(admission.enter("m", 1, 0.1 * (number + 1)))
-    forecasts = [seconds(refusal(admission, 10.0 + stood)) for stood in (0.0, 10.0, 100.0)]
+    now = overload(admission, places, 0.1, 101, 0.0)
+    forecasts = [seconds(refusal(admission, now + stood)) for stood in (0.0, 10.0, 100.0)]
     assert forecasts[0] < 2.1
     assert forecasts[0] * 2 < forecasts[1] * 2 < forecasts[2]
 
 
 def test_when_the_next_request_ends_is_foreseen_too() -> None:
     admission, places = full(100)
-    for number in range(100):
-        places.pop(0).leave(0.1 * (number + 1))
-        places.append(admission.enter("m", 1, 0.1 * (number + 1)))
-    assert admission.seconds_until_one_ends(10.0) == pytest.approx(0.1, rel=0.05)
+    now = overload(admission, places, 0.1, 101, 0.0)
+    assert admission.seconds_until_one_ends(now) == pytest.approx(0.1, rel=0.05)
 
 
 # A twin that adds everything up anew
@@ -246,37 +243,3 @@ class BoundBesideItsTwin(RuleBasedStateMachine):
 
 TestBoundBesideItsTwin = BoundBesideItsTwin.TestCase
 TestBoundBesideItsTwin.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-# Weights
-
-
-def weight(prompt: int, samples: int = 1, max_tokens: int | None = 10, **fields: object) -> int:
-    request = gateway_pb2.GenerateRequest(**fields)  # type: ignore[arg-type]
-    request.sampling.sample_count = samples
-    if max_tokens is not None:
-        request.stopping.max_tokens = max_tokens
-    return RequestWeight.of(Parameters.of(request), 1000).with_prompt(prompt)
-
-
-def test_a_request_weighs_its_prompt_and_what_each_sample_or_beam_may_bring() -> None:
-    assert weight(5) == 15
-    assert weight(5, samples=3) == 35
-    assert weight(5, beam_search={"width": 4}) == 45
-    assert weight(5, max_tokens=None) == 1000
-    assert weight(5, max_tokens=5000) == weight(5000) == 1000, "what does not fit the context is never computed"
-
-
-@given(st.text(min_size=1, max_size=60))
-@settings(deadline=None)
-def test_a_prompt_has_no_more_tokens_than_its_upper_limit(tiny_tokenizer: Tokenizer, text: str) -> None:
-    assert len(tiny_tokenizer.encode(text)) <= most_prompt_tokens(gateway_pb2.Prompt(text=text))
-    chat = gateway_pb2.Chat(messages=[{"role": "user", "content": text}] * 3)
-    ids = tiny_tokenizer.encode_chat([("user", text)] * 3)
-    assert len(ids) <= most_prompt_tokens(gateway_pb2.Prompt(chat=chat))
-    assert most_prompt_tokens(gateway_pb2.Prompt(token_ids={"ids": ids})) == len(ids)
-
-
-@pytest.fixture(scope="module")
-def tiny_tokenizer(tiny_model: Callable[[str], object]) -> Tokenizer:
-    return Tokenizer.load(tiny_model("llama"))  # type: ignore[arg-type]
