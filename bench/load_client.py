@@ -1,9 +1,9 @@
 """A client in a process of its own, which notes when each token came: for `bench.streams` and `bench.overload`.
 
-`python -m bench.load_client ADDRESS` prints its name. It reads lines of `{"requests", "until", "closed", "file"}`. For each it runs
-the requests, writes what became of each to the file, one JSON object a line, and prints its CPU seconds. A request is
-`{"id", "at", "prompt", "tokens"}`: it is sent `at` seconds after the start (open loop), or with `closed` as soon as
-fewer than so many are under way. After `until` seconds all that is still under way is left.
+`python -m bench.load_client ADDRESS` prints its name. For each line `{"requests", "until", "closed", "file"}` that it
+reads, it runs the requests, writes what became of them to the file, one JSON object a line, and prints its CPU seconds.
+A request is `{"id", "at", "prompt", "tokens"}`: it is sent `at` seconds after the start (open loop), or with `closed`
+as soon as fewer than so many are under way. After `until` seconds all that is still under way is left.
 """
 
 import asyncio

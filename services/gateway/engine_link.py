@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import grpc
@@ -32,6 +33,7 @@ from services.tls import ClientTLS
 
 _DESCRIBE_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
+_HANDED_OVER_AT_ONCE = 32
 
 # What Engine.Admin ends with; all else is the engine's fault.
 _ADMIN_ERRORS: dict[grpc.StatusCode, type[ServiceError]] = {
@@ -321,7 +323,7 @@ class EngineLink:
                 self.sessions += 1
                 self.readiness.set(True)
                 self._tell_change()
-            self._hand_out(response.step)
+            await self._hand_out(response.step)
 
     async def _requests(self) -> AsyncIterator[pb.ServeRequest]:
         outgoing = self._outgoing
@@ -341,15 +343,18 @@ class EngineLink:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _hand_out(self, step: pb.StepOutput) -> None:
+    async def _hand_out(self, step: pb.StepOutput) -> None:
+        """Hand the news of a step over, a few at a time: new calls do not wait until hundreds of streams have theirs."""
         if step.tokens:
             self.work.add(asyncio.get_running_loop().time(), sum(len(one.token_ids) for one in step.tokens))
-        for news in (step.started, step.prompts, step.tokens):
-            for event in news:
-                self._hand_over(event, last=False)
-        for ends in (step.finished, step.refused):
-            for end in ends:
-                self._hand_over(end, last=True)
+        news: Iterable[Event] = chain(step.started, step.prompts, step.tokens)
+        for number, event in enumerate(news, start=1):
+            self._hand_over(event, last=False)
+            if number % _HANDED_OVER_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        ends: Iterable[Event] = chain(step.finished, step.refused)
+        for end in ends:
+            self._hand_over(end, last=True)
 
     def _hand_over(self, event: Event, *, last: bool) -> None:
         ticket = self._tickets.get(event.request_id)
