@@ -334,7 +334,9 @@ def _streams(panels: Sequence[Any], result: Result) -> None:
     delays, shares = panels
     delays.plot(rates, [level["delay_p50_ms"] for level in levels], "o-", color=QUIRE, label="median")
     delays.plot(rates, [level["delay_p99_ms"] for level in levels], "s-", color=OTHER, label="99th percentile")
-    delays.plot(rates, [1000 / level["tokens_per_second_of_a_stream"] for level in levels], ":", color=GREY, label="a step")
+    delays.plot(
+        rates, [1000 / level["tokens_per_second_of_a_stream"] for level in levels], ":", color=GREY, label="a step"
+    )
     delays.set_yscale("log")
     delays.set_ylabel("milliseconds from engine to client")
     shares.plot(rates, [level["gateway_cpu_us_per_token"] for level in levels], "o-", color=QUIRE)
@@ -351,7 +353,9 @@ def _overload(panels: Sequence[Any], result: Result) -> None:
     forecasts, waits = panels
     points = result["forecasts"]
     most = 1.1 * max(max(one["told"], one["found"]) for one in points)
-    forecasts.fill_between([0, most], [0, most / 2], [0, 2 * most], color=GREY, alpha=0.2, label="within a factor of two")
+    forecasts.fill_between(
+        [0, most], [0, most / 2], [0, 2 * most], color=GREY, alpha=0.2, label="within a factor of two"
+    )
     found, told = ([one[name] for one in points] for name in ("found", "told"))
     forecasts.plot(found, told, ".", color=QUIRE, markersize=3, alpha=0.5)
     forecasts.set_xlim(0, most)

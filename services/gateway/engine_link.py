@@ -344,7 +344,7 @@ class EngineLink:
         self._changed = asyncio.Event()
 
     async def _hand_out(self, step: pb.StepOutput) -> None:
-        """Hand the news of a step over, a few at a time: new calls do not wait until hundreds of streams have theirs."""
+        """Hand the news of a step over, a few at a time, so that a new call does not wait for hundreds of streams."""
         if step.tokens:
             self.work.add(asyncio.get_running_loop().time(), sum(len(one.token_ids) for one in step.tokens))
         news: Iterable[Event] = chain(step.started, step.prompts, step.tokens)
