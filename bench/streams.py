@@ -22,7 +22,7 @@ from bench.report import publish, row
 
 STREAMS, TOKENS_PER_SECOND = 500, 4.0
 SECONDS = 60.0
-LEVELS = (4.0, 8.0)
+LEVELS = (4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0)
 LEVEL_SECONDS = 20.0
 RAMP_SECONDS = 8.0  # until all streams run, and a while longer
 CLIENTS = 2
