@@ -8,6 +8,7 @@ from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
 from services.gateway import pinned_prompts
 from services.gateway.administration import Administration
+from services.gateway.admission import Admission
 from services.gateway.authentication import Authentication
 from services.gateway.callers import Caller
 from services.gateway.discovery import Places
@@ -23,6 +24,7 @@ from services.gateway.prefix_lookup import PrefixLookup
 from services.gateway.routing import Policy, Router
 from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
+from services.gateway.slow_clients import SlowClients
 from services.gateway.tenants import Tenants
 from services.service import Readiness
 from services.tls import link_tls, server_tls
@@ -53,12 +55,19 @@ class GatewayService:
         clock = asyncio.get_running_loop().time
         observer = observer or GatewayObserver()
         self._lookup = PrefixLookup(settings.kvmanager, clock, links_tls) if settings.kvmanager else None
-        links = LinkOptions(settings.link_timeout_seconds, settings.routing_window_seconds, links_tls)
+        links = LinkOptions(
+            timeout_seconds=settings.link_timeout_seconds,
+            work_seconds=settings.routing_window_seconds,
+            tls=links_tls,
+            max_buffered_tokens=settings.max_buffered_tokens,
+            observer=observer,
+        )
         self._fleet = Fleet(Places.of(settings.engines), settings.discovery_seconds, links)
         router = Router(Policy(settings.routing), settings.routing_slack_tokens)
         dispatcher = Dispatcher(self._fleet, router, self._lookup, observer, clock)
         failover = FailoverLimits(settings.failovers, settings.failover_seconds)
-        limits = DeskLimits(settings.max_requests, failover, tenants)
+        admission = Admission(settings.max_requests, settings.max_queued_tokens)
+        limits = DeskLimits(admission, failover, tenants, SlowClients(settings.slow_client_seconds, clock))
         self._desk = FrontDesk(self._fleet, dispatcher, limits, namespace, observer, clock)
         self._administration = Administration(self._fleet, self._desk, namespace)
         self.readiness = Readiness()
@@ -83,6 +92,7 @@ class GatewayService:
             tasks.create_task(self._fleet.run())
             tasks.create_task(self._follow())
             tasks.create_task(self._pin())
+            tasks.create_task(self._desk.slow_clients.run())
 
     async def _follow(self) -> None:
         async for ready in self._fleet.readiness.changes():

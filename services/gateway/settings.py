@@ -36,6 +36,15 @@ class GatewaySettings:
     failovers: int = setting(3, "Times that a request may go on at another engine when its own is lost.", least=0)
     failover_seconds: float = setting(10.0, "Seconds that a request then waits for an engine.", least=0)
     max_requests: int = setting(1024, "Requests under way at most; more are refused.", least=1)
+    max_queued_tokens: int = setting(
+        4_000_000, "Tokens, of prompts and of answers to come, that wait for an engine at most, of each model.", least=1
+    )
+    max_buffered_tokens: int = setting(
+        4096, "Tokens of a stream that wait for its client at most; beyond them it is ended.", least=1, most=8192
+    )
+    slow_client_seconds: float = setting(
+        30.0, "Seconds that a client may leave a message unread; after them its stream is ended.", least=1.0
+    )
     link_timeout_seconds: float = setting(
         10.0, "Seconds without a message after which an engine counts as gone.", least=0.1
     )
