@@ -11,10 +11,10 @@ from statistics import linear_regression, median, quantiles
 from typing import Any, NamedTuple
 
 from bench.report import RESULTS, ROOT, targets
+from services.bench.drawing import BLUE, GREY, ORANGE, RED, SKY, STYLE
 
 IMAGES = ROOT / "docs" / "images"
-# Okabe and Ito's colours, which people who see few colours tell apart.
-QUIRE, PEER, OTHER, TARGET, GREY = "#0072B2", "#E69F00", "#56B4E9", "#D55E00", "#9A9A9A"
+QUIRE, PEER, OTHER, TARGET = BLUE, ORANGE, SKY, RED
 MILLI = 1e-3
 _DEMO_LAYERS = 30
 
@@ -43,7 +43,7 @@ def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path
 
     picture = PICTURES[benchmark]
     result = json.loads(path.read_text())
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure, grid = pyplot.subplots(1, picture.panels, figsize=picture.inches, layout="constrained", squeeze=False)
         picture.draw(grid[0], result)
         figure.suptitle(picture.title, x=0.01, ha="left", fontweight="bold", fontsize=11)
@@ -55,20 +55,6 @@ def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path
 
 
 _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-}
 
 
 def _cpu(panels: Sequence[Any], result: Result) -> None:

@@ -1,6 +1,6 @@
 """Asks an OpenAI-compatible server over HTTP, and reads its server-sent events.
 
-With aiohttp: its parser is C, and reading an event takes a quarter of what it takes with httpx (17 and 66 microseconds).
+With aiohttp, whose parser is C: an event takes 17 microseconds of CPU where httpx takes 66.
 """
 
 import asyncio

@@ -4,6 +4,7 @@ import math
 import secrets
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -235,18 +236,22 @@ def _check(values: Values) -> None:
         raise click.UsageError("--limit, --mean-, --cap- and --max-input and -output are for a --file")
     if not given and (values["concurrency"] or _DEFAULT_CONCURRENCY) < values["processes"]:
         raise click.UsageError("--processes cannot be more than --concurrency")
+    if values["url"]:
+        _need("aiohttp", "--url")
     if values["plot"]:
         _check_plot(values["plot"])
 
 
 def _check_plot(path: Path) -> None:
     """Find out before the run what would fail after it."""
-    import importlib.util
-
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise click.UsageError(f"--plot {path}: a name ends with .png, .svg or .pdf")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib: pip install 'quire[bench]'")
+    _need("matplotlib", "--plot")
+
+
+def _need(package: str, option: str) -> None:
+    if find_spec(package) is None:
+        raise click.UsageError(f"{option} needs {package}: pip install 'quire[bench]'")
 
 
 _SELECTION = ("mean_input", "mean_output", "cap_input", "cap_output", "max_input", "max_output")
