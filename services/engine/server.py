@@ -22,6 +22,7 @@ from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
 from services.engine.tokenizer_files import TokenizerFiles
 from services.service import Readiness
+from services.tls import link_tls, server_tls
 
 # For the step under way when the engine stops, and for gateways to read what it still says.
 _LAST_SECONDS = 2.0
@@ -37,9 +38,12 @@ class EngineService:
     def __init__(self, settings: EngineSettings, observer: EngineObserver | None = None) -> None:
         """Make the server; it listens from `start` on, and is ready when the pool is attached.
 
-        `observer` hears of its work. Raises InvalidSetting when it is to record, but cannot.
+        `observer` hears of its work. Raises InvalidSetting when it is to record, but cannot, when a file of TLS is
+        wrong, or when it would be open to others than this machine.
         """
+        settings.check_exposure()
         self._settings = settings
+        self._tls, self._link_tls = server_tls(settings), link_tls(settings)
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
         self._address = settings.listen
@@ -54,7 +58,7 @@ class EngineService:
 
     async def start(self) -> str:
         """Listen; calls are answered with UNAVAILABLE until the model is loaded."""
-        self._address = transport.bind(self.server, self._settings.listen)
+        self._address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
         return self._address
 
@@ -86,7 +90,7 @@ class EngineService:
             host_blocks=capacity.host_blocks,
             model=self._settings.served_name(),
         )
-        link = BlockLink(self._settings.kvmanager, spec, lambda: driver.wake())
+        link = BlockLink(self._settings.kvmanager, spec, lambda: driver.wake(), self._link_tls)
         engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
         patience = self._settings.seconds_without_kvmanager
         self._recorder.begin(parts.scheduler, engine_id)

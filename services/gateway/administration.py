@@ -8,6 +8,7 @@ from services.errors import InvalidField, Unavailable, UnknownPin
 from services.gateway.engine_link import EngineLink
 from services.gateway.fleet import Fleet
 from services.gateway.front_desk import FrontDesk
+from services.gateway.namespace import Namespace
 
 Pins = Sequence[pins_pb2.PinnedPrefix]
 
@@ -17,9 +18,10 @@ _ACTIONS = ", ".join(field.name for field in gateway_pb2.AdminRequest.DESCRIPTOR
 class Administration:
     """Takes operators' requests. A prompt to pin is tokenized as the front desk does it."""
 
-    def __init__(self, fleet: Fleet, desk: FrontDesk) -> None:
+    def __init__(self, fleet: Fleet, desk: FrontDesk, namespace: Namespace) -> None:
         self._fleet = fleet
         self._desk = desk
+        self._namespace = namespace
 
     async def administer(self, request: gateway_pb2.AdminRequest, timeout: float) -> gateway_pb2.AdminResponse:
         """Do it at all engines of the model that are there, within so many seconds. Raises a ServiceError."""
@@ -43,8 +45,9 @@ class Administration:
         match request.WhichOneof("action"):
             case "pin_prefix":
                 given = request.pin_prefix
+                salt = self._namespace.salt_of_pin(given)
                 token_ids = await self._prefix_ids(request.model, given.prompt)
-                pin = engine_pb2.PinTokens(name=given.name, token_ids=token_ids, salt=given.salt.encode())
+                pin = engine_pb2.PinTokens(name=given.name, token_ids=token_ids, salt=salt)
                 asked.pin_prefix.CopyFrom(pin)
             case "unpin_prefix":
                 asked.unpin_prefix.CopyFrom(request.unpin_prefix)

@@ -26,6 +26,7 @@ from services.errors import (
 from services.gateway.prefixes import SentPrefixes
 from services.gateway.routing import RecentWork
 from services.service import Readiness
+from services.tls import ClientTLS
 
 _DESCRIBE_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
@@ -77,6 +78,18 @@ class Ticket:
         return [event for event in events if event is not None]
 
 
+@dataclass(frozen=True)
+class LinkOptions:
+    """How engines are reached and watched.
+
+    One that says nothing for `timeout_seconds` counts as gone; its work is remembered for about `work_seconds`.
+    """
+
+    timeout_seconds: float
+    work_seconds: float
+    tls: ClientTLS | None = None
+
+
 class Greeter(Protocol):
     """Hears of an engine before anything is asked of it, and may refuse it by raising Unavailable."""
 
@@ -87,11 +100,12 @@ class Greeter(Protocol):
 class EngineLink:
     """Keeps the stream to one engine, and hands what it says to the requests concerned."""
 
-    def __init__(self, address: str, timeout_seconds: float, work_seconds: float, greeter: Greeter) -> None:
-        """Remember where the engine is; `run` connects. Its work is remembered for about `work_seconds`."""
+    def __init__(self, address: str, options: LinkOptions, greeter: Greeter) -> None:
+        """Remember where the engine is; `run` connects."""
         self.address = address
+        self._tls = options.tls
         self._greeter = greeter
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds = options.timeout_seconds
         self._outgoing: asyncio.Queue[pb.ServeRequest] = asyncio.Queue()
         self._tickets: dict[str, Ticket] = {}
         self._given_up: dict[str, int] = {}  # attempts whose end the engine has not told yet, by request id
@@ -102,7 +116,7 @@ class EngineLink:
         self._given_tokens = 0
         self._requests_of_others = 0
         self.draining = False
-        self.work = RecentWork(work_seconds)
+        self.work = RecentWork(options.work_seconds)
         self.sent = SentPrefixes(0)
         self.sessions = 0  # how often the engine came up
         self.readiness = Readiness()
@@ -215,7 +229,7 @@ class EngineLink:
         """Hold one stream until it ends; return whether it was up."""
         self._outgoing = asyncio.Queue()
         try:
-            async with transport.channel(self.address) as channel:
+            async with transport.channel(self.address, tls=self._tls) as channel:
                 await self._converse(pb_grpc.EngineStub(channel))
         except grpc.aio.AioRpcError as error:
             log.log(self._loss_level(), "engine at %s: %s", self.address, error.details())

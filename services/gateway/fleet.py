@@ -8,7 +8,7 @@ from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
 from services.errors import InvalidField, Unavailable, UnknownModel
 from services.gateway.discovery import Places, discovered
-from services.gateway.engine_link import EngineLink
+from services.gateway.engine_link import EngineLink, LinkOptions
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.tokenizer_store import TokenizerStore
 from services.service import Readiness
@@ -42,21 +42,13 @@ class ServedModel:
         return max(descriptions, key=lambda one: one.device_blocks)
 
 
-@dataclass(frozen=True)
-class LinkOptions:
-    """How engines are found and watched; all times in seconds."""
-
-    discovery_seconds: float
-    timeout_seconds: float
-    work_seconds: float
-
-
 class Fleet:
     """Keeps a link to each engine that is found, and knows what they serve. Ready while one takes requests."""
 
-    def __init__(self, places: Places, options: LinkOptions) -> None:
-        """Remember where engines are; `run` looks for them."""
+    def __init__(self, places: Places, discovery_seconds: float, options: LinkOptions) -> None:
+        """Remember where engines are; `run` looks for them, again after so many seconds."""
         self._places = places
+        self._discovery_seconds = discovery_seconds
         self._options = options
         self._tokenizers = TokenizerStore()
         self._links: dict[str, EngineLink] = {}
@@ -112,7 +104,7 @@ class Fleet:
         """Look for engines, and keep the links to them, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             running: dict[EngineLink, asyncio.Task[None]] = {}
-            async for addresses in discovered(self._places, self._options.discovery_seconds):
+            async for addresses in discovered(self._places, self._discovery_seconds):
                 for address in sorted(addresses - self._links.keys()):
                     link = self._links[address] = self._new_link(address)
                     running[link] = tasks.create_task(self._keep(link, tasks))
@@ -122,7 +114,7 @@ class Fleet:
                     tasks.create_task(self._retire(link, running.pop(link)))
 
     def _new_link(self, address: str) -> EngineLink:
-        return EngineLink(address, self._options.timeout_seconds, self._options.work_seconds, self)
+        return EngineLink(address, self._options, self)
 
     async def _keep(self, link: EngineLink, tasks: asyncio.TaskGroup) -> None:
         follower = tasks.create_task(self._follow(link))

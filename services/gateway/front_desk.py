@@ -16,9 +16,12 @@ from services.gateway.dispatch import Dispatcher
 from services.gateway.fleet import Fleet, ServedModel
 from services.gateway.generation import FailoverLimits, Generation, SampleText
 from services.gateway.measured import measured
+from services.gateway.namespace import Namespace, qualified
 from services.gateway.observer import GatewayObserver
 from services.gateway.parameters import Parameters, check_prompt
+from services.gateway.tenants import Tenants
 from services.gateway.text_stream import TextStream
+from services.gateway.token_bound import most_tokens
 
 # Above this, tokenizing takes longer than other streams should wait.
 _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
@@ -26,10 +29,11 @@ _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class DeskLimits:
-    """How many requests may be under way, and how they go on when engines die."""
+    """How many requests may be under way, in all and of each tenant, and how they go on when engines die."""
 
     max_requests: int
     failover: FailoverLimits
+    tenants: Tenants
 
 
 class FrontDesk:
@@ -40,12 +44,14 @@ class FrontDesk:
         fleet: Fleet,
         dispatcher: Dispatcher,
         limits: DeskLimits,
+        namespace: Namespace,
         observer: GatewayObserver,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._limits = limits
+        self._namespace = namespace
         self._observer = observer
         self._clock = clock
         self._ids: set[str] = set()
@@ -58,10 +64,14 @@ class FrontDesk:
         self, request: gateway_pb2.GenerateRequest, caller: Caller = ANYONE, seconds_left: float | None = None
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Yield what the client gets. `seconds_left` is the call's own deadline. Raises a ServiceError."""
-        del caller
         arrival = self._clock()
-        with self._admitted(), self._own_id(Parameters.of(request).within(seconds_left)) as parameters:
-            generation = await self._prepared(request, parameters, arrival)
+        with (
+            self._admitted(),
+            self._own_id(caller, Parameters.of(request).within(seconds_left)) as parameters,
+            self._limits.tenants.admitted(caller, self._most_tokens(request)) as reserved,
+        ):
+            generation = await self._prepared(request, caller, parameters, arrival)
+            reserved.expect(generation.most_tokens(), generation.used_tokens)
             observer = self._observer.request(generation.model.name, await generation.begin())
             async with (
                 aclosing(generation.responses()) as responses,
@@ -120,24 +130,28 @@ class FrontDesk:
                 self._empty.set()
 
     @contextmanager
-    def _own_id(self, parameters: Parameters) -> Iterator[Parameters]:
-        """Keep others from using the request's id: two engines would not know of each other's requests."""
-        if parameters.request_id in self._ids:
+    def _own_id(self, caller: Caller, parameters: Parameters) -> Iterator[Parameters]:
+        """Keep the caller from using the request's id again: two engines would not know of each other's requests."""
+        own = qualified(caller.tenant, parameters.request_id)
+        if own in self._ids:
             raise RequestIsLive(f"request_id {parameters.request_id!r} is live", "request_id")
-        self._ids.add(parameters.request_id)
+        self._ids.add(own)
         try:
             yield parameters
         finally:
-            self._ids.remove(parameters.request_id)
+            self._ids.remove(own)
+
+    def _most_tokens(self, request: gateway_pb2.GenerateRequest) -> int:
+        return most_tokens(request, self._fleet.model(request.model).description().context_tokens)
 
     async def _prepared(
-        self, request: gateway_pb2.GenerateRequest, parameters: Parameters, arrival: float
+        self, request: gateway_pb2.GenerateRequest, caller: Caller, parameters: Parameters, arrival: float
     ) -> Generation:
         model = self._fleet.model(request.model)
         _check_vocabulary(parameters, model.description().vocabulary_size)
         token_ids = await self.token_ids(model.name, request.prompt)
         submission = engine_pb2.Submission(
-            request_id=parameters.request_id,
+            request_id=qualified(caller.tenant, parameters.request_id),
             attempt=1,
             prompt_token_ids=token_ids,
             samples=[engine_pb2.SampleState()] * parameters.sampling.sample_count,
@@ -148,7 +162,7 @@ class FrontDesk:
             prompt_logprobs=parameters.prompt_logprobs,
             constraint=parameters.constraint,
             stopping=_engine_stopping(parameters, len(token_ids), model),
-            salt=parameters.salt.encode(),
+            salt=self._namespace.salt(caller.tenant, parameters.salt),
             priority=parameters.priority,
             age=duration(self._clock() - arrival),
             timeout=_time_left(parameters, self._clock() - arrival),

@@ -78,6 +78,15 @@ class Generation:
         self._placement = await self.dispatcher.place(self.model, self.submission)
         return self._placement.engine_id
 
+    def most_tokens(self) -> int:
+        """Return the most tokens that it can use, prompt and answers together."""
+        sequences = max(len(self.samples), self.submission.beam_search.width)
+        return len(self.submission.prompt_token_ids) + sequences * self.submission.stopping.max_tokens
+
+    def used_tokens(self) -> int:
+        """Return the tokens used so far, prompt and answers together."""
+        return (len(self.submission.prompt_token_ids) if self._started_told else 0) + self.generated_tokens
+
     async def responses(self) -> AsyncGenerator[Response, None]:
         """Yield Started, Deltas and Finished. Raises the ServiceError that the request ended with.
 

@@ -1,24 +1,31 @@
 """The gateway's bare server."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
 from services.gateway import pinned_prompts
 from services.gateway.administration import Administration
+from services.gateway.authentication import Authentication
+from services.gateway.callers import Caller
 from services.gateway.discovery import Places
 from services.gateway.dispatch import Dispatcher
-from services.gateway.engine_link import EngineLink
-from services.gateway.fleet import Fleet, LinkOptions
+from services.gateway.engine_link import EngineLink, LinkOptions
+from services.gateway.fleet import Fleet
 from services.gateway.front_desk import DeskLimits, FrontDesk
+from services.gateway.gatekeeper import Gatekeeper
 from services.gateway.generation import FailoverLimits
+from services.gateway.namespace import Namespace
 from services.gateway.observer import GatewayObserver
 from services.gateway.prefix_lookup import PrefixLookup
 from services.gateway.routing import Policy, Router
 from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
+from services.gateway.tenants import Tenants
 from services.service import Readiness
+from services.tls import link_tls, server_tls
 
 
 class GatewayService:
@@ -29,32 +36,46 @@ class GatewayService:
     def __init__(self, settings: GatewaySettings, observer: GatewayObserver | None = None) -> None:
         """Make the server; it listens from `start` on, and is ready while an engine takes requests.
 
-        `observer` hears of its work. Raises InvalidSetting when the file of prompts to pin is wrong.
+        `observer` hears of its work. Raises InvalidSetting when a file that it names is wrong, or when it would be open
+        to others than this machine.
         """
+        settings.check_exposure()
         self._settings = settings
+        self._tls, links_tls = server_tls(settings), link_tls(settings)
+        tenants = Tenants(time.monotonic)
+        namespace = Namespace(separate=bool(settings.api_keys) and settings.prefixes == "tenant")
+        self._authentication = Authentication(settings.api_keys, tenants)
         self._pinned_prompts = pinned_prompts.read(settings.pinned_prompts)
         clock = asyncio.get_running_loop().time
         observer = observer or GatewayObserver()
-        self._lookup = PrefixLookup(settings.kvmanager, clock) if settings.kvmanager else None
-        self._fleet = Fleet(Places.of(settings.engines), _link_options(settings))
+        self._lookup = PrefixLookup(settings.kvmanager, clock, links_tls) if settings.kvmanager else None
+        links = LinkOptions(settings.link_timeout_seconds, settings.routing_window_seconds, links_tls)
+        self._fleet = Fleet(Places.of(settings.engines), settings.discovery_seconds, links)
         router = Router(Policy(settings.routing), settings.routing_slack_tokens)
         dispatcher = Dispatcher(self._fleet, router, self._lookup, observer, clock)
-        self._desk = FrontDesk(self._fleet, dispatcher, _desk_limits(settings), observer, clock)
-        self._administration = Administration(self._fleet, self._desk)
+        failover = FailoverLimits(settings.failovers, settings.failover_seconds)
+        limits = DeskLimits(settings.max_requests, failover, tenants)
+        self._desk = FrontDesk(self._fleet, dispatcher, limits, namespace, observer, clock)
+        self._administration = Administration(self._fleet, self._desk, namespace)
         self.readiness = Readiness()
-        self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [RequestParser()])
+        self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [Gatekeeper(self.authenticate), RequestParser()])
+
+    def authenticate(self, authorization: str | None) -> Caller:
+        """Return who sent this value of `authorization`, with a call of gRPC or HTTP. Raises Unauthenticated."""
+        return self._authentication.authenticate(authorization)
 
     async def start(self) -> str:
         """Listen. Raises AddressUnavailable."""
-        servicer = GatewayServicer(self._desk, self._administration)
+        servicer = GatewayServicer(self._desk, self._administration, self.authenticate)
         gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, self.server)
-        address = transport.bind(self.server, self._settings.listen)
+        address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
         return address
 
     async def run(self) -> None:
-        """Keep the links to the engines until cancelled."""
+        """Keep the links to the engines, and follow the file of keys, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._authentication.follow())
             tasks.create_task(self._fleet.run())
             tasks.create_task(self._follow())
             tasks.create_task(self._pin())
@@ -85,11 +106,3 @@ class GatewayService:
         await self.server.stop(grace=0)
         if self._lookup:
             await self._lookup.close()
-
-
-def _link_options(settings: GatewaySettings) -> LinkOptions:
-    return LinkOptions(settings.discovery_seconds, settings.link_timeout_seconds, settings.routing_window_seconds)
-
-
-def _desk_limits(settings: GatewaySettings) -> DeskLimits:
-    return DeskLimits(settings.max_requests, FailoverLimits(settings.failovers, settings.failover_seconds))

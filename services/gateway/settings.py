@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services import exposure
 from services.gateway.discovery import Places
 from services.gateway.routing import Policy
 from services.settings import check, setting
@@ -39,8 +40,27 @@ class GatewaySettings:
         10.0, "Seconds without a message after which an engine counts as gone.", least=0.1
     )
     pinned_prompts: str = setting("", "File of prompts to pin whenever an engine comes up, in JSON Lines. Empty: none.")
+    api_keys: str = setting("", "File of the API keys that clients must have one of, in TOML. Empty: nobody is asked.")
+    prefixes: str = setting(
+        "tenant",
+        "Who shares cached prefixes, where API keys are asked for: requests of one tenant, or public, all of them.",
+        choices=("tenant", "public"),
+    )
+    tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
+    tls_key: str = setting("", exposure.TLS_KEY)
+    tls_client_ca: str = setting("", exposure.TLS_CLIENT_CA)
+    link_ca: str = setting("", exposure.LINK_CA.format(whom="the engines' and the KV manager's"))
+    link_certificate: str = setting("", exposure.LINK_CERTIFICATE)
+    link_key: str = setting("", exposure.LINK_KEY)
+    link_server_name: str = setting("", exposure.LINK_SERVER_NAME.format(whom="the engines' and the KV manager's"))
+    insecure: bool = setting(False, exposure.INSECURE.format(what="nobody is asked for an API key"))
     grace_seconds: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
 
     def __post_init__(self) -> None:
         check(self)
         Places.of(self.engines)
+        exposure.check_tls(self, links=("engines", "kvmanager"))
+
+    def check_exposure(self) -> None:
+        """Raise InvalidSetting when others than this machine could use it without an API key."""
+        exposure.check_exposure(self, "api_keys", "nobody is asked for an API key")

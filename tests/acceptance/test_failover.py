@@ -1,4 +1,4 @@
-"""Twenty times each, at random moments, on the demo model: engines and links that fail under 32 streams of all kinds."""
+"""Twenty times each, at random moments: engines and links fail under 32 streams of all kinds on the demo model."""
 
 import random
 from collections.abc import Iterator

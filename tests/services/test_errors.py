@@ -26,6 +26,8 @@ from services import errors
 from services.engine import output_codec
 from services.engine.tokenizer_files import TokenizerFiles
 from services.gateway import engine_news
+from services.gateway.api_keys import make_key
+from tests.api_keys import bearer, write_keys
 from tests.load import prompt_request
 from tests.running_quire import RunningService
 
@@ -320,8 +322,35 @@ PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
 }
 
 
+# At a gateway that asks for keys.
+KEYED_PROVOCATIONS: dict[type[Exception], Callable[[Any], Status]] = {
+    errors.Unauthenticated: lambda gateway: failure_of(gateway.GetModel(gateway_pb2.GetModelRequest()) for _ in "x")[0],
+    errors.NotPermitted: lambda gateway: failure_of(
+        gateway.Admin(gateway_pb2.AdminRequest(), metadata=bearer(KEY)) for _ in "x"
+    )[0],
+}
+
+KEY = make_key()
+
+
+@pytest.fixture(scope="module")
+def keyed_gateway(
+    service: Callable[..., RunningService], tmp_path_factory: pytest.TempPathFactory
+) -> gateway_pb2_grpc.GatewayStub:
+    keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", {KEY: "tenant = 'acme'"})
+    one = service("gateway", "--listen", "127.0.0.1:0", "--api-keys", str(keys))
+    return gateway_pb2_grpc.GatewayStub(one.channel)
+
+
+@pytest.mark.parametrize("error", KEYED_PROVOCATIONS, ids=[error.__name__ for error in KEYED_PROVOCATIONS])
+def test_every_row_about_keys_is_seen_by_a_client(
+    keyed_gateway: gateway_pb2_grpc.GatewayStub, error: type[Exception]
+) -> None:
+    assert KEYED_PROVOCATIONS[error](keyed_gateway) == errors.STATUS[error].grpc
+
+
 # Bytes that are no message are no domain error: what comes of them is seen in kvmanager/test_fuzzed_bytes.py.
-ROWS = [error for error in errors.STATUS if error is not DecodeError]
+ROWS = [error for error in errors.STATUS if error is not DecodeError and error not in KEYED_PROVOCATIONS]
 
 
 @pytest.mark.parametrize("error", ROWS, ids=[error.__name__ for error in ROWS])
