@@ -10,6 +10,7 @@ The Deployment and the Service of one of the three services, made from what dist
   replicas      how many pods
   strategy      how they are replaced
   serviceType   type of its Service
+  headless      whether its Service's name stands for the pods instead of an address of its own
   usesModel     whether it reads a model
 */}}
 {{- define "quire.workload" -}}
@@ -194,6 +195,10 @@ metadata:
     app.kubernetes.io/component: {{ $component }}
 spec:
   type: {{ .serviceType }}
+  {{- if .headless }}
+  # Its name stands for the addresses of all pods that are ready: gateways choose among them.
+  clusterIP: None
+  {{- end }}
   selector:
     {{- include "quire.selectorLabels" $root | nindent 4 }}
     app.kubernetes.io/component: {{ $component }}

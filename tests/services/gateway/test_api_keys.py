@@ -39,22 +39,22 @@ def test_a_key_is_its_tenants_and_an_operators_only_where_the_file_says_so() -> 
     assert found.caller(f"bearer  {OTHER} ", 0) == Caller("ops", operator=True)
 
 
-@pytest.mark.parametrize(
-    "authorization",
-    [
-        None,
-        "",
-        "Bearer",
-        "Bearer ",
-        KEY,
-        f"Basic {KEY}",
-        f"Bearer {KEY[:-1]}",
-        f"Bearer {KEY}x",
-        f"Bearer {digest_of(KEY).hex()}",
-        f"Bearer {KEY} {KEY}",
-        "Bearer \udcff",
-    ],
-)
+WRONG = {
+    "nothing": None,
+    "empty": "",
+    "no key": "Bearer",
+    "an empty key": "Bearer ",
+    "a bare key": KEY,
+    "another scheme": f"Basic {KEY}",
+    "one character less": f"Bearer {KEY[:-1]}",
+    "one character more": f"Bearer {KEY}x",
+    "the digest": f"Bearer {digest_of(KEY).hex()}",
+    "the key twice": f"Bearer {KEY} {KEY}",
+    "no text": "Bearer \udcff",
+}
+
+
+@pytest.mark.parametrize("authorization", WRONG.values(), ids=WRONG)
 def test_a_missing_key_and_every_wrong_one_are_refused_in_the_same_words(authorization: str | None) -> None:
     assert refused(keys(entry()), authorization) == refused(keys(entry()), None)
 
