@@ -313,6 +313,32 @@ def _decoding(panels: Sequence[Any], result: Result) -> None:
     axes.legend(loc="upper left")
 
 
+def _routing(panels: Sequence[Any], result: Result) -> None:
+    """Hit rates by pool and policy, beside one engine's; and how uneven the load was."""
+    values = {one["metric"]: one["value"] for one in result["rows"]}
+    pools = sorted({int(name.split("_")[1]) for name in values if name.startswith("sessions_")})
+    ways = {
+        "one_engine": ("one engine, three times the pool", GREY),
+        "prefix": ("prefix", QUIRE),
+        "least_loaded": ("least-loaded", PEER),
+        "round_robin": ("round-robin", OTHER),
+    }
+    for place, (way, (label, color)) in enumerate(ways.items()):
+        xs = [at + 0.2 * (place - 1.5) for at in range(len(pools))]
+        rates = [values[f"sessions_{pool}_{way}_hit_rate"] for pool in pools]
+        panels[0].bar(xs, rates, 0.18, color=color, label=label)
+        if way != "one_engine":
+            panels[1].bar(xs, [values[f"sessions_{pool}_{way}_most_load"] or 0 for pool in pools], 0.18, color=color)
+    target = _target("routing", "sessions_1024_prefix_most_load")
+    panels[1].axhline(target, color=TARGET, linestyle="--", linewidth=1.3, label="target for prefix")
+    panels[0].set_ylabel("share of prompt tokens cached")
+    panels[1].set_ylabel("largest load of an engine over the mean")
+    for axes in panels:
+        axes.set_xticks(range(len(pools)), [f"{pool:,} blocks" for pool in pools])
+        axes.set_ylim(0, 1.3 * axes.dataLim.ymax)
+        axes.legend(loc="upper left", ncols=2)
+
+
 def _gpu(panels: Sequence[Any], result: Result) -> None:
     """Bars of what has a target, beside it."""
     axes = panels[0]
@@ -397,6 +423,13 @@ PICTURES: dict[str, Picture] = {
         (7, 3.6),
         "Samples and beams of one prompt beside as many greedy answers",
         "Bars of tokens per second of greedy answers, samples and beams at 2, 4 and 6 sequences",
+    ),
+    "routing": Picture(
+        _routing,
+        2,
+        (10, 3.8),
+        "60 sessions of agents over three engines that compute nothing",
+        "Bars of prefix hit rates and of the largest load of an engine, by policy and pool",
     ),
     "gpu": Picture(
         _gpu,

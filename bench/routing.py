@@ -63,7 +63,7 @@ class Case:
 
 
 CASES = (
-    Case("sessions", "agent_sessions.jsonl", Selection(max_input=7168), 10, 0.2, 4.0, 150.0, (512, 1024, 2048)),
+    Case("sessions", "agent_sessions.jsonl", Selection(max_input=7168), 10, 0.2, 2.0, 150.0, (768, 1024, 2048)),
     Case(
         "conversation", "mooncake_conversation.jsonl", Selection(limit=2000, cap_output=8), 1, None, 10.0, 0.0, (65536,)
     ),
@@ -81,10 +81,16 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fleet made of a workload. most_load: the largest of an engine in a window, over the mean of all."""
+    """What a fleet made of a workload.
+
+    most_load: the largest of an engine in a window, over the mean of all. stretch: how much longer it took than the
+    trace; far above 1 the machine was too slow, and more sessions ran at once than should.
+    """
 
     hit_rate: float
     most_load: float | None
+    stretch: float
+    most_in_flight: int
     completed: int
     failures: dict[str, int]
     windows: list[list[float]]
@@ -124,17 +130,24 @@ def _measured(case: Case, fleet: Fleet) -> Outcome:
 
         target = Target("grpc", gateway.address, prompt_seed=PROMPT_SEED)
         run = measure(completed_by(target, describe(target)), load, 1, Objectives(), seen)
-    last_start = max(planned.start for planned in load.planned())
-    return _outcome(run, samples, WINDOW_SECONDS / case.speedup, last_start)
+    return _outcome(run, samples, WINDOW_SECONDS / case.speedup)
 
 
-def _outcome(run: Run, samples: LoadSamples, width: float, last_start: float) -> Outcome:
+def _trace_seconds(load: Load) -> float:
+    """Return when the last call is due where no call takes any time."""
+    speedup = load.arrivals.speedup
+    return max(one.start + one.session.calls[-1].offset_seconds / speedup for one in load.planned())
+
+
+def _outcome(run: Run, samples: LoadSamples, width: float) -> Outcome:
     """Make figures of a run; loads are those of whole windows in which sessions started."""
-    windows = samples.windows(width, last_start)
+    windows = samples.windows(width, max(planned.start for planned in run.load.planned()))
     summary = run.summary
     return Outcome(
         summary.prefix_hit_rate or 0.0,
         most_over_mean(windows),
+        run.records[-1].sent / _trace_seconds(run.load),
+        summary.most_in_flight,
         summary.completed,
         summary.failures,
         [[round(float(one)) for one in window] for window in windows],
