@@ -27,6 +27,10 @@ from services.gateway.tenants import Tenants
 from services.service import Readiness
 from services.tls import link_tls, server_tls
 
+# The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE: a
+# client would not try again what is cancelled.
+_LAST_WORDS_SECONDS = 1.0
+
 
 class GatewayService:
     """Serves clients with the models of its engines."""
@@ -102,7 +106,7 @@ class GatewayService:
             await asyncio.wait_for(self._desk.drain(), self._settings.grace_seconds)
 
     async def stop(self) -> None:
-        """Close the server; what is still under way is cancelled."""
-        await self.server.stop(grace=0)
+        """Close the server; what is still under way a moment later is cancelled."""
+        await self.server.stop(grace=_LAST_WORDS_SECONDS)
         if self._lookup:
             await self._lookup.close()

@@ -23,6 +23,9 @@ SHOWN = {
         "quire_inter_token_latency_seconds": (),
         "quire_e2e_request_latency_seconds": (),
         "quire_request_success": ("finished_reason",),
+        "quire_routed_requests": ("reason",),
+        "quire_routed_cached_tokens": (),
+        "quire_failovers": ("reason",),
     },
     "engine": {
         "quire_num_requests_running": (),
