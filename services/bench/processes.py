@@ -157,6 +157,7 @@ class _Worker:
         await self._drive(driver)
         result = Share(driver.records, self._clock(), time.process_time() - used, self._lags)
         await client.close()
+        self._connection.send(driver.progress)
         self._connection.send(result)
 
     def _clock(self) -> float:
