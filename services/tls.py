@@ -141,7 +141,7 @@ class ClientTLS:
 
         Raises InvalidSetting.
         """
-        self._files = files
+        self.files = files
         self._contents = _Reloaded(files, self._read)
         self.server_name = server_name
 
@@ -151,7 +151,7 @@ class ClientTLS:
         return grpc.ssl_channel_credentials(*self._contents.made)
 
     def _read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        files = self._files
+        files = self.files
         return _bytes_of(files.ca), _bytes_of(files.key), _bytes_of(files.certificate)
 
 
