@@ -97,6 +97,11 @@ class RunningQuire:
         self._kvmanager_channel = open_channel(self.addresses["KV manager"])
         self.kvmanager = kvmanager_pb2_grpc.KVManagerStub(self._kvmanager_channel)
 
+    @property
+    def http_url(self) -> str:
+        """Where it says that it listens for HTTP."""
+        return self.output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
+
     def generate(self, request: gateway_pb2.GenerateRequest, timeout: float = CALL_SECONDS) -> "Answer":
         """Run a request to its end. Raises grpc.RpcError."""
         return Answer.of(self.gateway.Generate(request, timeout=timeout))
@@ -269,7 +274,9 @@ def open_channel(address: str) -> grpc.Channel:
 
 
 def launch(*arguments: str, module: str = "services.cli.main", **environment: str) -> subprocess.Popen[str]:
-    """Start the command `quire`, or another module, with its output as text in one pipe."""
+    """Start the command `quire`, or another module, with its output as text in one pipe; HTTP only where asked for."""
+    if arguments[0] in ("serve", "gateway") and "--http-listen" not in arguments:
+        arguments = (arguments[0], "--http-listen", "", *arguments[1:])
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=Path(__file__).parent.parent,

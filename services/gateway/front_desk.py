@@ -12,7 +12,8 @@ from services.duration import duration
 from services.errors import InvalidField, Overloaded, RequestIsLive, Unavailable
 from services.gateway.admission import Admission, Place
 from services.gateway.callers import ANYONE, Caller
-from services.gateway.chat_template import ChatTemplateError
+from services.gateway.chat_template import ChatTemplateError, ToolsUnknown
+from services.gateway.conversation import conversation_of
 from services.gateway.deadlines import Deadline
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fleet import Fleet, ServedModel
@@ -25,6 +26,7 @@ from services.gateway.slow_clients import Reader, SlowClients
 from services.gateway.tenants import Tenants
 from services.gateway.text_stream import TextStream
 from services.gateway.token_bound import most_tokens
+from services.gateway.tokenizer import Tokenizer
 
 # Above this, tokenizing takes longer than other streams should wait.
 _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
@@ -108,6 +110,8 @@ class FrontDesk:
             if prompt.ByteSize() <= _LONGEST_PROMPT_TOKENIZED_AT_ONCE:
                 return _tokenize(served, prompt, open_turn)
             return await asyncio.to_thread(_tokenize, served, prompt, open_turn)
+        except ToolsUnknown as error:
+            raise InvalidField(f"prompt.chat.tools: {error}", "prompt.chat.tools") from error
         except ChatTemplateError as error:
             raise InvalidField(f"prompt.chat: {error}", "prompt.chat") from error
 
@@ -117,6 +121,10 @@ class FrontDesk:
         _check_ids(request.token_ids, "token_ids", served.description().vocabulary_size)
         skip = not request.special_tokens
         return await asyncio.to_thread(served.tokenizer.decode, list(request.token_ids), skip_special_tokens=skip)
+
+    def tokenizer(self, model: str) -> Tokenizer:
+        """Return the tokenizer of a served model. Raises UnknownModel or Unavailable."""
+        return self._fleet.model(model).tokenizer
 
     def models(self) -> list[gateway_pb2.GetModelResponse]:
         """Describe the models that an engine is there for, in order of their names."""
@@ -242,8 +250,7 @@ def _described(model: ServedModel) -> gateway_pb2.GetModelResponse:
 def _tokenize(model: ServedModel, prompt: gateway_pb2.Prompt, open_turn: bool) -> list[int]:
     if prompt.WhichOneof("kind") == "text":
         return model.tokenizer.encode(prompt.text)
-    messages = [(message.role, message.content) for message in prompt.chat.messages]
-    return model.tokenizer.encode_chat(messages, open_turn=open_turn)
+    return model.tokenizer.encode_chat(conversation_of(prompt.chat), open_turn=open_turn)
 
 
 def _time_left(parameters: Parameters, spent_seconds: float) -> Duration | None:

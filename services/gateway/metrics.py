@@ -103,6 +103,17 @@ class GatewayMetrics(GatewayObserver):
         """Count the loss under the engine that was left."""
         self._failed_over.labels(model_name, engine_id, reason).inc()
 
+        self._http_requests = Counter(
+            "quire_http_requests",
+            "Requests over HTTP that were answered, by path, method and status; 499: the client left before.",
+            ("route", "method", "status"),
+            registry=self.registry,
+        )
+
+    def http_request(self, route: str, method: str, status: int) -> None:
+        """Count an answer."""
+        self._http_requests.labels(route, method, str(status)).inc()
+
     def request(self, model_name: str, engine_id: str) -> RequestObserver:
         """Count this request under its model and engine."""
         labels = (model_name, engine_id)

@@ -50,3 +50,6 @@ class GatewayObserver:
 
     def cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
         """The engine has said that a request has ended, so many seconds after its client had left it."""
+
+    def http_request(self, route: str, method: str, status: int) -> None:
+        """A request over HTTP was answered; 499: its client left before."""

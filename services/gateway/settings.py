@@ -13,6 +13,16 @@ class GatewaySettings:
     """Where clients come in, which engines answer, and how much may be under way."""
 
     listen: str = setting("127.0.0.1:50051", "Address to listen on: host:port or unix:/path.")
+    http_listen: str = setting(
+        "127.0.0.1:8000", "Address of the OpenAI-compatible HTTP front: host:port. Empty: none.", may_be_empty=True
+    )
+    http_connections: int = setting(2048, "HTTP connections at most; more are refused.", least=1)
+    http_read_seconds: float = setting(
+        30.0, "Seconds that a client has for the head of an HTTP request, and again for its body.", least=0.1
+    )
+    http_write_seconds: float = setting(
+        60.0, "Seconds without progress after which an HTTP client that does not read its answer is cut off.", least=0.1
+    )
     engines: str = setting(
         "127.0.0.1:50052",
         "Addresses of the engines, with commas between them. dns:NAME:PORT stands for every address that the name has.",

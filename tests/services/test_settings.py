@@ -52,7 +52,7 @@ def out_of_bounds() -> Iterator[tuple[str, str, Any]]:
             yield from ((label, field.name, value) for value in (math.nan, math.inf))
         if bounds["choices"]:
             yield label, field.name, "nonsense"
-        elif isinstance(field.default, str) and field.default:
+        elif isinstance(field.default, str) and field.default and not bounds["may_be_empty"]:
             yield label, field.name, ""
 
 
