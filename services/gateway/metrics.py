@@ -58,6 +58,11 @@ class GatewayMetrics(GatewayObserver):
             "Prompt tokens that the engine should have cached, when it was chosen.",
             _LABELS,
         )
+        self._http_requests = self._counter(
+            "quire_http_requests",
+            "Requests over HTTP that were answered, by path, method and status; 499: the client left before.",
+            ("route", "method", "status"),
+        )
         self._failed_over = self._counter(
             "quire_failovers",
             "Requests that left the engine before they ended, by reason: lost, drained, no-kvmanager, refused.",
@@ -102,13 +107,6 @@ class GatewayMetrics(GatewayObserver):
     def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
         """Count the loss under the engine that was left."""
         self._failed_over.labels(model_name, engine_id, reason).inc()
-
-        self._http_requests = Counter(
-            "quire_http_requests",
-            "Requests over HTTP that were answered, by path, method and status; 499: the client left before.",
-            ("route", "method", "status"),
-            registry=self.registry,
-        )
 
     def http_request(self, route: str, method: str, status: int) -> None:
         """Count an answer."""
