@@ -313,6 +313,52 @@ def _decoding(panels: Sequence[Any], result: Result) -> None:
     axes.legend(loc="upper left")
 
 
+def _streams(panels: Sequence[Any], result: Result) -> None:
+    """The delay and the CPU's share at each pace."""
+    levels = result["levels"]
+    rates = [level["tokens_per_second"] for level in levels]
+    delays, shares = panels
+    delays.plot(rates, [level["delay_p50_ms"] for level in levels], "o-", color=QUIRE, label="median")
+    delays.plot(rates, [level["delay_p99_ms"] for level in levels], "s-", color=OTHER, label="99th percentile")
+    delays.plot(
+        rates, [1000 / level["tokens_per_second_of_a_stream"] for level in levels], ":", color=GREY, label="a step"
+    )
+    delays.set_yscale("log")
+    delays.set_ylabel("milliseconds from engine to client")
+    shares.plot(rates, [level["gateway_cpu_us_per_token"] for level in levels], "o-", color=QUIRE)
+    shares.set_ylabel("gateway's CPU microseconds per token")
+    shares.set_ylim(0, 1.2 * shares.dataLim.ymax)
+    for axes in panels:
+        axes.set_xlabel("tokens per second, all 500 streams together")
+        axes.set_xlim(0, 1.08 * max(rates))
+    delays.legend(loc="upper left")
+
+
+def _overload(panels: Sequence[Any], result: Result) -> None:
+    """What refused requests were told beside when there was room, and how long the others waited for a token."""
+    forecasts, waits = panels
+    points = result["forecasts"]
+    most = 1.1 * max(max(one["told"], one["found"]) for one in points)
+    forecasts.fill_between(
+        [0, most], [0, most / 2], [0, 2 * most], color=GREY, alpha=0.2, label="within a factor of two"
+    )
+    found, told = ([one[name] for one in points] for name in ("found", "told"))
+    forecasts.plot(found, told, ".", color=QUIRE, markersize=3, alpha=0.5)
+    forecasts.set_xlim(0, most)
+    forecasts.set_ylim(0, most)
+    forecasts.set_xlabel("seconds until there was room")
+    forecasts.set_ylabel("seconds that a refused request was told")
+    forecasts.legend(loc="upper left")
+    for name, label, color in (("half_load", "half load", GREY), ("overload", "3 times capacity", QUIRE)):
+        seconds = sorted(result[f"first_token_seconds_at_{name}"])
+        shares = [(place + 1) / len(seconds) for place in range(len(seconds))]
+        waits.plot([1000 * one for one in seconds], shares, color=color, label=label)
+    waits.set_xlabel("milliseconds to the first token of requests that were let in")
+    waits.set_ylabel("share of them")
+    waits.set_xlim(left=0)
+    waits.legend(loc="lower right")
+
+
 def _routing(panels: Sequence[Any], result: Result) -> None:
     """Hit rates by pool and policy, beside one engine's; and how uneven the load was."""
     values = {one["metric"]: one["value"] for one in result["rows"]}
@@ -423,6 +469,20 @@ PICTURES: dict[str, Picture] = {
         (7, 3.6),
         "Samples and beams of one prompt beside as many greedy answers",
         "Bars of tokens per second of greedy answers, samples and beams at 2, 4 and 6 sequences",
+    ),
+    "streams": Picture(
+        _streams,
+        2,
+        (10, 3.8),
+        "500 streams through one gateway, each at a steady pace",
+        "Lines of the gateway's delay and of its CPU time per token over the tokens per second",
+    ),
+    "overload": Picture(
+        _overload,
+        2,
+        (10, 3.8),
+        "Three times as many requests as one engine can serve",
+        "Points of seconds told over seconds found, most within a factor of two, and the waits for first tokens",
     ),
     "routing": Picture(
         _routing,

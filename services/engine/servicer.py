@@ -11,10 +11,10 @@ from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
 from services.engine.constraints import Constraints
 from services.engine.driver import EngineDriver
-from services.engine.gateway_link import BacklogTooLong, GatewayLink
+from services.engine.gateway_link import GatewayLink
 from services.engine.intake import Intake
 from services.engine.tokenizer_files import TokenizerFiles
-from services.errors import Overloaded, Unavailable, UnexpectedMessage, translated
+from services.errors import Unavailable, UnexpectedMessage, translated
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.ServeRequest]
@@ -56,17 +56,21 @@ class EngineServicer(pb_grpc.EngineServicer):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._no_links.wait(), seconds)
 
-    async def Serve(self, requests: Requests, context: Context) -> AsyncIterator[pb.ServeResponse]:  # noqa: N802
-        """Serve one gateway until its stream ends, which cancels its requests."""
+    async def Serve(self, requests: Requests, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Serve one gateway until its stream ends, which cancels its requests.
+
+        Written and not yielded, so that a write can be left which the gateway holds up.
+        """
         async with translated(context):
             (driver, constraints), link = self._loaded(), GatewayLink()
             intake = Intake(driver, link, constraints)
             reader = asyncio.create_task(self._read(intake, requests))
             self._add(link)
             try:
-                yield self._response(driver)  # at once: a gateway takes it for the link being up
-                while not (reader.done() or link.closed):
-                    yield await self._next_response(driver, link, reader)
+                with link.bounded():
+                    await context.write(self._response(driver))  # at once: a gateway takes it for the link being up
+                    while not (reader.done() or link.closed):
+                        await context.write(await self._next_response(driver, link, reader))
                 if reader.done():
                     await reader
             finally:
@@ -118,8 +122,6 @@ class EngineServicer(pb_grpc.EngineServicer):
             await asyncio.wait({output, reader}, timeout=self._heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED)
             if output.done():
                 return self._response(driver, output.result())
-        except BacklogTooLong as error:
-            raise Overloaded(str(error)) from error
         finally:
             if not output.done():
                 output.cancel()

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import grpc
@@ -20,9 +21,11 @@ from services.errors import (
     PinTooLarge,
     RequestIsLive,
     ServiceError,
+    SlowClient,
     Unavailable,
     UnknownPin,
 )
+from services.gateway.observer import GatewayObserver
 from services.gateway.prefixes import SentPrefixes
 from services.gateway.routing import RecentWork
 from services.service import Readiness
@@ -30,6 +33,7 @@ from services.tls import ClientTLS
 
 _DESCRIBE_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
+_HANDED_OVER_AT_ONCE = 32
 
 # What Engine.Admin ends with; all else is the engine's fault.
 _ADMIN_ERRORS: dict[grpc.StatusCode, type[ServiceError]] = {
@@ -52,42 +56,91 @@ class LinkBroke(Exception):
 
 @dataclass(eq=False)
 class Ticket:
-    """A request given to the engine: what comes back for it, in order. None: the link broke."""
+    """A request given to the engine, and what came back for it and was not read yet, in order.
+
+    While its reader is behind, the tokens of a sample become one message. `most_tokens` may wait; when there are more,
+    they are dropped, and the ticket is `overrun`. Scores of a prompt do not count: they are no more than its tokens.
+    """
 
     submission: pb.Submission
-    events: "asyncio.Queue[Event | None]" = field(default_factory=asyncio.Queue)
+    most_tokens: int
     ended: bool = False
+    lost: bool = False
+    overrun: bool = False
+    _waiting: list[Event] = field(default_factory=list)
+    _growing: dict[int, pb.SampleTokens] = field(default_factory=dict)  # those among them, by sample
+    _tokens: int = 0
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, event: Event) -> None:
+        """Add news. Never waits."""
+        if self.overrun:
+            return
+        if isinstance(event, pb.SampleTokens):
+            self._put_tokens(event)
+        else:
+            self._waiting.append(event)
+        self._news.set()
+
+    def lose(self) -> None:
+        """The link broke: nothing more comes."""
+        self.lost = True
+        self._news.set()
 
     async def next_events(self, deadline: float | None) -> list[Event]:
         """Wait for news and return all that is there.
 
-        Raises LinkBroke when nothing more can come, DeadlinePassed when the event loop's clock reaches `deadline`.
+        Raises SlowClient when too much waited, LinkBroke when nothing more can come, TimeoutError when the event loop's
+        clock reaches `deadline`.
         """
-        try:
+        if not self._news.is_set():
             async with asyncio.timeout_at(deadline):
-                events = [await self.events.get()]
-        except TimeoutError as error:
-            raise DeadlinePassed("timeout has passed", "timeout") from error
-        while not self.events.empty():
-            events.append(self.events.get_nowait())
-        if events[-1] is not None:
-            return [event for event in events if event is not None]
-        if len(events) == 1:
+                await self._news.wait()
+        if self.overrun:
+            raise SlowClient(f"more than {self.most_tokens} tokens waited for being read")
+        if not self._waiting:
             raise LinkBroke
-        self.events.put_nowait(None)  # what came before the link broke counts
-        return [event for event in events if event is not None]
+        if not self.lost:  # else what came before counts
+            self._news.clear()
+        return self._take()
+
+    def _put_tokens(self, event: pb.SampleTokens) -> None:
+        self._tokens += len(event.token_ids)
+        if self._waiting and self._tokens > self.most_tokens:
+            self._take()
+            self.overrun = True
+        elif (growing := self._growing.get(event.sample)) is not None:
+            growing.MergeFrom(event)
+        else:
+            self._growing[event.sample] = event
+            self._waiting.append(event)
+
+    def _take(self) -> list[Event]:
+        waiting, self._waiting, self._growing, self._tokens = self._waiting, [], {}, 0
+        return waiting
+
+
+@dataclass(frozen=True)
+class _GivenUp:
+    """An attempt that nobody waits for, and when that was."""
+
+    attempt: int
+    at: float
 
 
 @dataclass(frozen=True)
 class LinkOptions:
     """How engines are reached and watched.
 
-    One that says nothing for `timeout_seconds` counts as gone; its work is remembered for about `work_seconds`.
+    One that says nothing for `timeout_seconds` counts as gone; its work is remembered for about `work_seconds`. So many
+    tokens of a request may wait to be read. `observer` hears how long it takes to end a request.
     """
 
     timeout_seconds: float
     work_seconds: float
     tls: ClientTLS | None = None
+    max_buffered_tokens: int = 4096
+    observer: GatewayObserver = field(default_factory=GatewayObserver)
 
 
 class Greeter(Protocol):
@@ -106,9 +159,11 @@ class EngineLink:
         self._tls = options.tls
         self._greeter = greeter
         self._timeout_seconds = options.timeout_seconds
+        self._max_buffered_tokens = options.max_buffered_tokens
+        self._observer = options.observer
         self._outgoing: asyncio.Queue[pb.ServeRequest] = asyncio.Queue()
         self._tickets: dict[str, Ticket] = {}
-        self._given_up: dict[str, int] = {}  # attempts whose end the engine has not told yet, by request id
+        self._given_up: dict[str, _GivenUp] = {}  # whose end the engine has not told yet, by request id
         self._description: pb.GetEngineResponse | None = None
         self._stub: pb_grpc.EngineAsyncStub | None = None
         self._request_blocks = 0
@@ -192,8 +247,9 @@ class EngineLink:
         self.description()
         if submission.request_id in self._tickets:
             raise RequestIsLive(f"request_id {submission.request_id!r} is live", "request_id")
-        submission.attempt = max(submission.attempt, self._given_up.get(submission.request_id, 0) + 1)
-        ticket = Ticket(submission)
+        if given_up := self._given_up.get(submission.request_id):
+            submission.attempt = max(submission.attempt, given_up.attempt + 1)
+        ticket = Ticket(submission, self._max_buffered_tokens)
         self._tickets[submission.request_id] = ticket
         self._outgoing.put_nowait(pb.ServeRequest(submission=submission))
         return ticket
@@ -213,7 +269,7 @@ class EngineLink:
         if self._tickets.get(request_id) is ticket:
             del self._tickets[request_id]
             if not ticket.ended:
-                self._given_up[request_id] = attempt
+                self._given_up[request_id] = _GivenUp(attempt, asyncio.get_running_loop().time())
         if not self._tickets:
             self._tell_change()
 
@@ -267,7 +323,7 @@ class EngineLink:
                 self.sessions += 1
                 self.readiness.set(True)
                 self._tell_change()
-            self._hand_out(response.step)
+            await self._hand_out(response.step)
 
     async def _requests(self) -> AsyncIterator[pb.ServeRequest]:
         outgoing = self._outgoing
@@ -287,26 +343,40 @@ class EngineLink:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _hand_out(self, step: pb.StepOutput) -> None:
+    async def _hand_out(self, step: pb.StepOutput) -> None:
+        """Hand the news of a step over, a few at a time, so that a new call does not wait for hundreds of streams."""
         if step.tokens:
             self.work.add(asyncio.get_running_loop().time(), sum(len(one.token_ids) for one in step.tokens))
-        for news in (step.started, step.prompts, step.tokens):
-            for event in news:
-                self._hand_over(event, last=False)
-        for ends in (step.finished, step.refused):
-            for end in ends:
-                self._hand_over(end, last=True)
+        news: Iterable[Event] = chain(step.started, step.prompts, step.tokens)
+        for number, event in enumerate(news, start=1):
+            self._hand_over(event, last=False)
+            if number % _HANDED_OVER_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        ends: Iterable[Event] = chain(step.finished, step.refused)
+        for end in ends:
+            self._hand_over(end, last=True)
 
     def _hand_over(self, event: Event, *, last: bool) -> None:
         ticket = self._tickets.get(event.request_id)
         if ticket and ticket.submission.attempt == event.attempt:
-            ticket.events.put_nowait(event)
+            overrun = ticket.overrun
+            ticket.put(event)
             ticket.ended = last
-        elif last and self._given_up.get(event.request_id) == event.attempt:
+            if ticket.overrun and not overrun:
+                self.cancel(ticket, pb.CANCEL_REASON_SLOW_CLIENT)
+        elif last:
+            self._note_end(event)
+
+    def _note_end(self, event: Event) -> None:
+        """Note the end of a request that nobody waits for."""
+        given_up = self._given_up.get(event.request_id)
+        if given_up and given_up.attempt == event.attempt:
             del self._given_up[event.request_id]
+            engine, seconds = self.description(), asyncio.get_running_loop().time() - given_up.at
+            self._observer.cancelled(engine.model, engine.engine_id, seconds)
 
     def _lose_tickets(self) -> None:
         for ticket in self._tickets.values():
-            ticket.events.put_nowait(None)
+            ticket.lose()
         self._tickets.clear()
         self._given_up.clear()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
@@ -10,8 +10,11 @@ from google.protobuf.duration_pb2 import Duration
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
 from services.errors import InvalidField, Overloaded, RequestIsLive, Unavailable
+from services.gateway.admission import Admission, Place
 from services.gateway.callers import ANYONE, Caller
-from services.gateway.chat_template import ChatTemplateError
+from services.gateway.chat_template import ChatTemplateError, ToolsUnknown
+from services.gateway.conversation import conversation_of
+from services.gateway.deadlines import Deadline
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fleet import Fleet, ServedModel
 from services.gateway.generation import FailoverLimits, Generation, SampleText
@@ -19,21 +22,29 @@ from services.gateway.measured import measured
 from services.gateway.namespace import Namespace, qualified
 from services.gateway.observer import GatewayObserver
 from services.gateway.parameters import Parameters, check_prompt
+from services.gateway.slow_clients import Reader, SlowClients
 from services.gateway.tenants import Tenants
 from services.gateway.text_stream import TextStream
 from services.gateway.token_bound import most_tokens
+from services.gateway.tokenizer import Tokenizer
 
 # Above this, tokenizing takes longer than other streams should wait.
 _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
 
+# A server that closes cancels calls that it has not looked at yet, and clients do not repeat what was cancelled. So it
+# is not closed before clients that watch its health, or whoever balances their load, have turned away.
+_QUIET_SECONDS = 0.5
+_NOTICE_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class DeskLimits:
-    """How many requests may be under way, in all and of each tenant, and how they go on when engines die."""
+    """How much may be under way, in all and of each tenant, how it goes on when engines die, and who is too slow."""
 
-    max_requests: int
+    admission: Admission
     failover: FailoverLimits
     tenants: Tenants
+    slow_clients: SlowClients
 
 
 class FrontDesk:
@@ -55,8 +66,8 @@ class FrontDesk:
         self._observer = observer
         self._clock = clock
         self._ids: set[str] = set()
-        self._live = 0
         self._draining = False
+        self._last_refused_at = 0.0
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -66,19 +77,27 @@ class FrontDesk:
         """Yield what the client gets. `seconds_left` is the call's own deadline. Raises a ServiceError."""
         arrival = self._clock()
         with (
-            self._admitted(),
             self._own_id(caller, Parameters.of(request).within(seconds_left)) as parameters,
             self._limits.tenants.admitted(caller, self._most_tokens(request)) as reserved,
+            self._admitted(request, arrival) as place,
+            self._deadline_told(request.model, parameters, arrival, place),
         ):
             generation = await self._prepared(request, caller, parameters, arrival)
             reserved.expect(generation.most_tokens(), generation.used_tokens)
-            observer = self._observer.request(generation.model.name, await generation.begin())
-            async with (
-                aclosing(generation.responses()) as responses,
-                aclosing(measured(responses, observer, arrival, self._clock)) as observed,
-            ):
-                async for response in observed:
-                    yield response
+            place.weigh(generation.most_tokens(), self._clock())
+            async with aclosing(self._observed(generation, await generation.begin(), arrival)) as responses:
+                with self._watched(generation) as reader:
+                    async for response in responses:
+                        if response.HasField("started"):
+                            place.started(self._clock())
+                        reader.begin()
+                        yield response
+                        reader.end()
+
+    @property
+    def slow_clients(self) -> SlowClients:
+        """Who watches the clients of all streams."""
+        return self._limits.slow_clients
 
     async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
         """Return the token ids of a prompt, a chat's with the assistant's turn opened or not. Raises a ServiceError."""
@@ -91,6 +110,8 @@ class FrontDesk:
             if prompt.ByteSize() <= _LONGEST_PROMPT_TOKENIZED_AT_ONCE:
                 return _tokenize(served, prompt, open_turn)
             return await asyncio.to_thread(_tokenize, served, prompt, open_turn)
+        except ToolsUnknown as error:
+            raise InvalidField(f"prompt.chat.tools: {error}", "prompt.chat.tools") from error
         except ChatTemplateError as error:
             raise InvalidField(f"prompt.chat: {error}", "prompt.chat") from error
 
@@ -101,6 +122,10 @@ class FrontDesk:
         skip = not request.special_tokens
         return await asyncio.to_thread(served.tokenizer.decode, list(request.token_ids), skip_special_tokens=skip)
 
+    def tokenizer(self, model: str) -> Tokenizer:
+        """Return the tokenizer of a served model. Raises UnknownModel or Unavailable."""
+        return self._fleet.model(model).tokenizer
+
     def models(self) -> list[gateway_pb2.GetModelResponse]:
         """Describe the models that an engine is there for, in order of their names."""
         return [_described(model) for model in self._fleet.models()]
@@ -110,24 +135,51 @@ class FrontDesk:
         return _described(self._fleet.model(name))
 
     async def drain(self) -> None:
-        """Refuse new requests from now on, and return when none is left."""
+        """Refuse new requests from now on, and return when none is left and clients have noticed, or should have."""
         self._draining = True
+        self._last_refused_at = begun = self._clock()
         await self._empty.wait()
+        while (quiet_at := min(self._last_refused_at + _QUIET_SECONDS, begun + _NOTICE_SECONDS)) > self._clock():
+            await asyncio.sleep(quiet_at - self._clock())
 
     @contextmanager
-    def _admitted(self) -> Iterator[None]:
+    def _admitted(self, request: gateway_pb2.GenerateRequest, arrival: float) -> Iterator[Place]:
+        """Give a request a place, by the most that it can weigh: nothing was done for it yet."""
         if self._draining:
+            self._last_refused_at = self._clock()
             raise Unavailable("the gateway is draining")
-        if self._live >= self._limits.max_requests:
-            raise Overloaded(f"{self._live} requests are under way, which is the limit")
-        self._live += 1
+        admission, model = self._limits.admission, self._fleet.model(request.model).name
+        try:
+            place = admission.enter(model, self._most_tokens(request), arrival)
+        except Overloaded:
+            self._observer.refused(model)
+            raise
         self._empty.clear()
         try:
-            yield
+            yield place
+        except Overloaded as error:  # the engines' own queues are full
+            error.retry_seconds = admission.seconds_until_one_ends(self._clock())
+            raise
         finally:
-            self._live -= 1
-            if not self._live:
+            place.leave(self._clock())
+            if not admission.requests:
                 self._empty.set()
+
+    @contextmanager
+    def _deadline_told(self, model: str, parameters: Parameters, arrival: float, place: Place) -> Iterator[None]:
+        name = self._fleet.model(model).name
+        deadline = Deadline(None if parameters.timeout is None else arrival + parameters.timeout, self._clock)
+        with deadline.told(lambda: self._observer.deadline_passed(name, waiting=place.waiting)):
+            yield
+
+    def _watched(self, generation: Generation) -> AbstractContextManager[Reader]:
+        return self.slow_clients.watched(generation, lambda: self._observer.slow_client(generation.model.name))
+
+    def _observed(
+        self, generation: Generation, engine_id: str, arrival: float
+    ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+        observer = self._observer.request(generation.model.name, engine_id)
+        return measured(generation.responses(), observer, arrival, self._clock)
 
     @contextmanager
     def _own_id(self, caller: Caller, parameters: Parameters) -> Iterator[Parameters]:
@@ -198,8 +250,7 @@ def _described(model: ServedModel) -> gateway_pb2.GetModelResponse:
 def _tokenize(model: ServedModel, prompt: gateway_pb2.Prompt, open_turn: bool) -> list[int]:
     if prompt.WhichOneof("kind") == "text":
         return model.tokenizer.encode(prompt.text)
-    messages = [(message.role, message.content) for message in prompt.chat.messages]
-    return model.tokenizer.encode_chat(messages, open_turn=open_turn)
+    return model.tokenizer.encode_chat(conversation_of(prompt.chat), open_turn=open_turn)
 
 
 def _time_left(parameters: Parameters, spent_seconds: float) -> Duration | None:

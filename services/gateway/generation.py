@@ -7,14 +7,18 @@ from dataclasses import dataclass, field
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
-from services.errors import DeadlinePassed, Unavailable
+from services.errors import DeadlinePassed, SlowClient, Unavailable
 from services.gateway.dispatch import Dispatcher, Placement
-from services.gateway.engine_link import EngineLink, LinkBroke
+from services.gateway.engine_link import EngineLink, Event, LinkBroke
 from services.gateway.engine_news import Loss, LossReason, News, abandonment, failure, refusal
 from services.gateway.fleet import ServedModel
 from services.gateway.parameters import Parameters
 from services.gateway.text_stream import TextStream
 
+_CANCEL_REASONS = {
+    DeadlinePassed: engine_pb2.CANCEL_REASON_DEADLINE,
+    SlowClient: engine_pb2.CANCEL_REASON_SLOW_CLIENT,
+}
 # What a client gets in one message; with all that can be asked for, that is some 250 kB.
 _MOST_POSITIONS = 1024
 # An engine that refused may have room again, without saying so.
@@ -92,7 +96,7 @@ class Generation:
 
         Left early, for whatever reason, it ends the request at the engine.
         """
-        finished = None
+        finished, reason = None, engine_pb2.CANCEL_REASON_CLIENT
         try:
             while finished is None:
                 news = await self._next_news()
@@ -103,8 +107,16 @@ class Generation:
                     finished = await self._stop()
             self._check_ended_well(finished)
             yield self._finished(finished)
+        except (DeadlinePassed, SlowClient) as error:
+            reason = _CANCEL_REASONS[type(error)]
+            raise
         finally:
-            self._leave(None if finished else engine_pb2.CANCEL_REASON_CLIENT)
+            self._leave(None if finished else reason)
+
+    def client_is_slow(self) -> None:
+        """End the request at the engine: its client does not read."""
+        if self._placement is not None:
+            self._placement.link.cancel(self._placement.ticket, engine_pb2.CANCEL_REASON_SLOW_CLIENT)
 
     def _told(self, news: News) -> Iterator[Response]:
         if news.started is not None:
@@ -124,7 +136,7 @@ class Generation:
         """Wait for what the engine says next; where it cannot go on, have another one go on."""
         while True:
             try:
-                news = News.of(await self._present().ticket.next_events(self._deadline()))
+                news = News.of(await self._next_events())
             except LinkBroke:
                 if all(sample.ended for sample in self.samples):
                     return News(finished=self._own_finish())
@@ -134,6 +146,16 @@ class Generation:
                     return news
                 loss = found
             await self._move(loss)
+
+    async def _next_events(self) -> list[Event]:
+        try:
+            return await self._present().ticket.next_events(self._deadline())
+        except TimeoutError as error:
+            raise self._late() from error
+
+    def _late(self) -> DeadlinePassed:
+        phase = "ran" if self._started_told else "waited in the queue"
+        return DeadlinePassed(f"timeout has passed while the request {phase}", "timeout")
 
     def _loss(self, news: News) -> Loss | None:
         """Return why the engine cannot go on with the request, if so. Raises what no engine could mend."""
@@ -183,7 +205,7 @@ class Generation:
             async with asyncio.timeout_at(pause):
                 await self.dispatcher.wait_for_change()
         if deadline is not None and self.clock() >= deadline:
-            raise DeadlinePassed("timeout has passed", "timeout")
+            raise self._late()
 
     def _resumption(self) -> engine_pb2.Submission:
         """Return the submission that lets another engine go on where this client's text is."""
@@ -271,7 +293,7 @@ class Generation:
         placement.link.cancel(placement.ticket, engine_pb2.CANCEL_REASON_STOP_STRING)
         try:
             while True:
-                news = News.of(await placement.ticket.next_events(self._deadline()))
+                news = News.of(await self._next_events())
                 if news.finished is not None:
                     return news.finished
         except LinkBroke:

@@ -1,13 +1,16 @@
 """The gateway's bare server."""
 
 import asyncio
+import logging
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
 from services.gateway import pinned_prompts
 from services.gateway.administration import Administration
+from services.gateway.admission import Admission
 from services.gateway.authentication import Authentication
 from services.gateway.callers import Caller
 from services.gateway.discovery import Places
@@ -23,13 +26,19 @@ from services.gateway.prefix_lookup import PrefixLookup
 from services.gateway.routing import Policy, Router
 from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
+from services.gateway.slow_clients import SlowClients
 from services.gateway.tenants import Tenants
 from services.service import Readiness
-from services.tls import link_tls, server_tls
+from services.tls import ServerContext, link_tls, listening_files, server_tls
 
-# The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE: a
-# client would not try again what is cancelled.
+# The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE:
+# a client would not try again what is cancelled.
 _LAST_WORDS_SECONDS = 1.0
+
+if TYPE_CHECKING:  # what HTTP needs is imported only where it is asked for
+    from services.gateway.http.server import HttpServer
+
+log = logging.getLogger("quire.gateway")
 
 
 class GatewayService:
@@ -46,21 +55,30 @@ class GatewayService:
         settings.check_exposure()
         self._settings = settings
         self._tls, links_tls = server_tls(settings), link_tls(settings)
+        self._http_tls = ServerContext(listening_files(settings)) if settings.tls_certificate else None
         tenants = Tenants(time.monotonic)
         namespace = Namespace(separate=bool(settings.api_keys) and settings.prefixes == "tenant")
         self._authentication = Authentication(settings.api_keys, tenants)
         self._pinned_prompts = pinned_prompts.read(settings.pinned_prompts)
         clock = asyncio.get_running_loop().time
-        observer = observer or GatewayObserver()
+        self._observer = observer = observer or GatewayObserver()
         self._lookup = PrefixLookup(settings.kvmanager, clock, links_tls) if settings.kvmanager else None
-        links = LinkOptions(settings.link_timeout_seconds, settings.routing_window_seconds, links_tls)
+        links = LinkOptions(
+            timeout_seconds=settings.link_timeout_seconds,
+            work_seconds=settings.routing_window_seconds,
+            tls=links_tls,
+            max_buffered_tokens=settings.max_buffered_tokens,
+            observer=observer,
+        )
         self._fleet = Fleet(Places.of(settings.engines), settings.discovery_seconds, links)
         router = Router(Policy(settings.routing), settings.routing_slack_tokens)
         dispatcher = Dispatcher(self._fleet, router, self._lookup, observer, clock)
         failover = FailoverLimits(settings.failovers, settings.failover_seconds)
-        limits = DeskLimits(settings.max_requests, failover, tenants)
+        admission = Admission(settings.max_requests, settings.max_queued_tokens)
+        limits = DeskLimits(admission, failover, tenants, SlowClients(settings.slow_client_seconds, clock))
         self._desk = FrontDesk(self._fleet, dispatcher, limits, namespace, observer, clock)
         self._administration = Administration(self._fleet, self._desk, namespace)
+        self._http: HttpServer | None = None
         self.readiness = Readiness()
         self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [Gatekeeper(self.authenticate), RequestParser()])
 
@@ -74,7 +92,16 @@ class GatewayService:
         gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, self.server)
         address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
+        if self._settings.http_listen:
+            await self._start_http()
         return address
+
+    async def _start_http(self) -> None:
+        from services.gateway.http.front import http_server
+
+        context = self._http_tls.context if self._http_tls else None
+        self._http = http_server(self._desk, self._settings, self.readiness, self._observer, self.authenticate, context)
+        log.info("gateway listens for HTTP at %s", await self._http.start(self._settings.http_listen))
 
     async def run(self) -> None:
         """Keep the links to the engines, and follow the file of keys, until cancelled."""
@@ -83,6 +110,9 @@ class GatewayService:
             tasks.create_task(self._fleet.run())
             tasks.create_task(self._follow())
             tasks.create_task(self._pin())
+            tasks.create_task(self._desk.slow_clients.run())
+            if self._http_tls:
+                tasks.create_task(self._http_tls.follow())
 
     async def _follow(self) -> None:
         async for ready in self._fleet.readiness.changes():
@@ -103,10 +133,17 @@ class GatewayService:
         """Refuse new requests, and wait for those under way until the grace time is over."""
         self.readiness.retire()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._desk.drain(), self._settings.grace_seconds)
+            await asyncio.wait_for(self._have_ended(), self._settings.grace_seconds)
+
+    async def _have_ended(self) -> None:
+        await self._desk.drain()
+        if self._http:  # an answer is sent after its generation has ended
+            await self._http.answered()
 
     async def stop(self) -> None:
-        """Close the server; what is still under way a moment later is cancelled."""
+        """Close the servers; what is still under way a moment later is cancelled."""
+        if self._http:
+            await self._http.stop()
         await self.server.stop(grace=_LAST_WORDS_SECONDS)
         if self._lookup:
             await self._lookup.close()

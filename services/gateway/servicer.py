@@ -1,6 +1,6 @@
 """The calls of the gateway: hand the message to the front desk, and its answer to the client."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -33,14 +33,18 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         self._administration = administration
         self._authenticate = authenticate
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
-        """Stream a generation."""
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Stream a generation.
+
+        Written and not yielded: so the cancellation of a write that a client holds up comes out here, and has a status.
+        """
         async with translated(context):
             _check_parsed(request)
             left = context.time_remaining()
-            async with aclosing(self._desk.generate(request, self._caller(context), left)) as responses:
-                async for response in responses:
-                    yield response
+            with self._desk.slow_clients.named():
+                async with aclosing(self._desk.generate(request, self._caller(context), left)) as responses:
+                    async for response in responses:
+                        await context.write(response)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Tokenize a prompt."""

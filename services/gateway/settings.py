@@ -13,6 +13,16 @@ class GatewaySettings:
     """Where clients come in, which engines answer, and how much may be under way."""
 
     listen: str = setting("127.0.0.1:50051", "Address to listen on: host:port or unix:/path.")
+    http_listen: str = setting(
+        "127.0.0.1:8000", "Address of the OpenAI-compatible HTTP front: host:port. Empty: none.", may_be_empty=True
+    )
+    http_connections: int = setting(2048, "HTTP connections at most; more are refused.", least=1)
+    http_read_seconds: float = setting(
+        30.0, "Seconds that a client has for the head of an HTTP request, and again for its body.", least=0.1
+    )
+    http_write_seconds: float = setting(
+        60.0, "Seconds without progress after which an HTTP client that does not read its answer is cut off.", least=0.1
+    )
     engines: str = setting(
         "127.0.0.1:50052",
         "Addresses of the engines, with commas between them. dns:NAME:PORT stands for every address that the name has.",
@@ -36,6 +46,15 @@ class GatewaySettings:
     failovers: int = setting(3, "Times that a request may go on at another engine when its own is lost.", least=0)
     failover_seconds: float = setting(10.0, "Seconds that a request then waits for an engine.", least=0)
     max_requests: int = setting(1024, "Requests under way at most; more are refused.", least=1)
+    max_queued_tokens: int = setting(
+        4_000_000, "Tokens, of prompts and of answers to come, that wait for an engine at most, of each model.", least=1
+    )
+    max_buffered_tokens: int = setting(
+        4096, "Tokens of a stream that wait for its client at most; beyond them it is ended.", least=1, most=8192
+    )
+    slow_client_seconds: float = setting(
+        30.0, "Seconds that a client may leave a message unread; after them its stream is ended.", least=1.0
+    )
     link_timeout_seconds: float = setting(
         10.0, "Seconds without a message after which an engine counts as gone.", least=0.1
     )

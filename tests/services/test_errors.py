@@ -122,6 +122,9 @@ class PlayedEngine(engine_pb2_grpc.EngineServicer):
             samples = [engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_FAILED)]
             finished = engine_pb2.RequestFinished(**names, samples=samples, failure=failure, detail="in words")
             return engine_pb2.StepOutput(finished=[finished])
+        if name == "flood":  # more than may wait for a client, before it can have read any
+            tokens = [engine_pb2.SampleTokens(**names, token_ids=[1] * 5000) for _ in range(2)]
+            return engine_pb2.StepOutput(tokens=tokens)
         if name == "shutting down":
             samples = [engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_CANCELLED)]
             return engine_pb2.StepOutput(finished=[engine_pb2.RequestFinished(**names, samples=samples)])
@@ -171,6 +174,8 @@ def failure_of(call: Any) -> tuple[Status, str]:
         ("REFUSAL_REASON_UNSPECIFIED", Status.INTERNAL),
         ("FAILURE_REASON_STEP", Status.INTERNAL),
         ("FAILURE_REASON_BLOCK_MANAGER", Status.UNAVAILABLE),
+        ("FAILURE_REASON_DEADLINE", Status.DEADLINE_EXCEEDED),
+        ("FAILURE_REASON_DEADLINE_QUEUED", Status.DEADLINE_EXCEEDED),
         ("FAILURE_REASON_CONSTRAINT", Status.INVALID_ARGUMENT),
         ("FAILURE_REASON_UNSPECIFIED", Status.INTERNAL),
     ],
@@ -184,6 +189,7 @@ def test_the_engines_word_reaches_the_client_with_its_status(
     assert failure_of(call) == (code, "in words")
     blamed = "a.field" if request_id.startswith("REFUSAL") else None
     blamed = "constraint" if request_id.endswith("CONSTRAINT") else blamed
+    blamed = "timeout" if "DEADLINE" in request_id else blamed
     assert dict(call.trailing_metadata()).get(errors.FIELD_METADATA) == blamed
 
 
@@ -316,6 +322,7 @@ PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
     errors.PinExists: lambda gateway, _: administer(gateway, Status.ALREADY_EXISTS)[0],
     errors.PinTooLarge: lambda gateway, _: administer(gateway, Status.RESOURCE_EXHAUSTED)[0],
     errors.Overloaded: lambda gateway, _: while_unanswered(gateway, ("a", "b"), lambda: generate(gateway)),
+    errors.SlowClient: lambda gateway, _: generate(gateway, request_id="flood"),
     errors.Unavailable: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_BLOCK_MANAGER"),
     errors.DeadlinePassed: lambda gateway, _: generate(gateway, timeout=timedelta(seconds=0.05)),
     errors.GenerationFailed: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_STEP"),

@@ -26,6 +26,10 @@ SHOWN = {
         "quire_routed_requests": ("reason",),
         "quire_routed_cached_tokens": (),
         "quire_failovers": ("reason",),
+        "quire_cancel_to_free_seconds": (),
+        "quire_admission_rejections": (),
+        "quire_deadline_exceeded": ("phase",),
+        "quire_slow_clients": (),
     },
     "engine": {
         "quire_num_requests_running": (),
@@ -71,8 +75,11 @@ SHOWN = {
 }
 
 
-# Of these there is no series for each engine: engines come and go.
-OUTLIVING = {"quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"}
+# Of these there is no series for each engine: engines come and go, and no engine has begun what is refused.
+OUTLIVING = {
+    *("quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"),
+    *("quire_admission_rejections", "quire_deadline_exceeded", "quire_slow_clients"),
+}
 
 
 def scrape(quire: RunningQuire, service: str) -> Scrape:

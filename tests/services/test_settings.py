@@ -52,7 +52,7 @@ def out_of_bounds() -> Iterator[tuple[str, str, Any]]:
             yield from ((label, field.name, value) for value in (math.nan, math.inf))
         if bounds["choices"]:
             yield label, field.name, "nonsense"
-        elif isinstance(field.default, str) and field.default:
+        elif isinstance(field.default, str) and field.default and not bounds["may_be_empty"]:
             yield label, field.name, ""
 
 
@@ -171,6 +171,7 @@ def run(*arguments: str, **environment: str) -> tuple[int, str]:
         (("kvmanager", "--grace-seconds", "-1"), {}, "grace_seconds is -1.0, it must be at least 0"),
         (("kvmanager", "--listen", ""), {}, "listen is empty"),
         (("engine", "--device", "abacus"), {}, "'abacus' is not one of 'auto', 'cpu', 'cuda'"),
+        (("serve", "--listen", "[::]:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
         (("gateway", "--listen", "0.0.0.0:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
     ],
 )

@@ -440,3 +440,28 @@ def test_a_gateway_that_does_not_read_holds_nobody_up(gateway: Link, deaf: Link,
     gateway.submit("r", 300)
     gateway.finish("r")
     assert gateway.tokens("r") == expected
+
+
+# A gateway that does not read
+
+
+def test_a_gateway_that_does_not_read_is_cut_off_and_no_other_waits(
+    tiny_quire: RunningQuire, gateway: Link, expected: list[int]
+) -> None:
+    """Scores of prompts are much output for little work: a request brings some 100 KiB."""
+    options = [
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 16384),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    with grpc.insecure_channel(tiny_quire.addresses["engine"], options=options) as channel:
+        unread = Link(engine_pb2_grpc.EngineStub(channel))
+        for number in range(150):
+            unread.submit(f"u{number}", 1, prompt_token_ids=[20 + number] * 1000, prompt_logprobs=20)
+        gateway.submit("read", 100, priority=-1)
+        gateway.finish("read")
+        assert gateway.tokens("read") == expected[:100]
+        while tiny_quire.pool().sequences:
+            assert gateway.read_until(lambda _: True)
+        assert unread.status() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len([one for response in unread.responses for one in response.step.finished]) < 150
