@@ -30,9 +30,11 @@ class Gateway(gateway_pb2_grpc.GatewayServicer):
         self._trailing = trailing
         self.requests: list[gateway_pb2.GenerateRequest] = []
         self.keys: list[str] = []
+        self.peers: set[str] = set()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Response]:  # noqa: N802
         self.requests.append(request)
+        self.peers.add(context.peer())
         self.keys += [value for name, value in context.invocation_metadata() if name == "authorization"]
         for message in self._messages:
             yield message
@@ -40,8 +42,8 @@ class Gateway(gateway_pb2_grpc.GatewayServicer):
             await context.abort(self._code, "come later", self._trailing)
 
 
-def asked(gateway: Gateway, clock: Callable[[], float] = lambda: 0.0) -> Record:
-    """Send a request to a gateway and return its record."""
+def asked(gateway: Gateway, clock: Callable[[], float] = lambda: 0.0, together: int = 1) -> Record:
+    """Send so many requests at once to a gateway and return the last one's record."""
 
     async def run() -> Record:
         server = transport.server(transport.CLIENT_MESSAGE_BYTES)
@@ -49,13 +51,13 @@ def asked(gateway: Gateway, clock: Callable[[], float] = lambda: 0.0) -> Record:
         address = transport.bind(server, "127.0.0.1:0")
         await server.start()
         client = GrpcClient(Target("grpc", address, "m", "sesame"), PromptMaker(0, 1000), clock)
-        record = Record(0, 0, 5, 4, 0.0)
+        records = [Record(number, number, 5, 4, 0.0) for number in range(together)]
         try:
-            await client.send(client.prepare(PROMPT, 4), record)
+            await asyncio.gather(*(client.send(client.prepare(PROMPT, 4), record) for record in records))
         finally:
             await client.close()
             await server.stop(0)
-        return record
+        return records[-1]
 
     return asyncio.run(run())
 
@@ -112,3 +114,10 @@ def test_a_stream_without_its_last_message_was_cut_short() -> None:
     with pytest.raises(RequestFailed) as failed:
         asked(Gateway(delta(1)))
     assert failed.value.status == "cut short"
+
+
+def test_more_streams_than_a_connection_takes_have_another_one() -> None:
+    gateway = Gateway(finished())
+    asked(gateway, together=600)
+    assert len(gateway.requests) == 600
+    assert len(gateway.peers) == 2
