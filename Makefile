@@ -10,7 +10,7 @@ DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test fuzz acceptance helm-check compose-check gpu-check lint check proto dashboards readme clean model
+.PHONY: help demo serve test fuzz fuzz-http npm-clients acceptance helm-check compose-check gpu-check lint check proto dashboards readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,12 @@ fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 m
 		QUIRE_FUZZ=1 $(BIN)/pytest tests/kvmanager/test_random_steps.py tests/kvmanager/test_copies.py \
 			--timeout=1200 $(ARGS) || exit; \
 	done
+
+fuzz-http: .venv/installed ## let schemathesis call the HTTP front for some minutes
+	QUIRE_FUZZ=1 $(BIN)/pytest tests/services/gateway/http/test_openapi.py --timeout=1200 $(ARGS)
+
+npm-clients: .venv/installed ## fetch the Node client that the HTTP front is tested with
+	$(BIN)/python -m tests.services.gateway.http.clients.node_client
 
 acceptance: .venv/installed model ## run the acceptance tests, which take long; what passed is not run again
 	$(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)

@@ -37,12 +37,17 @@ CI_IDS = [path.stem for path in CI_VALUES]
 GPU = yaml.safe_load((CHART / "ci" / "gpu-values.yaml").read_text())
 
 TYPES: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineSettings, "gateway": GatewaySettings}
-PORTS = {"kvmanager": (50053, 9153), "engine": (50052, 9152), "gateway": (50051, 9151)}
+PORTS = {
+    "kvmanager": {"grpc": 50053, "metrics": 9153},
+    "engine": {"grpc": 50052, "metrics": 9152},
+    "gateway": {"grpc": 50051, "metrics": 9151, "http": 8000},
+}
 HEALTH = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
 # Settings that the chart itself makes.
 OF_THE_CHART = {
     *(
         "listen",
+        "http_listen",
         "metrics_listen",
         "kvmanager",
         "engines",
@@ -422,10 +427,12 @@ def test_a_service_listens_where_its_pod_says(
 ) -> None:
     container = containers(default)[component]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == dict(zip(("grpc", "metrics"), PORTS[component], strict=True))
+    assert ports == PORTS[component]
     settings, options = parse(component, variables(container), monkeypatch)
     assert settings.listen == f"0.0.0.0:{ports['grpc']}"
     assert options["metrics_listen"] == f"0.0.0.0:{ports['metrics']}"
+    if component == "gateway":
+        assert settings.http_listen == f"0.0.0.0:{ports['http']}"
 
 
 def test_the_services_find_each_other_and_the_gateway_every_engine(
@@ -474,8 +481,7 @@ def test_the_ports_of_a_service_lead_to_those_of_its_pods(component: str, defaul
     service = by_component(default, "Service")[component]["spec"]
     assert service["type"] == "ClusterIP"
     ports = [(port["name"], port["port"], port["targetPort"]) for port in service["ports"]]
-    grpc, metrics = PORTS[component]
-    assert ports == [("grpc", grpc, "grpc"), ("metrics", metrics, "metrics")]
+    assert ports == [(name, port, name) for name, port in PORTS[component].items()]
 
 
 @pytest.mark.parametrize(
@@ -519,7 +525,7 @@ def test_readiness_asks_for_the_service_and_liveness_only_for_the_process(
     component: str, default: list[Object]
 ) -> None:
     container = containers(default)[component]
-    port = PORTS[component][0]
+    port = PORTS[component]["grpc"]
     assert container["startupProbe"]["grpc"] == container["livenessProbe"]["grpc"] == {"port": port}
     assert container["readinessProbe"]["grpc"] == {"port": port, "service": HEALTH[component]}
     periods = [container[f"{probe}Probe"]["periodSeconds"] for probe in ("startup", "liveness", "readiness")]

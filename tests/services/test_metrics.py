@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from quire.v1 import gateway_pb2_grpc
@@ -30,6 +31,7 @@ SHOWN = {
         "quire_admission_rejections": (),
         "quire_deadline_exceeded": ("phase",),
         "quire_slow_clients": (),
+        "quire_http_requests": ("route", "method", "status"),
     },
     "engine": {
         "quire_num_requests_running": (),
@@ -80,6 +82,8 @@ OUTLIVING = {
     *("quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"),
     *("quire_admission_rejections", "quire_deadline_exceeded", "quire_slow_clients"),
 }
+# And of these none for each model: a request is counted whatever it asks for.
+OF_NO_MODEL = {"quire_http_requests"}
 
 
 def scrape(quire: RunningQuire, service: str) -> Scrape:
@@ -93,12 +97,14 @@ def difference(name: str, before: Scrape, after: Scrape, **labels: str) -> float
 @pytest.mark.parametrize("service", SHOWN)
 def test_each_service_shows_its_metrics_under_their_names_and_labels(tiny_quire: RunningQuire, service: str) -> None:
     tiny_quire.generate(prompt_request("Once", 2))
+    httpx.get(f"{tiny_quire.http_url}/health")
     families = scrape(tiny_quire, service).families
     assert {name for name in families if name.startswith("quire_")} == SHOWN[service].keys()
     for name, labels in SHOWN[service].items():
         assert families[name].documentation
         for sample in families[name].samples:
-            common = {label: value for label, value in LABELS.items() if name not in OUTLIVING or label != "engine"}
+            common = {} if name in OF_NO_MODEL else LABELS
+            common = {label: value for label, value in common.items() if name not in OUTLIVING or label != "engine"}
             assert sample.labels.items() >= common.items(), name
             assert sample.labels.keys() - {"le"} == {*common, *labels}, name
 

@@ -1,5 +1,6 @@
 """How `quire serve` ends when it is asked to: readiness first, then the requests under way, then the processes."""
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from tests.load import prompt_request
@@ -23,7 +25,8 @@ SHORT_GRACE_SECONDS = 0.5
 @pytest.fixture(scope="module")
 def quires(tiny_model: Callable[[str], Path]) -> Iterator[dict[str, RunningQuire]]:
     """One Quire for each way to end it, started together because that takes less time."""
-    common = ("--model", str(tiny_model("llama")), "--device-blocks", "256", "--max-sequences", "16")
+    pool = ("--device-blocks", "256", "--max-sequences", "16")
+    common = ("--model", str(tiny_model("llama")), *pool, "--http-listen", "127.0.0.1:0")
     short = ("--grace-seconds", str(SHORT_GRACE_SECONDS))
     started = start_quires(common, common, (*common, *short))
     yield dict(zip(("SIGTERM", "SIGINT", "short grace"), started, strict=True))
@@ -38,6 +41,18 @@ def begin(quire: RunningQuire, count: int) -> list[grpc.Call]:
     for call in calls:
         assert next(call).HasField("started")
     return calls
+
+
+def over_http(client: httpx.Client, *, stream: bool) -> str:
+    """Ask for a long answer, and return its text."""
+    body = {"prompt": PROMPT, "max_tokens": 800, "temperature": 0, "ignore_eos": True, "stream": stream}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200
+    if not stream:
+        return str(answer.json()["choices"][0]["text"])
+    lines = answer.text.strip().split("\n\n")
+    assert lines[-1] == "data: [DONE]"
+    return "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-1])
 
 
 def finish(call: grpc.Call) -> Answer | grpc.StatusCode:
@@ -65,10 +80,20 @@ def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(
     services = quire.children()
     watch = HealthWatch(quire.channel, GATEWAY)
     assert watch.next() == "SERVING"
-    calls = begin(quire, STREAMS)
-    with ThreadPoolExecutor(STREAMS) as clients:
+    with (
+        ThreadPoolExecutor(STREAMS + 2) as clients,
+        httpx.Client(base_url=quire.http_url, timeout=CALL_SECONDS) as http,
+    ):
+        streamed, whole = clients.submit(over_http, http, stream=True), clients.submit(over_http, http, stream=False)
+        while quire.pool().sequences < 2 and not streamed.done():
+            time.sleep(0.005)
+        calls = begin(quire, STREAMS)
         quire.process.send_signal(signal.Signals[name])
         assert watch.next() == "NOT_SERVING"
+        assert not any(one.done() for one in (streamed, whole)), "they were over before: this proves nothing"
+        late = http.post("/v1/completions", json={"prompt": PROMPT})
+        assert (late.status_code, late.headers["connection"]) == (503, "close")
+        assert http.get("/ready").status_code == 503
         with pytest.raises(grpc.RpcError) as refused:
             quire.generate(REQUEST)
         assert (refused.value.code(), refused.value.details()) == (
@@ -77,6 +102,7 @@ def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(
         )
         assert all(call.is_active() for call in calls), "the requests were over before: this proves nothing"
         answers = list(clients.map(finish, calls))
+        assert streamed.result() == whole.result() != ""
     assert [isinstance(answer, Answer) and answer.token_ids for answer in answers] == [expected] * STREAMS
     assert quire.ended() == 0
     assert_nothing_is_left(quire, services)

@@ -6,6 +6,7 @@ The Deployment and the Service of one of the three services, made from what dist
   health        the name under which its health service says whether it is ready
   grpcPort      where it is called
   metricsPort   where it is scraped
+  httpPort      where it is called over HTTP, if it is
   settings      what the chart itself decides of its settings; the others come from values.yaml
   replicas      how many pods
   strategy      how they are replaced
@@ -83,6 +84,10 @@ spec:
               value: 0.0.0.0:{{ .grpcPort }}
             - name: QUIRE_{{ upper $component }}_METRICS_LISTEN
               value: 0.0.0.0:{{ .metricsPort }}
+            {{- with .httpPort }}
+            - name: QUIRE_{{ upper $component }}_HTTP_LISTEN
+              value: 0.0.0.0:{{ . }}
+            {{- end }}
             {{- if eq $component "engine" }}
             # The KV manager tells engines apart by this.
             - name: QUIRE_ENGINE_ENGINE_ID
@@ -105,6 +110,10 @@ spec:
               containerPort: {{ .grpcPort }}
             - name: metrics
               containerPort: {{ .metricsPort }}
+            {{- with .httpPort }}
+            - name: http
+              containerPort: {{ . }}
+            {{- end }}
           # Without a service's name the question is whether the process lives, whatever its neighbours do.
           startupProbe:
             grpc:
@@ -222,4 +231,9 @@ spec:
     - name: metrics
       port: {{ .metricsPort }}
       targetPort: metrics
+    {{- with .httpPort }}
+    - name: http
+      port: {{ . }}
+      targetPort: http
+    {{- end }}
 {{- end }}

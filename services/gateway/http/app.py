@@ -193,6 +193,8 @@ def _describe(app: FastAPI) -> None:
         for operations in made["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            made["components"]["schemas"].pop(name, None)
         return made
 
     app.openapi = described  # type: ignore[method-assign]

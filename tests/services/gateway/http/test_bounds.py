@@ -105,8 +105,8 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: PlayedSer
     assert refusal(post(server, large)) == (413, "body_too_large")
     pieces = (large[at : at + 65536] for at in range(0, len(large), 65536))
     assert refusal(post(server, pieces)) == (413, "body_too_large")
-    told = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99999999999\r\n\r\n"
-    assert raw(server, told).startswith(b"HTTP/1.1 413")
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    assert raw(server, head + b"content-length: 99999999999\r\n\r\n").startswith(b"HTTP/1.1 413")
     fits = b'{"max_tokens": 1, "prompt": "' + b"x" * (CLIENT_MESSAGE_BYTES - 40) + b'"}'
     assert post(server, fits).status_code == 200
 
@@ -317,15 +317,18 @@ def test_a_draining_server_finishes_what_runs_and_sends_others_away(tiny_model: 
     one = PlayedServer(tiny_model("llama"))
     try:
         one.call(one.desk.hold.clear)
-        with httpx.Client(base_url=one.url) as client, httpx.Client(base_url=one.url) as other:
-            with client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as response:
-                lines = response.iter_lines()
-                next(lines)
-                one.call(one.readiness.retire)
-                ready = other.get("/ready")
-                assert (refusal(ready), ready.headers["connection"]) == ((503, "unavailable"), "close")
-                one.call(one.desk.hold.set)
-                assert [line for line in lines if line][-1] == "data: [DONE]"
+        body = {**BODY, "stream": True}
+        with (
+            httpx.Client(base_url=one.url) as other,
+            httpx.stream("POST", f"{one.url}/v1/completions", json=body) as response,
+        ):
+            lines = response.iter_lines()
+            next(lines)
+            one.call(one.readiness.retire)
+            ready = other.get("/ready")
+            assert (refusal(ready), ready.headers["connection"]) == ((503, "unavailable"), "close")
+            one.call(one.desk.hold.set)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
         one.run(one.server.answered())
     finally:
         one.close()

@@ -40,7 +40,10 @@ SAME = [
         {"stopping": {"stopStrings": ["a", "e"], "includeStop": True}},
     ),
     ({"stop": "o"}, {"stopping": {"stopStrings": ["o"]}}),
-    ({"skip_special_tokens": False, "logit_bias": {"1": 100}}, {"output": {"specialTokens": True}, "logitRules": {"logitBias": {1: 100}}}),
+    (
+        {"skip_special_tokens": False, "logit_bias": {"1": 100}},
+        {"output": {"specialTokens": True}, "logitRules": {"logitBias": {1: 100}}},
+    ),
     ({"guided_regex": DIGITS}, {"constraint": {"regex": DIGITS}}),
     ({"structured_outputs": {"regex": DIGITS}}, {"constraint": {"regex": DIGITS}}),
     ({"guided_choice": ["(a.b)", "c|d - e"]}, {"constraint": {"regex": r"\(a\.b\)|c\|d \- e"}}),

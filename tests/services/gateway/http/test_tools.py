@@ -33,6 +33,7 @@ def read(reader: ToolCallReader, text: str, size: int) -> list[Any]:
     return joined
 
 
+CALL_A, CALL_B = '{"name":"a","arguments":{"x":1}}', '{"name": "b"}'
 A = Called("a", '{"x": 1}')
 B = Called("b", "{}")
 
@@ -43,10 +44,10 @@ B = Called("b", "{}")
     [
         (TaggedCalls, "1 < 2 <tool", ["1 < 2 <tool"]),
         (TaggedCalls, 'Well. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', ["Well. ", A]),
-        (TaggedCalls, '<tool_call>{"name":"a","arguments":{"x":1}}</tool_call>\n<tool_call>{"name":"b"}</tool_call>\n', [A, B]),
+        (TaggedCalls, f"<tool_call>{CALL_A}</tool_call>\n<tool_call>{CALL_B}</tool_call>\n", [A, B]),
         (TaggedCalls, '<tool_call>{"name":"a","arguments":"{\\"x\\":1}"}', [A]),
         (TaggedCalls, "<tool_call>what?</tool_call> no", ["<tool_call>what?</tool_call> no"]),
-        (MarkedCalls, 'So [TOOL [TOOL_CALLS] [{"name":"a","arguments":{"x":1}},{"name":"b","arguments":{}}]', ["So [TOOL ", A, B]),
+        (MarkedCalls, f"So [TOOL [TOOL_CALLS] [{CALL_A},{CALL_B}]", ["So [TOOL ", A, B]),
         (MarkedCalls, '[TOOL_CALLS]a[ARGS]{"x":1}[TOOL_CALLS]b{}', [A, B]),
         (MarkedCalls, "[TOOL_CALLS]oops", ["[TOOL_CALLS]oops"]),
         (BareCalls, '{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}', [A, B]),
@@ -149,6 +150,14 @@ def test_tools_and_calls_reach_the_model_by_http_as_by_grpc(tiny_quire: RunningQ
     assert list(own.token_ids) == ids
 
 
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": function}
+
+
+def said(**function: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"id": "", "function": function}]}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -156,9 +165,9 @@ def test_tools_and_calls_reach_the_model_by_http_as_by_grpc(tiny_quire: RunningQ
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].name"),
-        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": 5}}}]}, "tools"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "", "function": {"name": "a", "arguments": "x"}}]}]}, "messages[0].tool_calls[0].arguments"),
+        ({"tools": [tool(name="")]}, "tools[0].name"),
+        ({"tool_choice": "required", "tools": [tool(name="x", parameters={"type": 5})]}, "tools"),
+        ({"messages": [said(name="a", arguments="x")]}, "messages[0].tool_calls[0].arguments"),
         ({"functions": []}, "functions"),
     ],
 )  # fmt: skip

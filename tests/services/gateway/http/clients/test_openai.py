@@ -1,7 +1,11 @@
 """The official Python client, unchanged."""
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -133,3 +137,14 @@ def test_an_answer_is_json_as_it_was_asked_for(client: "OpenAI") -> None:
         },
     )
     assert isinstance(json.loads(made.choices[0].message.content)["on"], bool)
+
+
+def test_the_example_of_the_readme_prints_an_answer(tiny_quire: RunningQuire) -> None:
+    readme = (Path(__file__).parents[5] / "README.md").read_text()
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "openai" in one]
+    at_this_server = code.replace("http://127.0.0.1:8000", tiny_quire.http_url)
+    assert at_this_server != code
+    command = [sys.executable, "-c", at_this_server]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
