@@ -20,6 +20,11 @@ class Readiness:
         """The present state."""
         return self._ready
 
+    @property
+    def retired(self) -> bool:
+        """Whether it is not ready for good."""
+        return self._retired
+
     def set(self, ready: bool) -> None:
         """Change the state; once retired, it stays not ready."""
         ready = ready and not self._retired

@@ -13,10 +13,19 @@ class InvalidSetting(ValueError):
 
 
 def setting(
-    default: Any, meaning: str, *, least: float | None = None, most: float | None = None, choices: tuple[str, ...] = ()
+    default: Any,
+    meaning: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] = (),
+    may_be_empty: bool = False,
 ) -> Any:
-    """Declare a field: its default, one sentence for people, and the values it may have."""
-    bounds = {"meaning": meaning, "least": least, "most": most, "choices": choices}
+    """Declare a field: its default, one sentence for people, and the values it may have.
+
+    A text whose default is empty may always be empty.
+    """
+    bounds = {"meaning": meaning, "least": least, "most": most, "choices": choices, "may_be_empty": may_be_empty}
     return dataclasses.field(default=default, metadata=bounds)
 
 
@@ -33,5 +42,5 @@ def check(settings: Any) -> None:
             raise InvalidSetting(f"{field.name} is {value}, it must be at most {most}")
         if choices and value not in choices:
             raise InvalidSetting(f"{field.name} is {value!r}, it must be one of {', '.join(choices)}")
-        if isinstance(value, str) and least is None and not value and field.default:
+        if value == "" and field.default and not field.metadata["may_be_empty"]:
             raise InvalidSetting(f"{field.name} is empty")

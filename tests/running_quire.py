@@ -97,6 +97,11 @@ class RunningQuire:
         self._kvmanager_channel = open_channel(self.addresses["KV manager"])
         self.kvmanager = kvmanager_pb2_grpc.KVManagerStub(self._kvmanager_channel)
 
+    @property
+    def http_url(self) -> str:
+        """Where it says that it listens for HTTP."""
+        return self.output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
+
     def generate(self, request: gateway_pb2.GenerateRequest, timeout: float = CALL_SECONDS) -> "Answer":
         """Run a request to its end. Raises grpc.RpcError."""
         return Answer.of(self.gateway.Generate(request, timeout=timeout))
@@ -142,11 +147,11 @@ class RunningQuire:
 
 
 class RunningService:
-    """One service as a process, started by its own command."""
+    """One service as a process, started by its own command, or as a module that stands in for it."""
 
-    def __init__(self, label: str, *arguments: str) -> None:
+    def __init__(self, label: str, *arguments: str, module: str = "") -> None:
         self.label = label
-        self.process = launch(label, *arguments)
+        self.process = launch(*arguments, module=module) if module else launch(label, *arguments)
         self.output = Output(self.process)
         self.address = self.output.wait_for("listens on").split("listens on ")[1]
         self.metrics_url = metrics_url(self.output, label)
@@ -268,10 +273,12 @@ def open_channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options=transport.channel_options())
 
 
-def launch(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start the command `quire` with its output as text in one pipe."""
+def launch(*arguments: str, module: str = "services.cli.main", **environment: str) -> subprocess.Popen[str]:
+    """Start the command `quire`, or another module, with its output as text in one pipe; HTTP only where asked for."""
+    if arguments[0] in ("serve", "gateway") and "--http-listen" not in arguments:
+        arguments = (arguments[0], "--http-listen", "", *arguments[1:])
     return subprocess.Popen(
-        [sys.executable, "-m", "services.cli.main", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=Path(__file__).parent.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -14,7 +14,10 @@ CONTEXT = 2048
 _SPREAD = 0.3
 
 _CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\n{% endfor %}"
+    "{% if tools %}<|tools|>{{ tools | tojson }}\n{% endif %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "{{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 

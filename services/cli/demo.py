@@ -85,7 +85,7 @@ async def _demonstrate(engine: EngineSettings, console: Console, results: str | 
     assert this is not None, "a coroutine runs in a task"
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)  # or the services would outlive this
     with tempfile.TemporaryDirectory(prefix="quire-demo-") as folder:
-        gateway = GatewaySettings(listen=f"unix:{folder}/gateway.sock")
+        gateway = GatewaySettings(listen=f"unix:{folder}/gateway.sock", http_listen="")
         lines: list[str] = []
         no_metrics = metrics_addresses("")
         supervisor = Supervisor(engine, gateway, lambda label, line: lines.append(f"{label}: {line}"), no_metrics)

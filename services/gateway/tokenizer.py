@@ -12,7 +12,10 @@ from typing import Any
 
 import tokenizers
 
-from services.gateway.chat_template import ChatTemplate
+from services.gateway.chat_template import ChatTemplate, Conversation
+
+# How a space is written in vocabularies made by SentencePiece.
+_SPACE_MARK = "\u2581"
 
 
 class TokenizerLoadError(ValueError):
@@ -32,6 +35,8 @@ class Tokenizer:
         self._chat_template = chat_template
         self._special_ids = _special_ids(backend)
         self._bytes = _byte_tokens(backend)
+        self._added_ids = frozenset(backend.get_added_tokens_decoder())
+        self._byte_alphabet = _byte_alphabet(backend)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -55,13 +60,14 @@ class Tokenizer:
         """Return the ids of a text, with the special tokens that the model expects around it."""
         return self._ids(text, add_special_tokens=True)
 
-    def render_chat(self, messages: Sequence[tuple[str, str]], *, open_turn: bool = True) -> str:
-        """Return the prompt text for pairs of role and content, oldest first. Raises ChatTemplateError."""
-        return self._chat_template.render(messages, open_turn=open_turn)
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template."""
+        return self._chat_template
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]], *, open_turn: bool = True) -> list[int]:
+    def encode_chat(self, conversation: Conversation, *, open_turn: bool = True) -> list[int]:
         """Return the ids of the prompt for a conversation. Raises ChatTemplateError."""
-        text = self.render_chat(messages, open_turn=open_turn)
+        text = self._chat_template.render(conversation, open_turn=open_turn)
         return self._ids(text, add_special_tokens=False)  # the template has written them
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -72,9 +78,26 @@ class Tokenizer:
         """Whether the id stands for a special token, such as the end of a turn."""
         return token_id in self._special_ids
 
+    def is_special_token(self, text: str) -> bool:
+        """Whether a text is a special token's name."""
+        return self._backend.token_to_id(text) in self._special_ids
+
     def exists(self, token_id: int) -> bool:
         """Whether the id names a token. A model can give out others where its vocabulary is padded."""
         return self._backend.id_to_token(token_id) is not None
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return what a token adds to a text, special ones by their names; nothing for an id that names no token."""
+        if (byte := self._bytes.get(token_id)) is not None:
+            return bytes([byte])
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added_ids:
+            return token.encode()
+        if self._byte_alphabet and all(character in self._byte_alphabet for character in token):
+            return bytes(self._byte_alphabet[character] for character in token)
+        return token.replace(_SPACE_MARK, " ").encode()
 
     def byte_of(self, token_id: int) -> int | None:
         """Return the byte that a token of byte fallback stands for; None for any other token."""
@@ -92,7 +115,8 @@ def _read(folder: Path) -> Tokenizer:
     named = _named_tokens(settings)
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_special_tokens([token for token in named.values() if token not in known])
-    return Tokenizer(backend, ChatTemplate(_chat_template(folder, settings), named))
+    templates = _chat_templates(folder, settings)
+    return Tokenizer(backend, ChatTemplate(templates.get("default"), named, templates.get("tool_use")))
 
 
 def _convert(folder: Path) -> Tokenizer:
@@ -100,7 +124,8 @@ def _convert(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer  # seconds to import
 
     loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    template = ChatTemplate(_default_template(loaded.chat_template), loaded.special_tokens_map)
+    templates = _by_name(loaded.chat_template)
+    template = ChatTemplate(templates.get("default"), loaded.special_tokens_map, templates.get("tool_use"))
     return Tokenizer(loaded.backend_tokenizer, template)
 
 
@@ -119,18 +144,18 @@ def _content(token: object) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, str]:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return {"default": path.read_text(encoding="utf-8")}
     templates = settings.get("chat_template")
     if isinstance(templates, list):
         templates = {template["name"]: template["template"] for template in templates}
-    return _default_template(templates)
+    return _by_name(templates)
 
 
-def _default_template(templates: str | Mapping[str, str] | None) -> str | None:
-    return templates.get("default") if isinstance(templates, Mapping) else templates
+def _by_name(templates: str | Mapping[str, str] | None) -> Mapping[str, str]:
+    return {"default": templates} if isinstance(templates, str) else templates or {}
 
 
 def _special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
@@ -143,3 +168,15 @@ def _byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
         return {}
     ids = {byte: backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
     return {token_id: byte for byte, token_id in ids.items() if token_id is not None}
+
+
+def _byte_alphabet(backend: tokenizers.Tokenizer) -> dict[str, int]:
+    """Bytes by the characters that a byte-level vocabulary writes them with; empty for other vocabularies.
+
+    Printable characters of Latin-1 stand for themselves, the other bytes in their order for those from U+0100 on.
+    """
+    if backend.decoder is None or b'"ByteLevel"' not in backend.decoder.__getstate__():
+        return {}
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), 0x100)]
+    others = sorted(set(range(0x100)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

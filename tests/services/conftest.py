@@ -11,7 +11,8 @@ from tests.running_quire import RunningQuire, RunningService, start_quire
 @pytest.fixture(scope="session")
 def tiny_quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
     """One Quire for all these tests: a tiny Llama and 64 blocks of 16 tokens. Each test leaves it without requests."""
-    one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--max-sequences", "16")
+    pool = ("--device-blocks", "64", "--max-sequences", "16")
+    one = start_quire("--model", str(tiny_model("llama")), *pool, "--http-listen", "127.0.0.1:0")
     yield one
     assert one.settled_pool().sequences == 0
     assert one.close() == 0

@@ -11,6 +11,7 @@ from tests.load import prompt_request
 from tests.running_quire import RunningQuire
 
 NOT_NEEDED = ("grpc_health", "grpc_reflection", "click", "rich", "prometheus_client", "platformdirs")
+NOT_NEEDED += ("fastapi", "starlette", "pydantic", "uvicorn", "httptools")
 
 PROGRAM = """
 import asyncio, json, sys
@@ -44,7 +45,7 @@ async def main():
     services = [
         KVManagerService(KVManagerSettings(listen=manager, grace_seconds=0)),  # the engine leaves later
         EngineService(EngineSettings(listen=engine, kvmanager=manager, model=model, dtype="float32", device_blocks=16)),
-        GatewayService(GatewaySettings(listen=gateway, engine=engine, model=model)),
+        GatewayService(GatewaySettings(listen=gateway, engines=engine, http_listen="")),
     ]
     for service in services:
         await service.start()

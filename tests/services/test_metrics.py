@@ -23,6 +23,13 @@ SHOWN = {
         "quire_inter_token_latency_seconds": (),
         "quire_e2e_request_latency_seconds": (),
         "quire_request_success": ("finished_reason",),
+        "quire_routed_requests": ("reason",),
+        "quire_routed_cached_tokens": (),
+        "quire_failovers": ("reason",),
+        "quire_cancel_to_free_seconds": (),
+        "quire_admission_rejections": (),
+        "quire_deadline_exceeded": ("phase",),
+        "quire_slow_clients": (),
     },
     "engine": {
         "quire_num_requests_running": (),
@@ -68,8 +75,11 @@ SHOWN = {
 }
 
 
-# Of these there is no series for each engine: engines come and go.
-OUTLIVING = {"quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"}
+# Of these there is no series for each engine: engines come and go, and no engine has begun what is refused.
+OUTLIVING = {
+    *("quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"),
+    *("quire_admission_rejections", "quire_deadline_exceeded", "quire_slow_clients"),
+}
 
 
 def scrape(quire: RunningQuire, service: str) -> Scrape:
@@ -219,7 +229,7 @@ def test_an_engine_that_dies_takes_its_series_along_and_its_requests_end_as_erro
         *("engine", "--listen", "127.0.0.1:0", "--kvmanager", manager.address, "--model", model),
         *("--device-blocks", "64", "--engine-id", "one"),
     )
-    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engine", engine.address, "--model", model)
+    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", engine.address)
     gateway.output.wait_for("gateway is ready")
     assert Scrape.of(manager.metrics_url).values("quire_kv_pool_blocks", "engine") == {"one": 64}
 

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from services.gateway.chat_template import ChatTemplateError
+from services.gateway.chat_template import ChatTemplateError, Conversation
 from services.gateway.tokenizer import Tokenizer, TokenizerLoadError
 
 LINES = ["the cat sat on the mat", "Grüße aus Köln", "你好 世界", "🙂🙃 ¡olé!", "  two  spaces, then more"]
@@ -26,7 +26,12 @@ TEMPLATE = (
     "{% if tools is defined and tools is none %}-{% endif %}{{ strftime_now('%%') }}"
 )
 ADDED_TOKEN = {"__type": "AddedToken", "content": "</s>"}  # as older folders write it
-CHAT = [("system", 'Be <brief> & "kind".'), ("user", "Grüße 🙂\n  "), ("assistant", "Hallo"), ("user", "你好?")]
+_TURNS = [("system", 'Be <brief> & "kind".'), ("user", "Grüße 🙂\n  "), ("assistant", "Hallo"), ("user", "你好?")]
+CHAT = Conversation([{"role": role, "content": content} for role, content in _TURNS])
+
+
+def said(role: str, content: str) -> Conversation:
+    return Conversation([{"role": role, "content": content}])
 
 
 def trained() -> tokenizers.Tokenizer:
@@ -63,11 +68,11 @@ def model_folder(folder: Path, template: str | None = TEMPLATE, **settings: Any)
 
 def assert_equals_transformers(folder: Path) -> None:
     tokenizer, reference = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
-    messages = [{"role": role, "content": content} for role, content in CHAT]
+    messages = CHAT.messages
     for text in TEXTS:
         assert tokenizer.encode(text) == reference(text)["input_ids"]
     rendered = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert tokenizer.render_chat(CHAT) == rendered
+    assert tokenizer.chat_template.render(CHAT) == rendered
     ids = reference.apply_chat_template(messages, tokenize=True, add_generation_prompt=True)["input_ids"]
     assert tokenizer.encode_chat(CHAT) == ids
     assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
@@ -102,25 +107,28 @@ def test_truncation_and_padding_of_the_training_are_off(tmp_path: Path) -> None:
 
 def test_the_template_may_stand_in_the_settings(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, template=None, chat_template="{{ bos_token }}{{ messages[0].content }}")
-    assert Tokenizer.load(folder).render_chat([("user", "hi")]) == "<s>hi"
+    assert Tokenizer.load(folder).chat_template.render(said("user", "hi")) == "<s>hi"
 
 
 def test_of_several_templates_the_default_counts(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "talk"}]
-    assert Tokenizer.load(model_folder(tmp_path, template=None, chat_template=templates)).render_chat(CHAT) == "talk"
+    assert (
+        Tokenizer.load(model_folder(tmp_path, template=None, chat_template=templates)).chat_template.render(CHAT)
+        == "talk"
+    )
 
 
 def test_a_template_file_goes_before_the_settings(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, template="file", chat_template="settings")
-    assert Tokenizer.load(folder).render_chat(CHAT) == "file"
+    assert Tokenizer.load(folder).chat_template.render(CHAT) == "file"
 
 
 @pytest.mark.parametrize(
     ("template", "messages", "reason"),
     [
         (None, CHAT, "has no chat template"),
-        (TEMPLATE, [], "at least one message"),
-        (TEMPLATE, [("tool", "42")], "no tool here"),
+        (TEMPLATE, Conversation([]), "at least one message"),
+        (TEMPLATE, said("tool", "42"), "no tool here"),
         ("{% if %}", CHAT, "is broken"),
         ("{{ messages[99].content }}", CHAT, "does not accept"),
         ("{{ messages[0].content + 1 }}", CHAT, "does not accept"),
@@ -129,7 +137,7 @@ def test_a_template_file_goes_before_the_settings(tmp_path: Path) -> None:
     ],
 )
 def test_a_conversation_that_cannot_be_rendered_is_refused_with_the_reason(
-    tmp_path: Path, template: str | None, messages: list[tuple[str, str]], reason: str
+    tmp_path: Path, template: str | None, messages: Conversation, reason: str
 ) -> None:
     tokenizer = Tokenizer.load(model_folder(tmp_path, template))
     with pytest.raises(ChatTemplateError, match=reason):
@@ -153,8 +161,8 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_loading_a_model_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib; from services.gateway.tokenizer import Tokenizer\n"
-        "Tokenizer.load(pathlib.Path(sys.argv[1])).encode_chat([('user', 'hi')])\n"
+        "import sys, pathlib; from services.gateway.tokenizer import Conversation, Tokenizer\n"
+        "Tokenizer.load(pathlib.Path(sys.argv[1])).encode_chat(Conversation([{'role': 'user', 'content': 'hi'}]))\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(model_folder(tmp_path))], check=True)

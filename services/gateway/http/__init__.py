@@ -1,0 +1,1 @@
+"""The gateway's HTTP front: OpenAI's interface, and what vLLM's users add to it."""

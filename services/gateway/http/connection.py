@@ -1,0 +1,184 @@
+"""One connection of HTTP, by uvicorn's protocol, with the bounds that it does not have."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+_HEAD_BYTES = 32 * 1024
+_MOST_HEADERS = 100
+# Requests that a client may send before the one before them is answered.
+_MOST_PIPELINED = 8
+# Of a body that nobody reads any more, because its request has been answered.
+_MOST_UNREAD_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many connections there may be, and what each may take.
+
+    `read_seconds` are for the head of a request, and again for its body; `write_seconds` without progress in reading an
+    answer cut a client off.
+    """
+
+    connections: int
+    read_seconds: float
+    write_seconds: float
+
+
+class _HeadTooLarge(Exception):
+    """The head of a request has too many bytes or headers."""
+
+
+class Connection(HttpToolsProtocol):
+    """Closes what a client does not finish, and answers what cannot be parsed in OpenAI's shape."""
+
+    def __init__(self, bounds: Bounds, config: Config, state: ServerState) -> None:
+        super().__init__(config=config, server_state=state, app_state={})
+        self._bounds = bounds
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._unfinished = False  # a request has begun and not come to its end
+        self._head_bytes = 0
+        self._unread_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, unless there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self._bounds.connections:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections")
+        else:
+            self._expect_more()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timers."""
+        self._expect_nothing()
+        self._stop_writing_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came."""
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        began_before = self._in_head
+        try:
+            self.parser.feed_data(data)
+            if began_before and self._in_head:  # the parser tells of a header when it has all of it
+                self._count_head(len(data))
+        except httptools.HttpParserUpgrade:
+            self.cycle.keep_alive = False  # what follows is not HTTP/1.1
+        except _HeadTooLarge:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large")
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _HeadTooLarge):
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large")
+            else:
+                self._refuse(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
+        else:
+            if self._reading is None and not self._unfinished and not self._answering:
+                self._expect_more()  # blank lines, perhaps
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._in_head = self._unfinished = True
+        self._head_bytes = self._unread_bytes = 0
+        self._expect_more()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the path came."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header came."""
+        self._count_head(len(name) + len(value))
+        if len(self.headers) >= _MOST_HEADERS:
+            raise _HeadTooLarge
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A head came to its end; its body has time of its own, from when its turn has come."""
+        self._in_head = False
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            raise _HeadTooLarge
+        super().on_headers_complete()
+        if self.pipeline:
+            self._expect_nothing()
+        else:
+            self._expect_more()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body came. What nobody reads any more is taken for a while, so that the client hears why."""
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._unread_bytes += len(body)
+            if self._unread_bytes > _MOST_UNREAD_BYTES:
+                self.transport.close()
+
+    def on_message_complete(self) -> None:
+        """A request came to its end."""
+        self._unfinished = False
+        self._expect_nothing()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A request was answered; the next one may wait, its body still to come."""
+        super().on_response_complete()
+        if self._unfinished:
+            self._expect_more()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is written to."""
+        super().pause_writing()
+        if self._writing is None:
+            self._writing = self.loop.call_later(self._bounds.write_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read some."""
+        self._stop_writing_clock()
+        super().resume_writing()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > _HEAD_BYTES:
+            raise _HeadTooLarge
+
+    def _expect_more(self) -> None:
+        self._expect_nothing()
+        self._reading = self.loop.call_later(self._bounds.read_seconds, self._give_up)
+
+    def _expect_nothing(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _give_up(self) -> None:
+        self._reading = None
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request did not come within {self._bounds.read_seconds} s")
+
+    def _stop_writing_clock(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Say why, where nothing else is being said, and close."""
+        if not self.transport.is_closing() and not (self._answering and self.cycle.response_started):
+            code = status.phrase.lower().replace(" ", "_")
+            error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+            body = json.dumps({"error": error}).encode()
+            head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.close()

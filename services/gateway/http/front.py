@@ -1,0 +1,27 @@
+"""Puts the HTTP front together."""
+
+import ssl
+
+from services.gateway.callers import ANYONE
+from services.gateway.http.answers import Desk
+from services.gateway.http.app import make_app
+from services.gateway.http.connection import Bounds
+from services.gateway.http.intake import Authenticate
+from services.gateway.http.server import HttpServer, Observed
+from services.gateway.observer import GatewayObserver
+from services.gateway.settings import GatewaySettings
+from services.service import Readiness
+
+
+def http_server(
+    desk: Desk,
+    settings: GatewaySettings,
+    readiness: Readiness,
+    observer: GatewayObserver,
+    authenticate: Authenticate = lambda _: ANYONE,
+    context: ssl.SSLContext | None = None,
+) -> HttpServer:
+    """Make the server of a gateway; with a context, its connections are encrypted."""
+    app = Observed(make_app(desk, readiness, authenticate), readiness, observer)
+    bounds = Bounds(settings.http_connections, settings.http_read_seconds, settings.http_write_seconds)
+    return HttpServer(app, bounds, context)

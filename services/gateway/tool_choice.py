@@ -1,0 +1,49 @@
+"""What an answer must be where a tool has to be called."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from quire.v1 import gateway_pb2
+
+_MOST_CALLS = 16
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def arguments_schema(tool: gateway_pb2.Tool) -> str:
+    """Return the JSON schema of a tool's arguments, as text."""
+    return tool.parameters or json.dumps(_NO_ARGUMENTS)
+
+
+def calls_schema(tools: Sequence[gateway_pb2.Tool], *, parallel: bool) -> str:
+    """Return the JSON schema of a call of one of these tools, or of a list of them, as text.
+
+    What a tool's own schema refers to is looked for where that schema now stands.
+    """
+    definitions = {str(at): _moved(json.loads(arguments_schema(tool)), at) for at, tool in enumerate(tools)}
+    calls = [_call(tool.name, at) for at, tool in enumerate(tools)]
+    call = {"anyOf": calls} if len(calls) > 1 else calls[0]
+    schema = {"type": "array", "minItems": 1, "maxItems": _MOST_CALLS, "items": call} if parallel else call
+    return json.dumps({"$defs": definitions} | schema)
+
+
+def _call(name: str, at: int) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{at}"}},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, at: int) -> Any:
+    """Let the references inside a schema point to where it is put."""
+    if isinstance(schema, list):
+        return [_moved(one, at) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, at) for key, value in schema.items()}
+    target = moved.get("$ref")
+    if isinstance(target, str) and target.startswith("#"):
+        moved["$ref"] = f"#/$defs/{at}{target[1:]}"
+    return moved

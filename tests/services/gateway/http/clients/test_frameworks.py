@@ -1,0 +1,131 @@
+"""langchain-openai and litellm, unchanged."""
+
+import os
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx
+import pytest
+from pydantic import BaseModel, Field
+
+from tests.running_quire import RunningQuire
+
+ASK = "Why is the sky blue?"
+
+
+class Pet(BaseModel):
+    """A pet."""
+
+    kind: Literal["cat", "dog"] = Field(description="Which.")
+    wild: bool = Field(description="Whether it is.")
+
+
+# langchain-openai
+
+
+@pytest.fixture(scope="module")
+def langchain(tiny_quire: RunningQuire) -> Iterator[dict[str, Any]]:
+    """What langchain's classes are made with."""
+    with httpx.Client() as client:
+        # A model without sense likes to put blanks where JSON may have them.
+        blanks = client.post(f"{tiny_quire.http_url}/tokenize", json={"prompt": "\t\n\r "}).json()["tokens"]
+        yield {
+            "logit_bias": {str(token): -100 for token in blanks},
+            "model": "tiny-llama",
+            "base_url": f"{tiny_quire.http_url}/v1",
+            "api_key": "none",
+            "max_retries": 0,
+            "seed": 3,
+            "http_client": client,
+        }
+
+
+@pytest.fixture(scope="module")
+def chat(langchain: dict[str, Any]) -> Any:
+    from langchain_openai import ChatOpenAI  # slow to import
+
+    return ChatOpenAI(**langchain, max_tokens=400)
+
+
+def test_langchain_gets_what_it_streams(chat: Any) -> None:
+    whole = chat.invoke(ASK)
+    assert "".join(chunk.content for chunk in chat.stream(ASK)) == whole.content
+    assert whole.usage_metadata["output_tokens"] > 0
+
+
+def test_langchain_gets_log_probabilities_and_stops(chat: Any) -> None:
+    answer = chat.bind(logprobs=True, top_logprobs=2).invoke(ASK, max_tokens=4)
+    assert len(answer.response_metadata["logprobs"]["content"]) == 4
+    text = chat.invoke(ASK).content
+    assert chat.invoke(ASK, stop=[text[4]]).content == text[: text.index(text[4])]
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_langchain_gets_structured_output(chat: Any, method: str) -> None:
+    assert isinstance(chat.with_structured_output(Pet, method=method).invoke(ASK), Pet)
+
+
+def test_langchain_calls_tools(chat: Any) -> None:
+    answer = chat.bind_tools([Pet], tool_choice="any").invoke(ASK)
+    assert answer.tool_calls
+    assert {call["name"] for call in answer.tool_calls} == {"Pet"}
+
+
+def test_langchain_completes_texts(langchain: dict[str, Any]) -> None:
+    from langchain_openai import OpenAI
+
+    llm = OpenAI(**langchain, max_tokens=8)
+    assert "".join(llm.stream(ASK)) == llm.invoke(ASK)
+    assert len(llm.batch([ASK, "Once"])) == 2
+
+
+# litellm
+
+
+@pytest.fixture(scope="module")
+def litellm() -> Iterator[Any]:
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network
+    import litellm  # slow to import
+
+    with httpx.Client() as client:
+        litellm.client_session = client
+        yield litellm
+    litellm.module_level_client.close()
+
+
+def test_litellm_gets_what_it_streams(tiny_quire: RunningQuire, litellm: Any) -> None:
+    arguments = {
+        "model": "openai/tiny-llama",
+        "api_base": f"{tiny_quire.http_url}/v1",
+        "api_key": "none",
+        "messages": [{"role": "user", "content": ASK}],
+        "max_tokens": 12,
+        "seed": 3,
+    }
+    whole = litellm.completion(**arguments)
+    streamed = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**arguments, stream=True)]
+    assert "".join(streamed) == whole.choices[0].message.content
+    several = litellm.completion(**arguments, n=2, logprobs=True, top_logprobs=1, stop=["~~~"])
+    assert len(several.choices) == 2
+    structured = litellm.completion(**{**arguments, "max_tokens": 120}, response_format=Pet)
+    Pet.model_validate_json(structured.choices[0].message.content)
+    text = litellm.text_completion(
+        model="text-completion-openai/tiny-llama",
+        prompt=ASK,
+        api_base=f"{tiny_quire.http_url}/v1",
+        api_key="none",
+        max_tokens=8,
+    )
+    assert text.choices[0].text
+
+
+def test_litellm_as_vllms_users_call_it(tiny_quire: RunningQuire, litellm: Any) -> None:
+    answer = litellm.completion(
+        model="hosted_vllm/tiny-llama",
+        api_base=f"{tiny_quire.http_url}/v1",
+        messages=[{"role": "user", "content": ASK}],
+        max_tokens=8,
+        top_k=1,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.usage.completion_tokens == 8

@@ -1,0 +1,135 @@
+"""The official Python client, unchanged."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+from pydantic import BaseModel
+
+from tests.load import prompt_request
+from tests.running_quire import RunningQuire
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+PROMPT = "The quick brown fox"
+MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
+
+
+class Pet(BaseModel):
+    kind: Literal["cat", "dog"]
+    wild: bool
+
+
+@pytest.fixture(scope="module")
+def client(tiny_quire: RunningQuire) -> "Iterator[OpenAI]":
+    from openai import OpenAI  # slow to import
+
+    with OpenAI(base_url=f"{tiny_quire.http_url}/v1", api_key="none", max_retries=0) as one:
+        yield one
+
+
+def test_completions_with_a_seed_are_those_of_grpc(tiny_quire: RunningQuire, client: "OpenAI") -> None:
+    own = tiny_quire.generate(prompt_request(PROMPT, 12, seed=5, ignore_eos=False))
+    made = client.completions.create(model="tiny-llama", prompt=PROMPT, max_tokens=12, seed=5)
+    assert made.choices[0].text == own.text
+    assert made.usage.completion_tokens == own.finished.usage.generated_tokens
+    stream = client.completions.create(model="tiny-llama", prompt=PROMPT, max_tokens=12, seed=5, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == own.text
+
+
+def test_a_chat_and_its_stream(client: "OpenAI") -> None:
+    arguments = {"model": "tiny-llama", "messages": MESSAGES, "max_completion_tokens": 12, "seed": 5, "n": 2}
+    made = client.chat.completions.create(**arguments)
+    texts = ["", ""]
+    for chunk in client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+        usage = chunk.usage
+    assert texts == [choice.message.content for choice in made.choices]
+    assert usage.total_tokens == made.usage.total_tokens
+
+
+def test_log_probabilities(client: "OpenAI") -> None:
+    chat = client.chat.completions.create(
+        model="tiny-llama", messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=3
+    )
+    content = chat.choices[0].logprobs.content
+    assert [len(token.top_logprobs) for token in content] == [3] * 5
+    made = client.completions.create(model="tiny-llama", prompt=PROMPT, max_tokens=5, logprobs=3)
+    assert len(made.choices[0].logprobs.token_logprobs) == 5
+
+
+def test_stop_and_penalties(client: "OpenAI") -> None:
+    arguments = {"model": "tiny-llama", "prompt": PROMPT, "max_tokens": 40, "seed": 2}
+    text = client.completions.create(**arguments).choices[0].text
+    made = client.completions.create(**arguments, stop=[text[3:5]])
+    assert (made.choices[0].text, made.choices[0].finish_reason) == (text[: text.index(text[3:5])], "stop")
+    other = client.completions.create(**arguments, frequency_penalty=2, presence_penalty=2, logit_bias={"70": 50})
+    assert other.choices[0].text != text
+
+
+def test_answers_are_parsed_into_a_pydantic_class(client: "OpenAI") -> None:
+    for seed in range(3):
+        made = client.chat.completions.parse(
+            model="tiny-llama", messages=MESSAGES, max_tokens=400, seed=seed, response_format=Pet
+        )
+        assert isinstance(made.choices[0].message.parsed, Pet)
+
+
+def test_tools_are_called(client: "OpenAI") -> None:
+    from openai import pydantic_function_tool
+
+    tools = [pydantic_function_tool(Pet, name="buy")]
+    arguments = {"model": "tiny-llama", "messages": MESSAGES, "max_tokens": 400, "tools": tools, "seed": 1}
+    named = {"type": "function", "function": {"name": "buy"}}
+    made = client.chat.completions.parse(**arguments, tool_choice=named)
+    (call,) = made.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Pet)
+    with client.chat.completions.stream(**arguments, tool_choice=named) as stream:
+        stream.until_done()
+        final = stream.get_final_completion().choices[0].message.tool_calls[0]
+    assert (final.function.name, final.function.arguments) == ("buy", call.function.arguments)
+    answered = [*MESSAGES, made.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "done"}]
+    again = client.chat.completions.create(model="tiny-llama", messages=answered, tools=tools, max_tokens=5)
+    assert again.usage.prompt_tokens > made.usage.prompt_tokens
+
+
+def test_extra_fields_of_vllms_users(client: "OpenAI") -> None:
+    extra = {"top_k": 1, "ignore_eos": True, "min_tokens": 4, "cache_salt": "s"}
+    made = client.completions.create(model="tiny-llama", prompt=PROMPT, max_tokens=8, extra_body=extra)
+    greedy = client.completions.create(
+        model="tiny-llama", prompt=PROMPT, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert made.choices[0].text == greedy.choices[0].text
+
+
+def test_errors_are_the_clients_own(client: "OpenAI") -> None:
+    import openai
+
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="gpt-4", prompt=PROMPT)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.completions.create(model="tiny-llama", prompt=PROMPT, temperature=-1)
+    assert wrong.value.param == "temperature"
+
+
+def test_models_are_listed(client: "OpenAI") -> None:
+    assert [model.id for model in client.models.list()] == ["tiny-llama"]
+    assert client.models.retrieve("tiny-llama").id == "tiny-llama"
+
+
+def test_an_answer_is_json_as_it_was_asked_for(client: "OpenAI") -> None:
+    schema = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    made = client.chat.completions.create(
+        model="tiny-llama",
+        messages=MESSAGES,
+        max_tokens=100,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "switch", "schema": schema | {"additionalProperties": False}},
+        },
+    )
+    assert isinstance(json.loads(made.choices[0].message.content)["on"], bool)

@@ -1,0 +1,121 @@
+"""The HTTP server by itself, in front of a desk that does what a test says."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from services.errors import Unauthenticated, UnknownModel
+from services.gateway.callers import ANYONE, Caller
+from services.gateway.http.answers import Responses
+from services.gateway.http.app import make_app
+from services.gateway.http.connection import Bounds
+from services.gateway.http.server import HttpServer, Observed
+from services.gateway.observer import GatewayObserver
+from services.gateway.tokenizer import Tokenizer
+from services.service import Readiness
+
+Response = gateway_pb2.GenerateResponse
+READ_SECONDS = 0.3
+WRITE_SECONDS = 0.5
+CONNECTIONS = 8
+
+
+class Desk:
+    """Says `x` as often as max_tokens says; fails as told, before or behind the first token."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = Tokenizer.load(folder)
+        self.callers: list[Caller] = []
+        self.refusal: Exception | None = None
+        self.failure: BaseException | None = None
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.running = 0
+
+    async def generate(
+        self, request: gateway_pb2.GenerateRequest, caller: Caller, seconds_left: float | None = None
+    ) -> Responses:
+        self.callers.append(caller)
+        if self.refusal:
+            raise self.refusal
+        self.running += 1
+        try:
+            sampling = decoding_pb2.Sampling(sample_count=1)
+            yield Response(started=gateway_pb2.Started(model="played", sampling=sampling))
+            for _ in range(request.stopping.max_tokens):
+                yield Response(delta=gateway_pb2.Delta(text=request.prompt.text or "x", token_ids=[1]))
+                await self.hold.wait()
+                if self.failure:
+                    raise self.failure
+            end = gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP)
+            yield Response(finished=gateway_pb2.Finished(samples=[end]))
+        finally:
+            self.running -= 1
+
+    async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
+        return [1]
+
+    async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
+        return "x"
+
+    def tokenizer(self, model: str) -> Tokenizer:
+        return self._tokenizer
+
+    def models(self) -> list[gateway_pb2.GetModelResponse]:
+        return [self.model("played")]
+
+    def model(self, name: str) -> gateway_pb2.GetModelResponse:
+        if name not in ("", "played"):
+            raise UnknownModel(f"model {name!r} is not served", "model")
+        return gateway_pb2.GetModelResponse(model="played", context_tokens=100)
+
+
+class Observer(GatewayObserver):
+    """Remembers requests over HTTP."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str, int]] = []
+
+    def http_request(self, route: str, method: str, status: int) -> None:
+        self.heard.append((route, method, status))
+
+
+class PlayedServer:
+    """A server on a thread with an event loop of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.desk, self.readiness, self.observer = Desk(folder), Readiness(), Observer()
+        self.readiness.set(True)
+        app = Observed(make_app(self.desk, self.readiness, _authenticate), self.readiness, self.observer)
+        self.server = HttpServer(app, Bounds(CONNECTIONS, READ_SECONDS, WRITE_SECONDS))
+        self.url = self.run(self.server.start("127.0.0.1:0"))
+        self.place = ("127.0.0.1", int(self.url.rpartition(":")[2]))
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Do something on the server's own loop."""
+
+        async def done() -> None:
+            work()
+
+        self.run(done())
+
+    def close(self) -> None:
+        self.run(self.server.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _authenticate(authorization: str | None) -> Caller:
+    if authorization == "Bearer wrong":
+        raise Unauthenticated("the API key is unknown")
+    return Caller("theirs") if authorization else ANYONE

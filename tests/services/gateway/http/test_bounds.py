@@ -1,0 +1,331 @@
+"""What nobody may do to the HTTP server: each has its status, and no effect on others."""
+
+import gzip
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.errors import STATUS, GenerationFailed, Overloaded, ServiceError
+from services.transport import CLIENT_MESSAGE_BYTES
+from tests.services.gateway.http.played_desk import CONNECTIONS, READ_SECONDS, WRITE_SECONDS, PlayedServer
+
+JSON = {"content-type": "application/json"}
+BODY = {"prompt": "x", "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def played(tiny_model: Callable[[str], Path]) -> Iterator[PlayedServer]:
+    one = PlayedServer(tiny_model("llama"))
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def server(played: PlayedServer) -> Iterator[PlayedServer]:
+    """Each test leaves the desk empty, and other clients undisturbed."""
+    yield played
+    played.call(played.desk.hold.set)
+    played.desk.refusal = played.desk.failure = None
+    assert httpx.get(f"{played.url}/health").status_code == 200
+    deadline = time.monotonic() + 5
+    while played.desk.running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert played.desk.running == 0
+
+
+def post(server: PlayedServer, content: Any, **headers: str) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/completions", content=content, headers=JSON | headers)
+
+
+def refusal(response: httpx.Response) -> tuple[int, str]:
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return response.status_code, error["code"]
+
+
+def raw(server: PlayedServer, data: bytes, seconds: float = 5) -> bytes:
+    """Send bytes, and return what comes until the server closes."""
+    with socket.create_connection(server.place, timeout=seconds) as connection:
+        connection.sendall(data)
+        return read_all(connection)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "not JSON"),
+        (b"", "missing"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b'{"prompt": "\\ud800"}', "surrogate"),
+        (b'{"prompt": "x", "temperature": NaN}', "NaN"),
+        (b'{"prompt": "x", "temperature": -Infinity}', "Infinity"),
+        (b'{"prompt": "x", "temperature": 1e999}', "temperature"),
+        (b'{"prompt": "x", "prompt": "y"}', "twice"),
+        (b'{"prompt": ' + b"[" * 65 + b"]" * 65 + b"}", "levels deep"),
+        (b"[" * 1_000_000, "levels deep"),
+        (b'{"a":' * 100_000, "levels deep"),
+        (b'"' + b'\\"' * 1_000_000, "not JSON"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "number that cannot be read"),
+        (b'{"prompt": "x", "seed": 9223372036854775808}', "seed"),
+        (b'{"prompt": "x", "temperature": "0.5"}', "temperature"),
+        (b'{"prompt": "x", "nonsense": 1}', "nonsense"),
+        (b'{"prompt": "x", "suffix": "y"}', "suffix is not served"),
+        (b'["prompt"]', "body"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_body_that_is_wrong_is_refused_with_the_reason(server: PlayedServer, content: bytes, reason: str) -> None:
+    begun = time.monotonic()
+    response = post(server, content)
+    assert response.status_code == 400
+    assert reason in response.json()["error"]["message"]
+    assert time.monotonic() - begun < 3
+    assert server.desk.running == 0
+
+
+def test_brackets_in_texts_are_no_levels(server: PlayedServer) -> None:
+    assert post(server, json.dumps({**BODY, "prompt": '[{"' * 100, "stop": ["[{" * 200]})).status_code == 200
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: PlayedServer) -> None:
+    large = b'{"prompt": "' + b"x" * 10_000_000 + b'"}'
+    assert refusal(post(server, large)) == (413, "body_too_large")
+    pieces = (large[at : at + 65536] for at in range(0, len(large), 65536))
+    assert refusal(post(server, pieces)) == (413, "body_too_large")
+    told = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99999999999\r\n\r\n"
+    assert raw(server, told).startswith(b"HTTP/1.1 413")
+    fits = b'{"max_tokens": 1, "prompt": "' + b"x" * (CLIENT_MESSAGE_BYTES - 40) + b'"}'
+    assert post(server, fits).status_code == 200
+
+
+def test_what_is_not_plain_json_is_not_unpacked(server: PlayedServer) -> None:
+    bomb = gzip.compress(b'{"prompt": "' + b"x" * 100_000_000 + b'"}', 1)
+    assert refusal(post(server, bomb, **{"content-encoding": "gzip"})) == (415, "encoded_body")
+    assert refusal(post(server, b"prompt=x", **{"content-type": "text/plain"})) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\na: " + b"x" * 300_000,
+        b"GET /" + b"x" * 300_000,
+        b"GET /health HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % number for number in range(200)) + b"\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: " + b"x" * 40_000 + b"\r\n\r\n",
+    ],
+    ids=["header without end", "path without end", "many headers", "long header"],
+)
+def test_a_head_that_is_too_large_is_refused(server: PlayedServer, head: bytes) -> None:
+    with socket.create_connection(server.place, timeout=5) as connection:
+        for at in range(0, len(head), 20_000):
+            try:
+                connection.sendall(head[at : at + 20_000])
+            except (BrokenPipeError, ConnectionResetError):
+                return  # it was closed while we were still sending
+            time.sleep(0.001)
+        try:
+            assert read_all(connection).startswith(b"HTTP/1.1 431")
+        except ConnectionResetError:
+            return
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + b"\x00" * 50,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /health HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\na b: c\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"CONNECT example:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+    ids=["TLS", "HTTP/2", "half a line", "two lengths", "blank in a name", "negative length", "CONNECT"],
+)
+def test_what_is_no_http_is_refused(server: PlayedServer, data: bytes) -> None:
+    assert raw(server, data).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GET /health HT",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nPOST /v1/completions HTTP/1.1\r\ncontent-length: 50\r\n\r\n{",
+    ],
+    ids=["nothing", "half a head", "half a body", "half a body behind another request"],
+)
+def test_a_request_that_does_not_come_to_its_end_is_given_up(server: PlayedServer, data: bytes) -> None:
+    begun = time.monotonic()
+    with socket.create_connection(server.place, timeout=10) as connection:
+        connection.sendall(data)
+        answer = read_all(connection)
+    assert READ_SECONDS * 0.9 < time.monotonic() - begun < READ_SECONDS + 3
+    assert b"HTTP/1.1 408 Request Timeout" in answer or answer.startswith(b"HTTP/1.1 200")
+
+
+def test_blank_lines_do_not_keep_a_connection_open(server: PlayedServer) -> None:
+    with socket.create_connection(server.place, timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = connection.recv(65536)
+        connection.sendall(b"\r\n")
+        answer += read_all(connection)
+    assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"408"]
+
+
+def test_a_request_that_comes_drop_by_drop_is_given_up_too(server: PlayedServer) -> None:
+    with socket.create_connection(server.place, timeout=5) as connection:
+        try:
+            for byte in b"GET /health HTTP/1.1\r\nhost: xxxxxxxxxxxxxxxxxxxxxxxx\r\n\r\n":
+                connection.sendall(bytes([byte]))
+                time.sleep(0.03)
+            assert read_all(connection).startswith(b"HTTP/1.1 408")
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+
+def test_too_many_connections_are_refused_and_those_that_are_there_go_on(server: PlayedServer) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/health").status_code == 200
+        others = [socket.create_connection(server.place, timeout=5) for _ in range(CONNECTIONS + 2)]
+        assert any(b"HTTP/1.1 503" in read_all(one) for one in others)
+        assert client.get("/health").status_code == 200
+        for one in others:
+            one.close()
+
+
+def test_a_client_that_does_not_read_is_cut_off(server: PlayedServer) -> None:
+    body = json.dumps({"prompt": "x" * 100_000, "max_tokens": 1000, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(server.place)
+        connection.sendall(head.encode() + body)
+        deadline = time.monotonic() + 5
+        while not server.desk.running and time.monotonic() < deadline:
+            time.sleep(0.01)
+        begun = time.monotonic()
+        while server.desk.running and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.desk.running == 0
+        assert time.monotonic() - begun > WRITE_SECONDS * 0.5
+
+
+def test_header_values_are_never_written_back(server: PlayedServer) -> None:
+    answer = raw(server, b"GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: a\r\n b: c\r\nconnection: close\r\n\r\n")
+    assert b"b: c" not in answer
+    assert refusal(httpx.post(f"{server.url}/v1/completions", json={**BODY, "request_id": "a\nb"}))[0] == 400
+
+
+def test_unknown_paths_and_methods_are_answered_in_openais_shape(server: PlayedServer) -> None:
+    assert refusal(httpx.get(f"{server.url}/v1/nothing")) == (404, "not_found")
+    wrong = httpx.get(f"{server.url}/v1/completions")
+    assert (refusal(wrong), wrong.headers["allow"]) == ((405, "method_not_allowed"), "POST")
+    assert refusal(httpx.get(f"{server.url}/v1/models/../../etc/passwd")) == (404, "not_found")
+    assert refusal(httpx.get(f"{server.url}/v1/models/%2e%2e%2fetc%2fpasswd")) == (404, "model_not_found")
+
+
+def test_pipelined_requests_are_answered_in_order(server: PlayedServer) -> None:
+    one = b"GET /%b HTTP/1.1\r\nhost: x\r\n\r\n"
+    last = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    answer = raw(server, one % b"health" + one % b"nothing" + last)
+    assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404", b"200"]
+    assert raw(server, one % b"health" * 100).count(b"HTTP/1.1 200") < 100, "it would queue any number"
+
+
+# Errors of the gateway
+
+
+def test_a_key_that_is_wrong_is_refused_before_the_body_is_read(server: PlayedServer) -> None:
+    response = post(server, b"{", authorization="Bearer wrong")
+    assert refusal(response) == (401, "invalid_api_key")
+    assert response.headers["www-authenticate"] == "Bearer"
+    post(server, json.dumps(BODY), authorization="Bearer good")
+    assert server.desk.callers[-1].tenant == "theirs"
+    assert httpx.get(f"{server.url}/health", headers={"authorization": "Bearer wrong"}).status_code == 200
+
+
+def test_a_full_queue_says_when_to_come_again(server: PlayedServer) -> None:
+    server.desk.refusal = Overloaded("the queue is full", retry_seconds=2.5)
+    response = post(server, json.dumps(BODY))
+    assert refusal(response) == (429, "overloaded")
+    assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("3", "2500")
+    assert post(server, json.dumps({**BODY, "stream": True})).status_code == 429
+
+
+@pytest.mark.parametrize("kind", ServiceError.__subclasses__(), ids=lambda kind: kind.__name__)
+def test_every_refusal_has_the_status_of_the_table(server: PlayedServer, kind: type[ServiceError]) -> None:
+    server.desk.refusal = kind("sampling.top_p is wrong", "sampling.top_p")
+    error = (response := post(server, json.dumps(BODY))).json()["error"]
+    assert (response.status_code, error["param"], error["message"]) == (STATUS[kind].http, "top_p", "top_p is wrong")
+
+
+def test_an_error_in_mid_stream_is_an_event(server: PlayedServer) -> None:
+    server.desk.failure = GenerationFailed("the engine could not go on")
+    lines = post(server, json.dumps({**BODY, "stream": True})).text.strip().split("\n\n")
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["message"] == "the engine could not go on"
+    assert lines[-1] == "data: [DONE]"
+    server.desk.failure = ZeroDivisionError("secret")
+    lines = post(server, json.dumps({**BODY, "stream": True})).text.strip().split("\n\n")
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "internal_error"
+    whole = post(server, json.dumps(BODY))
+    assert refusal(whole) == (500, "internal_error")
+    assert "secret" not in whole.text + lines[-2]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_generation(server: PlayedServer, stream: bool) -> None:
+    server.call(server.desk.hold.clear)
+    body = json.dumps({**BODY, "stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.create_connection(server.place, timeout=5) as connection:
+        connection.sendall(head.encode() + body)
+        while not server.desk.running:
+            time.sleep(0.001)
+    deadline = time.monotonic() + 2
+    while server.desk.running and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert server.desk.running == 0
+
+
+def test_requests_are_counted_by_path_and_status(server: PlayedServer) -> None:
+    server.observer.heard.clear()
+    post(server, json.dumps(BODY))
+    httpx.get(f"{server.url}/v1/models/some")
+    httpx.put(f"{server.url}/secret/path")
+    assert server.observer.heard == [
+        ("/v1/completions", "POST", 200),
+        ("/v1/models/{name:path}", "GET", 404),
+        ("other", "PUT", 404),
+    ]
+
+
+def test_a_draining_server_finishes_what_runs_and_sends_others_away(tiny_model: Callable[[str], Path]) -> None:
+    one = PlayedServer(tiny_model("llama"))
+    try:
+        one.call(one.desk.hold.clear)
+        with httpx.Client(base_url=one.url) as client, httpx.Client(base_url=one.url) as other:
+            with client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as response:
+                lines = response.iter_lines()
+                next(lines)
+                one.call(one.readiness.retire)
+                ready = other.get("/ready")
+                assert (refusal(ready), ready.headers["connection"]) == ((503, "unavailable"), "close")
+                one.call(one.desk.hold.set)
+                assert [line for line in lines if line][-1] == "data: [DONE]"
+        one.run(one.server.answered())
+    finally:
+        one.close()

@@ -1,0 +1,255 @@
+"""What is generated over HTTP is what gRPC gives for the same request."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from google.protobuf.json_format import ParseDict
+
+from quire.v1 import gateway_pb2
+from tests.running_quire import Answer, RunningQuire
+
+PROMPT = "The quick brown fox"
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}]
+LIMIT = {"max_tokens": 12}
+DIGITS = "[0-9]{3}-[0-9]{3}"
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "wild": {"type": "boolean"}},
+    "required": ["kind", "wild"],
+    "additionalProperties": False,
+}
+
+# What HTTP calls it, and the same in the gateway's own words.
+SAME = [
+    ({}, {}),
+    ({"temperature": 0}, {"sampling": {"temperature": 0}}),
+    ({"top_k": 5, "top_p": 0.9, "min_p": 0.01}, {"sampling": {"topK": 5, "topP": 0.9, "minP": 0.01}}),
+    ({"top_k": -1}, {}),
+    (
+        {"presence_penalty": 1.5, "frequency_penalty": 1, "repetition_penalty": 1.2},
+        {"logitRules": {"presencePenalty": 1.5, "frequencyPenalty": 1, "repetitionPenalty": 1.2}},
+    ),
+    ({"logit_bias": {"70": 100, "71": -5}}, {"logitRules": {"logitBias": {70: 100, 71: -5}}}),
+    ({"allowed_token_ids": [65, 66, 67]}, {"logitRules": {"allowedTokenIds": [65, 66, 67]}}),
+    ({"min_tokens": 12, "ignore_eos": True}, {"stopping": {"minTokens": 12, "ignoreEos": True}}),
+    ({"stop_token_ids": list(range(100, 200))}, {"stopping": {"stopTokenIds": list(range(100, 200))}}),
+    (
+        {"stop": ["a", "e"], "include_stop_str_in_output": True},
+        {"stopping": {"stopStrings": ["a", "e"], "includeStop": True}},
+    ),
+    ({"stop": "o"}, {"stopping": {"stopStrings": ["o"]}}),
+    ({"skip_special_tokens": False, "logit_bias": {"1": 100}}, {"output": {"specialTokens": True}, "logitRules": {"logitBias": {1: 100}}}),
+    ({"guided_regex": DIGITS}, {"constraint": {"regex": DIGITS}}),
+    ({"structured_outputs": {"regex": DIGITS}}, {"constraint": {"regex": DIGITS}}),
+    ({"guided_choice": ["(a.b)", "c|d - e"]}, {"constraint": {"regex": r"\(a\.b\)|c\|d \- e"}}),
+    ({"guided_json": SCHEMA}, {"constraint": {"jsonSchema": json.dumps(SCHEMA)}}),
+    ({"use_beam_search": True, "best_of": 3}, {"beamSearch": {"width": 3}}),
+    (
+        {"use_beam_search": True, "best_of": 3, "n": 2, "length_penalty": 0.5, "early_stopping": True},
+        {"beamSearch": {"width": 3, "lengthPenalty": 0.5, "earlyStopping": True}, "sampling": {"sampleCount": 2}},
+    ),
+    ({"priority": 3, "cache_salt": "mine", "timeout": 30}, {"priority": 3, "cache": {"salt": "mine"}}),
+]  # fmt: skip
+
+
+def generated(quire: RunningQuire, own: dict[str, Any], **prompt: Any) -> list[str]:
+    """Return the texts that gRPC gives."""
+    request = ParseDict(own, gateway_pb2.GenerateRequest())
+    request.prompt.CopyFrom(ParseDict(prompt, gateway_pb2.Prompt()))
+    request.sampling.seed = 7
+    request.stopping.max_tokens = 12
+    return texts_of(quire.generate(request))
+
+
+def texts_of(answer: Answer) -> list[str]:
+    texts = [""] * len(answer.finished.samples)
+    for delta in answer.deltas:
+        texts[delta.sample] += delta.text
+    return texts
+
+
+def close(values: list[float]) -> Any:
+    return pytest.approx(values, abs=1e-5)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the values of a stream's events, which must end as OpenAI's do."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = response.text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+@pytest.mark.parametrize(("body", "own"), SAME)
+def test_a_completion_is_what_grpc_generates(
+    tiny_quire: RunningQuire, http: httpx.Client, body: dict[str, Any], own: dict[str, Any]
+) -> None:
+    answer = http.post("/v1/completions", json={"prompt": PROMPT, "seed": 7, **LIMIT, **body})
+    assert answer.status_code == 200, answer.text
+    assert [choice["text"] for choice in answer.json()["choices"]] == generated(tiny_quire, own, text=PROMPT)
+
+
+def test_a_chat_is_what_grpc_generates(tiny_quire: RunningQuire, http: httpx.Client) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": CHAT, "seed": 7, "n": 2, "max_completion_tokens": 12})
+    texts = [choice["message"]["content"] for choice in answer.json()["choices"]]
+    assert texts == generated(tiny_quire, {"sampling": {"sampleCount": 2}}, chat={"messages": CHAT})
+    parts = [{"type": "text", "text": "Why is "}, {"type": "text", "text": "the sky blue?"}]
+    in_parts = [CHAT[0], {"role": "user", "content": parts}]
+    again = http.post("/v1/chat/completions", json={"messages": in_parts, "seed": 7, "n": 2, **LIMIT})
+    assert [choice["message"]["content"] for choice in again.json()["choices"]] == texts
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_says_what_the_whole_answer_says(http: httpx.Client, path: str) -> None:
+    prompt = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": CHAT}
+    body = {**prompt, "seed": 7, "n": 2, "stop": ["ck", "e"], **LIMIT}
+    whole = http.post(path, json=body).json()
+    streamed = events(http.post(path, json={**body, "stream": True, "stream_options": {"include_usage": True}}))
+    texts, reasons = {0: "", 1: ""}, {}
+    for chunk in streamed[:-1]:
+        assert chunk["usage"] is None
+        for choice in chunk["choices"]:
+            said = choice["text"] if path == "/v1/completions" else choice["delta"].get("content", "")
+            texts[choice["index"]] += said
+            reasons[choice["index"]] = choice["finish_reason"]
+    expected = [choice["text"] if "text" in choice else choice["message"]["content"] for choice in whole["choices"]]
+    assert [texts[0], texts[1]] == expected
+    assert [reasons[0], reasons[1]] == [choice["finish_reason"] for choice in whole["choices"]]
+    assert streamed[-1]["choices"] == []
+    counted = {name: whole["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    assert counted.items() <= streamed[-1]["usage"].items()
+    assert {chunk["id"] for chunk in streamed} == {streamed[0]["id"]}
+
+
+def test_several_prompts_are_several_generations_in_one_answer(tiny_quire: RunningQuire, http: httpx.Client) -> None:
+    prompts = [PROMPT, "Once upon"]
+    expected = [text for one in prompts for text in generated(tiny_quire, {"sampling": {"sampleCount": 2}}, text=one)]
+    body = {"prompt": prompts, "seed": 7, "n": 2, **LIMIT}
+    answer = http.post("/v1/completions", json=body).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    ids = [http.post("/tokenize", json={"prompt": one}).json()["tokens"] for one in prompts]
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
+    by_ids = http.post("/v1/completions", json={**body, "prompt": ids}).json()
+    assert [choice["text"] for choice in by_ids["choices"]] == expected
+    one = http.post("/v1/completions", json={**body, "prompt": ids[0]}).json()
+    assert [choice["text"] for choice in one["choices"]] == expected[:2]
+    texts = dict.fromkeys(range(4), "")
+    for chunk in events(http.post("/v1/completions", json={**body, "stream": True})):
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert list(texts.values()) == expected
+
+
+def test_one_prompt_that_is_wrong_is_refused_before_others_are_answered(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json={"prompt": [PROMPT, ""], **LIMIT, "stream": True})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_log_probabilities_are_those_of_grpc(tiny_quire: RunningQuire, http: httpx.Client) -> None:
+    request = gateway_pb2.GenerateRequest()
+    request.prompt.text = PROMPT
+    request.sampling.seed = 7
+    request.stopping.max_tokens = 6
+    request.output.logprobs = 2
+    request.output.prompt_logprobs = 2
+    own = tiny_quire.generate(request)
+    body = {"prompt": PROMPT, "seed": 7, "max_tokens": 6, "logprobs": 2}
+    told = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert told["token_logprobs"] == close([its.logprob for its in own.logprobs])
+    for tops, its in zip(told["top_logprobs"], own.logprobs, strict=True):
+        assert max(tops.values()) == close(max(its.top_logprobs))  # two tokens can have one text
+    assert told["text_offset"][:2] == [0, len(told["tokens"][0])]
+    streamed = events(http.post("/v1/completions", json={**body, "stream": True}))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
+    for name in told:
+        values = [value for part in parts if part for value in part[name]]
+        assert values == close(told[name]) if name == "token_logprobs" else len(values) == len(told[name])
+    echoed = http.post("/v1/completions", json={**body, "echo": True}).json()["choices"][0]
+    assert echoed["text"].startswith(PROMPT)
+    before = [None, *(its.logprob for its in own.prompt_logprobs)]
+    assert echoed["logprobs"]["token_logprobs"][0] is None
+    assert echoed["logprobs"]["token_logprobs"][1:] == close([*before[1:], *told["token_logprobs"]])
+    assert echoed["logprobs"]["text_offset"][len(before)] == len(PROMPT)
+    prompt = http.post("/v1/completions", json={**body, "prompt_logprobs": 2}).json()["choices"][0]["prompt_logprobs"]
+    assert prompt[0] is None
+    ids = http.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+    assert [its[str(token)]["logprob"] for token, its in zip(ids[1:], prompt[1:], strict=True)] == close(before[1:])
+
+
+def test_log_probabilities_of_a_chat_name_each_tokens_bytes(tiny_quire: RunningQuire, http: httpx.Client) -> None:
+    body = {"messages": CHAT, "seed": 7, "max_tokens": 9, "logprobs": True, "top_logprobs": 2}
+    choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert len(content) == 9
+    spelled = b"".join(bytes(token["bytes"]) for token in content)
+    assert spelled.decode(errors="replace") == choice["message"]["content"]
+    assert [len(token["top_logprobs"]) for token in content] == [2] * 9
+    chunks = events(http.post("/v1/chat/completions", json={**body, "stream": True}))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    streamed = [token for part in parts if part for token in part["content"]]
+    assert [token["bytes"] for token in streamed] == [token["bytes"] for token in content]
+    assert [token["logprob"] for token in streamed] == close([token["logprob"] for token in content])
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}},
+    ],
+)
+def test_an_answer_belongs_to_the_language_that_was_asked_for(http: httpx.Client, response_format: Any) -> None:
+    (brace,) = http.post("/tokenize", json={"prompt": "}"}).json()["tokens"]
+    body = {"messages": CHAT, "seed": 3, "max_tokens": 60, "response_format": response_format}
+    body["logit_bias"] = {str(brace): 100}  # a closing brace where it may stand
+    choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert choice["finish_reason"] == "stop", choice
+    assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+def test_text_into_tokens_and_back(tiny_quire: RunningQuire, http: httpx.Client) -> None:
+    text = "Größe, 北京 🚀"
+    answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    own = tiny_quire.gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=gateway_pb2.Prompt(text=text)), timeout=10)
+    assert answer["tokens"] == list(own.token_ids)
+    assert (answer["count"], answer["max_model_len"]) == (len(own.token_ids), 2048)
+    assert len(answer["token_strs"]) == answer["count"]
+    assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": text}
+    opened = http.post("/tokenize", json={"messages": CHAT}).json()["tokens"]
+    closed = http.post("/tokenize", json={"messages": CHAT, "add_generation_prompt": False}).json()["tokens"]
+    assert opened[: len(closed)] == closed != opened
+
+
+def test_models_health_and_version(http: httpx.Client) -> None:
+    (model,) = http.get("/v1/models").json()["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("tiny-llama", "model", 2048)
+    assert http.get("/v1/models/tiny-llama").json() == model
+    assert http.get("/v1/models/../../etc/passwd").status_code == 404
+    assert http.get("/v1/models/..%2f..%2fetc%2fpasswd").status_code == 404
+    assert [http.get(path).status_code for path in ("/health", "/ready", "/docs", "/openapi.json")] == [200] * 4
+    assert http.get("/version").json()["version"]
+
+
+def test_a_request_is_called_what_its_client_says(tiny_quire: RunningQuire, http: httpx.Client) -> None:
+    body = {"prompt": PROMPT, **LIMIT}
+    answer = http.post("/v1/completions", json=body, headers={"x-request-id": "mine-1"})
+    assert answer.json()["id"] == answer.headers["x-request-id"] == "cmpl-mine-1"
+    assert http.post("/v1/completions", json={**body, "request_id": "two"}).json()["id"] == "cmpl-two"
+    assert http.post("/v1/completions", json={**body, "request_id": "a\r\nb: c"}).status_code == 400
+    assert http.post("/v1/completions", json=body, headers={"x-request-id": "a b"}).status_code == 400
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_request(tiny_quire: RunningQuire, stream: bool) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": stream, "n": 1}
+    with httpx.Client(base_url=tiny_quire.http_url, timeout=None if stream else 0.3) as client:
+        if stream:
+            with client.stream("POST", "/v1/completions", json=body) as response:
+                next(response.iter_lines())
+                assert tiny_quire.pool().sequences == 1
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=body)
+    assert tiny_quire.settled_pool(seconds=1).sequences == 0

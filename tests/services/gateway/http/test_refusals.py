@@ -1,0 +1,116 @@
+"""What the gateway refuses is named as HTTP names it."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0, "max_tokens": None}, "max_completion_tokens"),
+        ({"max_completion_tokens": 4}, "max_tokens"),
+        ({"max_tokens": 5000}, "max_tokens"),
+        ({"min_tokens": 50}, "min_tokens"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop_token_ids": [1, 99999]}, "stop_token_ids[1]"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias[99999]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"prompt_logprobs": 2, "stream": True}, "prompt_logprobs"),
+        ({"model": "gpt-4"}, "model"),
+        ({"timeout": 0}, "timeout"),
+        ({"best_of": 2}, "best_of"),
+        ({"length_penalty": 2}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+        ({"use_beam_search": True, "best_of": 0}, "best_of"),
+        ({"use_beam_search": True, "best_of": 2, "temperature": 1}, "temperature"),
+        ({"use_beam_search": True, "best_of": 2, "stop": "x"}, "stop"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"modalities": ["audio"]}, "modalities[0]"),
+        ({"audio": {}}, "audio"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"stream_options": {"nonsense": 1}}, "stream_options.nonsense"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 8, **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (404 if param == "model" else 400, param), error
+    assert param.partition("[")[0].partition(".")[0] in error["message"]
+    assert not {"sampling.", "stopping.", "logit_rules.", "prompt.", "output."} & set(error["message"].split())
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["x"] * 129}, "prompt"),
+        ({"prompt": [99999]}, "prompt[0]"),
+        ({"prompt": ["x", 5]}, "prompt[1]"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
+        ({"prompt": "x", "stream": True, "echo": True, "logprobs": 1}, "echo"),
+    ],
+)
+def test_a_prompt_that_is_wrong_is_named(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+    answer = http.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_what_has_no_effect_is_taken(http: httpx.Client) -> None:
+    harmless = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+    }
+    harmless |= {"modalities": ["text"], "stop": None, "tools": None, "response_format": {"type": "text"}, "best_of": 1}
+    harmless |= {"length_penalty": 1.0, "prompt_cache_key": "k", "safety_identifier": "s", "reasoning_effort": None}
+    said = [
+        http.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 8, "seed": 1, **own}).json()
+        for own in ({}, harmless)
+    ]
+    assert said[0]["choices"] == said[1]["choices"]
+
+
+def test_a_request_past_its_time_says_so(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 900, "ignore_eos": True, "timeout": 0.05})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_passed")
+
+
+def test_a_request_id_in_use_is_refused(http: httpx.Client) -> None:
+    body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "request_id": "live"}
+    with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        assert response.status_code == 200
+        again = http.post("/v1/completions", json=body)
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "request_is_live")

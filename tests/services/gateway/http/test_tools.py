@@ -1,0 +1,167 @@
+"""Tools: what a model is told of them, and what its calls become."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.v1 import gateway_pb2
+from services.gateway.tool_calls import BareCalls, Called, ListedCalls, MarkedCalls, TaggedCalls, ToolCallReader
+from tests.running_quire import RunningQuire
+
+SUM = {"type": "object", "properties": {"a": {"$ref": "#/$defs/digit"}}, "required": ["a"]}
+SUM |= {"additionalProperties": False, "$defs": {"digit": {"enum": [1, 2, 3]}}}
+TOOLS = [
+    {"type": "function", "function": {"name": "sum", "description": "Adds.", "parameters": SUM, "strict": True}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ASK = {"messages": [{"role": "user", "content": "What time is it?"}], "tools": TOOLS, "max_tokens": 150, "seed": 4}
+
+
+def read(reader: ToolCallReader, text: str, size: int) -> list[Any]:
+    """Give a text in pieces; return what it comes to, with neighbouring texts joined."""
+    pieces: list[Any] = []
+    for at in range(0, len(text), size):
+        pieces += reader.push(text[at : at + size])
+    joined: list[Any] = []
+    for piece in [*pieces, *reader.finish()]:
+        if isinstance(piece, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+    return joined
+
+
+A = Called("a", '{"x": 1}')
+B = Called("b", "{}")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("reader", "text", "pieces"),
+    [
+        (TaggedCalls, "1 < 2 <tool", ["1 < 2 <tool"]),
+        (TaggedCalls, 'Well. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', ["Well. ", A]),
+        (TaggedCalls, '<tool_call>{"name":"a","arguments":{"x":1}}</tool_call>\n<tool_call>{"name":"b"}</tool_call>\n', [A, B]),
+        (TaggedCalls, '<tool_call>{"name":"a","arguments":"{\\"x\\":1}"}', [A]),
+        (TaggedCalls, "<tool_call>what?</tool_call> no", ["<tool_call>what?</tool_call> no"]),
+        (MarkedCalls, 'So [TOOL [TOOL_CALLS] [{"name":"a","arguments":{"x":1}},{"name":"b","arguments":{}}]', ["So [TOOL ", A, B]),
+        (MarkedCalls, '[TOOL_CALLS]a[ARGS]{"x":1}[TOOL_CALLS]b{}', [A, B]),
+        (MarkedCalls, "[TOOL_CALLS]oops", ["[TOOL_CALLS]oops"]),
+        (BareCalls, '{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}', [A, B]),
+        (BareCalls, '<|python_tag|>{"type": "function", "name": "a", "parameters": {"x": 1}}', [A]),
+        (BareCalls, '{"nameless": 1}', ['{"nameless": 1}']),
+        (BareCalls, '{"name": "a", "parameters": {"x', ['{"name": "a", "parameters": {"x']),
+        (BareCalls, "plain", ["plain"]),
+        (ListedCalls, '[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]', [A, B]),
+        (ListedCalls, '{"name": "a", "arguments": {"x": 1}}', [A]),
+    ],
+)  # fmt: skip
+def test_calls_are_found_in_what_a_model_says_however_it_comes(
+    reader: type[Any], text: str, pieces: list[Any], size: int
+) -> None:
+    assert read(reader(), text, size) == pieces
+
+
+def test_text_that_cannot_become_a_call_does_not_wait() -> None:
+    assert TaggedCalls().push("1 < 2, <b") == ["1 < 2, <b"]
+    assert TaggedCalls().push("so: <tool_") == ["so: "]
+    assert MarkedCalls().push("[1] [TOOL") == ["[1] "]
+    assert BareCalls().push("{1}") == ["{1}"]
+
+
+def called(http: httpx.Client, **body: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the calls of an answer, which a stream must tell as well, and its choice."""
+    answer = http.post("/v1/chat/completions", json={**ASK, **body})
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    calls = choice["message"].get("tool_calls", [])
+    streamed, content, reason = [], "", None
+    stream = http.post("/v1/chat/completions", json={**ASK, **body, "stream": True}).text
+    for line in stream.strip().split("\n\n")[:-1]:
+        part = json.loads(line.removeprefix("data: "))["choices"][0]
+        content += part["delta"].get("content", "")
+        reason = part["finish_reason"]
+        for call in part["delta"].get("tool_calls", []):
+            if call["index"] == len(streamed):
+                streamed.append({"name": "", "arguments": ""})
+            for key, value in call["function"].items():
+                streamed[call["index"]][key] += value
+    assert streamed == [call["function"] for call in calls]
+    assert (content, reason) == (choice["message"]["content"] or "", choice["finish_reason"])
+    return calls, choice
+
+
+def test_a_tool_that_is_required_is_called_with_what_its_schema_allows(http: httpx.Client) -> None:
+    calls, choice = called(http, tool_choice="required", parallel_tool_calls=False)
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    assert len(calls) == 1
+    arguments = json.loads(calls[0]["function"]["arguments"])
+    assert calls[0]["function"]["name"] in ("sum", "now")
+    assert arguments == {} if calls[0]["function"]["name"] == "now" else arguments["a"] in (1, 2, 3)
+
+
+def test_several_calls_can_be_required_at_once(http: httpx.Client) -> None:
+    (bracket,) = http.post("/tokenize", json={"prompt": "]"}).json()["tokens"]
+    calls, _ = called(http, tool_choice="required", logit_bias={str(bracket): 50})
+    assert calls
+    assert len({call["id"] for call in calls}) == len(calls)
+
+
+def test_a_tool_that_is_named_is_called(http: httpx.Client) -> None:
+    calls, _ = called(http, tool_choice={"type": "function", "function": {"name": "sum"}})
+    assert [call["function"]["name"] for call in calls] == ["sum"]
+    assert json.loads(calls[0]["function"]["arguments"])["a"] in (1, 2, 3)
+
+
+def test_a_call_in_the_models_own_format_is_a_call(http: httpx.Client) -> None:
+    text = r'<tool_call>\{"name": "sum", "arguments": \{"a": [123]\}\}</tool_call>'
+    calls, choice = called(http, guided_regex=f"Well: {text} {text}")
+    assert choice["message"]["content"] == "Well: "
+    assert [call["function"]["name"] for call in calls] == ["sum", "sum"]
+    calls, _ = called(http, guided_regex=f"{text}{text}", parallel_tool_calls=False)
+    assert len(calls) == 1
+    calls, choice = called(http, guided_regex=text, tool_choice="none")
+    assert calls == []
+    assert choice["message"]["content"].startswith("<tool_call>")
+
+
+def test_tools_and_calls_reach_the_model_by_http_as_by_grpc(tiny_quire: RunningQuire, http: httpx.Client) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "sum", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    ids = http.post("/tokenize", json={"messages": messages, "tools": TOOLS}).json()["tokens"]
+    text = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert '<|tools|>[{"type": "function", "function": {"name": "sum", "description": "Adds."' in text
+    assert '<tool_call>{"name": "sum", "arguments": {"a": 1}}</tool_call>\n<|tool|>2\n' in text
+    prompt = gateway_pb2.Prompt()
+    prompt.chat.tools.add(name="sum", description="Adds.", parameters=json.dumps(SUM))
+    prompt.chat.tools.add(name="now")
+    prompt.chat.messages.add(role="user", content="Add.")
+    prompt.chat.messages.add(role="assistant").tool_calls.add(id="1", name="sum", arguments='{"a": 1}')
+    prompt.chat.messages.add(role="tool", tool_call_id="1", content="2")
+    own = tiny_quire.gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=prompt), timeout=10)
+    assert list(own.token_ids) == ids
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].name"),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": 5}}}]}, "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "", "function": {"name": "a", "arguments": "x"}}]}]}, "messages[0].tool_calls[0].arguments"),
+        ({"functions": []}, "functions"),
+    ],
+)  # fmt: skip
+def test_tools_that_cannot_be_called_are_refused_by_name(http: httpx.Client, body: Any, param: str) -> None:
+    answer = http.post("/v1/chat/completions", json={**ASK, **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
