@@ -162,7 +162,7 @@ def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQui
 
 
 def test_while_requests_run_their_blocks_and_tokens_are_shown_as_held(tiny_quire: RunningQuire) -> None:
-    call = tiny_quire.gateway.Generate(prompt_request("a prompt that is a little longer than one block", 200))
+    call = tiny_quire.gateway.Generate(prompt_request("a prompt that is a little longer than one block", 900))
     for _ in range(6):
         next(call)
     engine, manager = scrape(tiny_quire, "engine"), scrape(tiny_quire, "kvmanager")
@@ -180,7 +180,7 @@ def test_while_requests_run_their_blocks_and_tokens_are_shown_as_held(tiny_quire
 
 def test_a_request_left_by_its_client_counts_as_aborted_and_a_refused_one_not_at_all(tiny_quire: RunningQuire) -> None:
     before = scrape(tiny_quire, "gateway")
-    call = tiny_quire.gateway.Generate(prompt_request("left", 500))
+    call = tiny_quire.gateway.Generate(prompt_request("left", 900))
     for _ in range(3):
         next(call)
     call.cancel()
