@@ -253,7 +253,8 @@ class Group:
     def uncomputed_tokens(self) -> int:
         """Known tokens to compute before all of its sequences decode, those that they have in common counted once."""
         if self.forked:
-            return sum(max(0, len(member.tokens) - 1 - member.computed) for member in self.live)
+            behind = (len(member.tokens) - 1 - member.computed for member in self.members if member.finish is None)
+            return sum(tokens for tokens in behind if tokens > 0)
         own = sum(len(member.tokens) - self.common for member in self.live)
         return self.common - self.trunk.computed + own
 

@@ -141,18 +141,18 @@ class ClientTLS:
 
         Raises InvalidSetting.
         """
-        self._files = files
-        self._credentials = _Reloaded(files, self._read)
+        self.files = files
+        self._contents = _Reloaded(files, self._read)
         self.server_name = server_name
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Return credentials for a new channel, of the files as they are now."""
-        self._credentials.refresh()
-        return self._credentials.made
+        self._contents.refresh()
+        return grpc.ssl_channel_credentials(*self._contents.made)
 
-    def _read(self) -> grpc.ChannelCredentials:
-        files = self._files
-        return grpc.ssl_channel_credentials(_bytes_of(files.ca), _bytes_of(files.key), _bytes_of(files.certificate))
+    def _read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        files = self.files
+        return _bytes_of(files.ca), _bytes_of(files.key), _bytes_of(files.certificate)
 
 
 def server_tls(settings: Any) -> ServerTLS | None:

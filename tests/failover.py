@@ -20,7 +20,7 @@ from tests.running_quire import Answer, RunningService
 NAMES = ("one", "two")
 TOLERANCE = 1e-3  # of log-probabilities
 # Without a word for so long, an engine counts as gone.
-LINK_SECONDS = 1.0
+LINK_SECONDS = 2.0
 _GRACE_SECONDS = 0.2
 _EOS_TOO = 40  # a token that ends some of the streams
 _SCHEMA = (
@@ -45,13 +45,14 @@ class Failing:
             "gateway",
             *("--listen", f"unix:{folder}/gateway.sock", "--routing", "round-robin"),
             *("--engines", ",".join(forwarder.address for forwarder in self.forwarders.values())),
-            *("--link-timeout-seconds", str(LINK_SECONDS), "--failover-seconds", "60"),
+            *("--link-timeout-seconds", str(LINK_SECONDS), "--failovers", "10", "--failover-seconds", "60"),
         )
         for name in NAMES:
             self._wait_for_link(name, after=0)
 
-    def run(self, requests: Sequence[gateway_pb2.GenerateRequest]) -> Streams:
-        return Streams(gateway_pb2_grpc.GatewayStub(self.gateway.channel), requests)
+    def run(self, requests: Sequence[gateway_pb2.GenerateRequest], seconds: float = 60) -> Streams:
+        """Begin streams that all end within so many seconds."""
+        return Streams(gateway_pb2_grpc.GatewayStub(self.gateway.channel), requests, seconds)
 
     def mend(self) -> None:
         """Start again what has ended, and wait until the gateway has all of its links."""
@@ -146,6 +147,19 @@ def cut(services: Failing, draw: random.Random) -> None:
     forwarder.accept()
 
 
+def there_and_back(services: Failing, draw: random.Random) -> None:
+    """Let an engine stand still, and kill the other one as soon as it goes on: it gets requests that it had before."""
+    name, other = draw.sample(NAMES, 2)
+    after = len(services.gateway.output.lines)
+    process = services.engines[name].process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        services.wait_for_loss(name, after)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    services.engines[other].kill()
+
+
 # Those that leave an engine to be started again come last.
 FAULTS: dict[str, Fault] = {
     "the link to an engine breaks": cut,
@@ -153,6 +167,8 @@ FAULTS: dict[str, Fault] = {
     "an engine drains past its grace": drain,
     "an engine is killed": kill,
 }
+# What takes more than one fault.
+CHAINS: dict[str, Fault] = {"an engine stands still, and the other one is killed": there_and_back}
 
 
 # Streams

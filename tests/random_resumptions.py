@@ -74,14 +74,14 @@ def _request(draw: random.Random, name: int, constraints: Sequence[Constraint]) 
     constraint = draw.choice(constraints) if draw.random() < 0.4 else None
     ends = frozenset({END, *range(50, 50 + draw.choice((0, 0, 20)))})
     ignored = frozenset({END}) if constraint is None and draw.random() < 0.2 else frozenset[int]()
-    stopping = Stopping(draw.randint(6, 30), ends - ignored, draw.choice((0, 0, 5)), ignored)
+    stopping = Stopping(draw.randint(6, 30), ends - ignored, draw.choice((0, 0, 6)), ignored)
     rest = dict[str, Any]()
     if draw.random() < 0.5:
         rest["logit_rules"] = LogitRules(
             draw.choice((1.0, 1.3)),
             draw.choice((0.0, 0.5)),
             draw.choice((0.0, 1.0)),
-            draw.choice(((), ((77, 4.0), (END, -1.0)))),
+            draw.choice(((), ((77, 3.0), (END, 6.0)))),
             () if constraint or draw.random() < 0.5 else tuple(range(20, 320)),
         )
     rest["logprobs"], rest["prompt_logprobs"] = draw.choice((None, 0, 5)), draw.choice((None, None, 2))

@@ -10,6 +10,7 @@ from services import transport
 from services.bench.prompts import Prompt, PromptMaker
 from services.bench.records import Record, Usage
 from services.bench.target import RequestFailed, Server, Target, Unreachable
+from services.tls import ClientTLS
 
 _DESCRIBE_SECONDS = 30
 _STATUS_DETAILS = "grpc-status-details-bin"
@@ -22,7 +23,8 @@ class GrpcClient:
         self._target = target
         self._prompts = prompts
         self._clock = clock
-        self._channel = transport.channel(target.address)
+        tls = None if target.tls is None else ClientTLS(target.tls, target.server_name)
+        self._channel = transport.channel(target.address, tls=tls)
         self._gateway = gateway_pb2_grpc.GatewayStub(self._channel)
         self._metadata = (("authorization", f"Bearer {target.api_key}"),) if target.api_key else ()
 

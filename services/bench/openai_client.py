@@ -1,10 +1,11 @@
 """Asks an OpenAI-compatible server over HTTP, and reads its server-sent events.
 
-With aiohttp: its parser is C, and an event takes a quarter of what it takes with httpx (17 and 66 microseconds).
+With aiohttp, whose parser is C: an event takes 17 microseconds of CPU where httpx takes 66.
 """
 
 import asyncio
 import json
+import ssl
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
@@ -16,8 +17,10 @@ import aiohttp
 from services.bench.prompts import Prompt, PromptMaker
 from services.bench.records import Record, Usage
 from services.bench.target import RequestFailed, Server, Target, Unreachable
+from services.tls import TLSFiles
 
 _DESCRIBE = aiohttp.ClientTimeout(total=30)
+_JSON = {"Content-Type": "application/json"}
 _DATA = b"data:"
 _DONE = b"[DONE]"
 _MOST_OF_AN_ERROR = 300
@@ -33,10 +36,11 @@ class OpenAIClient:
         self._prompts = prompts
         self._clock = clock
         self._base = target.address.rstrip("/").removesuffix("/v1")
+        self._server_name = target.server_name or None
         self._chat = target.kind == "chat"
         self._path = "/v1/chat/completions" if self._chat else "/v1/completions"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=_trust(target.tls)),
             headers={"Authorization": f"Bearer {target.api_key}"} if target.api_key else None,
             timeout=aiohttp.ClientTimeout(total=target.timeout_seconds),
         )
@@ -45,7 +49,7 @@ class OpenAIClient:
         """Ask for the models, and take the named one or the first. Raises Unreachable."""
         url = f"{self._base}/v1/models"
         try:
-            async with self._session.get(url, timeout=_DESCRIBE) as response:
+            async with self._session.get(url, timeout=_DESCRIBE, server_hostname=self._server_name) as response:
                 if response.status != 200:
                     raise Unreachable(f"{url}: {response.status}: {await _error(response)}")
                 models = (await response.json())["data"]
@@ -89,8 +93,9 @@ class OpenAIClient:
         await self._session.close()
 
     async def _stream(self, request: bytes, answer: "_Answer") -> None:
-        headers = {"Content-Type": "application/json"}
-        async with self._session.post(self._base + self._path, data=request, headers=headers) as response:
+        async with self._session.post(
+            self._base + self._path, data=request, headers=_JSON, server_hostname=self._server_name
+        ) as response:
             if response.status != 200:
                 told = retry_after_seconds(response.headers)
                 raise RequestFailed(str(response.status), await _error(response), told)
@@ -167,6 +172,16 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
         return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):
         return None
+
+
+def _trust(files: TLSFiles | None) -> ssl.SSLContext | bool:
+    """Return whom to trust; without files that is whom the system trusts."""
+    if files is None:
+        return True
+    context = ssl.create_default_context(cafile=files.ca)
+    if files.certificate:
+        context.load_cert_chain(files.certificate, files.key)
+    return context
 
 
 def _has_content(choice: Body) -> bool:

@@ -6,26 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from services.bench.drawing import BLUE, GREY, ORANGE, RED, SKY, STYLE
 from services.bench.records import Record
 from services.bench.run import Run
 from services.bench.statistics import gaps_of, in_flight, joined, tokens_over_time
 
-# Okabe and Ito's colours, which people who see few colours tell apart.
-BLUE, ORANGE, SKY, RED, GREY = "#0072B2", "#E69F00", "#56B4E9", "#D55E00", "#9A9A9A"
-STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-}
 _MILLI = 1e-3
 _SLICES = 60
 _SHORTEST_SLICE_SECONDS = 0.5

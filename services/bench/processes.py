@@ -15,7 +15,7 @@ from services.bench.clients import open_client
 from services.bench.driver import Driver, Progress
 from services.bench.load import Load
 from services.bench.records import Record
-from services.bench.target import Target
+from services.bench.target import Target, Unreachable
 
 _START_SECONDS = 120
 # From the word to begin to the beginning: all processes have heard it by then.
@@ -48,7 +48,7 @@ Seen = Callable[[float, Sequence[Progress]], None]
 def run(target: Target, load: Load, processes: int, seen: Seen) -> tuple[list[Share], bool]:
     """Run a load with so many processes; return their shares, and whether it was interrupted by Ctrl-C.
 
-    `seen` hears now and then the seconds since the beginning and the progress of each. Raises ProcessDied.
+    `seen` hears now and then the seconds since the beginning and the progress of each. Raises ProcessDied, Unreachable.
     """
     # A fork would carry gRPC's threads along.
     context = multiprocessing.get_context("spawn")
@@ -104,13 +104,16 @@ def _hear(
 
 
 def _received(connection: Connection, seconds: float) -> Any:
-    """Return the next message of a process. Raises ProcessDied."""
+    """Return the next message of a process. Raises ProcessDied, Unreachable."""
     try:
         if not connection.poll(seconds):
             raise ProcessDied(f"a load process did not start within {seconds:g} seconds")
-        return connection.recv()
+        message = connection.recv()
     except (EOFError, OSError) as error:
-        raise ProcessDied("a load process ended before its results; what it said stands above") from error
+        raise ProcessDied("a load process ended before its results") from error
+    if isinstance(message, Unreachable):
+        raise message
+    return message
 
 
 def _end(worker: Any) -> None:
@@ -126,7 +129,10 @@ def _work(connection: Connection, target: Target, load: Load, share: tuple[int, 
     """Be a load process."""
     # Ctrl-C reaches all processes of a terminal; the first one tells the others what to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(_Worker(connection, target, load).run(share))
+    try:
+        asyncio.run(_Worker(connection, target, load).run(share))
+    except Unreachable as error:
+        connection.send(error)
 
 
 class _Worker:
@@ -151,6 +157,7 @@ class _Worker:
         await self._drive(driver)
         result = Share(driver.records, self._clock(), time.process_time() - used, self._lags)
         await client.close()
+        self._connection.send(driver.progress)
         self._connection.send(result)
 
     def _clock(self) -> float:

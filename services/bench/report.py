@@ -148,7 +148,7 @@ def figures(run: Run) -> Iterator[tuple[str, str, str]]:
     if summary.failovers:
         yield "Failovers", f"{summary.failovers:,}", "times a request went on at another engine"
     lag = client.loop_lag_seconds
-    late = "" if lag is None else f", event loop late by p99 {lag.p99 / _MILLI:.1f} ms, max {lag.max / _MILLI:.1f} ms"
+    late = "" if lag is None else f", event loop late by p99 {lag.p99 / _MILLI:.1f} ms"
     per_token = client.cpu_microseconds_per_token
     cost = "" if per_token is None else f", {per_token:,.0f} µs a token"
     yield (

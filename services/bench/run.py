@@ -87,7 +87,7 @@ def measure(
     objectives: Objectives,
     seen: Callable[[float, Sequence[Progress]], None],
 ) -> Run:
-    """Run a load. Raises ProcessDied."""
+    """Run a load. Raises ProcessDied, Unreachable."""
     shares, interrupted = processes.run(target, load, process_count, seen)
     records = sorted((record for share in shares for record in share.records), key=lambda record: record.sent)
     return Run(load, records, summarize(records, load.bounds, objectives), client_use(shares), interrupted)

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from services.bench.prompts import Prompt
 from services.bench.records import Record
+from services.tls import TLSFiles
 
 
 class Unreachable(Exception):
@@ -29,13 +30,16 @@ class Target:
     """A server, and how it is asked. `prompt_seed` decides the prompts' tokens.
 
     `kind` is `grpc` for a Quire gateway at `host:port` or `unix:/path`, else `completions` or `chat` for the path of an
-    OpenAI-compatible server at a URL. `extra_body` is added to each JSON request.
+    OpenAI-compatible server at a URL. `tls` has whom to trust, and what to show who asks; `server_name` replaces the
+    host in what the server's certificate must name. `extra_body` is added to each JSON request.
     """
 
     kind: str
     address: str
     model: str = ""
     api_key: str = field(default="", repr=False)
+    tls: TLSFiles | None = None
+    server_name: str = ""
     vocabulary_size: int | None = None
     prompt_seed: int = 0
     ignore_eos: bool = True
@@ -45,7 +49,8 @@ class Target:
 
     def told(self) -> dict[str, Any]:
         """Describe it, for a report; without the key."""
-        return {name: value for name, value in vars(self).items() if name != "api_key"}
+        told = {name: value for name, value in vars(self).items() if name != "api_key"}
+        return told | {"tls": None if self.tls is None else vars(self.tls)}
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,13 @@ import math
 import secrets
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from services.cli.connection_options import connection_options
 
 if TYPE_CHECKING:
     from services.bench.arrivals import Arrivals
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from services.bench.run import Run
     from services.bench.target import Server, Target
     from services.bench.workloads import Workload
+    from services.cli.connection import Connection
 
 _ADDRESS = "127.0.0.1:50051"
 _DEFAULT_REQUESTS = 100
@@ -64,7 +68,6 @@ _target_options = _together(
         help="With --url: completions get token ids as prompts, chats about one word for each token.",
     ),
     click.option("--model", default="", help="Name of the model. Empty: the only one, or the first."),
-    click.option("--api-key", default="", envvar="QUIRE_API_KEY", help="Sent as a bearer token. Also: QUIRE_API_KEY."),
     click.option(
         "--vocabulary",
         type=click.IntRange(min=8),
@@ -182,10 +185,11 @@ def bench() -> None:
 
 @bench.command()
 @_target_options
+@connection_options()
 @_workload_options
 @_arrival_options
 @_result_options
-def serve(**values: Any) -> None:
+def serve(connection: "Connection", **values: Any) -> None:
     """Put a server under load, and say what it made of it.
 
     By default 100 requests of 128 random tokens in and 64 out, eight at a time, to the gateway on this machine. The
@@ -196,19 +200,20 @@ def serve(**values: Any) -> None:
     from services.bench.selection import InvalidSelection
     from services.bench.target import Unreachable
 
+    values["address"] = connection.address
     _check(values)
     try:
-        sys.exit(_serve(values))
+        sys.exit(_serve(connection, values))
     except (InvalidFile, InvalidSelection) as error:
         raise click.UsageError(str(error)) from error
     except (Unreachable, ProcessDied) as error:
         raise click.ClickException(str(error)) from error
 
 
-def _serve(values: Values) -> int:
+def _serve(connection: "Connection", values: Values) -> int:
     from services.bench.run import completed_by, describe
 
-    target = _target(values)
+    target = _target(connection, values)
     server = describe(target)
     target = completed_by(target, server)
     workload = _workload(values, server.context_tokens)
@@ -235,24 +240,28 @@ def _check(values: Values) -> None:
         raise click.UsageError("--limit, --mean-, --cap- and --max-input and -output are for a --file")
     if not given and (values["concurrency"] or _DEFAULT_CONCURRENCY) < values["processes"]:
         raise click.UsageError("--processes cannot be more than --concurrency")
+    if values["url"]:
+        _need("aiohttp", "--url")
     if values["plot"]:
         _check_plot(values["plot"])
 
 
 def _check_plot(path: Path) -> None:
     """Find out before the run what would fail after it."""
-    import importlib.util
-
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise click.UsageError(f"--plot {path}: a name ends with .png, .svg or .pdf")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib: pip install 'quire[bench]'")
+    _need("matplotlib", "--plot")
+
+
+def _need(package: str, option: str) -> None:
+    if find_spec(package) is None:
+        raise click.UsageError(f"{option} needs {package}: pip install 'quire[bench]'")
 
 
 _SELECTION = ("mean_input", "mean_output", "cap_input", "cap_output", "max_input", "max_output")
 
 
-def _target(values: Values) -> "Target":
+def _target(connection: "Connection", values: Values) -> "Target":
     import json
 
     from services.bench.target import Target
@@ -268,7 +277,9 @@ def _target(values: Values) -> "Target":
         kind=values["endpoint"] if values["url"] else "grpc",
         address=values["url"] or values["address"] or _ADDRESS,
         model=values["model"],
-        api_key=values["api_key"],
+        api_key=connection.api_key,
+        tls=connection.tls.files if connection.tls else None,
+        server_name=connection.tls.server_name if connection.tls else "",
         vocabulary_size=values["vocabulary"],
         prompt_seed=secrets.randbits(_SEED_BITS) if seed is None else seed,
         ignore_eos=not values["stop_at_eos"],
@@ -327,7 +338,7 @@ def _measured(
     from services.bench.statistics import Objectives
 
     objectives = Objectives(*(values[f"slo_{name}"] for name in ("ttft", "itl", "tpot", "e2e")))
-    conditions = Conditions(_command(values), values["seed"], target, server, loads[0])
+    conditions = Conditions(_command(target.api_key), values["seed"], target, server, loads[0])
     runs: list[Run] = []
     for number, load in enumerate(loads):
         # Runs of a sweep have prompts of their own: else all but the first would find theirs in the cache.
@@ -356,7 +367,6 @@ def _tell(values: Values, conditions: "Conditions", runs: "list[Run]") -> None:
         draw(values["plot"], f"{conditions.server.model} at {conditions.target.address}", runs)
 
 
-def _command(values: Values) -> list[str]:
+def _command(key: str) -> list[str]:
     """Return the command line as it was given, without the key."""
-    key = values["api_key"]
     return ["quire", *(argument.replace(key, "***") if key else argument for argument in sys.argv[1:])]

@@ -145,9 +145,10 @@ def engine(metrics_listen: str, **values: Any) -> None:
         # Compute threads that spin while they wait take the core away from the other services of a small machine, and
         # then wait for each other. The OpenMP runtime reads this when torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from services.engine.assembly import assemble
         from services.engine.server import EngineService
 
-        return lambda: EngineService(local, metrics)
+        return lambda: EngineService(local, metrics, assemble)
 
     sys.exit(run_service("engine", prepare, metrics.registry, metrics_listen))
 

@@ -134,8 +134,8 @@ class EngineDriver:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._take_commands()
-            self._figures = self._count()
+            if self._take_commands():
+                self._figures = self._count()
             turn = self._engine.turn()
             if turn.step_seconds is not None:
                 self._observer.stepped(turn.step_seconds)
@@ -153,9 +153,13 @@ class EngineDriver:
         self._engine.scheduler.cancel_all()
         self._deliver(self._engine.scheduler.take_outputs())
 
-    def _take_commands(self) -> None:
+    def _take_commands(self) -> bool:
+        """Do what was asked for; return whether anything was."""
+        any_were = False
         while not self._commands.empty():
             self._commands.get()()
+            any_were = True
+        return any_were
 
     def _count(self) -> EngineFigures:
         scheduler = self._engine.scheduler

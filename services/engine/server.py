@@ -12,11 +12,11 @@ from engine.loop import Engine
 from kvmanager import PoolSpec
 from quire.v1 import engine_pb2, engine_pb2_grpc
 from services import transport
-from services.engine.assembly import EngineParts, assemble
 from services.engine.block_link import BlockLink
 from services.engine.constraints import Constraints
 from services.engine.driver import EngineDriver
 from services.engine.observer import EngineObserver
+from services.engine.parts import Assembly, Parts
 from services.engine.recording import RequestsRecorder
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
@@ -35,14 +35,22 @@ class EngineService:
 
     name = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 
-    def __init__(self, settings: EngineSettings, observer: EngineObserver | None = None) -> None:
+    def __init__(
+        self, settings: EngineSettings, observer: EngineObserver | None = None, assembly: Assembly | None = None
+    ) -> None:
         """Make the server; it listens from `start` on, and is ready when the pool is attached.
 
-        `observer` hears of its work. Raises InvalidSetting when it is to record, but cannot, when a file of TLS is
-        wrong, or when it would be open to others than this machine.
+        `observer` hears of its work. `assembly` puts the engine together; without one it is the model's of the
+        settings. Raises InvalidSetting when it is to record, but cannot, when a file of TLS is wrong, or when it would
+        be open to others than this machine.
         """
         settings.check_exposure()
+        if assembly is None:
+            from services.engine.assembly import assemble  # torch and transformers: seconds
+
+            assembly = assemble
         self._settings = settings
+        self._assembly = assembly
         self._tls, self._link_tls = server_tls(settings), link_tls(settings)
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
@@ -64,7 +72,7 @@ class EngineService:
 
     async def run(self) -> None:
         """Load the model and work until cancelled. Raises what made the engine impossible."""
-        parts = await asyncio.to_thread(assemble, self._settings)
+        parts = await asyncio.to_thread(self._assembly, self._settings)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
         self._constraints = Constraints(
             Path(self._settings.model), parts.loaded.vocabulary_size, parts.loaded.eos_token_ids
@@ -79,7 +87,7 @@ class EngineService:
             tasks.create_task(self._constraints.load())
             await failed
 
-    def _connect(self, parts: EngineParts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
+    def _connect(self, parts: Parts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
         capacity = parts.scheduler.capacity
         spec = PoolSpec(
             engine_id=engine_id,
@@ -103,9 +111,7 @@ class EngineService:
         self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)
         return driver, link
 
-    def _description(
-        self, parts: EngineParts, engine_id: str, tokenizer: TokenizerFiles
-    ) -> engine_pb2.GetEngineResponse:
+    def _description(self, parts: Parts, engine_id: str, tokenizer: TokenizerFiles) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity
         return engine_pb2.GetEngineResponse(
             model=self._settings.served_name(),

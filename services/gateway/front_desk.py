@@ -29,6 +29,11 @@ from services.gateway.token_bound import most_tokens
 # Above this, tokenizing takes longer than other streams should wait.
 _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
 
+# A server that closes cancels calls that it has not looked at yet, and clients do not repeat what was cancelled. So it
+# is not closed before clients that watch its health, or whoever balances their load, have turned away.
+_QUIET_SECONDS = 0.5
+_NOTICE_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class DeskLimits:
@@ -60,6 +65,7 @@ class FrontDesk:
         self._clock = clock
         self._ids: set[str] = set()
         self._draining = False
+        self._last_refused_at = 0.0
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -121,14 +127,18 @@ class FrontDesk:
         return _described(self._fleet.model(name))
 
     async def drain(self) -> None:
-        """Refuse new requests from now on, and return when none is left."""
+        """Refuse new requests from now on, and return when none is left and clients have noticed, or should have."""
         self._draining = True
+        self._last_refused_at = begun = self._clock()
         await self._empty.wait()
+        while (quiet_at := min(self._last_refused_at + _QUIET_SECONDS, begun + _NOTICE_SECONDS)) > self._clock():
+            await asyncio.sleep(quiet_at - self._clock())
 
     @contextmanager
     def _admitted(self, request: gateway_pb2.GenerateRequest, arrival: float) -> Iterator[Place]:
         """Give a request a place, by the most that it can weigh: nothing was done for it yet."""
         if self._draining:
+            self._last_refused_at = self._clock()
             raise Unavailable("the gateway is draining")
         admission, model = self._limits.admission, self._fleet.model(request.model).name
         try:

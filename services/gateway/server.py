@@ -29,8 +29,8 @@ from services.gateway.tenants import Tenants
 from services.service import Readiness
 from services.tls import link_tls, server_tls
 
-# The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE: a
-# client would not try again what is cancelled.
+# The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE:
+# a client would not try again what is cancelled.
 _LAST_WORDS_SECONDS = 1.0
 
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.conftest import Record
-from tests.failover import FAULTS, Failing, Fault, check_equal, failovers, streams
+from tests.failover import CHAINS, FAULTS, Failing, Fault, check_equal, failovers, streams
 from tests.faults import Processes
 from tests.running_quire import Answer
 
 ROUNDS = 20
 STREAMS = 32
 TOKENS = 40
+MOST_SECONDS = 300
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +33,13 @@ def services(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> 
 @pytest.fixture(scope="module")
 def undisturbed(services: Failing) -> list[Answer]:
     """What all streams tell when nothing happens."""
-    running = services.run(streams(STREAMS, TOKENS, "undisturbed"))
+    running = services.run(streams(STREAMS, TOKENS, "undisturbed"), MOST_SECONDS)
     assert running.codes() == {}
     assert failovers(running.answers) == 0
     return running.answers
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize("fault", (FAULTS | CHAINS).values(), ids=(FAULTS | CHAINS).keys())
 def test_streams_go_on_elsewhere_with_exactly_what_they_would_have_told(
     services: Failing, undisturbed: list[Answer], fault: Fault, record: Record
 ) -> None:
@@ -47,7 +48,7 @@ def test_streams_go_on_elsewhere_with_exactly_what_they_would_have_told(
         services.mend()
         salt = f"{fault.__name__} {rounds}"
         draw = random.Random(salt)
-        running = services.run(streams(STREAMS, TOKENS, salt))
+        running = services.run(streams(STREAMS, TOKENS, salt), MOST_SECONDS)
         running.wait_for_tokens(draw.randrange(STREAMS * TOKENS * 2 // 3))
         fault(services, draw)
         assert running.codes() == {}

@@ -40,7 +40,21 @@ TYPES: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineS
 PORTS = {"kvmanager": (50053, 9153), "engine": (50052, 9152), "gateway": (50051, 9151)}
 HEALTH = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
 # Settings that the chart itself makes.
-OF_THE_CHART = {"listen", "metrics_listen", "kvmanager", "engines", "model", "engine_id", "pinned_prompts"}
+OF_THE_CHART = {
+    *(
+        "listen",
+        "metrics_listen",
+        "kvmanager",
+        "engines",
+        "model",
+        "engine_id",
+        "pinned_prompts",
+        "api_keys",
+        "insecure",
+    ),
+    # Kubernetes' gRPC probes speak no TLS, so pods have none.
+    *("tls_certificate", "tls_key", "tls_client_ca", "link_ca", "link_certificate", "link_key", "link_server_name"),
+}
 
 OLDEST_ALLOWED = re.fullmatch(r">=(\d+\.\d+)\.0-0", ABOUT["kubeVersion"])[1]
 KUBERNETES = [
@@ -245,6 +259,7 @@ def test_settings_that_the_values_repeat_have_the_default_of_their_field(compone
         ("gateway.settings.grace_seconds", None, "at '/gateway/settings': missing property 'grace_seconds'"),
         ("engine.replicas", 0, "at '/engine/replicas': minimum: got 0, want 1"),
         ("gateway.replicas", 0, "at '/gateway/replicas': minimum: got 0, want 1"),
+        ("gateway.apiKeys.secret", "x", "at '/gateway/apiKeys': additional properties 'secret' not allowed"),
         ("gateway.service.type", "Public", "at '/gateway/service/type': value must be one of 'ClusterIP', 'NodePort'"),
         ("terminationMarginSeconds", 0, "at '/terminationMarginSeconds': minimum: got 0, want 1"),
         ("image.pullPolicy", "Sometimes", "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent'"),
@@ -294,6 +309,7 @@ OTHER_VALUES = {
     "gateway.replicas": 3,
     "gateway.pinnedPrompts": [{"name": "support", "chat": [{"role": "system", "content": 'it\'s: "brief"\n'}]}],
     "gateway.service.type": "LoadBalancer",
+    "gateway.apiKeys.existingSecret": "other",
 }
 for _component in TYPES:
     OTHER_VALUES |= {
@@ -686,6 +702,31 @@ def test_prompts_to_pin_are_a_file_that_the_gateway_reads(monkeypatch: pytest.Mo
     assert mounted["configMap"] == {"name": only(objects, "ConfigMap")["metadata"]["name"]}
 
 
+# API keys
+
+
+def test_a_secret_of_api_keys_is_a_file_that_the_gateway_reads_and_else_it_is_told_to_be_open(
+    default: list[Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = render({"gateway": {"apiKeys": {"existingSecret": "keys"}}})
+    secret = volumes(pods(objects)["gateway"])["/etc/quire-keys"]["secret"]
+    assert secret == {"secretName": "keys", "defaultMode": 0o440}
+    settings, _ = parse("gateway", variables(containers(objects)["gateway"]), monkeypatch)
+    assert (settings.api_keys, settings.insecure) == ("/etc/quire-keys/api_keys.toml", False)
+    settings.check_exposure()
+    settings, _ = parse("gateway", variables(containers(default)["gateway"]), monkeypatch)
+    assert (settings.api_keys, settings.insecure) == ("", True)
+    assert "/etc/quire-keys" not in volumes(pods(default)["gateway"])
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_no_service_refuses_to_listen_to_the_network_of_the_pods(
+    component: str, default: list[Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, _ = parse(component, variables(containers(default)[component]), monkeypatch)
+    settings.check_exposure()
+
+
 # Notes
 
 
@@ -695,8 +736,16 @@ def test_the_notes_say_how_to_call_the_gateway_and_warn(monitored: bool) -> None
     done = helm("install", "blue", str(CHART), "--dry-run=client", "--namespace", "llm", values=values)
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:")[2]
-    assert "WARNING: Quire has no authentication" in notes
+    assert "WARNING: nobody is asked for an API key, and nothing is encrypted" in notes
     assert "kubectl --namespace llm port-forward service/blue-quire-gateway 50051\n" in notes
     assert 'quire generate --chat "Why is the sky blue?"\n' in notes
     assert "gateway 9151, engine 9152, kvmanager 9153" in notes
     assert ("metrics.serviceMonitor.enabled=true" in notes) is not monitored
+
+
+def test_the_notes_say_that_clients_need_a_key() -> None:
+    values = nested("gateway.apiKeys.existingSecret", "keys")
+    done = helm("install", "blue", str(CHART), "--dry-run=client", "--namespace", "llm", values=values)
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "Clients need an API key of the Secret keys" in notes
+    assert 'QUIRE_API_KEY=... quire generate --chat "Why is the sky blue?"\n' in notes

@@ -57,7 +57,7 @@ def test_random_requests_that_are_cut_off_anywhere_go_on_elsewhere_as_if_nothing
 ) -> None:
     rounds = [run_round(folder, constraints, number) for number in range(4)]
     for counts in zip(*rounds, strict=True):
-        assert sum(counts) > 2, rounds
+        assert sum(counts) > 1, rounds
 
 
 # Samples that have ended

@@ -152,7 +152,7 @@ def test_a_model_that_is_being_fetched_does_not_hold_up_a_signal(tmp_path: Path)
     with (tmp_path / "models" / "SmolLM2-135M-Instruct-Q4_1.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cases = [("serve", signal.SIGTERM, 0), ("serve", signal.SIGINT, 0), ("engine", signal.SIGTERM, 0)]
-        cases += [("gateway", signal.SIGINT, 0), ("demo", signal.SIGTERM, 130), ("demo", signal.SIGINT, 130)]
+        cases += [("demo", signal.SIGTERM, 130), ("demo", signal.SIGINT, 130)]
         processes = [launch(command, QUIRE_CACHE=str(tmp_path)) for command, _, _ in cases]
         for process, (_, number, status) in zip(processes, cases, strict=True):
             assert process.stdout is not None

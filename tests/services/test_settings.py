@@ -171,6 +171,7 @@ def run(*arguments: str, **environment: str) -> tuple[int, str]:
         (("kvmanager", "--grace-seconds", "-1"), {}, "grace_seconds is -1.0, it must be at least 0"),
         (("kvmanager", "--listen", ""), {}, "listen is empty"),
         (("engine", "--device", "abacus"), {}, "'abacus' is not one of 'auto', 'cpu', 'cuda'"),
+        (("serve", "--listen", "[::]:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
         (("gateway", "--listen", "0.0.0.0:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
     ],
 )

@@ -17,6 +17,7 @@ The Deployment and the Service of one of the three services, made from what dist
 {{- $root := .root }}
 {{- $component := .component }}
 {{- $values := get $root.Values $component }}
+{{- $keys := dig "apiKeys" "existingSecret" "" $values }}
 {{- $name := printf "%s-%s" (include "quire.fullname" $root) $component }}
 apiVersion: apps/v1
 kind: Deployment
@@ -149,6 +150,11 @@ spec:
               mountPath: /etc/quire
               readOnly: true
             {{- end }}
+            {{- if $keys }}
+            - name: api-keys
+              mountPath: /etc/quire-keys
+              readOnly: true
+            {{- end }}
       volumes:
         - name: tmp
           emptyDir: {}
@@ -172,6 +178,13 @@ spec:
         - name: prompts
           configMap:
             name: {{ include "quire.fullname" $root }}-prompts
+        {{- end }}
+        {{- with $keys }}
+        # The gateway reads the file again when Kubernetes has updated it: no new pods for new keys.
+        - name: api-keys
+          secret:
+            secretName: {{ . }}
+            defaultMode: 0440
         {{- end }}
       {{- with $values.runtimeClassName }}
       runtimeClassName: {{ . }}

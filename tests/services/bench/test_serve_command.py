@@ -57,7 +57,7 @@ def test_its_tokens_and_hits_are_those_that_the_engine_counted(tiny_quire: Runni
         *("--requests", "12", "--warmup", "4", "--concurrency", "4", "--processes", "2", "--prompt-seed", "77"),
         *("--input", "20-60", "--output", "5", "--prefix-tokens", "48", "--slo-ttft", "60"),
         *("--json", str(tmp_path / "all.json"), "--records", str(tmp_path / "all.jsonl")),
-        *("--plot", str(tmp_path / "all.png")),
+        *("--plot", str(tmp_path / "all.png"), "--api-key", "sesame"),
     )
     assert (done.returncode, done.stderr) == (0, "")
     prompt, cached, generated = (now - then for now, then in zip(counters(tiny_quire), before, strict=True))
@@ -80,6 +80,8 @@ def test_its_tokens_and_hits_are_those_that_the_engine_counted(tiny_quire: Runni
     assert run["most_in_flight"] <= 4
     assert run["client"]["processes"] == 2
     assert (result["seed"], result["target"]["prompt_seed"], result["server"]["vocabulary_size"]) == (0, 77, 384)
+    assert result["command"][-2:] == ["--api-key", "***"]
+    assert "sesame" not in (tmp_path / "all.json").read_text() + done.stdout
     assert {"hardware", "versions", "command", "load_average", "workload", "bounds"} <= set(result)
     assert "12 requests completed, 0 failed, 4 of the warm-up not counted" in " ".join(done.stdout.split())
     assert (tmp_path / "all.png").stat().st_size > 10_000

@@ -184,7 +184,7 @@ def test_ctrl_c_ends_generate_and_its_request(tiny_quire: RunningQuire, at: tupl
     _, errors = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 1
     assert errors.decode().strip() == "Aborted!"
-    assert tiny_quire.settled_pool(seconds=2).sequences == 0
+    assert tiny_quire.settled_pool().sequences == 0
 
 
 # chat

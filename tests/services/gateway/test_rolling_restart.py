@@ -1,4 +1,4 @@
-"""Two gateways of one engine are replaced one after the other, behind a client that retries as clients of gRPC do."""
+"""Two gateways of one engine are replaced one after the other; the client watches their health and retries."""
 
 import json
 import threading
@@ -12,11 +12,13 @@ from quire.v1 import gateway_pb2_grpc
 from services import transport
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Answer, RunningService
+from tests.scrape import Scrape
 
 CLIENTS = 6
 TOKENS = 24
 RETRIES = {
     "loadBalancingConfig": [{"round_robin": {}}],
+    "healthCheckConfig": {"serviceName": "quire.v1.Gateway"},
     "methodConfig": [
         {
             "name": [{"service": "quire.v1.Gateway"}],
@@ -30,6 +32,7 @@ RETRIES = {
         }
     ],
 }
+OPTIONS = [("grpc.service_config", json.dumps(RETRIES)), ("grpc.max_reconnect_backoff_ms", 500)]
 
 
 def test_a_rolling_restart_of_two_gateways_loses_no_request(
@@ -48,29 +51,33 @@ def test_a_rolling_restart_of_two_gateways_loses_no_request(
 
     gateways = [start("127.0.0.1:0") for _ in range(2)]
     addresses = [gateway.address for gateway in gateways]
-    options = [*transport.channel_options(), ("grpc.service_config", json.dumps(RETRIES))]
+    options = [*transport.channel_options(), *OPTIONS]
     over, answered = threading.Event(), threading.Semaphore(0)
 
-    def ask() -> list[int]:
+    def ask(stub: gateway_pb2_grpc.GatewayStub) -> list[int]:
         lengths = []
-        with grpc.insecure_channel("ipv4:" + ",".join(addresses), options=options) as channel:
-            stub = gateway_pb2_grpc.GatewayStub(channel)
-            while not over.is_set():
-                answer = Answer.of(stub.Generate(prompt_request("Once more", TOKENS), timeout=CALL_SECONDS))
-                lengths.append(len(answer.token_ids))
-                answered.release()
+        while not over.is_set():
+            answer = Answer.of(stub.Generate(prompt_request("Once more", TOKENS), timeout=CALL_SECONDS))
+            lengths.append(len(answer.token_ids))
+            answered.release()
         return lengths
 
-    with ThreadPoolExecutor(CLIENTS) as threads:
-        clients = [threads.submit(ask) for _ in range(CLIENTS)]
+    def wait_for_use(gateway: RunningService) -> None:
+        """Wait until the clients have found it."""
+        while not Scrape.of(gateway.metrics_url).has("quire_routed_requests_total"):
+            assert answered.acquire(timeout=CALL_SECONDS)
+
+    with (
+        grpc.insecure_channel("ipv4:" + ",".join(addresses), options=options) as channel,
+        ThreadPoolExecutor(CLIENTS) as threads,
+    ):
+        clients = [threads.submit(ask, gateway_pb2_grpc.GatewayStub(channel)) for _ in range(CLIENTS)]
         try:
             for gateway in gateways:
-                for _ in range(2 * CLIENTS):
-                    assert answered.acquire(timeout=CALL_SECONDS)
+                wait_for_use(gateway)
+            for gateway in gateways:
                 assert gateway.close() == 0
-                start(gateway.address)
-            for _ in range(2 * CLIENTS):
-                assert answered.acquire(timeout=CALL_SECONDS)
+                wait_for_use(start(gateway.address))
         finally:
             over.set()
         assert {length for client in clients for length in client.result()} == {TOKENS}
