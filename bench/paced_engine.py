@@ -76,14 +76,14 @@ class PacedEngine(RunningService):
 def main(step_seconds: float, sent_file: Path, arguments: list[str]) -> None:
     """Put the pace and the notes into the engine's parts, and run the command."""
     from services.cli.main import cli
-    from services.engine import server, servicer
+    from services.engine import assembly, servicer
 
-    assemble, link_type = server.assemble, servicer.GatewayLink
+    assemble, link_type = assembly.assemble, servicer.GatewayLink
     sent: list[tuple[int, list[tuple[str, int]]]] = []
 
     def paced(settings: Any) -> Any:
         parts = assemble(settings)
-        return replace(parts, runner=PacedRunner(parts.runner, step_seconds))  # type: ignore[arg-type]
+        return replace(parts, runner=PacedRunner(parts.runner, step_seconds))
 
     class NotingLink(link_type):  # type: ignore[misc, valid-type]
         async def take(self) -> engine_pb2.StepOutput:
@@ -92,7 +92,7 @@ def main(step_seconds: float, sent_file: Path, arguments: list[str]) -> None:
                 sent.append((time.monotonic_ns(), [(one.request_id, len(one.token_ids)) for one in output.tokens]))
             return output
 
-    server.assemble = paced
+    assembly.assemble = paced
     servicer.GatewayLink = NotingLink  # type: ignore[misc]
     atexit.register(lambda: sent_file.write_text("".join(f"{json.dumps(one)}\n" for one in sent)))
     cli(["engine", *arguments], auto_envvar_prefix="QUIRE")
