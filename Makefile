@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard protos/quire/v1/*.proto)
+# Two workers fill two cores; make test ARGS=-n4 starts more. What the tests of a file share is started once.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 
 .DEFAULT_GOAL := help
@@ -22,7 +24,7 @@ serve: .venv/installed ## serve a model; options go into ARGS
 check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
-	$(BIN)/pytest --ignore=tests/acceptance --ignore=tests/deployment/test_compose.py $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/deployment/test_compose.py $(ARGS)
 
 fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 minutes
 	end=$$(($$(date +%s) + 1200)); \
@@ -103,5 +105,5 @@ model: .venv/installed
 	[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv
 	if [ -t 1 ] && [ -z "$$CI" ]; then quiet=; else quiet='-q --progress-bar off'; fi; \
 	$(BIN)/pip install $$quiet --disable-pip-version-check -c constraints.txt \
-		$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') -e '.[serve,dev]'
+		$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') -e '.[serve,bench,dev]'
 	touch $@

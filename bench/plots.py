@@ -11,10 +11,10 @@ from statistics import linear_regression, median, quantiles
 from typing import Any, NamedTuple
 
 from bench.report import RESULTS, ROOT, targets
+from services.bench.drawing import BLUE, GREY, ORANGE, RED, SKY, STYLE
 
 IMAGES = ROOT / "docs" / "images"
-# Okabe and Ito's colours, which people who see few colours tell apart.
-QUIRE, PEER, OTHER, TARGET, GREY = "#0072B2", "#E69F00", "#56B4E9", "#D55E00", "#9A9A9A"
+QUIRE, PEER, OTHER, TARGET = BLUE, ORANGE, SKY, RED
 MILLI = 1e-3
 _DEMO_LAYERS = 30
 
@@ -43,7 +43,7 @@ def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path
 
     picture = PICTURES[benchmark]
     result = json.loads(path.read_text())
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure, grid = pyplot.subplots(1, picture.panels, figsize=picture.inches, layout="constrained", squeeze=False)
         picture.draw(grid[0], result)
         figure.suptitle(picture.title, x=0.01, ha="left", fontweight="bold", fontsize=11)
@@ -55,20 +55,6 @@ def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path
 
 
 _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-}
 
 
 def _cpu(panels: Sequence[Any], result: Result) -> None:
@@ -327,6 +313,78 @@ def _decoding(panels: Sequence[Any], result: Result) -> None:
     axes.legend(loc="upper left")
 
 
+def _streams(panels: Sequence[Any], result: Result) -> None:
+    """The delay and the CPU's share at each pace."""
+    levels = result["levels"]
+    rates = [level["tokens_per_second"] for level in levels]
+    delays, shares = panels
+    delays.plot(rates, [level["delay_p50_ms"] for level in levels], "o-", color=QUIRE, label="median")
+    delays.plot(rates, [level["delay_p99_ms"] for level in levels], "s-", color=OTHER, label="99th percentile")
+    delays.plot(
+        rates, [1000 / level["tokens_per_second_of_a_stream"] for level in levels], ":", color=GREY, label="a step"
+    )
+    delays.set_yscale("log")
+    delays.set_ylabel("milliseconds from engine to client")
+    shares.plot(rates, [level["gateway_cpu_us_per_token"] for level in levels], "o-", color=QUIRE)
+    shares.set_ylabel("gateway's CPU microseconds per token")
+    shares.set_ylim(0, 1.2 * shares.dataLim.ymax)
+    for axes in panels:
+        axes.set_xlabel("tokens per second, all 500 streams together")
+        axes.set_xlim(0, 1.08 * max(rates))
+    delays.legend(loc="upper left")
+
+
+def _overload(panels: Sequence[Any], result: Result) -> None:
+    """What refused requests were told beside when there was room, and how long the others waited for a token."""
+    forecasts, waits = panels
+    points = result["forecasts"]
+    most = 1.1 * max(max(one["told"], one["found"]) for one in points)
+    forecasts.fill_between(
+        [0, most], [0, most / 2], [0, 2 * most], color=GREY, alpha=0.2, label="within a factor of two"
+    )
+    found, told = ([one[name] for one in points] for name in ("found", "told"))
+    forecasts.plot(found, told, ".", color=QUIRE, markersize=3, alpha=0.5)
+    forecasts.set_xlim(0, most)
+    forecasts.set_ylim(0, most)
+    forecasts.set_xlabel("seconds until there was room")
+    forecasts.set_ylabel("seconds that a refused request was told")
+    forecasts.legend(loc="upper left")
+    for name, label, color in (("half_load", "half load", GREY), ("overload", "3 times capacity", QUIRE)):
+        seconds = sorted(result[f"first_token_seconds_at_{name}"])
+        shares = [(place + 1) / len(seconds) for place in range(len(seconds))]
+        waits.plot([1000 * one for one in seconds], shares, color=color, label=label)
+    waits.set_xlabel("milliseconds to the first token of requests that were let in")
+    waits.set_ylabel("share of them")
+    waits.set_xlim(left=0)
+    waits.legend(loc="lower right")
+
+
+def _routing(panels: Sequence[Any], result: Result) -> None:
+    """Hit rates by pool and policy, beside one engine's; and how uneven the load was."""
+    values = {one["metric"]: one["value"] for one in result["rows"]}
+    pools = sorted({int(name.split("_")[1]) for name in values if name.startswith("sessions_")})
+    ways = {
+        "one_engine": ("one engine, three times the pool", GREY),
+        "prefix": ("prefix", QUIRE),
+        "least_loaded": ("least-loaded", PEER),
+        "round_robin": ("round-robin", OTHER),
+    }
+    for place, (way, (label, color)) in enumerate(ways.items()):
+        xs = [at + 0.2 * (place - 1.5) for at in range(len(pools))]
+        rates = [values[f"sessions_{pool}_{way}_hit_rate"] for pool in pools]
+        panels[0].bar(xs, rates, 0.18, color=color, label=label)
+        if way != "one_engine":
+            panels[1].bar(xs, [values[f"sessions_{pool}_{way}_most_load"] or 0 for pool in pools], 0.18, color=color)
+    target = _target("routing", "sessions_1024_prefix_most_load")
+    panels[1].axhline(target, color=TARGET, linestyle="--", linewidth=1.3, label="target for prefix")
+    panels[0].set_ylabel("share of prompt tokens cached")
+    panels[1].set_ylabel("largest load of an engine over the mean")
+    for axes in panels:
+        axes.set_xticks(range(len(pools)), [f"{pool:,} blocks" for pool in pools])
+        axes.set_ylim(0, 1.3 * axes.dataLim.ymax)
+        axes.legend(loc="upper left", ncols=2)
+
+
 def _gpu(panels: Sequence[Any], result: Result) -> None:
     """Bars of what has a target, beside it."""
     axes = panels[0]
@@ -411,6 +469,27 @@ PICTURES: dict[str, Picture] = {
         (7, 3.6),
         "Samples and beams of one prompt beside as many greedy answers",
         "Bars of tokens per second of greedy answers, samples and beams at 2, 4 and 6 sequences",
+    ),
+    "streams": Picture(
+        _streams,
+        2,
+        (10, 3.8),
+        "500 streams through one gateway, each at a steady pace",
+        "Lines of the gateway's delay and of its CPU time per token over the tokens per second",
+    ),
+    "overload": Picture(
+        _overload,
+        2,
+        (10, 3.8),
+        "Three times as many requests as one engine can serve",
+        "Points of seconds told over seconds found, most within a factor of two, and the waits for first tokens",
+    ),
+    "routing": Picture(
+        _routing,
+        2,
+        (10, 3.8),
+        "60 sessions of agents over three engines that compute nothing",
+        "Bars of prefix hit rates and of the largest load of an engine, by policy and pool",
     ),
     "gpu": Picture(
         _gpu,

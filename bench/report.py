@@ -7,17 +7,15 @@ the table is plain text, where matplotlib is missing nothing is drawn.
 import importlib.util
 import json
 import os
-import platform
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from operator import ge, le, lt
 from pathlib import Path
 from typing import Any, TypeVar
+
+from services.bench import machine
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -74,8 +72,8 @@ def publish(benchmark: str, rows: list[Row], repetitions: int, **more: Any) -> N
         "benchmark": benchmark,
         "started": _STARTED.isoformat(timespec="seconds"),
         "load": {"start": _rounded(_LOAD_AT_START), "end": _rounded(os.getloadavg())},
-        "hardware": _hardware(),
-        "versions": {"python": platform.python_version()} | _versions(),
+        "hardware": machine.hardware(),
+        "versions": machine.versions(_PACKAGES),
         "commit": _commit(),
         "repetitions": repetitions,
         "rows": [asdict(one) for one in rows],
@@ -128,56 +126,9 @@ def _draw(benchmark: str) -> None:
         print(f"drawn: {picture.relative_to(ROOT)}")
 
 
-def _hardware() -> dict[str, Any]:
-    return {"cpu": _cpu(), "cores": _cores(), "machine": platform.machine()} | _gpu()
-
-
-def _gpu() -> dict[str, Any]:
-    """Return what is told of a GPU, where the benchmark has imported torch and torch finds one."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return {}
-    told = torch.cuda.get_device_properties(0)
-    return {"gpu": told.name, "gpu_bytes": told.total_memory, "gpu_driver": _driver(), "cuda": torch.version.cuda}
-
-
-def _driver() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return (_output(command) or "").partition("\n")[0] or None
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def _cores() -> int:
-    return sum(line.startswith("processor") for line in Path("/proc/cpuinfo").read_text().splitlines())
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def _commit() -> str | None:
     """Name the commit; a copy of the tree without its history may be told by QUIRE_COMMIT."""
-    return os.environ.get("QUIRE_COMMIT") or _output(["git", "describe", "--always", "--dirty"])
-
-
-def _output(command: list[str]) -> str | None:
-    """Return what a program says, None where there is no such program or it fails."""
-    try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    return os.environ.get("QUIRE_COMMIT") or machine.output_of(["git", "describe", "--always", "--dirty"], ROOT)
 
 
 def _rounded(load: tuple[float, float, float]) -> list[float]:

@@ -130,7 +130,7 @@ class BlockAsking:
             for member in group.members:
                 roster.mirror.retake(member)
             if group in roster.waiting:
-                roster.waiting.remove(group)
+                roster.stop_waiting(group)
                 roster.run(group)
 
     def _stay_waiting(self, group: Group) -> None:
@@ -358,14 +358,14 @@ class BlockAsking:
 
     def _ask_return(self, step: Step, group: Group) -> None:
         roster = self._roster
-        roster.waiting.remove(group)
+        roster.stop_waiting(group)
         roster.admitting[group.id] = group
         roster.mirror.available -= len(group.blocks)
         step.swap_ins.append(group.id)
 
     def _ask_admission(self, step: Step, group: Group, spare: int, now: float) -> None:
         roster, request = self._roster, group.request
-        roster.waiting.remove(group)
+        roster.stop_waiting(group)
         roster.admitting[group.id] = group
         roster.claims.claim(group)
         step.allocates.append(

@@ -14,6 +14,7 @@ from itertools import takewhile
 
 from engine.beams import Beams, Continuation
 from engine.constraint import ConstraintState, leaves_any
+from engine.errors import ConstraintFailed
 from engine.plan import PromptPart, RowRules
 from engine.request import NO_RULES, Failure, FinishReason, OrderKey, Request
 
@@ -89,12 +90,14 @@ class Sequence:
         return None
 
     def begin(self) -> None:
-        """Find out what can follow the tokens that were generated before. Raises ConstraintFailed."""
+        """Find out what can follow what was generated before. Raises ConstraintFailed, also where nothing can."""
         if constraint := self.request.constraint:
             self.state = constraint.start()
             for token in self.tokens[len(self.request.prompt) :]:
                 self.state.advance(token)
             self.mask = self.state.allowed()
+            if self.generated and self.state.complete:
+                raise ConstraintFailed("it is complete, so its sample has ended")
 
     def append(self, token: int) -> None:
         """Take a sampled token, and finish where it ends the sequence. Raises ConstraintFailed."""
@@ -171,7 +174,9 @@ class Group:
                 Sequence(next(numbers) if index else number, group, index, [*request.prompt, *generated])
                 for index, generated in enumerate(request.samples)
             ]
-        for member in group.members:
+        for index in request.ended:
+            group.members[index].finish = FinishReason.STOP
+        for member in group.live:
             member.begin()
         group.gather()
         return group
@@ -243,6 +248,15 @@ class Group:
         for other in live[1:]:
             pairs = zip(self.trunk.tokens[: self.common], other.tokens, strict=False)
             self.common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Known tokens to compute before all of its sequences decode, those that they have in common counted once."""
+        if self.forked:
+            behind = (len(member.tokens) - 1 - member.computed for member in self.members if member.finish is None)
+            return sum(tokens for tokens in behind if tokens > 0)
+        own = sum(len(member.tokens) - self.common for member in self.live)
+        return self.common - self.trunk.computed + own
 
     @property
     def active(self) -> list[Sequence]:

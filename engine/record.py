@@ -103,8 +103,12 @@ class RequestsRecord:
         return [_line(header)]
 
     def ended(self, group: Group, arrival_step: int, end_step: int) -> list[str]:
-        """Return the lines of a request that ended, one for each sample: they have the keys of the prompt in common."""
-        return [self._sample(member, arrival_step, end_step) for member in group.samples]
+        """Return the lines of a request that ended, one for each sample: they have the keys of the prompt in common.
+
+        There is none of what had ended before the request came here.
+        """
+        samples = [member for member in group.samples if member.index not in group.request.ended]
+        return [self._sample(member, arrival_step, end_step) for member in samples]
 
     def _sample(self, sequence: EngineSequence, arrival_step: int, end_step: int) -> str:
         request = sequence.request

@@ -29,6 +29,7 @@ class Failure(Enum):
     BLOCK_MANAGER = 2
     DEADLINE = 3
     CONSTRAINT = 4
+    DEADLINE_QUEUED = 5
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class Request:
     """A prompt to continue.
 
     `arrival` and `deadline` are in seconds of the engine's clock; with the class, the arrival makes the order key.
-    `samples` has, for each sample wanted, the tokens that were generated before the request came here.
+    `samples` has, for each sample wanted, the tokens that were generated before the request came here, and `ended` the
+    indices of those that ended there: nothing is generated for them.
     With `prefill_only` it ends when K and V of its prompt are computed, and no token is sampled.
     Log-probabilities are of each token generated, or of the prompt, and of so many of the most likely ones; None: none.
     With `beam_search` the samples are its best answers. `constraint` is the language that each sample must belong to.
@@ -126,11 +128,12 @@ class Request:
     beam_search: BeamSearch | None = None
     constraint: Constraint | None = None
     prefill_only: bool = False
+    ended: frozenset[int] = frozenset()
 
     @property
     def sequences(self) -> int:
         """Sequences that it runs at once."""
-        return self.beam_search.width if self.beam_search else len(self.samples)
+        return self.beam_search.width if self.beam_search else len(self.samples) - len(self.ended)
 
 
 @dataclass(frozen=True)
@@ -160,13 +163,7 @@ class Capacity:
         if limit < 1:
             raise InvalidRequest(f"stopping.max_tokens is {limit}, it must be at least 1", "stopping.max_tokens")
         self._check_ids(request.prompt, "prompt.token_ids")
-        for generated in request.samples:
-            self._check_ids(generated, "samples.generated_token_ids")
-            if len(generated) >= limit:
-                raise InvalidRequest(
-                    f"{len(generated)} tokens are generated already, stopping.max_tokens is {limit}",
-                    "samples.generated_token_ids",
-                )
+        self._check_samples(request)
         self._check_rules(request.logit_rules)
         self._check_min_tokens(request)
         if request.beam_search is not None:
@@ -195,6 +192,26 @@ class Capacity:
         shared = len(request.prompt) // self.block_size
         whole = -(-(len(request.prompt) + request.stopping.max_tokens - 1) // self.block_size)
         return shared + request.sequences * (whole - shared)
+
+    def _check_samples(self, request: Request) -> None:
+        """Check what was generated before: a sample that goes on must have been able to."""
+        if not request.sequences and request.samples:
+            raise InvalidRequest("all samples have ended, nothing is left to generate", "samples.ended")
+        stopping = request.stopping
+        for index, generated in enumerate(request.samples):
+            self._check_ids(generated, "samples.generated_token_ids")
+            if index in request.ended:
+                continue
+            if len(generated) >= stopping.max_tokens:
+                raise InvalidRequest(
+                    f"{len(generated)} tokens are generated already, stopping.max_tokens is {stopping.max_tokens}",
+                    "samples.generated_token_ids",
+                )
+            if stop := stopping.token_ids.intersection(generated):
+                raise InvalidRequest(
+                    f"{min(stop)} is among the tokens of sample {index}, and ends it; samples.ended does not say so",
+                    "samples.generated_token_ids",
+                )
 
     def _check_rules(self, rules: LogitRules) -> None:
         for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
@@ -251,7 +268,7 @@ def _check_beam_search(request: Request, search: BeamSearch) -> None:
             "a search has at most as many answers as beams",
             "sampling.sample_count",
         )
-    if any(request.samples):
+    if any(request.samples) or request.ended:
         raise InvalidRequest("a beam search begins at its prompt, not with generated tokens", "samples")
     if not request.sampling.greedy:
         raise InvalidRequest(

@@ -80,6 +80,8 @@ class Roster:
         self.to_free: list[tuple[Sequence, FreeReason]] = []
         self.numbers = count(1)  # of sequences
         self._by_id: dict[int, Sequence] = {}
+        self._queued_tokens: dict[Group, int] = {}  # what each that waits has to compute,
+        self._all_queued_tokens = 0  # and all of them
 
     def add(self, group: Group) -> None:
         """Take a new group in, waiting."""
@@ -94,6 +96,13 @@ class Roster:
     def wait(self, group: Group) -> None:
         """Let a group that holds no blocks wait in its place."""
         insort(self.waiting, group, key=_key)
+        self._queued_tokens[group] = group.uncomputed_tokens
+        self._all_queued_tokens += self._queued_tokens[group]
+
+    def stop_waiting(self, group: Group) -> None:
+        """Take a group out of the queue."""
+        self.waiting.remove(group)
+        self._all_queued_tokens -= self._queued_tokens.pop(group)
 
     def run(self, group: Group) -> None:
         """Let a group that has its first blocks run in its place."""
@@ -121,6 +130,15 @@ class Roster:
     def running_sequences(self) -> int:
         """Sequences that hold blocks, or will once they are forked."""
         return sum(group.width for group in self.running)
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Tokens that live groups have to compute before they decode; of the queue, as they were when they came there.
+
+        It looks at each group that runs, and at none that waits.
+        """
+        busy = (*self.running, *self.admitting.values())
+        return self._all_queued_tokens + sum(group.uncomputed_tokens for group in busy)
 
     def give_back(self, sequences: Iterable[Sequence], reason: FreeReason) -> None:
         """Let the next Step free what sequences hold; forget those that have ended and hold nothing."""

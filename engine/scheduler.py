@@ -124,6 +124,16 @@ class Scheduler:
         return len(self._roster.running)
 
     @property
+    def uncomputed_tokens(self) -> int:
+        """Tokens of prompts, and of what was generated before, that live requests have still to compute."""
+        return self._roster.uncomputed_tokens
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that could be handed out, as far as answers have told."""
+        return self._roster.mirror.available
+
+    @property
     def asking(self) -> bool:
         """Whether a Step is under way."""
         return self._asking.under_way
@@ -141,7 +151,8 @@ class Scheduler:
         if request.request_id in self._roster.by_request:
             raise RequestExists(f"request_id {request.request_id!r} is live", "request_id")
         most, field = self.limits.max_sequences, "beam_search.width" if request.beam_search else "sampling.sample_count"
-        if not 1 <= request.sequences <= most:
+        least = 0 if request.ended else 1  # that nothing is left of it is another fault
+        if not least <= request.sequences <= most:
             raise InvalidRequest(f"{field} is {request.sequences}, this engine runs 1 to {most} sequences", field)
         self.capacity.check(request)
         if self.waiting >= self.limits.max_waiting:
@@ -182,6 +193,11 @@ class Scheduler:
         """End a request; an unknown id is ignored. Its blocks go back with the next Step."""
         group = self._roster.by_request.get(request_id)
         if group is not None:
+            self._end(group, FinishReason.CANCELLED)
+
+    def cancel_all(self) -> None:
+        """End every live request. Their blocks go back with the next Step."""
+        for group in list(self._roster.by_request.values()):
             self._end(group, FinishReason.CANCELLED)
 
     def end_sample(self, request_id: str, index: int) -> None:
@@ -340,8 +356,10 @@ class Scheduler:
             if group.request.deadline is not None and group.request.deadline <= now
         ]
         for group in late:
-            where = "while it ran" if group.scheduled_at is not None else "in the queue"
-            self._fail(group, Failure.DEADLINE, f"its time was over {where}")
+            if group.scheduled_at is None:
+                self._fail(group, Failure.DEADLINE_QUEUED, "its time was over in the queue")
+            else:
+                self._fail(group, Failure.DEADLINE, "its time was over while it ran")
 
     # What came of it.
 
@@ -477,7 +495,7 @@ class Scheduler:
         if group in roster.running:
             roster.running.remove(group)
         elif group in roster.waiting:
-            roster.waiting.remove(group)
+            roster.stop_waiting(group)
         for member in list(group.members):
             assert member.finish is not None, "it has ended"
             roster.give_back([member], _FREE_REASONS[member.finish])

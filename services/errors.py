@@ -24,16 +24,25 @@ engine's PinRefused, of which its service makes errors of this module; and the e
 BackendUnavailable, BlockManagerBroken and CopyFailed, which end the process.
 """
 
+import asyncio
+import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import grpc
+from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 
 import kvmanager
+from quire.v1 import status_pb2
+from services.duration import duration
 
 FIELD_METADATA = "quire-field"
+_DETAILS_METADATA = "grpc-status-details-bin"
+_PUSHBACK_METADATA = "grpc-retry-pushback-ms"
+_RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
+_SECONDS_TO_TELL = 1.0
 
 
 class ServiceError(Exception):
@@ -147,13 +156,46 @@ STATUS: dict[type[Exception], Status] = {
 
 @asynccontextmanager
 async def translated(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Turn a domain error raised inside into the call's status; the field to blame goes into trailing metadata."""
+    """Turn a domain error raised inside into the call's status.
+
+    The field to blame goes into trailing metadata, and so does when to come again.
+    """
     try:
         yield
+    except SlowClient as error:
+        await _leave(context, error)
     except tuple(STATUS) as error:
-        field = getattr(error, "field", "")
-        metadata = ((FIELD_METADATA, field),) if field else ()
-        await context.abort(status_of(error).grpc, str(error), metadata)
+        await context.abort(status_of(error).grpc, str(error), _metadata(error))
+
+
+async def _leave(context: grpc.aio.ServicerContext[Any, Any], error: SlowClient) -> None:
+    """End the call of a client that does not read, which would not take the status either.
+
+    gRPC keeps the status behind what it has not sent yet, until the client reads that or closes the connection.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_SECONDS_TO_TELL):
+            await context.abort(status_of(error).grpc, str(error), _metadata(error))
+    raise asyncio.CancelledError  # which gRPC takes for a call that has ended
+
+
+def _metadata(error: Exception) -> tuple[tuple[str, str | bytes], ...]:
+    """Return what goes with the status of an error: the field to blame, and when to come again.
+
+    That is told twice: for people's programs, and for the retries that gRPC itself does where a client allows them.
+    """
+    field, seconds = getattr(error, "field", ""), getattr(error, "retry_seconds", None)
+    metadata: tuple[tuple[str, str | bytes], ...] = ((FIELD_METADATA, field),) if field else ()
+    if seconds is None:
+        return metadata
+    details = (_DETAILS_METADATA, _details(error, seconds).SerializeToString())
+    return (*metadata, details, (_PUSHBACK_METADATA, str(math.ceil(seconds * 1000))))
+
+
+def _details(error: Exception, seconds: float) -> status_pb2.Status:
+    retry = status_pb2.RetryInfo(retry_delay=duration(seconds))
+    packed = any_pb2.Any(type_url=_RETRY_INFO, value=retry.SerializeToString())
+    return status_pb2.Status(code=status_of(error).grpc.value[0], message=str(error), details=[packed])
 
 
 def status_of(error: Exception) -> Status:

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from services.tls import ClientTLS, ServerTLS
 from services.unreadable import UnreadableRequests
 
 MIB = 1024 * 1024
@@ -19,9 +20,18 @@ _PING_SECONDS = 10
 _PING_TIMEOUT_SECONDS = 5
 _FASTEST_CLIENT_PING_SECONDS = 5
 
+# Of all metadata of a call together. Of a client, that is a key and what tracing adds.
+_METADATA_BYTES = 16 * 1024
+# At the same time. A gateway's clients may share one connection, and it takes as many requests by default.
+_STREAMS_PER_CONNECTION = 1024
+# Of one server. More are closed as they come, so that there are always files left for the links and for the models.
+_CONNECTIONS = 4096
+# After which a connection that says nothing, or not what it should, is closed before it begins.
+_HANDSHAKE_SECONDS = 10
+
 _UNIX = "unix:"
 
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 
 
 class AddressUnavailable(Exception):
@@ -34,9 +44,17 @@ def server(message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor
     return grpc.aio.server(options=options, interceptors=[UnreadableRequests(), *interceptors])
 
 
-def channel(address: str, message_bytes: int = LINK_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """Open a channel of its own connection to `address` (`host:port` or `unix:/path`)."""
-    return grpc.aio.insecure_channel(address, options=channel_options(message_bytes))
+def channel(address: str, message_bytes: int = LINK_MESSAGE_BYTES, tls: ClientTLS | None = None) -> grpc.aio.Channel:
+    """Open a channel of its own connection to `address` (`host:port` or `unix:/path`).
+
+    It is encrypted where `tls` says whom to trust, but for Unix sockets.
+    """
+    options = channel_options(message_bytes)
+    if tls is None or address.startswith(_UNIX):
+        return grpc.aio.insecure_channel(address, options=options)
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.aio.secure_channel(address, tls.credentials(), options=options)
 
 
 def channel_options(message_bytes: int = LINK_MESSAGE_BYTES) -> Options:
@@ -44,10 +62,16 @@ def channel_options(message_bytes: int = LINK_MESSAGE_BYTES) -> Options:
     return [*_common_options(message_bytes), ("grpc.use_local_subchannel_pool", 1)]
 
 
-def bind(server: grpc.aio.Server, address: str) -> str:
-    """Listen on `address`; return it with the port that port 0 became. Raises AddressUnavailable."""
+def bind(server: grpc.aio.Server, address: str, tls: ServerTLS | None = None) -> str:
+    """Listen on `address`; return it with the port that port 0 became. Raises AddressUnavailable.
+
+    With `tls` nobody gets in without, but over Unix sockets.
+    """
     try:
-        port = server.add_insecure_port(address)
+        if tls is None or address.startswith(_UNIX):
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, tls.credentials())
     except RuntimeError as error:
         raise AddressUnavailable(f"cannot listen on {address}: {_obstacle(address)}") from error
     host, _, wanted = address.rpartition(":")
@@ -89,6 +113,12 @@ def _server_options() -> Options:
     return [
         ("grpc.http2.min_ping_interval_without_data_ms", _FASTEST_CLIENT_PING_SECONDS * 1000),
         ("grpc.http2.max_ping_strikes", 3),
+        # The first is where gRPC begins to refuse calls at random, the second where it refuses all.
+        ("grpc.max_metadata_size", _METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
+        ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
+        ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_SECONDS * 1000),
         # Two servers on one port would share its connections without a word.
         ("grpc.so_reuseport", 0),
     ]

@@ -1,6 +1,7 @@
 """Requests that are no message of their type: gRPC would answer them with UNKNOWN and write a traceback."""
 
 from collections.abc import Awaitable, Callable
+from inspect import isasyncgenfunction
 from typing import Any
 
 import grpc
@@ -59,6 +60,9 @@ def _refusing(behaviour: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refusing_stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    if not isasyncgenfunction(behaviour):  # it writes its responses itself
+        return _refusing(behaviour)
+
     async def call(request: Any, context: _Context) -> Any:
         if isinstance(request, _Unreadable):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, DETAILS)

@@ -7,6 +7,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+if "PYTEST_XDIST_WORKER" in os.environ:  # the others have the other cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests fill what torch allocates, which it does in its deterministic mode alone; on a GPU that wants this.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -26,6 +28,15 @@ from tests.tiny_models import make_tiny_model
 
 if TYPE_CHECKING:  # what starts servers needs packages that tests of the core do without
     from tests.running_quire import RunningQuire
+
+# Where tests wait for processes and clocks, and take longest.
+_FIRST = ("deployment", "services")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long, so that the workers of pytest-xdist end at the same time."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in _FIRST)
 
 
 @pytest.fixture(scope="session")

@@ -90,7 +90,8 @@ class EngineInProcess:
         self.turns = 0
         self.tokens: dict[str, list[int]] = {}  # of the first sample
         self.samples: dict[str, list[list[int]]] = {}
-        self.sampled: dict[str, list[Sampled]] = {}
+        self.drawn: dict[str, list[list[Sampled]]] = {}
+        self.sampled: dict[str, list[Sampled]] = {}  # of the first sample
         self.scored: dict[str, list[Sampled]] = {}  # of the prompt, from its second token on
         self.cached: dict[str, int] = {}
         self.finished: dict[str, Group] = {}
@@ -107,10 +108,13 @@ class EngineInProcess:
         priority: int = 0,
         salt: bytes = b"",
         age: float = 0.0,
-        samples: int = 1,
+        samples: int | tuple[tuple[int, ...], ...] = 1,
         **rest: Any,
     ) -> str:
-        """Queue a request that arrived `age` turns ago, with the `rest` of its fields; return its id."""
+        """Queue a request that arrived `age` turns ago, with the `rest` of its fields; return its id.
+
+        `samples` is how many, or what was generated of each before.
+        """
         request = Request(
             request_id=request_id or f"r{len(self.tokens)}",
             prompt=tuple(prompt),
@@ -119,7 +123,7 @@ class EngineInProcess:
             salt=salt,
             priority=priority,
             arrival=self.turns - age,
-            samples=((),) * samples,
+            samples=((),) * samples if isinstance(samples, int) else samples,
             **rest,
         )
         self.take(request)
@@ -130,7 +134,9 @@ class EngineInProcess:
         self.scheduler.submit(request)
         self.samples[request.request_id] = [[] for _ in request.samples]
         self.tokens[request.request_id] = self.samples[request.request_id][0]
-        self.sampled[request.request_id], self.scored[request.request_id] = [], []
+        self.drawn[request.request_id] = [[] for _ in request.samples]
+        self.sampled[request.request_id] = self.drawn[request.request_id][0]
+        self.scored[request.request_id] = []
 
     def turn(self) -> Turn:
         self.turns += 1
@@ -150,8 +156,7 @@ class EngineInProcess:
                     assert output.request_id not in self.finished, "nothing follows the end of a request"
                     assert output.request_id in self.cached, "a request starts before its tokens"
                     self.samples[output.request_id][output.sample] += output.token_ids
-                    if output.sample == 0:
-                        self.sampled[output.request_id] += output.tokens
+                    self.drawn[output.request_id][output.sample] += output.tokens
                 case Finished():
                     assert output.request_id not in self.finished, "a request ends once"
                     self.finished[output.request_id] = output.group

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.engine.settings import EngineSettings
-from services.gateway.settings import GatewaySettings
 from services.model_store import default_cache, resolve
 from services.stage_display import StageDisplay
 
@@ -32,8 +31,3 @@ def engine_with_folder(settings: EngineSettings) -> EngineSettings:
     kernels = settings.kernels_folder or str(default_cache().parent / "kernels")
     folder = str(fetch(settings.model))
     return replace(settings, model=folder, model_name=settings.served_name(), kernels_folder=kernels)
-
-
-def gateway_with_folder(settings: GatewaySettings) -> GatewaySettings:
-    """Return the settings with the model's folder in the place of its name. Raises as `fetch` does."""
-    return replace(settings, model=str(fetch(settings.model)))

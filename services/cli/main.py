@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 # What gRPC's C core logs is of no use to users of a command: calls and `bind` say what failed. It reads this when it is
 # imported.
@@ -12,17 +12,32 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import click
 
+from services.cli.bench import bench
+from services.cli.connection_options import connection_options
 from services.cli.options import options_of, settings_from
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
+from services.settings import InvalidSetting
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from services.cli.connection import Connection
     from services.service import Service
 
 _ADDRESS = "127.0.0.1:50051"
 _AT_LEAST_1 = click.IntRange(min=1)
+# `quire serve` has one engine, and puts it and the KV manager behind Unix sockets.
+_FOR_SEVERAL = ("routing", "routing_window_seconds", "routing_slack_tokens", "failovers", "failover_seconds")
+_OF_LINKS = ("link_ca", "link_certificate", "link_key", "link_server_name")
+_NOT_OF_SERVES_GATEWAY = ("engines", "discovery_seconds", "kvmanager", "grace_seconds", *_FOR_SEVERAL, *_OF_LINKS)
+_NOT_OF_SERVES_ENGINE = (
+    *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
+    *_OF_LINKS,
+)
 
+_Settings = TypeVar("_Settings", KVManagerSettings, EngineSettings, GatewaySettings)
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
@@ -38,6 +53,15 @@ class _InOrderOfDefinition(click.Group):
 
 def _metrics_option(default: str, meaning: str = "Address of the metrics for Prometheus: host:port.") -> _Decorator:
     return click.option("--metrics-listen", default=default, show_default=True, help=f"{meaning} Empty: none.")
+
+
+def _closed(settings: _Settings) -> _Settings:
+    """Return the settings unless they leave a service open; it would say so itself, but later. Raises UsageError."""
+    try:
+        settings.check_exposure()
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
+    return settings
 
 
 @click.group(
@@ -56,8 +80,8 @@ def cli() -> None:
 
 
 @cli.command()
-@options_of(GatewaySettings, leave_out=("engine", "model", "grace_seconds"))
-@options_of(EngineSettings, leave_out=("listen", "kvmanager"))
+@options_of(GatewaySettings, leave_out=_NOT_OF_SERVES_GATEWAY)
+@options_of(EngineSettings, leave_out=_NOT_OF_SERVES_ENGINE)
 @_metrics_option(
     "127.0.0.1:9151",
     "Address of the gateway's metrics for Prometheus: host:port. The engine's and the KV manager's are on the next two "
@@ -72,9 +96,9 @@ def serve(metrics_listen: str, **values: Any) -> None:
     from services.cli.serve import serve as run
     from services.cli.supervisor import metrics_addresses
 
-    engine_values = {name: value for name, value in values.items() if name != "listen"}
+    engine_values = {name: value for name, value in values.items() if name not in _NOT_OF_SERVES_ENGINE}
     engine = settings_from(EngineSettings, engine_values)
-    gateway = settings_from(GatewaySettings, values)
+    gateway = _closed(settings_from(GatewaySettings, values))
     try:
         metrics = metrics_addresses(metrics_listen)
     except ValueError as error:
@@ -94,7 +118,7 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
     from services.kvmanager.metrics import KVManagerMetrics
     from services.kvmanager.server import KVManagerService
 
-    settings = settings_from(KVManagerSettings, values)
+    settings = _closed(settings_from(KVManagerSettings, values))
     metrics = KVManagerMetrics()
     sys.exit(
         run_service("kvmanager", lambda: lambda: KVManagerService(settings, metrics), metrics.registry, metrics_listen)
@@ -113,7 +137,7 @@ def engine(metrics_listen: str, **values: Any) -> None:
     from services.cli.run_service import run_service
     from services.engine.metrics import EngineMetrics
 
-    settings = settings_from(EngineSettings, values)
+    settings = _closed(settings_from(EngineSettings, values))
     metrics = EngineMetrics()
 
     def prepare() -> "Callable[[], Service]":
@@ -121,9 +145,10 @@ def engine(metrics_listen: str, **values: Any) -> None:
         # Compute threads that spin while they wait take the core away from the other services of a small machine, and
         # then wait for each other. The OpenMP runtime reads this when torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from services.engine.assembly import assemble
         from services.engine.server import EngineService
 
-        return lambda: EngineService(local, metrics)
+        return lambda: EngineService(local, metrics, assemble)
 
     sys.exit(run_service("engine", prepare, metrics.registry, metrics_listen))
 
@@ -134,20 +159,18 @@ def engine(metrics_listen: str, **values: Any) -> None:
 def gateway(metrics_listen: str, **values: Any) -> None:
     """Start a gateway: what clients call.
 
-    It needs an engine, and waits for one that is not there yet. --model must mean the model that the engine serves.
+    It needs an engine, and waits for one that is not there yet. Engines tell it which models they serve.
     """
-    from services.cli.local_model import gateway_with_folder
     from services.cli.run_service import run_service
     from services.gateway.metrics import GatewayMetrics
 
-    settings = settings_from(GatewaySettings, values)
+    settings = _closed(settings_from(GatewaySettings, values))
     metrics = GatewayMetrics()
 
     def prepare() -> "Callable[[], Service]":
-        local = gateway_with_folder(settings)
         from services.gateway.server import GatewayService
 
-        return lambda: GatewayService(local, metrics)
+        return lambda: GatewayService(settings, metrics)
 
     sys.exit(run_service("gateway", prepare, metrics.registry, metrics_listen))
 
@@ -177,7 +200,8 @@ def gateway(metrics_listen: str, **values: Any) -> None:
 @click.option("--system", help="A system message; makes the prompt a chat.")
 @click.option("--chat", "as_chat", is_flag=True, help="Give the prompt as a user's message, through the chat template.")
 @click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for the whole answer.")
-def generate(prompt: str, address: str, timeout: float, json_schema: TextIO | None, **options: Any) -> None:
+@connection_options()
+def generate(prompt: str, connection: "Connection", timeout: float, json_schema: TextIO | None, **options: Any) -> None:
     """Continue PROMPT, and print the text as it comes.
 
     "-" as PROMPT reads it from standard input. What the answer took is said on standard error.
@@ -190,7 +214,7 @@ def generate(prompt: str, address: str, timeout: float, json_schema: TextIO | No
         raise click.UsageError("--json-schema and --regex cannot be given together")
     options["json_schema"] = json_schema and json_schema.read()
     text = sys.stdin.read() if prompt == "-" else prompt
-    sys.exit(asyncio.run(run(address, text, timeout, options)))
+    sys.exit(asyncio.run(run(connection, text, timeout, options)))
 
 
 @cli.command()
@@ -200,14 +224,15 @@ def generate(prompt: str, address: str, timeout: float, json_schema: TextIO | No
 @click.option("--max-tokens", type=int, default=512, show_default=True, help="Tokens of one answer at most.")
 @click.option("--temperature", type=float, help="0 takes the most likely token. Absent: 1.")
 @click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for one answer.")
-def chat(address: str, timeout: float, **options: Any) -> None:
+@connection_options()
+def chat(connection: "Connection", timeout: float, **options: Any) -> None:
     """Chat with a model, line by line.
 
     Type a line, read the answer; an empty line or Ctrl-D ends.
     """
     from services.cli.talk import chat as run
 
-    sys.exit(asyncio.run(run(address, timeout, options)))
+    sys.exit(asyncio.run(run(connection, timeout, options)))
 
 
 @cli.command()
@@ -219,17 +244,19 @@ def chat(address: str, timeout: float, **options: Any) -> None:
     help='Name of the service; "" asks whether the process lives.',
 )
 @click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for the answer.")
-def health(address: str, service: str, timeout: float) -> None:
+@connection_options(api_key=False)
+def health(connection: "Connection", service: str, timeout: float) -> None:
     """Say whether a service is ready.
 
     Asks at ADDRESS, by default that of a gateway on this machine. The exit status is 0 when the answer is SERVING.
     """
     from services.cli.talk import health as run
 
-    sys.exit(asyncio.run(run(address, service, timeout)))
+    sys.exit(asyncio.run(run(connection, service, timeout)))
 
 
 def _admin_options(command: Callable[..., None]) -> Callable[..., None]:
+    command = connection_options()(command)
     for option in (
         click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait until it is done."),
         click.option("--model", default="", help="Name of the model. Empty: the only one."),
@@ -245,18 +272,21 @@ def _admin_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--file", type=click.File(), help="Read the text from this file.")
 @click.option("--system", is_flag=True, help="Give the text as a system message, through the chat template.")
 @click.option("--salt", default="", help="Only requests of this salt share it.")
+@click.option("--tenant", default="", help="Whose requests share it, where tenants do not share prefixes.")
 @_admin_options
-def pin(text: str | None, file: TextIO | None, **options: Any) -> None:
+def pin(text: str | None, file: TextIO | None, name: str, salt: str, tenant: str, **options: Any) -> None:
     """Pin the prefix TEXT as NAME.
 
     It is computed now, and its blocks stay whoever else needs space. "-" as TEXT reads it from standard input.
     """
+    from quire.v1 import gateway_pb2
     from services.cli.pins import pin as run
 
     if (text is None) == (file is None):
         raise click.UsageError("give TEXT or --file")
     source = sys.stdin if text == "-" else file
-    sys.exit(asyncio.run(run(source.read() if source else text or "", **options)))
+    given = gateway_pb2.PinPrompt(name=name, salt=salt, tenant=tenant)
+    sys.exit(asyncio.run(run(source.read() if source else text or "", given, **options)))
 
 
 @cli.command()
@@ -294,15 +324,42 @@ def reset_cache(**options: Any) -> None:
 @click.argument("request_id")
 @click.option("--address", default="127.0.0.1:50053", show_default=True, help="Address of the KV manager.")
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for the answer.")
-def explain(request_id: str, address: str, timeout: float) -> None:
+@connection_options(api_key=False)
+def explain(request_id: str, connection: "Connection", timeout: float) -> None:
     """Tell what happened to a request's blocks, and why.
 
-    REQUEST_ID is the one that the client gave, or that the answer's first message names. The KV manager knows it for as
+    REQUEST_ID is the one that the client gave, or that the answer's first message names; where API keys are asked for,
+    with the tenant before it: tenant/request. The KV manager knows it for as
     long as its ledger reaches back.
     """
     from services.cli.talk import explain as run
 
-    sys.exit(asyncio.run(run(address, request_id, timeout)))
+    sys.exit(asyncio.run(run(connection, request_id, timeout)))
+
+
+@cli.group(cls=_InOrderOfDefinition)
+def key() -> None:
+    """Make API keys."""
+
+
+@key.command()
+@click.option("--tenant", required=True, help="Whose key it is: letters, digits, dots, dashes and underscores.")
+@click.option("--expires", type=click.DateTime(), help="When it ends, in UTC. Absent: never.")
+@click.option("--operator", is_flag=True, help="Let it change what is pinned.")
+@click.option("--max-concurrent-requests", type=_AT_LEAST_1, help="Requests under way at most. Absent: no limit.")
+@click.option("--tokens-per-minute", type=_AT_LEAST_1, help="Tokens, of prompts and answers. Absent: no limit.")
+def create(tenant: str, expires: "datetime | None", operator: bool, **limits: int | None) -> None:
+    """Make an API key.
+
+    The key is shown once, on standard error. Its entry for the file of --api-keys goes to standard output:
+    `quire key create --tenant acme >> api_keys.toml`. The limits are the tenant's: all of its keys state the same.
+    """
+    from services.cli.keys import create as run
+
+    try:
+        run(tenant, expires, operator=operator, limits=limits)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
 
 
 @cli.command()
@@ -323,7 +380,7 @@ def model(name: str) -> None:
 
 @cli.command()
 @click.option("--results", type=click.Path(dir_okay=False), help="Also write the measured figures to this JSON file.")
-@options_of(EngineSettings, leave_out=("listen", "kvmanager", "model_name", "engine_id"))
+@options_of(EngineSettings, leave_out=(*_NOT_OF_SERVES_ENGINE, "model_name", "engine_id"))
 def demo(results: str | None, **values: Any) -> None:
     """Start everything, and show what the block pool does.
 
@@ -368,6 +425,9 @@ def replay(file: str, as_json: bool, **options: Any) -> None:
     from services.cli.replay import replay as run
 
     sys.exit(run(file, Options(**options), as_json))
+
+
+cli.add_command(bench)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Shows a process's metrics to Prometheus, over HTTP on a port of their own."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
@@ -31,6 +32,8 @@ async def metrics_server(address: str, registry: CollectorRegistry) -> AsyncIter
     try:
         yield f"http://{host}:{server.server_port}/metrics"
     finally:
+        with suppress(OSError):  # Linux wakes the thread by it; elsewhere that looks every half second whether to end
+            server.socket.shutdown(socket.SHUT_RDWR)
         # On a thread, because the request that it waits for may itself be waiting for the event loop.
         await asyncio.to_thread(server.shutdown)
         server.server_close()

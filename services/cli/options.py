@@ -13,7 +13,10 @@ Command = Callable[..., Any]
 
 
 def options_of(settings_type: type, leave_out: Iterable[str] = (), **defaults: Any) -> Callable[[Command], Command]:
-    """Add an option for each field: `--block-size` for `block_size`. `defaults` replaces those of the fields."""
+    """Add an option for each field: `--block-size` for `block_size`, `--insecure` and `--no-insecure` for a bool.
+
+    `defaults` replaces those of the fields.
+    """
     left_out = set(leave_out)
     fields = [field for field in dataclasses.fields(settings_type) if field.name not in left_out]
 
@@ -38,12 +41,16 @@ def arguments_of(settings: Any) -> list[str]:
     """Return the command-line arguments that make these settings again."""
     arguments = []
     for field in dataclasses.fields(settings):
-        arguments += [_flag(field.name), str(getattr(settings, field.name))]
+        value = getattr(settings, field.name)
+        arguments += [_switch(field.name, on=value)] if isinstance(value, bool) else [_flag(field.name), str(value)]
     return arguments
 
 
 def _option(field: "dataclasses.Field[Any]", default: Any) -> Callable[[Command], Command]:
     choices = field.metadata["choices"]
+    if isinstance(field.default, bool):
+        switches = "/".join(_switch(field.name, on=on) for on in (True, False))
+        return click.option(switches, field.name, default=default, help=field.metadata["meaning"])
     return click.option(
         _flag(field.name),
         field.name,
@@ -52,6 +59,10 @@ def _option(field: "dataclasses.Field[Any]", default: Any) -> Callable[[Command]
         show_default=default != "",
         help=field.metadata["meaning"],
     )
+
+
+def _switch(name: str, *, on: bool) -> str:
+    return _flag(name) if on else "--no-" + name.replace("_", "-")
 
 
 def _flag(name: str) -> str:

@@ -12,14 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from services.cli.client import watch_until_ready
 from services.cli.options import arguments_of
 from services.cli.run_service import STOP_WITH_STDIN
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
-
-GATEWAY_SERVICE = "quire.v1.Gateway"
 
 # A service that does not stop within its own grace time and this is killed.
 _SECONDS_BEYOND_GRACE = 10.0
@@ -71,10 +68,12 @@ class Supervisor:
         self._engine = replace(
             engine, listen=self.engine_address, kvmanager=self.kvmanager_address, engine_id=engine_id
         )
-        self._gateway = replace(gateway, engine=self.engine_address, model=engine.model)
+        # When the engine ends, so does everything: nothing is to be waited for.
+        self._gateway = replace(gateway, engines=self.engine_address, kvmanager=self.kvmanager_address, failovers=0)
         self._kvmanager = KVManagerSettings(listen=self.kvmanager_address)
         self._show = show
         self._metrics = metrics
+        self._gateway_ready = asyncio.Event()
         self._processes: list[_Process] = []
 
     @property
@@ -86,7 +85,7 @@ class Supervisor:
         """Start all three, and return when the gateway is ready. Raises ServiceFailed."""
         for settings in (self._kvmanager, self._engine, self._gateway):
             await self._spawn(settings)
-        ready = asyncio.create_task(watch_until_ready(self.address, GATEWAY_SERVICE))
+        ready = asyncio.create_task(self._gateway_ready.wait())
         failed = asyncio.create_task(self.wait())
         try:
             await asyncio.wait({ready, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -145,6 +144,9 @@ class Supervisor:
         async for line in child.process.stdout:
             text = line.decode(errors="replace").rstrip()
             child.last_line = text or child.last_line
+            # Its own word, because it may ask callers for keys and certificates that this process has none of.
+            if text == "gateway is ready":
+                self._gateway_ready.set()
             self._show(child.label, text)
 
 

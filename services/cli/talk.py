@@ -6,13 +6,13 @@ import click
 import grpc
 
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc
-from services import transport
 from services.cli import client
+from services.cli.connection import Connection
 
 Message = gateway_pb2.ChatMessage
 
 
-async def generate(address: str, text: str, timeout: float, options: dict[str, Any]) -> int:
+async def generate(connection: Connection, text: str, timeout: float, options: dict[str, Any]) -> int:
     """Print one answer as it comes, and its usage on stderr; return the exit status."""
     request = _request(options)
     system = options.get("system")
@@ -22,51 +22,51 @@ async def generate(address: str, text: str, timeout: float, options: dict[str, A
     else:
         request.prompt.text = text
     try:
-        async with transport.channel(address) as channel:
-            answer, finished = await _print_answer(channel, request, timeout)
+        async with connection.channel() as channel:
+            answer, finished = await _print_answer(channel, request, timeout, connection.metadata)
     except grpc.aio.AioRpcError as error:
-        return fail(address, error)
+        return fail(connection.address, error)
     if not answer.endswith("\n"):
         click.echo()
     click.echo(usage_line(finished), err=True)
     return 0
 
 
-async def chat(address: str, timeout: float, options: dict[str, Any]) -> int:
+async def chat(connection: Connection, timeout: float, options: dict[str, Any]) -> int:
     """Answer line by line until an empty one; return the exit status."""
     history = _system(options.get("system"))
-    async with transport.channel(address) as channel:
+    async with connection.channel() as channel:
         while line := _read_line():
             history.append(Message(role="user", content=line))
             request = _request(options)
             request.prompt.chat.messages.extend(history)
             try:
-                answer, _ = await _print_answer(channel, request, timeout)
+                answer, _ = await _print_answer(channel, request, timeout, connection.metadata)
             except grpc.aio.AioRpcError as error:
-                return fail(address, error)
+                return fail(connection.address, error)
             click.echo()
             history.append(Message(role="assistant", content=answer))
     return 0
 
 
-async def health(address: str, service: str, timeout: float) -> int:
+async def health(connection: Connection, service: str, timeout: float) -> int:
     """Print a service's status; return 0 when it is SERVING."""
     try:
-        status = await client.check_health(address, service, timeout)
+        status = await client.check_health(connection, service, timeout)
     except grpc.aio.AioRpcError as error:
-        return fail(address, error)
+        return fail(connection.address, error)
     click.echo(status)
     return 0 if status == "SERVING" else 1
 
 
-async def explain(address: str, request_id: str, timeout: float) -> int:
+async def explain(connection: Connection, request_id: str, timeout: float) -> int:
     """Print what happened to a request's blocks, and why; return the exit status."""
     try:
-        async with transport.channel(address) as channel:
+        async with connection.channel() as channel:
             request = kvmanager_pb2.ExplainRequest(request_id=request_id)
             answer = await kvmanager_pb2_grpc.KVManagerStub(channel).Explain(request, timeout=timeout)
     except grpc.aio.AioRpcError as error:
-        return fail(address, error)
+        return fail(connection.address, error)
     click.echo(answer.summary)
     return 0
 
@@ -107,10 +107,10 @@ def _system(content: str | None) -> list[Message]:
 
 
 async def _print_answer(
-    channel: grpc.aio.Channel, request: gateway_pb2.GenerateRequest, timeout: float
+    channel: grpc.aio.Channel, request: gateway_pb2.GenerateRequest, timeout: float, metadata: client.Metadata
 ) -> tuple[str, gateway_pb2.Finished]:
     answer, finished = "", gateway_pb2.Finished()
-    async for response in client.generate(channel, request, timeout):
+    async for response in client.generate(channel, request, timeout, metadata):
         answer += response.delta.text
         click.echo(response.delta.text, nl=False)
         if response.HasField("finished"):

@@ -21,6 +21,7 @@ from services import transport
 from services.engine.block_codec import register_message, result_of, step_message
 from services.engine.replica import PoolDiffers, Replica
 from services.engine.report_codec import pages_of
+from services.tls import ClientTLS
 
 _REGISTER_SECONDS = 10.0
 _FIRST_RETRY_SECONDS = 0.1
@@ -57,9 +58,13 @@ class PoolRefused(Exception):
 class BlockLink:
     """Implements `engine.blocks.BlockManager` for the engine's thread; `run` keeps the stream on the event loop."""
 
-    def __init__(self, address: str, spec: PoolSpec, wake: Callable[[], None]) -> None:
-        """Describe the pool. `wake` is called, on the event loop, whenever `receive` has something new."""
+    def __init__(self, address: str, spec: PoolSpec, wake: Callable[[], None], tls: ClientTLS | None = None) -> None:
+        """Describe the pool. `wake` is called, on the event loop, whenever `receive` has something new.
+
+        The stream is encrypted where `tls` says whom to trust.
+        """
         self._address = address
+        self._tls = tls
         self._replica = Replica(spec)
         self._wake = wake
         self._loop = asyncio.get_running_loop()
@@ -128,7 +133,7 @@ class BlockLink:
         """Hold one stream until it ends; return whether it was attached."""
         self._outgoing = asyncio.Queue()
         try:
-            async with transport.channel(self._address) as channel:
+            async with transport.channel(self._address, tls=self._tls) as channel:
                 await self._converse(pb_grpc.KVManagerStub(channel))
         except grpc.aio.AioRpcError as error:
             # A stream that was attached is aborted when another replaced it: a newer incarnation's, which will refuse

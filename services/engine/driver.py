@@ -8,7 +8,9 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.constraint import Constraint
 from engine.errors import RequestRefused
@@ -71,6 +73,7 @@ class EngineDriver:
         self._stopping = False
         self._without_kvmanager_since: float | None = time.monotonic()
         self._empty = asyncio.Event()
+        self._ended = asyncio.Event()
         self._draining = False
 
     @property
@@ -115,15 +118,24 @@ class EngineDriver:
         self._commands.put(self._begin_drain)
         await self._empty.wait()
 
-    def stop(self) -> None:
-        """Let `run` return after its present turn."""
+    async def stop(self) -> None:
+        """Let `run` return after its present turn, with an end for every live request; wait until it has."""
         self._commands.put(self._stop)
+        await self._ended.wait()
 
     def run(self) -> None:
         """Turn the engine until stopped; sleep while a turn moves nothing."""
+        try:
+            self._run()
+        finally:
+            self._call(self._ended.set)
+
+    # On the engine's thread.
+
+    def _run(self) -> None:
         while not self._stopping:
-            self._take_commands()
-            self._figures = self._count()
+            if self._take_commands():
+                self._figures = self._count()
             turn = self._engine.turn()
             if turn.step_seconds is not None:
                 self._observer.stepped(turn.step_seconds)
@@ -131,23 +143,33 @@ class EngineDriver:
             if self._engine.last_failure is not None:
                 log.error("a step failed", exc_info=self._engine.last_failure)
                 self._engine.last_failure = None
+            self._figures = self._count()  # they go with the news
             self._deliver([*turn.outputs, *self._engine.scheduler.take_outputs()])
             self._administration.look()
-            self._figures = self._count()
             if self._draining and self._engine.scheduler.empty:
-                self._loop.call_soon_threadsafe(self._empty.set)
+                self._call(self._empty.set)
             if not turn.progressed:
                 self._sleep()
+        self._engine.scheduler.cancel_all()
+        self._deliver(self._engine.scheduler.take_outputs())
 
-    # On the engine's thread.
-
-    def _take_commands(self) -> None:
+    def _take_commands(self) -> bool:
+        """Do what was asked for; return whether anything was."""
+        any_were = False
         while not self._commands.empty():
             self._commands.get()()
+            any_were = True
+        return any_were
 
     def _count(self) -> EngineFigures:
         scheduler = self._engine.scheduler
-        return EngineFigures(scheduler.running, scheduler.waiting, replace(scheduler.totals))
+        return EngineFigures(
+            scheduler.running,
+            scheduler.waiting,
+            replace(scheduler.totals),
+            scheduler.uncomputed_tokens,
+            scheduler.available_blocks,
+        )
 
     def _sleep(self) -> None:
         waits = self._without_kvmanager_since is not None and not self._engine.scheduler.empty
@@ -199,7 +221,12 @@ class EngineDriver:
         news, self._news = self._news, {}
         for link, message in news.items():
             message.step = self.steps
-            self._loop.call_soon_threadsafe(link.push, message)
+            self._call(partial(link.push, message))
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        """Call on the event loop. When that is closed, nobody waits for it any more."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
 
     def _output(self, link: GatewayLink) -> engine_pb2.StepOutput:
         return self._news.setdefault(link, engine_pb2.StepOutput())

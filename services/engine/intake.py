@@ -72,6 +72,6 @@ class Intake:
         """Say that a request ended while its constraint was compiled: cancelled, or late."""
         message = unbegun_message(arrival.submission, reason, time.monotonic() - arrival.at)
         if reason is FinishReason.FAILED:
-            message.failure = engine_pb2.FAILURE_REASON_DEADLINE
+            message.failure = engine_pb2.FAILURE_REASON_DEADLINE_QUEUED
             message.detail = "its time was over while its constraint was compiled"
         self._link.push(engine_pb2.StepOutput(step=self._driver.steps, finished=[message]))

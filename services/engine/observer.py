@@ -8,11 +8,16 @@ from engine.scheduler import SchedulerTotals
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """An engine at the end of a turn of its loop. `sessions` counts how often its pool was attached."""
+    """An engine at the end of a turn of its loop. `sessions` counts how often its pool was attached.
+
+    `uncomputed_tokens` are those of prompts that live requests have still to compute.
+    """
 
     running: int
     waiting: int
     totals: SchedulerTotals
+    uncomputed_tokens: int = 0
+    available_blocks: int = 0
     sessions: int = 0
 
 

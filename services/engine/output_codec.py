@@ -39,6 +39,7 @@ def request_of(
         prompt_logprobs=submission.prompt_logprobs if submission.HasField("prompt_logprobs") else None,
         beam_search=_beam_search(submission.beam_search) if submission.HasField("beam_search") else None,
         constraint=constraint,
+        ended=frozenset(index for index, sample in enumerate(submission.samples) if sample.ended),
     )
 
 
@@ -115,10 +116,14 @@ def unbegun_message(
 ) -> engine_pb2.RequestFinished:
     """Write that a request ended before it came to the queue."""
     samples = max(1, submission.sampling.sample_count, len(submission.samples))
+    reasons = [_finish_reason(reason)] * samples
+    for index, sample in enumerate(submission.samples):
+        if sample.ended:
+            reasons[index] = decoding_pb2.FINISH_REASON_STOP
     return engine_pb2.RequestFinished(
         request_id=submission.request_id,
         attempt=submission.attempt,
-        samples=[engine_pb2.SampleEnd(reason=_finish_reason(reason))] * samples,
+        samples=[engine_pb2.SampleEnd(reason=one) for one in reasons],
         queued=duration(queued_seconds),
     )
 

@@ -12,16 +12,22 @@ from engine.loop import Engine
 from kvmanager import PoolSpec
 from quire.v1 import engine_pb2, engine_pb2_grpc
 from services import transport
-from services.engine.assembly import EngineParts, assemble
 from services.engine.block_link import BlockLink
 from services.engine.constraints import Constraints
 from services.engine.driver import EngineDriver
 from services.engine.observer import EngineObserver
+from services.engine.parts import Assembly, Parts
 from services.engine.recording import RequestsRecorder
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
 from services.engine.tokenizer_files import TokenizerFiles
 from services.service import Readiness
+from services.tls import link_tls, server_tls
+
+# For the step under way when the engine stops, and for gateways to read what it still says.
+_LAST_SECONDS = 2.0
+# For what is written to leave the process; those who watch its health would stay for ever.
+_FLUSH_SECONDS = 0.1
 
 
 class EngineService:
@@ -29,12 +35,23 @@ class EngineService:
 
     name = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 
-    def __init__(self, settings: EngineSettings, observer: EngineObserver | None = None) -> None:
+    def __init__(
+        self, settings: EngineSettings, observer: EngineObserver | None = None, assembly: Assembly | None = None
+    ) -> None:
         """Make the server; it listens from `start` on, and is ready when the pool is attached.
 
-        `observer` hears of its work. Raises InvalidSetting when it is to record, but cannot.
+        `observer` hears of its work. `assembly` puts the engine together; without one it is the model's of the
+        settings. Raises InvalidSetting when it is to record, but cannot, when a file of TLS is wrong, or when it would
+        be open to others than this machine.
         """
+        settings.check_exposure()
+        if assembly is None:
+            from services.engine.assembly import assemble  # torch and transformers: seconds
+
+            assembly = assemble
         self._settings = settings
+        self._assembly = assembly
+        self._tls, self._link_tls = server_tls(settings), link_tls(settings)
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
         self._address = settings.listen
@@ -49,13 +66,13 @@ class EngineService:
 
     async def start(self) -> str:
         """Listen; calls are answered with UNAVAILABLE until the model is loaded."""
-        self._address = transport.bind(self.server, self._settings.listen)
+        self._address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
         return self._address
 
     async def run(self) -> None:
         """Load the model and work until cancelled. Raises what made the engine impossible."""
-        parts = await asyncio.to_thread(assemble, self._settings)
+        parts = await asyncio.to_thread(self._assembly, self._settings)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
         self._constraints = Constraints(
             Path(self._settings.model), parts.loaded.vocabulary_size, parts.loaded.eos_token_ids
@@ -70,7 +87,7 @@ class EngineService:
             tasks.create_task(self._constraints.load())
             await failed
 
-    def _connect(self, parts: EngineParts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
+    def _connect(self, parts: Parts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
         capacity = parts.scheduler.capacity
         spec = PoolSpec(
             engine_id=engine_id,
@@ -81,7 +98,7 @@ class EngineService:
             host_blocks=capacity.host_blocks,
             model=self._settings.served_name(),
         )
-        link = BlockLink(self._settings.kvmanager, spec, lambda: driver.wake())
+        link = BlockLink(self._settings.kvmanager, spec, lambda: driver.wake(), self._link_tls)
         engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
         patience = self._settings.seconds_without_kvmanager
         self._recorder.begin(parts.scheduler, engine_id)
@@ -94,9 +111,7 @@ class EngineService:
         self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)
         return driver, link
 
-    def _description(
-        self, parts: EngineParts, engine_id: str, tokenizer: TokenizerFiles
-    ) -> engine_pb2.GetEngineResponse:
+    def _description(self, parts: Parts, engine_id: str, tokenizer: TokenizerFiles) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity
         return engine_pb2.GetEngineResponse(
             model=self._settings.served_name(),
@@ -129,16 +144,22 @@ class EngineService:
     async def drain(self) -> None:
         """Take no requests, and wait for those that run until the grace time is over."""
         self.readiness.retire()
+        self._servicer.retire()
         if self._driver:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._driver.drain(), self._settings.grace_seconds)
 
     async def stop(self) -> None:
-        """Stop the engine's thread, let the KV manager drop the pool, and close the server and the record."""
+        """Stop the engine's thread, let the KV manager drop the pool, and close the server and the record.
+
+        Requests that are still live end before the streams of their gateways do, which then go on elsewhere at once.
+        """
         if self._driver and self._link:
-            self._driver.stop()
+            with suppress(TimeoutError):  # a step may take long
+                await asyncio.wait_for(self._driver.stop(), _LAST_SECONDS)
+            await self._servicer.finish(_LAST_SECONDS)
             self._link.close()
         if self._constraints:
             self._constraints.close()
-        await self.server.stop(grace=0)
+        await self.server.stop(grace=_FLUSH_SECONDS)
         await asyncio.to_thread(self._recorder.close)

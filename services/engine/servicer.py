@@ -11,10 +11,10 @@ from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
 from services.engine.constraints import Constraints
 from services.engine.driver import EngineDriver
-from services.engine.gateway_link import BacklogTooLong, GatewayLink
+from services.engine.gateway_link import GatewayLink
 from services.engine.intake import Intake
 from services.engine.tokenizer_files import TokenizerFiles
-from services.errors import Overloaded, Unavailable, UnexpectedMessage, translated
+from services.errors import Unavailable, UnexpectedMessage, translated
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.ServeRequest]
@@ -25,6 +25,9 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     def __init__(self, heartbeat_seconds: float) -> None:
         self._heartbeat_seconds = heartbeat_seconds
+        self._links: set[GatewayLink] = set()
+        self._no_links = asyncio.Event()
+        self._draining = False
         self._engine: tuple[EngineDriver, Constraints] | None = None
         self._description = pb.GetEngineResponse()
         self._tokenizer: TokenizerFiles | None = None
@@ -39,20 +42,41 @@ class EngineServicer(pb_grpc.EngineServicer):
         """Serve this engine from now on."""
         self._engine, self._description, self._tokenizer = (driver, constraints), description, tokenizer
 
-    async def Serve(self, requests: Requests, context: Context) -> AsyncIterator[pb.ServeResponse]:  # noqa: N802
-        """Serve one gateway until its stream ends, which cancels its requests."""
+    def retire(self) -> None:
+        """Tell all gateways, at once, that nothing new is taken."""
+        self._draining = True
+        for link in self._links:
+            link.nudge()
+
+    async def finish(self, seconds: float) -> None:
+        """End the streams of all gateways when they have been sent what waits for them, or after so many seconds."""
+        for link in self._links:
+            link.close()
+        if self._links:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._no_links.wait(), seconds)
+
+    async def Serve(self, requests: Requests, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Serve one gateway until its stream ends, which cancels its requests.
+
+        Written and not yielded, so that a write can be left which the gateway holds up.
+        """
         async with translated(context):
             (driver, constraints), link = self._loaded(), GatewayLink()
             intake = Intake(driver, link, constraints)
             reader = asyncio.create_task(self._read(intake, requests))
+            self._add(link)
             try:
-                yield _heartbeat(driver)  # at once: a gateway takes it for the link being up
-                while not reader.done():
-                    yield await self._next_response(driver, link, reader)
-                await reader
+                with link.bounded():
+                    await context.write(self._response(driver))  # at once: a gateway takes it for the link being up
+                    while not (reader.done() or link.closed):
+                        await context.write(await self._next_response(driver, link, reader))
+                if reader.done():
+                    await reader
             finally:
                 reader.cancel()
                 intake.close()
+                self._remove(link)
 
     async def GetEngine(self, _request: pb.GetEngineRequest, context: Context) -> pb.GetEngineResponse:  # noqa: N802
         """Describe the engine."""
@@ -76,6 +100,15 @@ class EngineServicer(pb_grpc.EngineServicer):
             driver, _ = self._loaded()
             return await driver.administer(request)
 
+    def _add(self, link: GatewayLink) -> None:
+        self._links.add(link)
+        self._no_links.clear()
+
+    def _remove(self, link: GatewayLink) -> None:
+        self._links.discard(link)
+        if not self._links:
+            self._no_links.set()
+
     def _loaded(self) -> tuple[EngineDriver, Constraints]:
         if self._engine is None:
             raise Unavailable("the model is being loaded")
@@ -88,15 +121,29 @@ class EngineServicer(pb_grpc.EngineServicer):
         try:
             await asyncio.wait({output, reader}, timeout=self._heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED)
             if output.done():
-                return pb.ServeResponse(step=output.result(), request_blocks=driver.request_blocks)
-        except BacklogTooLong as error:
-            raise Overloaded(str(error)) from error
+                return self._response(driver, output.result())
         finally:
             if not output.done():
                 output.cancel()
                 with suppress(asyncio.CancelledError):
                     await output
-        return _heartbeat(driver)
+        return self._response(driver)
+
+    def _response(self, driver: EngineDriver, step: pb.StepOutput | None = None) -> pb.ServeResponse:
+        """Write a message with news, or a heartbeat; either says how the engine is."""
+        figures = driver.figures
+        return pb.ServeResponse(
+            step=step,
+            heartbeat=pb.Heartbeat(steps=driver.steps) if step is None else None,
+            request_blocks=driver.request_blocks,
+            draining=self._draining,
+            load=pb.EngineLoad(
+                running=figures.running,
+                waiting=figures.waiting,
+                prompt_tokens=figures.uncomputed_tokens,
+                available_blocks=figures.available_blocks,
+            ),
+        )
 
     async def _read(self, intake: Intake, requests: Requests) -> None:
         async for request in requests:
@@ -107,8 +154,3 @@ class EngineServicer(pb_grpc.EngineServicer):
                     intake.cancel(request.cancel)
                 case _:
                     raise UnexpectedMessage("expected submission or cancel, got an empty message")
-
-
-def _heartbeat(driver: EngineDriver) -> pb.ServeResponse:
-    heartbeat = pb.Heartbeat(steps=driver.steps)
-    return pb.ServeResponse(heartbeat=heartbeat, request_blocks=driver.request_blocks)

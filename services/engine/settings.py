@@ -5,6 +5,7 @@ from pathlib import PurePath
 
 from engine.preemption import Preemption
 from engine.scheduler import Limits
+from services import exposure
 from services.settings import InvalidSetting, check, setting
 
 
@@ -71,14 +72,27 @@ class EngineSettings:
     record_requests: str = setting(
         "", "File for a record of all requests: keys and lengths, no token ids. Empty: none."
     )
+    tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
+    tls_key: str = setting("", exposure.TLS_KEY)
+    tls_client_ca: str = setting("", exposure.TLS_CLIENT_CA)
+    link_ca: str = setting("", exposure.LINK_CA.format(whom="the KV manager's"))
+    link_certificate: str = setting("", exposure.LINK_CERTIFICATE)
+    link_key: str = setting("", exposure.LINK_KEY)
+    link_server_name: str = setting("", exposure.LINK_SERVER_NAME.format(whom="the KV manager's"))
+    insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who reaches it can use it"))
     grace_seconds: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
 
     def __post_init__(self) -> None:
         check(self)
+        exposure.check_tls(self, links=("kvmanager",))
         try:
             self.limits()
         except ValueError as error:
             raise InvalidSetting(str(error)) from error
+
+    def check_exposure(self) -> None:
+        """Raise InvalidSetting when others than this machine could use it without a certificate."""
+        exposure.check_exposure(self, "tls_client_ca", "anyone who reaches it can use it")
 
     def limits(self) -> Limits:
         """Return the bounds of a step and of the queue."""

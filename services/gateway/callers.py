@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from services.errors import NotPermitted
+
 
 @dataclass(frozen=True)
 class Caller:
@@ -9,6 +11,11 @@ class Caller:
 
     tenant: str = ""
     operator: bool = True
+
+    def require_operator(self) -> None:
+        """Raise NotPermitted unless the key is an operator's."""
+        if not self.operator:
+            raise NotPermitted("the API key is not an operator's")
 
 
 ANYONE = Caller()

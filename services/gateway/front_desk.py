@@ -1,49 +1,73 @@
-"""Takes requests in: checks them, makes token ids of their prompts, and gives them to the engine."""
+"""Takes requests in: checks them, makes token ids of their prompts, and has engines work on them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
-from services.errors import InvalidField, Overloaded, Unavailable, UnknownModel
+from services.errors import InvalidField, Overloaded, RequestIsLive, Unavailable
+from services.gateway.admission import Admission, Place
 from services.gateway.callers import ANYONE, Caller
 from services.gateway.chat_template import ChatTemplateError, ToolsUnknown
 from services.gateway.conversation import conversation_of
-from services.gateway.engine_link import EngineLink
-from services.gateway.generation import Generation, SampleText
+from services.gateway.deadlines import Deadline
+from services.gateway.dispatch import Dispatcher
+from services.gateway.fleet import Fleet, ServedModel
+from services.gateway.generation import FailoverLimits, Generation, SampleText
 from services.gateway.measured import measured
+from services.gateway.namespace import Namespace, qualified
 from services.gateway.observer import GatewayObserver
 from services.gateway.parameters import Parameters, check_prompt
+from services.gateway.slow_clients import Reader, SlowClients
+from services.gateway.tenants import Tenants
 from services.gateway.text_stream import TextStream
+from services.gateway.token_bound import most_tokens
 from services.gateway.tokenizer import Tokenizer
 
 # Above this, tokenizing takes longer than other streams should wait.
 _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
-_ACTIONS = ", ".join(field.name for field in gateway_pb2.AdminRequest.DESCRIPTOR.oneofs_by_name["action"].fields)
+
+# A server that closes cancels calls that it has not looked at yet, and clients do not repeat what was cancelled. So it
+# is not closed before clients that watch its health, or whoever balances their load, have turned away.
+_QUIET_SECONDS = 0.5
+_NOTICE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class DeskLimits:
+    """How much may be under way, in all and of each tenant, how it goes on when engines die, and who is too slow."""
+
+    admission: Admission
+    failover: FailoverLimits
+    tenants: Tenants
+    slow_clients: SlowClients
 
 
 class FrontDesk:
-    """Everything between a client's request and its generation."""
+    """Everything between a client's request and its generation. `clock` is the event loop's, in seconds."""
 
     def __init__(
         self,
-        link: EngineLink,
-        tokenizer: Tokenizer,
-        max_requests: int,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        limits: DeskLimits,
+        namespace: Namespace,
         observer: GatewayObserver,
         clock: Callable[[], float],
     ) -> None:
-        """Take at most `max_requests` at a time. `clock` is the event loop's, in seconds."""
-        self._link = link
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._limits = limits
+        self._namespace = namespace
         self._observer = observer
-        self._tokenizer = tokenizer
-        self._max_requests = max_requests
         self._clock = clock
-        self._live = 0
+        self._ids: set[str] = set()
         self._draining = False
+        self._last_refused_at = 0.0
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -51,32 +75,41 @@ class FrontDesk:
         self, request: gateway_pb2.GenerateRequest, caller: Caller = ANYONE, seconds_left: float | None = None
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Yield what the client gets. `seconds_left` is the call's own deadline. Raises a ServiceError."""
-        del caller
         arrival = self._clock()
-        self._admit()
-        try:
-            generation = await self._submit(request, arrival, seconds_left)
-            observer = self._observer.request(generation.model, self._link.description().engine_id)
-            async with (
-                aclosing(generation.responses()) as responses,
-                aclosing(measured(responses, observer, arrival, self._clock)) as observed,
-            ):
-                async for response in observed:
-                    yield response
-        finally:
-            self._leave()
+        with (
+            self._own_id(caller, Parameters.of(request).within(seconds_left)) as parameters,
+            self._limits.tenants.admitted(caller, self._most_tokens(request)) as reserved,
+            self._admitted(request, arrival) as place,
+            self._deadline_told(request.model, parameters, arrival, place),
+        ):
+            generation = await self._prepared(request, caller, parameters, arrival)
+            reserved.expect(generation.most_tokens(), generation.used_tokens)
+            place.weigh(generation.most_tokens(), self._clock())
+            async with aclosing(self._observed(generation, await generation.begin(), arrival)) as responses:
+                with self._watched(generation) as reader:
+                    async for response in responses:
+                        if response.HasField("started"):
+                            place.started(self._clock())
+                        reader.begin()
+                        yield response
+                        reader.end()
+
+    @property
+    def slow_clients(self) -> SlowClients:
+        """Who watches the clients of all streams."""
+        return self._limits.slow_clients
 
     async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
         """Return the token ids of a prompt, a chat's with the assistant's turn opened or not. Raises a ServiceError."""
-        description = self.describe(model)
+        served = self._fleet.model(model)
         check_prompt(prompt)
         if prompt.WhichOneof("kind") == "token_ids":
-            _check_ids(prompt.token_ids.ids, "prompt.token_ids.ids", description.vocabulary_size)
+            _check_ids(prompt.token_ids.ids, "prompt.token_ids.ids", served.description().vocabulary_size)
             return list(prompt.token_ids.ids)
         try:
             if prompt.ByteSize() <= _LONGEST_PROMPT_TOKENIZED_AT_ONCE:
-                return self._tokenize(prompt, open_turn)
-            return await asyncio.to_thread(self._tokenize, prompt, open_turn)
+                return _tokenize(served, prompt, open_turn)
+            return await asyncio.to_thread(_tokenize, served, prompt, open_turn)
         except ToolsUnknown as error:
             raise InvalidField(f"prompt.chat.tools: {error}", "prompt.chat.tools") from error
         except ChatTemplateError as error:
@@ -84,97 +117,94 @@ class FrontDesk:
 
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
         """Return the text of token ids. Raises a ServiceError."""
-        description = self.describe(request.model)
-        _check_ids(request.token_ids, "token_ids", description.vocabulary_size)
+        served = self._fleet.model(request.model)
+        _check_ids(request.token_ids, "token_ids", served.description().vocabulary_size)
         skip = not request.special_tokens
-        return await asyncio.to_thread(self._tokenizer.decode, request.token_ids, skip_special_tokens=skip)
+        return await asyncio.to_thread(served.tokenizer.decode, list(request.token_ids), skip_special_tokens=skip)
 
     def tokenizer(self, model: str) -> Tokenizer:
         """Return the tokenizer of a served model. Raises UnknownModel or Unavailable."""
-        self.describe(model)
-        return self._tokenizer
+        return self._fleet.model(model).tokenizer
 
     def models(self) -> list[gateway_pb2.GetModelResponse]:
         """Describe the models that an engine is there for, in order of their names."""
-        try:
-            return [self.model("")]
-        except Unavailable:
-            return []
+        return [_described(model) for model in self._fleet.models()]
 
     def model(self, name: str) -> gateway_pb2.GetModelResponse:
         """Describe a served model; an empty name means the only one. Raises UnknownModel or Unavailable."""
-        engine = self.describe(name)
-        return gateway_pb2.GetModelResponse(
-            model=engine.model,
-            context_tokens=engine.context_tokens,
-            vocabulary_size=engine.vocabulary_size,
-            block_size=engine.block_size,
-            device_blocks=engine.device_blocks,
-            dtype=engine.dtype,
-            engines=1,
-        )
-
-    async def administer(self, request: gateway_pb2.AdminRequest, timeout: float) -> gateway_pb2.AdminResponse:
-        """Change what a model's engine has pinned, within so many seconds. Raises a ServiceError."""
-        self.describe(request.model)
-        asked = engine_pb2.EngineAdminRequest()
-        match request.WhichOneof("action"):
-            case "pin_prefix":
-                given = request.pin_prefix
-                token_ids = await self._prefix_ids(request.model, given.prompt)
-                pin = engine_pb2.PinTokens(name=given.name, token_ids=token_ids, salt=given.salt.encode())
-                asked.pin_prefix.CopyFrom(pin)
-            case "unpin_prefix":
-                asked.unpin_prefix.CopyFrom(request.unpin_prefix)
-            case "reset_prefix_cache":
-                asked.reset_prefix_cache.SetInParent()
-            case "list_pinned":
-                asked.list_pinned.SetInParent()
-            case _:
-                raise InvalidField(f"action is missing: give one of {_ACTIONS}", "action")
-        response = await self._link.administer(asked, timeout)
-        return gateway_pb2.AdminResponse(pins=response.pins)
-
-    async def _prefix_ids(self, model: str, prompt: gateway_pb2.Prompt) -> list[int]:
-        try:
-            return await self.token_ids(model, prompt, open_turn=False)
-        except InvalidField as error:
-            raise InvalidField(f"pin_prefix.{error}", f"pin_prefix.{error.field}") from error
-
-    def describe(self, model: str) -> engine_pb2.GetEngineResponse:
-        """Describe a model's engine; an empty name means the only one. Raises UnknownModel or Unavailable."""
-        description = self._link.description()
-        if model not in ("", description.model):
-            raise UnknownModel(f"model {model!r} is not served, {description.model!r} is", "model")
-        return description
+        return _described(self._fleet.model(name))
 
     async def drain(self) -> None:
-        """Refuse new requests from now on, and return when none is left."""
+        """Refuse new requests from now on, and return when none is left and clients have noticed, or should have."""
         self._draining = True
+        self._last_refused_at = begun = self._clock()
         await self._empty.wait()
+        while (quiet_at := min(self._last_refused_at + _QUIET_SECONDS, begun + _NOTICE_SECONDS)) > self._clock():
+            await asyncio.sleep(quiet_at - self._clock())
 
-    def _admit(self) -> None:
+    @contextmanager
+    def _admitted(self, request: gateway_pb2.GenerateRequest, arrival: float) -> Iterator[Place]:
+        """Give a request a place, by the most that it can weigh: nothing was done for it yet."""
         if self._draining:
+            self._last_refused_at = self._clock()
             raise Unavailable("the gateway is draining")
-        if self._live >= self._max_requests:
-            raise Overloaded(f"{self._live} requests are under way, which is the limit")
-        self._live += 1
+        admission, model = self._limits.admission, self._fleet.model(request.model).name
+        try:
+            place = admission.enter(model, self._most_tokens(request), arrival)
+        except Overloaded:
+            self._observer.refused(model)
+            raise
         self._empty.clear()
+        try:
+            yield place
+        except Overloaded as error:  # the engines' own queues are full
+            error.retry_seconds = admission.seconds_until_one_ends(self._clock())
+            raise
+        finally:
+            place.leave(self._clock())
+            if not admission.requests:
+                self._empty.set()
 
-    def _leave(self) -> None:
-        self._live -= 1
-        if not self._live:
-            self._empty.set()
+    @contextmanager
+    def _deadline_told(self, model: str, parameters: Parameters, arrival: float, place: Place) -> Iterator[None]:
+        name = self._fleet.model(model).name
+        deadline = Deadline(None if parameters.timeout is None else arrival + parameters.timeout, self._clock)
+        with deadline.told(lambda: self._observer.deadline_passed(name, waiting=place.waiting)):
+            yield
 
-    async def _submit(
-        self, request: gateway_pb2.GenerateRequest, arrival: float, seconds_left: float | None
+    def _watched(self, generation: Generation) -> AbstractContextManager[Reader]:
+        return self.slow_clients.watched(generation, lambda: self._observer.slow_client(generation.model.name))
+
+    def _observed(
+        self, generation: Generation, engine_id: str, arrival: float
+    ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+        observer = self._observer.request(generation.model.name, engine_id)
+        return measured(generation.responses(), observer, arrival, self._clock)
+
+    @contextmanager
+    def _own_id(self, caller: Caller, parameters: Parameters) -> Iterator[Parameters]:
+        """Keep the caller from using the request's id again: two engines would not know of each other's requests."""
+        own = qualified(caller.tenant, parameters.request_id)
+        if own in self._ids:
+            raise RequestIsLive(f"request_id {parameters.request_id!r} is live", "request_id")
+        self._ids.add(own)
+        try:
+            yield parameters
+        finally:
+            self._ids.remove(own)
+
+    def _most_tokens(self, request: gateway_pb2.GenerateRequest) -> int:
+        return most_tokens(request, self._fleet.model(request.model).description().context_tokens)
+
+    async def _prepared(
+        self, request: gateway_pb2.GenerateRequest, caller: Caller, parameters: Parameters, arrival: float
     ) -> Generation:
-        description = self.describe(request.model)
-        parameters = Parameters.of(request).within(seconds_left)
-        _check_vocabulary(parameters, description.vocabulary_size)
-        token_ids = await self.token_ids(request.model, request.prompt)
+        model = self._fleet.model(request.model)
+        _check_vocabulary(parameters, model.description().vocabulary_size)
+        token_ids = await self.token_ids(model.name, request.prompt)
         submission = engine_pb2.Submission(
-            request_id=parameters.request_id,
+            request_id=qualified(caller.tenant, parameters.request_id),
+            attempt=1,
             prompt_token_ids=token_ids,
             samples=[engine_pb2.SampleState()] * parameters.sampling.sample_count,
             sampling=parameters.sampling,
@@ -183,43 +213,56 @@ class FrontDesk:
             logprobs=parameters.logprobs,
             prompt_logprobs=parameters.prompt_logprobs,
             constraint=parameters.constraint,
-            stopping=_engine_stopping(parameters, len(token_ids), description, self._link.request_blocks),
-            salt=parameters.salt.encode(),
+            stopping=_engine_stopping(parameters, len(token_ids), model),
+            salt=self._namespace.salt(caller.tenant, parameters.salt),
             priority=parameters.priority,
             age=duration(self._clock() - arrival),
             timeout=_time_left(parameters, self._clock() - arrival),
         )
         return Generation(
-            link=self._link,
-            ticket=self._link.submit(submission),
+            dispatcher=self._dispatcher,
+            model=model,
+            submission=submission,
             parameters=parameters,
-            model=description.model,
             samples=[
-                SampleText(TextStream(self._tokenizer, parameters.stopping, parameters.special_tokens))
+                SampleText(TextStream(model.tokenizer, parameters.stopping, parameters.special_tokens))
                 for _ in submission.samples
             ],
+            limits=self._limits.failover,
             arrival=arrival,
             clock=self._clock,
         )
 
-    def _tokenize(self, prompt: gateway_pb2.Prompt, open_turn: bool) -> list[int]:
-        if prompt.WhichOneof("kind") == "text":
-            return self._tokenizer.encode(prompt.text)
-        return self._tokenizer.encode_chat(conversation_of(prompt.chat), open_turn=open_turn)
+
+def _described(model: ServedModel) -> gateway_pb2.GetModelResponse:
+    engine = model.description()
+    return gateway_pb2.GetModelResponse(
+        model=model.name,
+        context_tokens=engine.context_tokens,
+        vocabulary_size=engine.vocabulary_size,
+        block_size=engine.block_size,
+        device_blocks=engine.device_blocks,
+        dtype=engine.dtype,
+        engines=len(model.ready()),
+    )
+
+
+def _tokenize(model: ServedModel, prompt: gateway_pb2.Prompt, open_turn: bool) -> list[int]:
+    if prompt.WhichOneof("kind") == "text":
+        return model.tokenizer.encode(prompt.text)
+    return model.tokenizer.encode_chat(conversation_of(prompt.chat), open_turn=open_turn)
 
 
 def _time_left(parameters: Parameters, spent_seconds: float) -> Duration | None:
     return None if parameters.timeout is None else duration(max(0.0, parameters.timeout - spent_seconds))
 
 
-def _engine_stopping(
-    parameters: Parameters, prompt_tokens: int, description: engine_pb2.GetEngineResponse, request_blocks: int
-) -> decoding_pb2.Stopping:
+def _engine_stopping(parameters: Parameters, prompt_tokens: int, model: ServedModel) -> decoding_pb2.Stopping:
     rules, most = parameters.stopping, parameters.stopping.max_tokens
     if most is None:
         search = parameters.beam_search
         sequences = search.width if search else parameters.sampling.sample_count
-        most = _most_tokens(prompt_tokens, sequences, description, request_blocks)
+        most = _most_tokens(prompt_tokens, sequences, model)
     return decoding_pb2.Stopping(
         max_tokens=most,
         min_tokens=rules.min_tokens,
@@ -228,14 +271,13 @@ def _engine_stopping(
     )
 
 
-def _most_tokens(
-    prompt_tokens: int, sequences: int, description: engine_pb2.GetEngineResponse, request_blocks: int
-) -> int:
-    """Return how many tokens fit after the prompt; at least 1, so that the engine says what does not fit.
+def _most_tokens(prompt_tokens: int, sequences: int, model: ServedModel) -> int:
+    """Return how many tokens fit after the prompt, at any engine; at least 1, so that one says what does not fit.
 
     Samples and beams share the whole blocks of the prompt. The last token generated is never fed back, so it takes no
     slot.
     """
+    description, request_blocks = model.description(), model.request_blocks()
     shared = min(prompt_tokens // description.block_size, request_blocks)
     slots = (shared + (request_blocks - shared) // sequences) * description.block_size + 1
     return max(1, min(description.context_tokens, slots) - prompt_tokens)

@@ -1,145 +1,262 @@
 """One request from submission to its end: engine events in, the client's messages out."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
-from services.errors import (
-    DeadlinePassed,
-    GenerationFailed,
-    InvalidField,
-    Overloaded,
-    RequestIsLive,
-    ServiceError,
-    Unavailable,
-    UnsupportedField,
-)
-from services.gateway.engine_link import EngineLink, Event, Ticket
+from services.errors import DeadlinePassed, SlowClient, Unavailable
+from services.gateway.dispatch import Dispatcher, Placement
+from services.gateway.engine_link import EngineLink, Event, LinkBroke
+from services.gateway.engine_news import Loss, LossReason, News, abandonment, failure, refusal
+from services.gateway.fleet import ServedModel
 from services.gateway.parameters import Parameters
 from services.gateway.text_stream import TextStream
 
-_REFUSALS: dict[int, type[ServiceError]] = {
-    engine_pb2.REFUSAL_REASON_ALREADY_EXISTS: RequestIsLive,
-    engine_pb2.REFUSAL_REASON_INVALID: InvalidField,
-    engine_pb2.REFUSAL_REASON_QUEUE_FULL: Overloaded,
-    engine_pb2.REFUSAL_REASON_UNAVAILABLE: Unavailable,
-    engine_pb2.REFUSAL_REASON_UNIMPLEMENTED: UnsupportedField,
+_CANCEL_REASONS = {
+    DeadlinePassed: engine_pb2.CANCEL_REASON_DEADLINE,
+    SlowClient: engine_pb2.CANCEL_REASON_SLOW_CLIENT,
 }
-_FAILURES: dict[int, type[ServiceError]] = {
-    engine_pb2.FAILURE_REASON_STEP: GenerationFailed,
-    engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
-    engine_pb2.FAILURE_REASON_DEADLINE: DeadlinePassed,
-    engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
-}
-_BLAMED = {engine_pb2.FAILURE_REASON_DEADLINE: "timeout", engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint"}
-
 # What a client gets in one message; with all that can be asked for, that is some 250 kB.
 _MOST_POSITIONS = 1024
+# An engine that refused may have room again, without saying so.
+_LOOK_AGAIN_SECONDS = 0.2
 
 Response = gateway_pb2.GenerateResponse
 
 
 @dataclass
-class _News:
-    """What a batch of events says, in the order in which a client hears of it."""
-
-    started: engine_pb2.RequestStarted | None = None
-    prompts: list[engine_pb2.PromptScores] = field(default_factory=list)
-    token_ids: dict[int, list[int]] = field(default_factory=dict)  # by sample
-    logprobs: dict[int, list[decoding_pb2.TokenLogprobs]] = field(default_factory=dict)
-    ends: dict[int, engine_pb2.SampleEnd] = field(default_factory=dict)
-    finished: engine_pb2.RequestFinished | None = None
-
-    @classmethod
-    def of(cls, events: list[Event]) -> "_News":
-        news = cls()
-        for event in events:
-            match event:
-                case engine_pb2.RequestStarted():
-                    news.started = event
-                case engine_pb2.PromptScores():
-                    news.prompts.append(event)
-                case engine_pb2.SampleTokens():
-                    news.token_ids.setdefault(event.sample, []).extend(event.token_ids)
-                    news.logprobs.setdefault(event.sample, []).extend(event.logprobs)
-                    if event.HasField("end"):
-                        news.ends[event.sample] = event.end
-                case engine_pb2.RequestFinished():
-                    news.finished = event
-                case engine_pb2.RequestRefused():
-                    raise _REFUSALS.get(event.reason, GenerationFailed)(event.detail, event.field)
-        return news
-
-
-@dataclass
 class SampleText:
-    """The text of one sample, and the stop string that it ran into."""
+    """One sample: its tokens as the engines told them, its text, and how it ended."""
 
     text: TextStream
-    ended: bool = False
-    stop: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    end: engine_pb2.SampleEnd | None = None
+    stop: str | None = None  # the stop string that ended it
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self.end is not None or self.stop is not None
+
+
+@dataclass(frozen=True)
+class FailoverLimits:
+    """How often a request may go on at another engine, and how many seconds it waits for one."""
+
+    times: int
+    seconds: float
 
 
 @dataclass
 class Generation:
-    """A request that the engine works on. `arrival` and `clock` are in seconds; the deadline is `arrival` + timeout."""
+    """A request that engines work on, one after the other where one cannot go on.
 
-    link: EngineLink
-    ticket: Ticket
+    `submission` is what the first engine gets. `arrival` and `clock` are in seconds; the deadline is `arrival` and the
+    timeout.
+    """
+
+    dispatcher: Dispatcher
+    model: ServedModel
+    submission: engine_pb2.Submission
     parameters: Parameters
-    model: str
     samples: list[SampleText]
+    limits: FailoverLimits
     arrival: float
     clock: Callable[[], float]
     cached_tokens: int = 0
     generated_tokens: int = 0
     first_token_at: float | None = None
+    failovers: int = 0
+    _placement: Placement | None = None
+    _started_told: bool = False
+    _prompt_told: int = 1  # the prompt's positions before this one have been told
+    _attempts: int = 1
+    _refused_by: set[EngineLink] = field(default_factory=set)
+    _wait_until: float | None = None  # for an engine, since one was lost
+
+    async def begin(self) -> str:
+        """Give the request to an engine, and return the engine's id. Raises a ServiceError."""
+        self._placement = await self.dispatcher.place(self.model, self.submission)
+        return self._placement.engine_id
+
+    def most_tokens(self) -> int:
+        """Return the most tokens that it can use, prompt and answers together."""
+        sequences = max(len(self.samples), self.submission.beam_search.width)
+        return len(self.submission.prompt_token_ids) + sequences * self.submission.stopping.max_tokens
+
+    def used_tokens(self) -> int:
+        """Return the tokens used so far, prompt and answers together."""
+        return (len(self.submission.prompt_token_ids) if self._started_told else 0) + self.generated_tokens
 
     async def responses(self) -> AsyncGenerator[Response, None]:
         """Yield Started, Deltas and Finished. Raises the ServiceError that the request ended with.
 
         Left early, for whatever reason, it ends the request at the engine.
         """
-        finished = None
+        finished, reason = None, engine_pb2.CANCEL_REASON_CLIENT
         try:
             while finished is None:
-                news = _News.of(await self.ticket.next_events(self._deadline()))
-                if news.started is not None:
-                    yield self._started(news.started)
-                for scores in news.prompts:
-                    for part in _prompt_logprobs(scores):
-                        yield Response(prompt_logprobs=part)
-                for index in range(len(self.samples)):
-                    if delta := self._delta(index, news):
-                        yield Response(delta=delta)
+                news = await self._next_news()
+                for response in self._told(news):
+                    yield response
                 finished = news.finished
                 if finished is None and all(sample.stop is not None for sample in self.samples):
                     finished = await self._stop()
             self._check_ended_well(finished)
             yield self._finished(finished)
+        except (DeadlinePassed, SlowClient) as error:
+            reason = _CANCEL_REASONS[type(error)]
+            raise
         finally:
-            if finished is None:
-                self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_CLIENT)
-            self.link.forget(self.ticket)
+            self._leave(None if finished else reason)
+
+    def client_is_slow(self) -> None:
+        """End the request at the engine: its client does not read."""
+        if self._placement is not None:
+            self._placement.link.cancel(self._placement.ticket, engine_pb2.CANCEL_REASON_SLOW_CLIENT)
+
+    def _told(self, news: News) -> Iterator[Response]:
+        if news.started is not None:
+            self._present().started(news.started.cached_tokens)
+            self._refused_by.clear()
+            self._wait_until = None
+            if not self._started_told:
+                yield self._started(news.started)
+        for scores in news.prompts:
+            for part in self._prompt_logprobs(scores):
+                yield Response(prompt_logprobs=part)
+        for index in range(len(self.samples)):
+            if delta := self._delta(index, news):
+                yield Response(delta=delta)
+
+    async def _next_news(self) -> News:
+        """Wait for what the engine says next; where it cannot go on, have another one go on."""
+        while True:
+            try:
+                news = News.of(await self._next_events())
+            except LinkBroke:
+                if all(sample.ended for sample in self.samples):
+                    return News(finished=self._own_finish())
+                loss = Loss(LossReason.LOST, Unavailable("the engine went away while it was answering"))
+            else:
+                if (found := self._loss(news)) is None:
+                    return news
+                loss = found
+            await self._move(loss)
+
+    async def _next_events(self) -> list[Event]:
+        try:
+            return await self._present().ticket.next_events(self._deadline())
+        except TimeoutError as error:
+            raise self._late() from error
+
+    def _late(self) -> DeadlinePassed:
+        phase = "ran" if self._started_told else "waited in the queue"
+        return DeadlinePassed(f"timeout has passed while the request {phase}", "timeout")
+
+    def _loss(self, news: News) -> Loss | None:
+        """Return why the engine cannot go on with the request, if so. Raises what no engine could mend."""
+        if news.refused is not None:
+            return refusal(news.refused)
+        return news.finished and abandonment(news.finished, [not sample.ended for sample in self.samples])
+
+    async def _move(self, loss: Loss) -> None:
+        """Submit the request to another engine, with what was generated. Raises the loss's error if that is no use."""
+        left = self._present()
+        self._leave(None)
+        if loss.reason in (LossReason.REFUSED, LossReason.NO_KV_MANAGER):
+            self._refused_by.add(left.link)
+        if loss.reason is not LossReason.REFUSED:
+            self._count_failover(left.engine_id, loss)
+        self._placement = await self._place_again(loss)
+
+    def _count_failover(self, engine_id: str, loss: Loss) -> None:
+        most = self.limits.times
+        if self.failovers == most:
+            told = f"{loss.error}; the request went on elsewhere {most} times already"
+            raise Unavailable(told) if most else loss.error
+        self.failovers += 1
+        self._wait_until = None if loss.reason is LossReason.NO_KV_MANAGER else self.clock() + self.limits.seconds
+        self.dispatcher.failed_over(self.model.name, engine_id, loss.reason)
+
+    async def _place_again(self, loss: Loss) -> Placement:
+        """Place the request at an engine that has not refused it; wait for one if the request was lost."""
+        while True:
+            try:
+                return await self.dispatcher.place(self.model, self._resumption(), self._refused_by)
+            except Unavailable as error:
+                if self._wait_until is None:
+                    raise loss.error from error
+                if self.clock() >= self._wait_until:
+                    waited = f"no other took the request in {self.limits.seconds:g} s"
+                    raise Unavailable(f"{loss.error}; {waited}") from error
+                await self._wait_for_engine(self._wait_until)
+            self._refused_by.clear()
+
+    async def _wait_for_engine(self, until: float) -> None:
+        deadline = self._deadline()
+        pause = min(until, self.clock() + _LOOK_AGAIN_SECONDS)
+        if deadline is not None and deadline <= pause:
+            pause = deadline
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(pause):
+                await self.dispatcher.wait_for_change()
+        if deadline is not None and self.clock() >= deadline:
+            raise self._late()
+
+    def _resumption(self) -> engine_pb2.Submission:
+        """Return the submission that lets another engine go on where this client's text is."""
+        submission = engine_pb2.Submission()
+        submission.CopyFrom(self.submission)
+        spent = self.clock() - self.arrival
+        self._attempts += 1
+        submission.attempt = self._attempts
+        submission.age.CopyFrom(duration(spent))
+        if self.parameters.timeout is not None:
+            submission.timeout.CopyFrom(duration(max(0.0, self.parameters.timeout - spent)))
+        del submission.samples[:]
+        for sample in self.samples:
+            submission.samples.add(generated_token_ids=sample.token_ids, ended=sample.ended)
+        return submission
+
+    def _present(self) -> Placement:
+        assert self._placement is not None, "the request has begun"
+        return self._placement
+
+    def _leave(self, reason: engine_pb2.CancelReason.ValueType | None) -> None:
+        if self._placement is not None:
+            self._placement.leave(reason)
+            self._placement = None
 
     def _deadline(self) -> float | None:
         timeout = self.parameters.timeout
         return None if timeout is None else self.arrival + timeout
 
     def _started(self, started: engine_pb2.RequestStarted) -> Response:
-        self.cached_tokens = started.cached_tokens
+        self.cached_tokens, self._started_told = started.cached_tokens, True
         message = gateway_pb2.Started(
             request_id=self.parameters.request_id,
-            model=self.model,
-            prompt_tokens=len(self.ticket.submission.prompt_token_ids),
+            model=self.model.name,
+            prompt_tokens=len(self.submission.prompt_token_ids),
             cached_tokens=started.cached_tokens,
             sampling=self.parameters.sampling,
-            max_tokens=self.ticket.submission.stopping.max_tokens,
+            max_tokens=self.submission.stopping.max_tokens,
         )
         return Response(started=message)
 
-    def _delta(self, index: int, news: _News) -> gateway_pb2.Delta | None:
+    def _prompt_logprobs(self, scores: engine_pb2.PromptScores) -> Iterator[gateway_pb2.PromptLogprobs]:
+        """Yield what has not been told: an engine that goes on with a request begins with the prompt's first again."""
+        skipped = max(0, self._prompt_told - scores.first_position)
+        for start in range(skipped, len(scores.logprobs), _MOST_POSITIONS):
+            part = scores.logprobs[start : start + _MOST_POSITIONS]
+            first = scores.first_position + start
+            self._prompt_told = first + len(part)
+            yield gateway_pb2.PromptLogprobs(first_position=first, logprobs=part)
+
+    def _delta(self, index: int, news: News) -> gateway_pb2.Delta | None:
         """Return a sample's new tokens and their text, if there are any."""
         sample, token_ids = self.samples[index], news.token_ids.get(index, [])
         if sample.ended:
@@ -147,6 +264,7 @@ class Generation:
         if token_ids and self.first_token_at is None:
             self.first_token_at = self.clock()
         end = news.ends.get(index) or (news.finished and news.finished.samples[index])
+        sample.token_ids += token_ids
         piece = sample.text.push(self._visible(token_ids, end))
         text, sample.stop = piece.text, piece.stop
         if sample.stop is not None:
@@ -154,18 +272,14 @@ class Generation:
         elif end is not None:
             rest = sample.text.finish()
             text, sample.stop = text + rest.text, rest.stop
-        self._note_end(index, end)
+        sample.end = end or None
+        if sample.stop is not None and end is None and len(self.samples) > 1:
+            self._present().end_sample(index)
         self.generated_tokens += len(token_ids)
         if not token_ids and not text:
             return None
         logprobs = news.logprobs.get(index, [])[: len(token_ids)]
         return gateway_pb2.Delta(sample=index, text=text, token_ids=token_ids, logprobs=logprobs)
-
-    def _note_end(self, index: int, end: engine_pb2.SampleEnd | None) -> None:
-        sample = self.samples[index]
-        sample.ended = end is not None or sample.stop is not None
-        if sample.stop is not None and end is None and len(self.samples) > 1:
-            self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_STOP_STRING, index)
 
     def _visible(self, token_ids: list[int], end: engine_pb2.SampleEnd | None) -> list[int]:
         """Leave out the token that ended the sample, unless the client wants to see it."""
@@ -175,11 +289,20 @@ class Generation:
 
     async def _stop(self) -> engine_pb2.RequestFinished:
         """End the request at the engine, and return how it did."""
-        self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_STOP_STRING)
-        while True:
-            finished = _News.of(await self.ticket.next_events(self._deadline())).finished
-            if finished is not None:
-                return finished
+        placement = self._present()
+        placement.link.cancel(placement.ticket, engine_pb2.CANCEL_REASON_STOP_STRING)
+        try:
+            while True:
+                news = News.of(await self._next_events())
+                if news.finished is not None:
+                    return news.finished
+        except LinkBroke:
+            return self._own_finish()
+
+    def _own_finish(self) -> engine_pb2.RequestFinished:
+        """Return what the engine would say if it still could: all samples have ended."""
+        stopped = engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_STOP)
+        return engine_pb2.RequestFinished(samples=[sample.end or stopped for sample in self.samples])
 
     def _check_ended_well(self, finished: engine_pb2.RequestFinished) -> None:
         """Raise what the request failed with, unless its texts have ended already."""
@@ -187,20 +310,17 @@ class Generation:
             end.reason for end, sample in zip(finished.samples, self.samples, strict=True) if sample.stop is None
         }
         if decoding_pb2.FINISH_REASON_FAILED in reasons:
-            failure = _FAILURES.get(finished.failure, GenerationFailed)
-            raise failure(finished.detail, _BLAMED.get(finished.failure, ""))
-        if decoding_pb2.FINISH_REASON_CANCELLED in reasons:
-            raise Unavailable("the engine is shutting down")
+            raise failure(finished)
 
     def _finished(self, finished: engine_pb2.RequestFinished) -> Response:
         now = self.clock()
-        prompt = len(self.ticket.submission.prompt_token_ids)
         message = gateway_pb2.Finished(
             samples=[
-                _sample_finish(end, sample.stop) for end, sample in zip(finished.samples, self.samples, strict=True)
+                _sample_finish(sample.end or end, sample.stop)
+                for end, sample in zip(finished.samples, self.samples, strict=True)
             ],
             usage=gateway_pb2.Usage(
-                prompt_tokens=prompt,
+                prompt_tokens=len(self.submission.prompt_token_ids),
                 cached_tokens=self.cached_tokens,
                 generated_tokens=self.generated_tokens,
                 recomputed_tokens=finished.recomputed_tokens,
@@ -213,16 +333,10 @@ class Generation:
                 time_to_first_token=duration((self.first_token_at or now) - self.arrival),
                 total=duration(now - self.arrival),
                 preemptions=finished.preemptions,
+                failovers=self.failovers,
             ),
         )
         return Response(finished=message)
-
-
-def _prompt_logprobs(scores: engine_pb2.PromptScores) -> Iterator[gateway_pb2.PromptLogprobs]:
-    for start in range(0, len(scores.logprobs), _MOST_POSITIONS):
-        yield gateway_pb2.PromptLogprobs(
-            first_position=scores.first_position + start, logprobs=scores.logprobs[start : start + _MOST_POSITIONS]
-        )
 
 
 def _sample_finish(end: engine_pb2.SampleEnd, stop: str | None) -> gateway_pb2.SampleFinish:

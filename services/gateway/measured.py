@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.errors import DeadlinePassed, GenerationFailed, ServiceError, Unavailable
+from services.errors import DeadlinePassed, GenerationFailed, ServiceError, SlowClient, Unavailable
 from services.gateway.observer import Ending, RequestObserver
 
 Responses = AsyncGenerator[gateway_pb2.GenerateResponse, None]
@@ -27,7 +27,7 @@ async def measured(
             if response.HasField("finished"):
                 ending = _ending(response.finished)
             yield response
-    except DeadlinePassed:
+    except (DeadlinePassed, SlowClient):
         raise
     except (Unavailable, GenerationFailed):
         ending = Ending.ERROR

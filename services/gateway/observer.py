@@ -33,5 +33,23 @@ class GatewayObserver:
         del model_name, engine_id
         return RequestObserver()
 
+    def routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
+        """A request was given to this engine, which should have so many of the prompt's tokens."""
+
+    def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
+        """A request left this engine before it had ended, for another one to go on with it."""
+
+    def refused(self, model_name: str) -> None:
+        """A request for this model was not let in."""
+
+    def deadline_passed(self, model_name: str, *, waiting: bool) -> None:
+        """The deadline of a request for this model passed, before an engine had begun it or while it ran."""
+
+    def slow_client(self, model_name: str) -> None:
+        """A stream of this model was ended because its client did not read it."""
+
+    def cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
+        """The engine has said that a request has ended, so many seconds after its client had left it."""
+
     def http_request(self, route: str, method: str, status: int) -> None:
         """A request over HTTP was answered; 499: its client left before."""

@@ -1,7 +1,7 @@
 """Prompts that are pinned whenever an engine comes up: a file of JSON Lines, one prompt a line.
 
 Each line is an object with a `name`, one of `text`, `chat` (a list of objects with `role` and `content`) and
-`token_ids`, and perhaps a `salt`. Empty lines are skipped.
+`token_ids`, and perhaps a `salt` and a `tenant`. Empty lines are skipped.
 """
 
 import json
@@ -14,7 +14,8 @@ from google.protobuf import json_format
 
 from quire.v1 import gateway_pb2
 from services.errors import ServiceError
-from services.gateway.front_desk import FrontDesk
+from services.gateway.administration import Administration
+from services.gateway.engine_link import EngineLink
 from services.gateway.parameters import check_prompt
 from services.settings import InvalidSetting
 
@@ -48,11 +49,11 @@ def read(path: str) -> list[gateway_pb2.PinPrompt]:
 def _prompt_of(content: Any) -> gateway_pb2.PinPrompt:
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
-    if unknown := sorted(content.keys() - {"name", "salt", *_KINDS}):
+    if unknown := sorted(content.keys() - {"name", "salt", "tenant", *_KINDS}):
         raise ValueError(f"{unknown[0]!r} is no field of it")
     if len(kinds := [kind for kind in _KINDS if kind in content]) != 1:
         raise ValueError("it must have one of text, chat and token_ids")
-    for field in ("name", "salt", "text"):
+    for field in ("name", "salt", "tenant", "text"):
         if not isinstance(content.get(field, ""), str):
             raise ValueError(f"{field} is {content[field]!r}, it must be a string")
     if not content.get("name"):
@@ -61,7 +62,8 @@ def _prompt_of(content: Any) -> gateway_pb2.PinPrompt:
     prompt = gateway_pb2.Prompt()
     _fill(prompt, kind, content[kind])
     check_prompt(prompt)
-    return gateway_pb2.PinPrompt(name=content["name"], prompt=prompt, salt=content.get("salt", ""))
+    salt, tenant = content.get("salt", ""), content.get("tenant", "")
+    return gateway_pb2.PinPrompt(name=content["name"], prompt=prompt, salt=salt, tenant=tenant)
 
 
 def _fill(prompt: gateway_pb2.Prompt, kind: str, value: Any) -> None:
@@ -72,14 +74,14 @@ def _fill(prompt: gateway_pb2.Prompt, kind: str, value: Any) -> None:
         raise ValueError(f"{kind}: {error}") from error
 
 
-async def pin_all(desk: FrontDesk, prompts: Sequence[gateway_pb2.PinPrompt], timeout: float) -> None:
-    """Pin prompts one after the other; say of each what came of it. Nothing that goes wrong ends it."""
+async def pin_all(
+    administration: Administration, link: EngineLink, prompts: Sequence[gateway_pb2.PinPrompt], timeout: float
+) -> None:
+    """Pin prompts at an engine one after the other; say of each what came of it. Nothing that goes wrong ends it."""
     for prompt in prompts:
-        request = gateway_pb2.AdminRequest(pin_prefix=prompt)
         try:
-            response = await desk.administer(request, timeout)
+            pin = await administration.pin(link, prompt, timeout)
         except ServiceError as error:
             log.warning("%r is not pinned: %s", prompt.name, error)
         else:
-            (pin,) = (one for one in response.pins if one.name == prompt.name)
             log.info("%r is pinned: %s tokens in %s blocks", pin.name, pin.token_count, len(pin.block_ids))

@@ -2,20 +2,38 @@
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
 from services.gateway import pinned_prompts
-from services.gateway.engine_link import EngineLink
-from services.gateway.front_desk import FrontDesk
+from services.gateway.administration import Administration
+from services.gateway.admission import Admission
+from services.gateway.authentication import Authentication
+from services.gateway.callers import Caller
+from services.gateway.discovery import Places
+from services.gateway.dispatch import Dispatcher
+from services.gateway.engine_link import EngineLink, LinkOptions
+from services.gateway.fleet import Fleet
+from services.gateway.front_desk import DeskLimits, FrontDesk
+from services.gateway.gatekeeper import Gatekeeper
+from services.gateway.generation import FailoverLimits
+from services.gateway.namespace import Namespace
 from services.gateway.observer import GatewayObserver
+from services.gateway.prefix_lookup import PrefixLookup
+from services.gateway.routing import Policy, Router
 from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
-from services.gateway.tokenizer import Tokenizer
+from services.gateway.slow_clients import SlowClients
+from services.gateway.tenants import Tenants
 from services.service import Readiness
+from services.tls import ServerContext, link_tls, listening_files, server_tls
+
+# The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE:
+# a client would not try again what is cancelled.
+_LAST_WORDS_SECONDS = 1.0
 
 if TYPE_CHECKING:  # what HTTP needs is imported only where it is asked for
     from services.gateway.http.server import HttpServer
@@ -24,75 +42,108 @@ log = logging.getLogger("quire.gateway")
 
 
 class GatewayService:
-    """Serves clients with one engine's model."""
+    """Serves clients with the models of its engines."""
 
     name = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 
     def __init__(self, settings: GatewaySettings, observer: GatewayObserver | None = None) -> None:
-        """Make the server; it listens from `start` on, and is ready while the engine is there.
+        """Make the server; it listens from `start` on, and is ready while an engine takes requests.
 
-        `observer` hears of its work. Raises InvalidSetting when the file of prompts to pin is wrong.
+        `observer` hears of its work. Raises InvalidSetting when a file that it names is wrong, or when it would be open
+        to others than this machine.
         """
+        settings.check_exposure()
         self._settings = settings
-        self._observer = observer or GatewayObserver()
+        self._tls, links_tls = server_tls(settings), link_tls(settings)
+        self._http_tls = ServerContext(listening_files(settings)) if settings.tls_certificate else None
+        tenants = Tenants(time.monotonic)
+        namespace = Namespace(separate=bool(settings.api_keys) and settings.prefixes == "tenant")
+        self._authentication = Authentication(settings.api_keys, tenants)
         self._pinned_prompts = pinned_prompts.read(settings.pinned_prompts)
-        self._link = EngineLink(settings.engine, settings.link_timeout_seconds)
-        self._desk: FrontDesk | None = None
+        clock = asyncio.get_running_loop().time
+        self._observer = observer = observer or GatewayObserver()
+        self._lookup = PrefixLookup(settings.kvmanager, clock, links_tls) if settings.kvmanager else None
+        links = LinkOptions(
+            timeout_seconds=settings.link_timeout_seconds,
+            work_seconds=settings.routing_window_seconds,
+            tls=links_tls,
+            max_buffered_tokens=settings.max_buffered_tokens,
+            observer=observer,
+        )
+        self._fleet = Fleet(Places.of(settings.engines), settings.discovery_seconds, links)
+        router = Router(Policy(settings.routing), settings.routing_slack_tokens)
+        dispatcher = Dispatcher(self._fleet, router, self._lookup, observer, clock)
+        failover = FailoverLimits(settings.failovers, settings.failover_seconds)
+        admission = Admission(settings.max_requests, settings.max_queued_tokens)
+        limits = DeskLimits(admission, failover, tenants, SlowClients(settings.slow_client_seconds, clock))
+        self._desk = FrontDesk(self._fleet, dispatcher, limits, namespace, observer, clock)
+        self._administration = Administration(self._fleet, self._desk, namespace)
         self._http: HttpServer | None = None
         self.readiness = Readiness()
-        self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [RequestParser()])
+        self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [Gatekeeper(self.authenticate), RequestParser()])
+
+    def authenticate(self, authorization: str | None) -> Caller:
+        """Return who sent this value of `authorization`, with a call of gRPC or HTTP. Raises Unauthenticated."""
+        return self._authentication.authenticate(authorization)
 
     async def start(self) -> str:
-        """Load the tokenizer from the model's folder and listen. Raises TokenizerLoadError or AddressUnavailable."""
-        tokenizer = Tokenizer.load(Path(self._settings.model))
-        clock = asyncio.get_running_loop().time
-        self._desk = FrontDesk(self._link, tokenizer, self._settings.max_requests, self._observer, clock)
-        gateway_pb2_grpc.add_GatewayServicer_to_server(GatewayServicer(self._desk), self.server)
-        address = transport.bind(self.server, self._settings.listen)
+        """Listen. Raises AddressUnavailable."""
+        servicer = GatewayServicer(self._desk, self._administration, self.authenticate)
+        gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, self.server)
+        address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
         if self._settings.http_listen:
-            await self._start_http(self._desk)
+            await self._start_http()
         return address
 
-    async def _start_http(self, desk: FrontDesk) -> None:
+    async def _start_http(self) -> None:
         from services.gateway.http.front import http_server
 
-        self._http = http_server(desk, self._settings, self.readiness, self._observer)
+        context = self._http_tls.context if self._http_tls else None
+        self._http = http_server(self._desk, self._settings, self.readiness, self._observer, self.authenticate, context)
         log.info("gateway listens for HTTP at %s", await self._http.start(self._settings.http_listen))
 
     async def run(self) -> None:
-        """Keep the link to the engine until cancelled."""
+        """Keep the links to the engines, and follow the file of keys, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._link.run())
+            tasks.create_task(self._authentication.follow())
+            tasks.create_task(self._fleet.run())
             tasks.create_task(self._follow())
             tasks.create_task(self._pin())
-
-    async def _pin(self) -> None:
-        """Pin what the file says each time that the engine comes up: one that was restarted has lost it."""
-        pinned_for = 0
-        async for ready in self._link.readiness.changes():
-            while ready and self._desk and self._link.readiness.ready and pinned_for != self._link.sessions:
-                pinned_for = self._link.sessions  # it may come up again meanwhile
-                await pinned_prompts.pin_all(self._desk, self._pinned_prompts, MOST_ADMIN_SECONDS)
+            tasks.create_task(self._desk.slow_clients.run())
+            if self._http_tls:
+                tasks.create_task(self._http_tls.follow())
 
     async def _follow(self) -> None:
-        async for ready in self._link.readiness.changes():
+        async for ready in self._fleet.readiness.changes():
             self.readiness.set(ready)
+
+    async def _pin(self) -> None:
+        """Pin what the file says at each engine that comes up: one that was restarted has lost it."""
+        pinned_for: dict[EngineLink, int] = {}
+        while self._pinned_prompts:
+            change = asyncio.create_task(self._fleet.wait_for_change())
+            for link in self._fleet.links():
+                if pinned_for.get(link) != link.sessions:
+                    pinned_for[link] = link.sessions
+                    await pinned_prompts.pin_all(self._administration, link, self._pinned_prompts, MOST_ADMIN_SECONDS)
+            await change
 
     async def drain(self) -> None:
         """Refuse new requests, and wait for those under way until the grace time is over."""
         self.readiness.retire()
-        if self._desk:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._have_ended(self._desk), self._settings.grace_seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._have_ended(), self._settings.grace_seconds)
 
-    async def _have_ended(self, desk: FrontDesk) -> None:
-        await desk.drain()
+    async def _have_ended(self) -> None:
+        await self._desk.drain()
         if self._http:  # an answer is sent after its generation has ended
             await self._http.answered()
 
     async def stop(self) -> None:
-        """Close the servers; what is still under way is cancelled."""
+        """Close the servers; what is still under way a moment later is cancelled."""
         if self._http:
             await self._http.stop()
-        await self.server.stop(grace=0)
+        await self.server.stop(grace=_LAST_WORDS_SECONDS)
+        if self._lookup:
+            await self._lookup.close()

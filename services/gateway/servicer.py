@@ -1,6 +1,6 @@
 """The calls of the gateway: hand the message to the front desk, and its answer to the client."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -10,8 +10,10 @@ from google.protobuf.message_factory import GetMessageClass
 from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.errors import InvalidField, translated
-from services.gateway.callers import ANYONE
+from services.gateway.administration import Administration
+from services.gateway.callers import Caller
 from services.gateway.front_desk import FrontDesk
+from services.gateway.gatekeeper import Authenticate, authorization_of
 from services.gateway.utf8 import MalformedRequest, deserializer
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -25,17 +27,24 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
 class GatewayServicer(pb_grpc.GatewayServicer):
     """Answers clients."""
 
-    def __init__(self, desk: FrontDesk) -> None:
+    def __init__(self, desk: FrontDesk, administration: Administration, authenticate: Authenticate) -> None:
+        """`authenticate` makes a caller of a value of `authorization`, or raises a ServiceError."""
         self._desk = desk
+        self._administration = administration
+        self._authenticate = authenticate
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
-        """Stream a generation."""
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Stream a generation.
+
+        Written and not yielded: so the cancellation of a write that a client holds up comes out here, and has a status.
+        """
         async with translated(context):
             _check_parsed(request)
             left = context.time_remaining()
-            async with aclosing(self._desk.generate(request, ANYONE, left)) as responses:
-                async for response in responses:
-                    yield response
+            with self._desk.slow_clients.named():
+                async with aclosing(self._desk.generate(request, self._caller(context), left)) as responses:
+                    async for response in responses:
+                        await context.write(response)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Tokenize a prompt."""
@@ -65,8 +74,15 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         """Change what is pinned."""
         async with translated(context):
             _check_parsed(request)
+            self._caller(context).require_operator()
             left = context.time_remaining()
-            return await self._desk.administer(request, MOST_ADMIN_SECONDS if left is None else max(0.0, left))
+            return await self._administration.administer(
+                request, MOST_ADMIN_SECONDS if left is None else max(0.0, left)
+            )
+
+    def _caller(self, context: Context) -> Caller:
+        """Return whose call it is; those of nobody the Gatekeeper has refused."""
+        return self._authenticate(authorization_of(context.invocation_metadata()))
 
 
 class RequestParser(grpc.aio.ServerInterceptor):

@@ -13,6 +13,7 @@ from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.servicer import KVManagerServicer
 from services.kvmanager.settings import KVManagerSettings
 from services.service import Readiness
+from services.tls import server_tls
 
 
 class KVManagerService:
@@ -23,9 +24,12 @@ class KVManagerService:
     def __init__(self, settings: KVManagerSettings, observer: PoolObserver | None = None) -> None:
         """Make the server; it listens from `start` on. `observer` hears of its work.
 
-        Raises InvalidSetting when it is to record, but cannot.
+        Raises InvalidSetting when it is to record, but cannot, when a file of TLS is wrong, or when it would be open to
+        others than this machine.
         """
+        settings.check_exposure()
         self._settings = settings
+        self._tls = server_tls(settings)
         self.manager = KVManager(epoch=secrets.randbits(64))
         self._recorder = OperationsRecorder(settings.record_folder, settings.record_megabytes)
         self.readiness = Readiness()
@@ -37,7 +41,7 @@ class KVManagerService:
 
     async def start(self) -> str:
         """Listen; the service is ready at once."""
-        address = transport.bind(self.server, self._settings.listen)
+        address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
         self.readiness.set(True)
         return address

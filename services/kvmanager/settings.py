@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services import exposure
 from services.settings import check, setting
 
 
@@ -12,6 +13,10 @@ class KVManagerSettings:
     listen: str = setting("127.0.0.1:50053", "Address to listen on: host:port or unix:/path.")
     # Three times the time after which a silent engine's stream counts as broken: see services.transport.
     lease_seconds: float = setting(30.0, "Seconds that the pool of an engine is kept after its stream broke.", least=0)
+    tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
+    tls_key: str = setting("", exposure.TLS_KEY)
+    tls_client_ca: str = setting("", exposure.TLS_CLIENT_CA)
+    insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who reaches it can use it"))
     grace_seconds: float = setting(45.0, "Seconds that attached engines have to leave after SIGTERM.", least=0)
 
     record_folder: str = setting(
@@ -21,3 +26,8 @@ class KVManagerSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        exposure.check_tls(self)
+
+    def check_exposure(self) -> None:
+        """Raise InvalidSetting when others than this machine could use it without a certificate."""
+        exposure.check_exposure(self, "tls_client_ca", "anyone who reaches it can use it")

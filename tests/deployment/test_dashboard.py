@@ -3,7 +3,7 @@
 import math
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,8 @@ from tests.running_quire import start_quire
 
 STREAMS = 16
 POOL_BLOCKS = 40
-BEGINNING = (
-    "The library of a small town opens at nine and closes at six. It keeps an atlas of 1771, three rooms of novels, "
-    "and a shelf of letters that sailors wrote to their families. People come with questions of all kinds, and the "
-    "librarian answers each of them kindly, in a few plain words. Today somebody asks: "
-)
+LEAST_SCRAPES = 8
+BEGINNING = "The library of a small town opens at nine and closes at six. Today somebody asks: "
 QUESTIONS = ("where is the atlas", "who wrote the letters", "when does it open", "what do sailors write home")
 
 
@@ -60,9 +57,11 @@ def commands() -> Path:
 
 
 @pytest.fixture(scope="module")
-def watched(commands: Path, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """The demo model under 16 streams that begin alike, in a pool that is too small for all of them."""
-    quire = start_quire("--model", "demo", "--device-blocks", str(POOL_BLOCKS))
+def watched(
+    commands: Path, tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Watched]:
+    """A tiny model under 16 streams that begin alike, in a pool that is too small for all of them."""
+    quire = start_quire("--model", str(tiny_model("llama")), "--device-blocks", str(POOL_BLOCKS))
     targets = {name: url.split("/")[2] for name, url in quire.metrics_urls.items()}
     prometheus = RunningPrometheus(commands, tmp_path_factory.mktemp("prometheus"), targets)
     prometheus.wait_until("count(up == 1) == 3")
@@ -70,9 +69,10 @@ def watched(commands: Path, demo_model: Path, tmp_path_factory: pytest.TempPathF
     start = time.time()
     requests = [
         prompt_request(f"{BEGINNING}{QUESTIONS[number % 4]}, number {number}?", 48 + 4 * (number % 4))
-        for number in range(STREAMS + 4)
+        for number in range(2 * STREAMS + 4)
     ]
-    run_streams(quire, requests, STREAMS)
+    while not prometheus.query(f"count_over_time(up[{math.ceil(time.time() - start)}s]) >= {LEAST_SCRAPES}"):
+        run_streams(quire, requests, STREAMS)
     quire.settled_pool()
     yield Watched(prometheus, start, time.time())
     prometheus.close()

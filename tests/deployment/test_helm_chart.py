@@ -45,14 +45,20 @@ PORTS = {
 HEALTH = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
 # Settings that the chart itself makes.
 OF_THE_CHART = {
-    "listen",
-    "http_listen",
-    "metrics_listen",
-    "kvmanager",
-    "engine",
-    "model",
-    "engine_id",
-    "pinned_prompts",
+    *(
+        "listen",
+        "http_listen",
+        "metrics_listen",
+        "kvmanager",
+        "engines",
+        "model",
+        "engine_id",
+        "pinned_prompts",
+        "api_keys",
+        "insecure",
+    ),
+    # Kubernetes' gRPC probes speak no TLS, so pods have none.
+    *("tls_certificate", "tls_key", "tls_client_ca", "link_ca", "link_certificate", "link_key", "link_server_name"),
 }
 
 OLDEST_ALLOWED = re.fullmatch(r">=(\d+\.\d+)\.0-0", ABOUT["kubeVersion"])[1]
@@ -256,7 +262,9 @@ def test_settings_that_the_values_repeat_have_the_default_of_their_field(compone
         ("engine.settings.dtype", "float8", "at '/engine/settings/dtype': value must be one of 'auto', 'float32'"),
         ("gateway.settings.grace_seconds", -1, "at '/gateway/settings/grace_seconds': minimum: got -1, want 0"),
         ("gateway.settings.grace_seconds", None, "at '/gateway/settings': missing property 'grace_seconds'"),
+        ("engine.replicas", 0, "at '/engine/replicas': minimum: got 0, want 1"),
         ("gateway.replicas", 0, "at '/gateway/replicas': minimum: got 0, want 1"),
+        ("gateway.apiKeys.secret", "x", "at '/gateway/apiKeys': additional properties 'secret' not allowed"),
         ("gateway.service.type", "Public", "at '/gateway/service/type': value must be one of 'ClusterIP', 'NodePort'"),
         ("terminationMarginSeconds", 0, "at '/terminationMarginSeconds': minimum: got 0, want 1"),
         ("image.pullPolicy", "Sometimes", "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent'"),
@@ -302,9 +310,11 @@ OTHER_VALUES = {
     "engine.shmSize": "2Gi",
     "engine.runtimeClassName": "other",
     "engine.writableRootFilesystem": True,
+    "engine.replicas": 2,
     "gateway.replicas": 3,
     "gateway.pinnedPrompts": [{"name": "support", "chat": [{"role": "system", "content": 'it\'s: "brief"\n'}]}],
     "gateway.service.type": "LoadBalancer",
+    "gateway.apiKeys.existingSecret": "other",
 }
 for _component in TYPES:
     OTHER_VALUES |= {
@@ -425,7 +435,7 @@ def test_a_service_listens_where_its_pod_says(
         assert settings.http_listen == f"0.0.0.0:{ports['http']}"
 
 
-def test_the_services_find_each_other_and_mean_the_same_model(
+def test_the_services_find_each_other_and_the_gateway_every_engine(
     gpu: list[Object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses = {
@@ -437,8 +447,10 @@ def test_the_services_find_each_other_and_mean_the_same_model(
     engine, _ = parse("engine", variables(containers(gpu)["engine"]), monkeypatch)
     gateway, _ = parse("gateway", variables(containers(gpu)["gateway"]), monkeypatch)
     assert addresses[engine.kvmanager] == "kvmanager"
-    assert addresses[gateway.engine] == "engine"
-    assert engine.model == gateway.model == GPU["model"]
+    assert addresses[gateway.kvmanager] == "kvmanager"
+    assert addresses[gateway.engines.removeprefix("dns:")] == "engine"
+    assert by_component(gpu, "Service")["engine"]["spec"]["clusterIP"] == "None", "the name stands for all pods"
+    assert engine.model == GPU["model"]
 
 
 def test_the_engines_id_is_the_name_of_its_pod(default: list[Object]) -> None:
@@ -521,9 +533,8 @@ def test_readiness_asks_for_the_service_and_liveness_only_for_the_process(
     assert container["livenessProbe"]["failureThreshold"] == 3
 
 
-@pytest.mark.parametrize("component", ["engine", "gateway"])
-def test_a_model_may_take_half_an_hour_to_come(component: str, default: list[Object]) -> None:
-    probe = containers(default)[component]["startupProbe"]
+def test_a_model_may_take_half_an_hour_to_come(default: list[Object]) -> None:
+    probe = containers(default)["engine"]["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 1800
 
 
@@ -612,27 +623,27 @@ def test_models_are_kept_where_the_image_expects_them() -> None:
     assert "QUIRE_CACHE=/var/cache/quire" in (ROOT / "Dockerfile").read_text()
 
 
-def test_without_persistence_each_pod_that_needs_a_model_keeps_its_own(default: list[Object]) -> None:
+def test_without_persistence_each_engine_keeps_the_model_for_itself(default: list[Object]) -> None:
     own = {"name": "model-cache", "emptyDir": {"sizeLimit": VALUES["modelCache"]["size"]}}
     found = {name: volumes(pod).get("/var/cache/quire") for name, pod in pods(default).items()}
-    assert found == {"kvmanager": None, "engine": own, "gateway": own}
+    assert found == {"kvmanager": None, "engine": own, "gateway": None}
 
 
-def claims(objects: list[Object]) -> set[str]:
-    """Return the claims that engine and gateway mount."""
-    mounted = [volumes(pods(objects)[name])["/var/cache/quire"] for name in ("engine", "gateway")]
-    return {volume["persistentVolumeClaim"]["claimName"] for volume in mounted}
+def claim_of_engines(objects: list[Object]) -> str:
+    """Return the name of the claim that engines mount."""
+    name: str = volumes(pods(objects)["engine"])["/var/cache/quire"]["persistentVolumeClaim"]["claimName"]
+    return name
 
 
 def test_a_claim_is_shared_and_can_be_mounted_on_several_nodes(gpu: list[Object]) -> None:
     claim = only(gpu, "PersistentVolumeClaim")
-    assert claims(gpu) == {claim["metadata"]["name"]}
+    assert claim_of_engines(gpu) == claim["metadata"]["name"]
     assert claim["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "50Gi"}}}
 
 
 def test_an_existing_claim_is_used_and_none_made() -> None:
     objects = render({"modelCache": {"persistence": {"enabled": True, "existingClaim": "models"}}})
-    assert claims(objects) == {"models"}
+    assert claim_of_engines(objects) == "models"
     assert of_kind(objects, "PersistentVolumeClaim") == []
 
 
@@ -697,6 +708,31 @@ def test_prompts_to_pin_are_a_file_that_the_gateway_reads(monkeypatch: pytest.Mo
     assert mounted["configMap"] == {"name": only(objects, "ConfigMap")["metadata"]["name"]}
 
 
+# API keys
+
+
+def test_a_secret_of_api_keys_is_a_file_that_the_gateway_reads_and_else_it_is_told_to_be_open(
+    default: list[Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = render({"gateway": {"apiKeys": {"existingSecret": "keys"}}})
+    secret = volumes(pods(objects)["gateway"])["/etc/quire-keys"]["secret"]
+    assert secret == {"secretName": "keys", "defaultMode": 0o440}
+    settings, _ = parse("gateway", variables(containers(objects)["gateway"]), monkeypatch)
+    assert (settings.api_keys, settings.insecure) == ("/etc/quire-keys/api_keys.toml", False)
+    settings.check_exposure()
+    settings, _ = parse("gateway", variables(containers(default)["gateway"]), monkeypatch)
+    assert (settings.api_keys, settings.insecure) == ("", True)
+    assert "/etc/quire-keys" not in volumes(pods(default)["gateway"])
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_no_service_refuses_to_listen_to_the_network_of_the_pods(
+    component: str, default: list[Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, _ = parse(component, variables(containers(default)[component]), monkeypatch)
+    settings.check_exposure()
+
+
 # Notes
 
 
@@ -706,8 +742,16 @@ def test_the_notes_say_how_to_call_the_gateway_and_warn(monitored: bool) -> None
     done = helm("install", "blue", str(CHART), "--dry-run=client", "--namespace", "llm", values=values)
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:")[2]
-    assert "WARNING: Quire has no authentication" in notes
+    assert "WARNING: nobody is asked for an API key, and nothing is encrypted" in notes
     assert "kubectl --namespace llm port-forward service/blue-quire-gateway 50051\n" in notes
     assert 'quire generate --chat "Why is the sky blue?"\n' in notes
     assert "gateway 9151, engine 9152, kvmanager 9153" in notes
     assert ("metrics.serviceMonitor.enabled=true" in notes) is not monitored
+
+
+def test_the_notes_say_that_clients_need_a_key() -> None:
+    values = nested("gateway.apiKeys.existingSecret", "keys")
+    done = helm("install", "blue", str(CHART), "--dry-run=client", "--namespace", "llm", values=values)
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "Clients need an API key of the Secret keys" in notes
+    assert 'QUIRE_API_KEY=... quire generate --chat "Why is the sky blue?"\n' in notes

@@ -252,7 +252,7 @@ def test_a_request_whose_time_is_over_fails_by_its_deadline_in_the_queue_and_whi
     engine.run()
     late = engine.finished["late"]
     assert {member.finish for member in late.members} == {FinishReason.FAILED}
-    assert late.failure is Failure.DEADLINE
+    assert late.failure is Failure.DEADLINE_QUEUED
     assert late.detail == "its time was over in the queue"
     assert [len(engine.tokens[name]) for name in (other, quick)] == [16, 2]
 
@@ -261,7 +261,8 @@ def test_what_was_generated_before_the_deadline_has_been_told(folder, alone):
     engine = ModelEngine(folder, block_size=BLOCK)
     engine.take(Request("late", tuple(prompt(10)), SAMPLED, Stopping(12), samples=((), (), ()), deadline=8.0))
     engine.run()
-    assert engine.finished["late"].detail == "its time was over while it ran"
+    late = engine.finished["late"]
+    assert (late.failure, late.detail) == (Failure.DEADLINE, "its time was over while it ran")
     assert [len(sample) for sample in engine.samples["late"]] == [len(engine.samples["late"][0])] * 3
     assert 0 < len(engine.samples["late"][0]) < 12
     assert [whole[: len(part)] for whole, part in zip(alone, engine.samples["late"], strict=True)] == engine.samples[

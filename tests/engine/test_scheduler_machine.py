@@ -1,6 +1,8 @@
 """Random requests, cancellations, slow answers, lost pools and failing steps in tiny pools, and what always holds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -29,6 +31,8 @@ class _Submitted:
     samples: int
     scored: bool
     search: BeamSearch | None
+    given: tuple[int, ...]  # tokens of each sample that were generated before
+    ended: frozenset[int]  # samples that had ended before
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -80,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         search=st.none()
         | st.none()
         | st.builds(BeamSearch, st.integers(1, 4), st.sampled_from([0.0, 1.0, 2.0]), st.booleans()),
+        cuts=st.none() | st.none() | st.tuples(*[st.integers(0, 10)] * 3),
     )
     def submit(
         self,
@@ -93,15 +98,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         samples: int,
         scored: bool,
         search: BeamSearch | None,
+        cuts: tuple[int, ...] | None,
     ) -> None:
         capacity = self.scheduler.capacity
         shared = len(prompt) // capacity.block_size
         own = -(-(len(prompt) + max_tokens - 1) // capacity.block_size) - shared
         samples = min(samples, search.width) if search else samples
-        sequences = search.width if search else samples
-        fits = shared + sequences * own <= capacity.unpinned_blocks and sequences <= self.scheduler.limits.max_sequences
         for _ in range(copies):
             seed = len(self.submitted)
+            begun, ended = self._begun(prompt, seed, max_tokens, stop, samples, () if search or not cuts else cuts)
+            sequences = search.width if search else samples - len(ended)
+            blocks = shared + sequences * own
+            fits = blocks <= capacity.unpinned_blocks and sequences <= self.scheduler.limits.max_sequences
             try:
                 name = self.engine.submit(
                     prompt,
@@ -111,7 +119,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     priority=priority,
                     salt=salt,
                     age=age,
-                    samples=samples,
+                    samples=begun,
+                    ended=ended,
                     prompt_logprobs=0 if scored else None,
                     beam_search=search,
                 )
@@ -119,7 +128,26 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert not fits
                 return
             assert fits
-            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples, scored, search)
+            given = tuple(map(len, begun))
+            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples, scored, search, given, ended)
+
+    def _begun(
+        self,
+        prompt: tuple[int, ...],
+        seed: int,
+        max_tokens: int,
+        stop: frozenset[int],
+        samples: int,
+        cuts: Sequence[int],
+    ) -> tuple[tuple[tuple[int, ...], ...], frozenset[int]]:
+        """Return what the samples had when they were cut off, and which of them had ended: never all of them."""
+        wholes = [
+            tuple(expected_tokens(prompt, seed, max_tokens, stop, VOCABULARY, sample)) for sample in range(samples)
+        ]
+        begun = [whole[:cut] for whole, cut in zip_longest(wholes, cuts[:samples], fillvalue=0)]
+        if begun == wholes:
+            begun[-1] = begun[-1][:-1]
+        return tuple(begun), frozenset(index for index in range(samples) if begun[index] == wholes[index])
 
     @rule(turns=st.integers(1, 8))
     def turn(self, turns: int) -> None:
@@ -220,8 +248,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             answers = expected_answers(asked.prompt, asked.search, asked.max_tokens, asked.stop, VOCABULARY)
             return [tokens for tokens, _ in answers[: asked.samples]]
         return [
-            expected_tokens(asked.prompt, asked.seed, asked.max_tokens, asked.stop, VOCABULARY, sample)
-            for sample in range(asked.samples)
+            expected_tokens(asked.prompt, asked.seed, asked.max_tokens, asked.stop, VOCABULARY, sample)[given:]
+            for sample, given in enumerate(asked.given)
         ]
 
     def teardown(self) -> None:
@@ -250,7 +278,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _check_end(self, name: str, sample: int, finish: FinishReason | None) -> None:
         tokens, expected = self.engine.samples[name][sample], self._expected(name)[sample]
-        if finish in (FinishReason.STOP, FinishReason.LENGTH):
+        if sample in self.submitted[name].ended:
+            assert (tokens, finish) == ([], FinishReason.STOP)
+        elif finish in (FinishReason.STOP, FinishReason.LENGTH):
             assert tokens == expected
             assert (finish is FinishReason.STOP) == (tokens[-1] in self.submitted[name].stop)
         elif finish is FinishReason.CANCELLED:

@@ -1,7 +1,8 @@
 """Triton's kernels where tests can run them: on a GPU, else under Triton's interpreter."""
 
-from functools import partial
-from typing import TYPE_CHECKING
+import inspect
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -10,6 +11,34 @@ if TYPE_CHECKING:
     from engine.attention.triton_backend import TritonBackend
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _look_once_for_builtins() -> None:
+    """Let the interpreter remember what of Triton's language it has to replace.
+
+    It looks through the whole language whenever a kernel calls a function, which is a third of its time.
+    """
+    from triton.runtime import interpreter
+
+    @cache
+    def builtins_of(language: Any) -> list[tuple[str, Any]]:
+        return [(name, member) for name, member in inspect.getmembers(language) if tl.core.is_builtin(member)]
+
+    def patch_builtins(language: Any, builder: Any, scope: Any) -> None:
+        for name, member in builtins_of(language):
+            if getattr(language, name) is member:  # else it is replaced
+                interpreter._patch_attr(language, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch_builtins
+
+
+if DEVICE.type == "cpu":
+    try:
+        import triton.language as tl
+    except ImportError:  # tests that need it are skipped
+        pass
+    else:
+        _look_once_for_builtins()
 
 
 def make_triton_backend() -> "partial[TritonBackend]":

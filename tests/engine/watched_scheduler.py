@@ -155,6 +155,9 @@ class WatchedScheduler(Scheduler):
         for state in groups[:2]:
             keys = [group.key for group in state]
             assert keys == sorted(keys)
+        assert roster._queued_tokens.keys() == set(roster.waiting)
+        assert roster._all_queued_tokens == sum(roster._queued_tokens.values())
+        assert 0 <= self.uncomputed_tokens <= sum(len(one.tokens) for one in roster._by_id.values())
         for group in roster.waiting:
             on_device = [member for member in group.members if member.table and not member.swapped]
             assert not on_device or group.id in self._asking._moving_out, "who waits holds no device block"
@@ -246,6 +249,7 @@ class WatchedScheduler(Scheduler):
         roster = self._roster
         assert self.empty
         assert not roster._by_id
+        assert self.uncomputed_tokens == 0
         assert [roster.waiting, roster.running, roster.admitting, self._asking.copies] == [[], [], {}, []]
         assert not roster.claims._owners
         assert not roster.claims._claims

@@ -27,7 +27,7 @@ def load(tiny_model: Callable[[str], Path]) -> Callable[[str, torch.device], Loa
 def wanted(load: Callable[[str, torch.device], LoadedModel]) -> Callable[[str], Wanted]:
     def make(attention: str) -> Wanted:
         loaded = load("llama", CPU)
-        capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 16, 8)
+        capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 8, 16)
         return Wanted(attention, loaded, capacity, None, 4)
 
     return make

@@ -359,12 +359,11 @@ def test_a_prompt_that_takes_long_to_tokenize_is_refused_without_holding_up_othe
     assert str(CONTEXT) in message
 
 
-# A second gateway of the same engine
+# A gateway of its own
 
 
 @pytest.fixture(scope="module")
 def strict_gateway(
-    tiny_quire: RunningQuire,
     tiny_model: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
     service: Callable[..., RunningService],
@@ -376,10 +375,12 @@ def strict_gateway(
         "{% if messages[0].role != 'user' %}{{ raise_exception('The user speaks first.') }}{% endif %}"
         "{{ messages[0].content }}"
     )
-    one = service(
-        *("gateway", "--listen", "127.0.0.1:0", "--max-requests", "1"),
-        *("--engine", tiny_quire.addresses["engine"], "--model", str(folder)),
+    kvmanager = service("kvmanager", "--listen", "127.0.0.1:0")
+    engine = service(
+        *("engine", "--listen", "127.0.0.1:0", "--kvmanager", kvmanager.address),
+        *("--model", str(folder), "--device-blocks", "64", "--engine-id", "strict"),
     )
+    one = service("gateway", "--listen", "127.0.0.1:0", "--max-requests", "1", "--engines", engine.address)
     one.output.wait_for("gateway is ready")
     return one
 

@@ -45,7 +45,7 @@ async def main():
     services = [
         KVManagerService(KVManagerSettings(listen=manager, grace_seconds=0)),  # the engine leaves later
         EngineService(EngineSettings(listen=engine, kvmanager=manager, model=model, dtype="float32", device_blocks=16)),
-        GatewayService(GatewaySettings(listen=gateway, engine=engine, model=model, http_listen="")),
+        GatewayService(GatewaySettings(listen=gateway, engines=engine, http_listen="")),
     ]
     for service in services:
         await service.start()

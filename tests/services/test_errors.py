@@ -24,7 +24,10 @@ from quire.v1 import (
 )
 from services import errors
 from services.engine import output_codec
-from services.gateway import generation
+from services.engine.tokenizer_files import TokenizerFiles
+from services.gateway import engine_news
+from services.gateway.api_keys import make_key
+from tests.api_keys import bearer, write_keys
 from tests.load import prompt_request
 from tests.running_quire import RunningService
 
@@ -67,7 +70,7 @@ def test_an_error_of_a_narrower_type_has_the_status_of_the_wider_one() -> None:
 def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
     assert set(output_codec._REFUSALS) == leaves(engine_errors.RequestRefused)
     reasons = set(engine_pb2.RefusalReason.values()) - {engine_pb2.REFUSAL_REASON_UNSPECIFIED}
-    assert set(generation._REFUSALS) == reasons
+    assert set(engine_news._REFUSALS) == reasons
     assert set(output_codec._REFUSALS.values()) == reasons
 
 
@@ -77,10 +80,23 @@ def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
 class PlayedEngine(engine_pb2_grpc.EngineServicer):
     """Ends each request as its id says, or leaves it without an answer."""
 
+    def __init__(self, tokenizer: TokenizerFiles) -> None:
+        self._tokenizer = tokenizer
+
     def GetEngine(self, _request: engine_pb2.GetEngineRequest, _context: Any) -> engine_pb2.GetEngineResponse:  # noqa: N802
         return engine_pb2.GetEngineResponse(
-            model="played", context_tokens=100, vocabulary_size=384, block_size=16, device_blocks=10
+            model="played",
+            context_tokens=100,
+            vocabulary_size=384,
+            block_size=16,
+            device_blocks=10,
+            tokenizer_digest=self._tokenizer.digest(),
         )
+
+    def GetTokenizer(  # noqa: N802
+        self, _request: engine_pb2.GetTokenizerRequest, _context: Any
+    ) -> Iterator[engine_pb2.GetTokenizerResponse]:
+        return self._tokenizer.pieces()
 
     def Serve(self, requests: Any, _context: Any) -> Iterator[engine_pb2.ServeResponse]:  # noqa: N802
         yield engine_pb2.ServeResponse(heartbeat=engine_pb2.Heartbeat())
@@ -106,6 +122,9 @@ class PlayedEngine(engine_pb2_grpc.EngineServicer):
             samples = [engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_FAILED)]
             finished = engine_pb2.RequestFinished(**names, samples=samples, failure=failure, detail="in words")
             return engine_pb2.StepOutput(finished=[finished])
+        if name == "flood":  # more than may wait for a client, before it can have read any
+            tokens = [engine_pb2.SampleTokens(**names, token_ids=[1] * 5000) for _ in range(2)]
+            return engine_pb2.StepOutput(tokens=tokens)
         if name == "shutting down":
             samples = [engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_CANCELLED)]
             return engine_pb2.StepOutput(finished=[engine_pb2.RequestFinished(**names, samples=samples)])
@@ -119,11 +138,11 @@ def gateway(
     address = f"unix:{tmp_path_factory.mktemp('engine')}/engine.sock"
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)
-        engine_pb2_grpc.add_EngineServicer_to_server(PlayedEngine(), server)
+        engine_pb2_grpc.add_EngineServicer_to_server(PlayedEngine(TokenizerFiles(tiny_model("llama"))), server)
         server.add_insecure_port(address)
         server.start()
         one = service(
-            *("gateway", "--listen", "127.0.0.1:0", "--engine", address, "--model", str(tiny_model("llama"))),
+            *("gateway", "--listen", "127.0.0.1:0", "--engines", address, "--failovers", "0"),
             *("--max-requests", "2", "--link-timeout-seconds", "600"),
         )
         one.output.wait_for("gateway is ready")
@@ -155,6 +174,8 @@ def failure_of(call: Any) -> tuple[Status, str]:
         ("REFUSAL_REASON_UNSPECIFIED", Status.INTERNAL),
         ("FAILURE_REASON_STEP", Status.INTERNAL),
         ("FAILURE_REASON_BLOCK_MANAGER", Status.UNAVAILABLE),
+        ("FAILURE_REASON_DEADLINE", Status.DEADLINE_EXCEEDED),
+        ("FAILURE_REASON_DEADLINE_QUEUED", Status.DEADLINE_EXCEEDED),
         ("FAILURE_REASON_CONSTRAINT", Status.INVALID_ARGUMENT),
         ("FAILURE_REASON_UNSPECIFIED", Status.INTERNAL),
     ],
@@ -168,6 +189,7 @@ def test_the_engines_word_reaches_the_client_with_its_status(
     assert failure_of(call) == (code, "in words")
     blamed = "a.field" if request_id.startswith("REFUSAL") else None
     blamed = "constraint" if request_id.endswith("CONSTRAINT") else blamed
+    blamed = "timeout" if "DEADLINE" in request_id else blamed
     assert dict(call.trailing_metadata()).get(errors.FIELD_METADATA) == blamed
 
 
@@ -300,14 +322,42 @@ PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
     errors.PinExists: lambda gateway, _: administer(gateway, Status.ALREADY_EXISTS)[0],
     errors.PinTooLarge: lambda gateway, _: administer(gateway, Status.RESOURCE_EXHAUSTED)[0],
     errors.Overloaded: lambda gateway, _: while_unanswered(gateway, ("a", "b"), lambda: generate(gateway)),
+    errors.SlowClient: lambda gateway, _: generate(gateway, request_id="flood"),
     errors.Unavailable: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_BLOCK_MANAGER"),
     errors.DeadlinePassed: lambda gateway, _: generate(gateway, timeout=timedelta(seconds=0.05)),
     errors.GenerationFailed: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_STEP"),
 }
 
 
+# At a gateway that asks for keys.
+KEYED_PROVOCATIONS: dict[type[Exception], Callable[[Any], Status]] = {
+    errors.Unauthenticated: lambda gateway: failure_of(gateway.GetModel(gateway_pb2.GetModelRequest()) for _ in "x")[0],
+    errors.NotPermitted: lambda gateway: failure_of(
+        gateway.Admin(gateway_pb2.AdminRequest(), metadata=bearer(KEY)) for _ in "x"
+    )[0],
+}
+
+KEY = make_key()
+
+
+@pytest.fixture(scope="module")
+def keyed_gateway(
+    service: Callable[..., RunningService], tmp_path_factory: pytest.TempPathFactory
+) -> gateway_pb2_grpc.GatewayStub:
+    keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", {KEY: "tenant = 'acme'"})
+    one = service("gateway", "--listen", "127.0.0.1:0", "--api-keys", str(keys))
+    return gateway_pb2_grpc.GatewayStub(one.channel)
+
+
+@pytest.mark.parametrize("error", KEYED_PROVOCATIONS, ids=[error.__name__ for error in KEYED_PROVOCATIONS])
+def test_every_row_about_keys_is_seen_by_a_client(
+    keyed_gateway: gateway_pb2_grpc.GatewayStub, error: type[Exception]
+) -> None:
+    assert KEYED_PROVOCATIONS[error](keyed_gateway) == errors.STATUS[error].grpc
+
+
 # Bytes that are no message are no domain error: what comes of them is seen in kvmanager/test_fuzzed_bytes.py.
-ROWS = [error for error in errors.STATUS if error is not DecodeError]
+ROWS = [error for error in errors.STATUS if error is not DecodeError and error not in KEYED_PROVOCATIONS]
 
 
 @pytest.mark.parametrize("error", ROWS, ids=[error.__name__ for error in ROWS])

@@ -43,9 +43,8 @@ def some_listen(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("label", ["kvmanager", "gateway"])
-def test_a_service_whose_address_is_taken_says_so(tiny_model: Callable[[str], Path], taken: str, label: str) -> None:
-    arguments = ("--model", str(tiny_model("llama"))) if label == "gateway" else ()
-    assert fail(label, "--listen", taken, *arguments) == (
+def test_a_service_whose_address_is_taken_says_so(taken: str, label: str) -> None:
+    assert fail(label, "--listen", taken) == (
         f"{label} cannot go on: AddressUnavailable: cannot listen on {taken}: Address already in use"
     )
 
@@ -64,16 +63,9 @@ def test_a_service_says_why_an_address_is_impossible(address: str, reason: str) 
     )
 
 
-@pytest.mark.parametrize("label", ["engine", "gateway"])
-def test_a_service_without_its_model_names_it(tmp_path: Path, label: str) -> None:
-    last = fail(label, *some_listen(tmp_path), "--model", "/no/model")
-    assert last.startswith(f"{label} cannot go on: ModelUnavailable: /no/model is no model: ")
-
-
-def test_a_gateway_whose_model_folder_has_no_tokenizer_says_so(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    last = fail("gateway", *some_listen(tmp_path), "--model", str(tmp_path))
-    assert last.startswith(f"gateway cannot go on: TokenizerLoadError: No tokenizer can be read from {tmp_path}")
+def test_an_engine_without_its_model_names_it(tmp_path: Path) -> None:
+    last = fail("engine", *some_listen(tmp_path), "--model", "/no/model")
+    assert last.startswith("engine cannot go on: ModelUnavailable: /no/model is no model: ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -160,7 +152,7 @@ def test_a_model_that_is_being_fetched_does_not_hold_up_a_signal(tmp_path: Path)
     with (tmp_path / "models" / "SmolLM2-135M-Instruct-Q4_1.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cases = [("serve", signal.SIGTERM, 0), ("serve", signal.SIGINT, 0), ("engine", signal.SIGTERM, 0)]
-        cases += [("gateway", signal.SIGINT, 0), ("demo", signal.SIGTERM, 130), ("demo", signal.SIGINT, 130)]
+        cases += [("demo", signal.SIGTERM, 130), ("demo", signal.SIGINT, 130)]
         processes = [launch(command, QUIRE_CACHE=str(tmp_path)) for command, _, _ in cases]
         for process, (_, number, status) in zip(processes, cases, strict=True):
             assert process.stdout is not None

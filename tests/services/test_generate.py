@@ -147,6 +147,7 @@ def test_get_model_describes_the_model_by_its_name_or_none(tiny_quire: RunningQu
         block_size=16,
         device_blocks=64,
         dtype="float32",
+        engines=1,
     )
 
 

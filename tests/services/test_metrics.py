@@ -24,6 +24,13 @@ SHOWN = {
         "quire_inter_token_latency_seconds": (),
         "quire_e2e_request_latency_seconds": (),
         "quire_request_success": ("finished_reason",),
+        "quire_routed_requests": ("reason",),
+        "quire_routed_cached_tokens": (),
+        "quire_failovers": ("reason",),
+        "quire_cancel_to_free_seconds": (),
+        "quire_admission_rejections": (),
+        "quire_deadline_exceeded": ("phase",),
+        "quire_slow_clients": (),
         "quire_http_requests": ("route", "method", "status"),
     },
     "engine": {
@@ -70,8 +77,11 @@ SHOWN = {
 }
 
 
-# Of these there is no series for each engine: engines come and go.
-OUTLIVING = {"quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"}
+# Of these there is no series for each engine: engines come and go, and no engine has begun what is refused.
+OUTLIVING = {
+    *("quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"),
+    *("quire_admission_rejections", "quire_deadline_exceeded", "quire_slow_clients"),
+}
 # And of these none for each model: a request is counted whatever it asks for.
 OF_NO_MODEL = {"quire_http_requests"}
 
@@ -152,7 +162,7 @@ def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQui
 
 
 def test_while_requests_run_their_blocks_and_tokens_are_shown_as_held(tiny_quire: RunningQuire) -> None:
-    call = tiny_quire.gateway.Generate(prompt_request("a prompt that is a little longer than one block", 200))
+    call = tiny_quire.gateway.Generate(prompt_request("a prompt that is a little longer than one block", 900))
     for _ in range(6):
         next(call)
     engine, manager = scrape(tiny_quire, "engine"), scrape(tiny_quire, "kvmanager")
@@ -170,7 +180,7 @@ def test_while_requests_run_their_blocks_and_tokens_are_shown_as_held(tiny_quire
 
 def test_a_request_left_by_its_client_counts_as_aborted_and_a_refused_one_not_at_all(tiny_quire: RunningQuire) -> None:
     before = scrape(tiny_quire, "gateway")
-    call = tiny_quire.gateway.Generate(prompt_request("left", 500))
+    call = tiny_quire.gateway.Generate(prompt_request("left", 900))
     for _ in range(3):
         next(call)
     call.cancel()
@@ -225,7 +235,7 @@ def test_an_engine_that_dies_takes_its_series_along_and_its_requests_end_as_erro
         *("engine", "--listen", "127.0.0.1:0", "--kvmanager", manager.address, "--model", model),
         *("--device-blocks", "64", "--engine-id", "one"),
     )
-    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engine", engine.address, "--model", model)
+    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", engine.address)
     gateway.output.wait_for("gateway is ready")
     assert Scrape.of(manager.metrics_url).values("quire_kv_pool_blocks", "engine") == {"one": 64}
 

@@ -122,7 +122,7 @@ def test_a_model_found_in_the_cache_costs_neither_time_nor_a_child_process(
     stages = Stages()
     began = time.monotonic()
     assert resolve(str(tiny_gguf), converted, stages).parent == converted
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
     assert stages == []
 
 

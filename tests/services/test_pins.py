@@ -191,10 +191,8 @@ class TestFile:
             self.read(tmp_path, line(name="ok", text="A") + "\n" + wrong)
         assert words in str(refused.value)
 
-    def test_a_gateway_does_not_start_with_a_file_that_is_wrong(
-        self, tmp_path: Path, tiny_model: Callable[[str], Path]
-    ) -> None:
-        process = launch("gateway", "--model", str(tiny_model("llama")), "--pinned-prompts", str(tmp_path / "none"))
+    def test_a_gateway_does_not_start_with_a_file_that_is_wrong(self, tmp_path: Path) -> None:
+        process = launch("gateway", "--pinned-prompts", str(tmp_path / "none"))
         output, _ = process.communicate(timeout=START_SECONDS)
         assert process.returncode == 1
         assert f"pinned_prompts is '{tmp_path}/none', which cannot be read" in output
@@ -210,7 +208,7 @@ def test_prompts_of_a_file_are_pinned_whenever_the_engine_comes_up_and_survive_a
     arguments = {
         "kvmanager": (),
         "engine": ("--kvmanager", addresses["kvmanager"], "--device-blocks", "64", "--engine-id", "e", *model),
-        "gateway": ("--engine", addresses["engine"], "--pinned-prompts", str(file), *model),
+        "gateway": ("--engines", addresses["engine"], "--pinned-prompts", str(file)),
     }
 
     def start(name: str) -> RunningService:

@@ -59,9 +59,7 @@ class Recorded:
             *("--model", str(model), "--device-blocks", "64", "--max-sequences", "8"),
             *("--record-requests", str(self.requests)),
         )
-        self.gateway = service(
-            "gateway", "--listen", f"unix:{folder}/g.sock", "--engine", self.engine.address, "--model", str(model)
-        )
+        self.gateway = service("gateway", "--listen", f"unix:{folder}/g.sock", "--engines", self.engine.address)
         self.gateway.output.wait_for("gateway is ready")
 
     def generate(self, prompt: str, max_tokens: int, seed: int | None = None) -> Answer:

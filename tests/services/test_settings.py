@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -11,8 +11,12 @@ import pytest
 
 from services.cli.main import cli
 from services.cli.options import arguments_of, settings_from
+from services.engine.server import EngineService
 from services.engine.settings import EngineSettings
+from services.exposure import is_local
+from services.gateway.server import GatewayService
 from services.gateway.settings import GatewaySettings
+from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
 from services.settings import InvalidSetting
 from tests.running_quire import START_SECONDS, launch
@@ -22,7 +26,19 @@ FIELDS = [(label, field) for label, kind in TYPES.items() for field in dataclass
 FIELD_IDS = [f"{label}-{field.name}" for label, field in FIELDS]
 
 # A token budget below the sequences is refused for that, whatever its own bounds.
-FITTING = {"token_budget": {"max_sequences": 1}, "max_sequences": {"token_budget": 1_000_000}}
+FITTING: dict[str, dict[str, Any]] = {
+    "token_budget": {"max_sequences": 1},
+    "max_sequences": {"token_budget": 1_000_000},
+}
+# What a setting of TLS needs beside it.
+NEEDED = {
+    "tls_certificate": {"tls_key": "k"},
+    "tls_key": {"tls_certificate": "c"},
+    "tls_client_ca": {"tls_certificate": "c", "tls_key": "k"},
+    "link_certificate": {"link_ca": "a", "link_key": "k"},
+    "link_key": {"link_ca": "a", "link_certificate": "c"},
+    "link_server_name": {"link_ca": "a"},
+}
 
 
 def out_of_bounds() -> Iterator[tuple[str, str, Any]]:
@@ -72,10 +88,16 @@ def test_clients_ask_for_a_model_by_the_end_of_its_name_unless_told_otherwise() 
 # Flags and environment
 
 
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def another_value(field: "dataclasses.Field[Any]") -> Any:
     """Return a value that is not the default, within bounds."""
     if field.metadata["choices"]:
         return next(choice for choice in reversed(field.metadata["choices"]) if choice != field.default)
+    if isinstance(field.default, bool):
+        return not field.default
     if isinstance(field.default, str):
         return "something else"
     return field.metadata["most"] or field.default + 3
@@ -93,12 +115,14 @@ def parse(label: str, *arguments: str) -> Any:
 def test_every_setting_has_a_flag_and_an_environment_variable(
     monkeypatch: pytest.MonkeyPatch, label: str, field: "dataclasses.Field[Any]"
 ) -> None:
-    value = another_value(field)
-    expected = dataclasses.replace(TYPES[label](), **{field.name: value})
+    value, needed = another_value(field), NEEDED.get(field.name, {})
+    expected = dataclasses.replace(TYPES[label](), **{field.name: value}, **needed)
     assert expected != TYPES[label]() == parse(label)
-    assert parse(label, "--" + field.name.replace("_", "-"), str(value)) == expected
+    flags = [word for name, text in needed.items() for word in (flag(name), text)]
+    given = [flag(field.name)] if isinstance(value, bool) else [flag(field.name), str(value)]
+    assert parse(label, *flags, *given) == expected
     monkeypatch.setenv(f"QUIRE_{label}_{field.name}".upper(), str(value))
-    assert parse(label) == expected
+    assert parse(label, *flags) == expected
 
 
 @pytest.mark.parametrize("label", TYPES)
@@ -108,11 +132,26 @@ def test_settings_survive_the_way_to_a_child_process(label: str) -> None:
     assert parse(label, *arguments_of(settings)) == settings
 
 
+def test_a_switch_in_the_environment_does_not_reach_a_child_that_was_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QUIRE_GATEWAY_INSECURE", "true")
+    assert parse("gateway").insecure
+    assert not parse("gateway", *arguments_of(GatewaySettings())).insecure
+
+
 @pytest.mark.parametrize("name", ["serve", "demo"])
 def test_serve_and_demo_take_the_engines_settings_too(name: str) -> None:
     options = {parameter.name for parameter in cli.commands[name].params if isinstance(parameter, click.Option)}
-    inner = {"listen", "kvmanager", "engine", "model_name", "engine_id"}
-    assert options >= {field.name for field in dataclasses.fields(EngineSettings)} - inner
+    inner = {"listen", "kvmanager", "engine", "model_name", "engine_id", "insecure"}
+    wanted = {field.name for field in dataclasses.fields(EngineSettings)} - inner
+    assert options >= {name for name in wanted if not name.startswith(("tls_", "link_"))}
+
+
+def test_serve_takes_what_concerns_the_gateways_port_and_nothing_of_the_links_inside() -> None:
+    options = {parameter.name for parameter in cli.commands["serve"].params}
+    assert options >= {"api_keys", "prefixes", "insecure", "tls_certificate", "tls_key", "tls_client_ca"}
+    assert not [name for name in options if name and name.startswith("link_") and name != "link_timeout_seconds"]
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, str]:
@@ -132,6 +171,8 @@ def run(*arguments: str, **environment: str) -> tuple[int, str]:
         (("kvmanager", "--grace-seconds", "-1"), {}, "grace_seconds is -1.0, it must be at least 0"),
         (("kvmanager", "--listen", ""), {}, "listen is empty"),
         (("engine", "--device", "abacus"), {}, "'abacus' is not one of 'auto', 'cpu', 'cuda'"),
+        (("serve", "--listen", "[::]:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
+        (("gateway", "--listen", "0.0.0.0:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
     ],
 )
 def test_the_command_refuses_a_bad_setting_at_once_naming_it(
@@ -141,3 +182,80 @@ def test_the_command_refuses_a_bad_setting_at_once_naming_it(
     assert status == 2
     assert reason in " ".join(output.split())
     assert "Traceback" not in output
+
+
+# Who can reach a service.
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1:50051", True),
+        ("127.1.2.3:0", True),
+        ("[::1]:50051", True),
+        ("localhost:50051", True),
+        ("unix:/tmp/x.sock", True),
+        ("nonsense", True),
+        ("no.such.host.invalid:50051", True),
+        ("0.0.0.0:50051", False),
+        ("[::]:50051", False),
+        ("0:50051", False),
+        (":50051", False),
+        ("192.0.2.1:50051", False),
+        ("[2001:db8::1]:50051", False),
+        ("[::ffff:0.0.0.0]:50051", False),
+        ("ipv4:0.0.0.0:50051", False),
+        ("ipv4:127.0.0.1:50051", False),
+        ("dns:///0.0.0.0:50051", False),
+    ],
+)
+def test_an_address_is_local_only_where_no_other_machine_reaches_it(address: str, local: bool) -> None:
+    assert is_local(address) == local
+
+
+@pytest.mark.parametrize("label", TYPES)
+def test_no_service_listens_beyond_this_machine_without_its_guard_unless_told_so(label: str) -> None:
+    kind, everywhere = TYPES[label], "0.0.0.0:1"
+    guard: dict[str, Any] = {"api_keys": "f"}
+    if label != "gateway":
+        guard = {"tls_client_ca": "a", "tls_certificate": "c", "tls_key": "k"}
+    kind().check_exposure()
+    kind(listen=everywhere, insecure=True).check_exposure()
+    kind(listen=everywhere, **guard).check_exposure()
+    with pytest.raises(InvalidSetting, match=r"^listen is 0\.0\.0\.0:1, which others than this machine can reach"):
+        kind(listen=everywhere).check_exposure()
+
+
+SERVICES: dict[str, Callable[[Any], Any]] = {
+    "kvmanager": KVManagerService,
+    "engine": EngineService,
+    "gateway": GatewayService,
+}
+
+
+@pytest.mark.parametrize("label", TYPES)
+def test_a_bare_server_refuses_it_as_well(label: str) -> None:
+    with pytest.raises(InvalidSetting, match="which others than this machine can reach"):
+        SERVICES[label](TYPES[label](listen="0.0.0.0:0"))
+
+
+@pytest.mark.parametrize(
+    ("label", "given", "fault"),
+    [
+        ("kvmanager", {"tls_certificate": "c"}, "tls_certificate is given, but tls_key is not"),
+        ("engine", {"tls_key": "k"}, "tls_key is given, but tls_certificate is not"),
+        ("gateway", {"tls_client_ca": "a"}, "tls_client_ca is given, but tls_certificate is not"),
+        ("engine", {"link_ca": "a", "link_key": "k"}, "link_key is given, but link_certificate is not"),
+        ("gateway", {"link_server_name": "n"}, "link_server_name is given, but link_ca is not"),
+        ("engine", {"link_ca": "a", "kvmanager": "unix:/x"}, "link_ca is given, but kvmanager is a Unix socket"),
+        ("gateway", {"link_ca": "a", "engines": "unix:/x, unix:/y"}, "link_ca is given, but engines is a Unix socket"),
+        (
+            "kvmanager",
+            {"tls_certificate": "c", "tls_key": "k", "listen": "unix:/x"},
+            "tls_certificate is given, but listen is unix:/x",
+        ),
+    ],
+)
+def test_settings_of_tls_that_do_not_go_together_are_refused(label: str, given: dict[str, str], fault: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{fault}"):
+        TYPES[label](**given)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -16,6 +17,7 @@ from tests.load import prompt_request
 from tests.running_quire import RunningQuire
 
 MIB = 1024 * 1024
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 # The fastest that gRPC's own clients ping is once a second. Four pings too early are too many.
 OBSERVED_SECONDS = 8
@@ -78,6 +80,56 @@ def test_two_servers_do_not_share_a_port() -> None:
             await second.stop(grace=0)
 
     asyncio.run(bind_twice())
+
+
+async def seconds_until_closed(address: str, greeting: bytes) -> float:
+    """Return how long a connection stays on which only this is said; more than a few are not waited for."""
+    host, _, port = address.rpartition(":")
+    begun = asyncio.get_running_loop().time()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(greeting)
+    with suppress(TimeoutError, ConnectionResetError):
+        async with asyncio.timeout(OBSERVED_SECONDS):
+            while await reader.read(1024):
+                pass
+    writer.close()
+    return asyncio.get_running_loop().time() - begun
+
+
+def test_a_connection_that_does_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_HANDSHAKE_SECONDS", 1)
+
+    async def wait() -> list[float]:
+        server = transport.server(MIB)
+        address = transport.bind(server, "127.0.0.1:0")
+        await server.start()
+        try:
+            return await asyncio.gather(*(seconds_until_closed(address, said) for said in (b"", PREFACE[:7], PREFACE)))
+        finally:
+            await server.stop(grace=0)
+
+    assert max(asyncio.run(wait())) < OBSERVED_SECONDS / 2
+
+
+def test_no_more_connections_are_taken_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_CONNECTIONS", 3)
+
+    async def connect() -> list[bool]:
+        server = transport.server(MIB)
+        host, _, port = transport.bind(server, "127.0.0.1:0").rpartition(":")
+        await server.start()
+        taken, writers = [], []
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(PREFACE + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            taken.append(bool(await reader.read(9)))
+            writers.append(writer)
+        for writer in writers:
+            writer.close()
+        await server.stop(grace=0)
+        return taken
+
+    assert asyncio.run(connect()) == [True, True, True, False, False]
 
 
 # Links between services take 64 MiB; what the gateway takes is in test_bad_input.

@@ -11,12 +11,14 @@ The Deployment and the Service of one of the three services, made from what dist
   replicas      how many pods
   strategy      how they are replaced
   serviceType   type of its Service
+  headless      whether its Service's name stands for the pods instead of an address of its own
   usesModel     whether it reads a model
 */}}
 {{- define "quire.workload" -}}
 {{- $root := .root }}
 {{- $component := .component }}
 {{- $values := get $root.Values $component }}
+{{- $keys := dig "apiKeys" "existingSecret" "" $values }}
 {{- $name := printf "%s-%s" (include "quire.fullname" $root) $component }}
 apiVersion: apps/v1
 kind: Deployment
@@ -157,6 +159,11 @@ spec:
               mountPath: /etc/quire
               readOnly: true
             {{- end }}
+            {{- if $keys }}
+            - name: api-keys
+              mountPath: /etc/quire-keys
+              readOnly: true
+            {{- end }}
       volumes:
         - name: tmp
           emptyDir: {}
@@ -181,6 +188,13 @@ spec:
           configMap:
             name: {{ include "quire.fullname" $root }}-prompts
         {{- end }}
+        {{- with $keys }}
+        # The gateway reads the file again when Kubernetes has updated it: no new pods for new keys.
+        - name: api-keys
+          secret:
+            secretName: {{ . }}
+            defaultMode: 0440
+        {{- end }}
       {{- with $values.runtimeClassName }}
       runtimeClassName: {{ . }}
       {{- end }}
@@ -203,6 +217,10 @@ metadata:
     app.kubernetes.io/component: {{ $component }}
 spec:
   type: {{ .serviceType }}
+  {{- if .headless }}
+  # Its name stands for the addresses of all pods that are ready: gateways choose among them.
+  clusterIP: None
+  {{- end }}
   selector:
     {{- include "quire.selectorLabels" $root | nindent 4 }}
     app.kubernetes.io/component: {{ $component }}

@@ -93,19 +93,16 @@ def test_the_command_alone_shows_its_help_and_an_unknown_one_says_so() -> None:
 # generate
 
 
-def long_prompt(quire: RunningQuire, tokens: int = LONG) -> str:
-    """Find a prompt that goes on for so many tokens without running into the end token."""
-    for number in range(50):
-        prompt = f"{PROMPT} {number}"
-        if len(quire.generate(request(tokens, prompt)).token_ids) == tokens:
-            return prompt
-    raise AssertionError("50 prompts end too early")
+def tokens(count: int) -> tuple[str, ...]:
+    """The options for so many tokens, whatever the model would end with."""
+    return ("--max-tokens", str(count), "--min-tokens", str(count))
 
 
 def test_generate_prints_the_text_while_it_comes(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
-    prompt = long_prompt(tiny_quire)
-    expected = tiny_quire.generate(request(LONG, prompt))
-    process = begin("generate", *at, "--max-tokens", str(LONG), prompt, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wanted = request(LONG)
+    wanted.stopping.min_tokens = LONG
+    expected = tiny_quire.generate(wanted)
+    process = begin("generate", *at, *tokens(LONG), PROMPT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     with process, process.stdout, process.stderr:
@@ -180,18 +177,14 @@ def test_generate_says_in_one_line_what_went_wrong(
 
 
 def test_ctrl_c_ends_generate_and_its_request(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
-    process = begin(
-        *("generate", *at, "--max-tokens", "900", long_prompt(tiny_quire, 900)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = begin("generate", *at, *tokens(900), PROMPT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     os.read(process.stdout.fileno(), 100)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 1
     assert errors.decode().strip() == "Aborted!"
-    assert tiny_quire.settled_pool(seconds=2).sequences == 0
+    assert tiny_quire.settled_pool().sequences == 0
 
 
 # chat

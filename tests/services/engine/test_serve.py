@@ -51,12 +51,11 @@ class Link:
         assert refused.request_id == request_id
         return refused
 
-    def tokens(self, request_id: str) -> list[int]:
-        """Return the tokens read so far."""
-        steps = [response.step for response in self.responses]
-        return [
-            token for step in steps for news in step.tokens if news.request_id == request_id for token in news.token_ids
-        ]
+    def tokens(self, request_id: str, sample: int = 0) -> list[int]:
+        """Return the tokens of a sample read so far."""
+        news = [news for response in self.responses for news in response.step.tokens]
+        own = [one for one in news if (one.request_id, one.sample) == (request_id, sample)]
+        return [token for one in own for token in one.token_ids]
 
     def half_close(self) -> None:
         """Say that nothing more comes, and read what the engine still says."""
@@ -197,6 +196,39 @@ def test_a_request_that_was_begun_elsewhere_goes_on_with_its_penalties_and_log_p
     assert all(len(one.logprobs) == len(one.token_ids) for one in news)
 
 
+def test_samples_that_had_ended_elsewhere_are_only_said_to_have_ended(gateway: Link) -> None:
+    fields = {"sampling": decoding_pb2.Sampling(temperature=1, top_p=1, seed=5, sample_count=3)}
+    gateway.submit("whole", **fields, samples=[engine_pb2.SampleState()] * 3)
+    gateway.finish("whole")
+    whole = [gateway.tokens("whole", sample) for sample in range(3)]
+    states = [engine_pb2.SampleState(generated_token_ids=tokens, ended=True) for tokens in whole]
+    states[1] = engine_pb2.SampleState(generated_token_ids=whole[1][:9])
+    gateway.submit("moved", **fields, samples=states, attempt=2)
+    finished = gateway.finish("moved")
+    assert [gateway.tokens("moved", sample) for sample in range(3)] == [[], whole[1][9:], []]
+    ends = [decoding_pb2.FINISH_REASON_STOP, decoding_pb2.FINISH_REASON_LENGTH, decoding_pb2.FINISH_REASON_STOP]
+    assert [end.reason for end in finished.samples] == ends
+
+
+def test_every_message_tells_what_the_engine_has_to_do(tiny_quire: RunningQuire, gateway: Link) -> None:
+    gateway.read_until(lambda response: response.HasField("heartbeat"))
+    idle = gateway.responses[-1]
+    assert (idle.load.running, idle.load.waiting, idle.load.prompt_tokens, idle.draining) == (0, 0, 0, False)
+    assert idle.load.available_blocks == tiny_quire.pool().device_blocks == idle.request_blocks
+    prompts = [[number] * 500 for number in range(20, 24)]  # 32 blocks each: two of them fit
+    for prompt in prompts:
+        gateway.submit(f"r{prompt[0]}", 8, prompt_token_ids=prompt)
+    for prompt in prompts:
+        gateway.finish(f"r{prompt[0]}")
+    loads = [response.load for response in gateway.responses]
+    assert max(load.running for load in loads) >= 1
+    assert max(load.waiting for load in loads) >= 2
+    assert 2 * 500 <= max(load.prompt_tokens for load in loads) <= 4 * 500
+    assert min(load.available_blocks for load in loads) <= 32
+    gateway.read_until(lambda response: response.HasField("heartbeat"))
+    assert gateway.responses[-1].load == idle.load
+
+
 def test_get_engine_describes_what_the_pool_is_registered_as(tiny_quire: RunningQuire) -> None:
     engine = tiny_quire.engine.GetEngine(engine_pb2.GetEngineRequest())
     pool = tiny_quire.pool()
@@ -209,7 +241,10 @@ def test_get_engine_describes_what_the_pool_is_registered_as(tiny_quire: Running
         block_size=pool.block_size,
         device_blocks=pool.device_blocks,
         dtype="float32",
+        tokenizer_digest=engine.tokenizer_digest,
+        max_sequences=16,
     )
+    assert len(engine.tokenizer_digest) == 32
 
 
 # What is refused
@@ -261,7 +296,7 @@ def test_more_samples_than_the_engine_runs_are_refused_naming_the_field(gateway:
 def test_a_request_whose_time_is_over_fails_by_its_deadline(gateway: Link) -> None:
     gateway.submit("r", 900, timeout={"nanos": 1})
     finished = gateway.read_until(lambda response: response.step.finished).step.finished[0]
-    assert finished.failure == engine_pb2.FAILURE_REASON_DEADLINE
+    assert finished.failure == engine_pb2.FAILURE_REASON_DEADLINE_QUEUED
     assert finished.detail.startswith("its time was over")
 
 
@@ -273,6 +308,35 @@ def test_an_empty_message_ends_the_link_and_its_requests(tiny_quire: RunningQuir
     assert gateway.status() == grpc.StatusCode.INVALID_ARGUMENT
     assert tiny_quire.settled_pool().sequences == 0
     assert granted_blocks(tiny_quire) - granted < 50
+
+
+def test_an_id_is_free_again_when_the_end_of_its_link_was_seen(link: Callable[[], Link], expected: list[int]) -> None:
+    """What the engine is told comes to it in order: the end of the old link's requests before the new request."""
+    for attempt in range(1, 6):
+        gateway = link()
+        gateway.submit("r", 300, attempt=attempt)
+        gateway.read_until(lambda response: response.step.tokens)
+        gateway.half_close()
+    last = link()
+    last.submit("r", 20, attempt=6)
+    last.finish("r")
+    assert last.tokens("r") == expected[:20]
+
+
+def test_an_id_whose_link_broke_is_free_again_after_a_few_attempts(
+    link: Callable[[], Link], expected: list[int]
+) -> None:
+    first, second = link(), link()
+    first.submit("r", 900)
+    first.read_until(lambda response: response.step.tokens)
+    first.break_off()
+    for attempt in range(2, 40):
+        second.submit("r", 20, attempt=attempt)
+        answer = second.read_until(lambda response: response.step.refused or response.step.started)
+        if answer.step.started:
+            break
+    second.finish("r")
+    assert second.tokens("r") == expected[:20]
 
 
 # What ends a request
@@ -376,3 +440,28 @@ def test_a_gateway_that_does_not_read_holds_nobody_up(gateway: Link, deaf: Link,
     gateway.submit("r", 300)
     gateway.finish("r")
     assert gateway.tokens("r") == expected
+
+
+# A gateway that does not read
+
+
+def test_a_gateway_that_does_not_read_is_cut_off_and_no_other_waits(
+    tiny_quire: RunningQuire, gateway: Link, expected: list[int]
+) -> None:
+    """Scores of prompts are much output for little work: a request brings some 100 KiB."""
+    options = [
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 16384),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    with grpc.insecure_channel(tiny_quire.addresses["engine"], options=options) as channel:
+        unread = Link(engine_pb2_grpc.EngineStub(channel))
+        for number in range(150):
+            unread.submit(f"u{number}", 1, prompt_token_ids=[20 + number] * 1000, prompt_logprobs=20)
+        gateway.submit("read", 100, priority=-1)
+        gateway.finish("read")
+        assert gateway.tokens("read") == expected[:100]
+        while tiny_quire.pool().sequences:
+            assert gateway.read_until(lambda _: True)
+        assert unread.status() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len([one for response in unread.responses for one in response.step.finished]) < 150

@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 import pytest
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.errors import DeadlinePassed, GenerationFailed, Overloaded, ServiceError, Unavailable
+from services.errors import DeadlinePassed, GenerationFailed, Overloaded, ServiceError, SlowClient, Unavailable
 from services.gateway.measured import measured
 from services.gateway.observer import Ending, RequestObserver
 
@@ -80,6 +80,7 @@ def test_tokens_that_come_together_share_the_time_and_text_without_a_token_is_no
     ("error", "ending"),
     [
         (DeadlinePassed("late"), Ending.ABORT),
+        (SlowClient("asleep"), Ending.ABORT),
         (Unavailable("gone"), Ending.ERROR),
         (GenerationFailed("broken"), Ending.ERROR),
         (Overloaded("full"), None),

@@ -94,13 +94,8 @@ def test_what_has_no_effect_is_taken(http: httpx.Client) -> None:
         "service_tier": "auto",
         "parallel_tool_calls": True,
     }
-    harmless |= {"modalities": ["text"], "stop": None, "tools": None, "best_of": 1}
-    harmless |= {
-        "response_format": {"type": "text"},
-        "length_penalty": 1.0,
-        "prompt_cache_key": "k",
-        "reasoning_effort": None,
-    }
+    harmless |= {"modalities": ["text"], "stop": None, "tools": None, "response_format": {"type": "text"}, "best_of": 1}
+    harmless |= {"length_penalty": 1.0, "prompt_cache_key": "k", "safety_identifier": "s", "reasoning_effort": None}
     said = [
         http.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 8, "seed": 1, **own}).json()
         for own in ({}, harmless)

@@ -1,0 +1,131 @@
+"""An engine that computes nothing: the real server, scheduler and pool, and a runner that always says the same token.
+
+For benchmarks of what is around engines, such as routing: it starts in a second or two, and its time can be paced, so
+that its load is real.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine.plan import Done, Sampled, StepPlan, Work
+from engine.request import Capacity
+from engine.scheduler import Scheduler
+from services.cli.options import options_of, settings_from
+from services.cli.run_service import run_service
+from services.engine.metrics import EngineMetrics
+from services.engine.server import EngineService
+from services.engine.settings import EngineSettings
+from services.engine.tokenizer_files import TokenizerFiles
+from services.service import Service
+
+# What sleeping too long may be made up for by sleeping less.
+_MOST_CREDIT_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """What is said of a model that is none."""
+
+    fingerprint: str
+    vocabulary_size: int
+    eos_token_ids: frozenset[int] = frozenset()
+    dtype: str = "none"
+
+
+class NullRunner:
+    """Executes plans by waiting: so many seconds for each token that a step feeds."""
+
+    def __init__(self, token_id: int, seconds_per_token: float) -> None:
+        self._token = Sampled(token_id)
+        self._seconds_per_token = seconds_per_token
+        self._free_at = 0.0
+
+    def launch(self, plan: StepPlan) -> Done:
+        """Bring the one token for whatever is asked; a beam goes on with it and those after it."""
+        self._wait(sum(len(work.token_ids) for work in plan.work))
+        return Done([one for work in plan.work for one in self._brought(work)])
+
+    def _wait(self, tokens: int) -> None:
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now - _MOST_CREDIT_SECONDS) + tokens * self._seconds_per_token
+        if self._free_at > now:
+            time.sleep(self._free_at - now)
+
+    def _brought(self, work: Work) -> list[Sampled]:
+        first = self._token.token_id
+        scored = [Sampled(token, 0.0) for token in work.to_score.token_ids] if work.to_score else []
+        if work.samples and work.candidates:
+            return [*scored, Sampled(first, top=tuple((first + rank, -float(rank)) for rank in range(work.candidates)))]
+        own = self._token if work.logprobs is None else Sampled(first, 0.0)
+        return [*scored, *[own] * (len(work.sample_indices) if work.samples else 0)]
+
+
+@dataclass(frozen=True)
+class NullParts:
+    """A services.engine.parts.Parts."""
+
+    loaded: Nothing
+    scheduler: Scheduler
+    runner: NullRunner
+
+
+@dataclass(frozen=True)
+class NullOptions:
+    """What is pretended: the context and the vocabulary in tokens, the token that is said, and the time it takes."""
+
+    context_tokens: int
+    vocabulary_size: int
+    token_id: int
+    microseconds_per_token: float
+
+
+def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
+    """Put an engine together whose model is a folder with a tokenizer."""
+    fingerprint = f"nothing-{TokenizerFiles(Path(settings.model)).digest().hex()[:16]}"
+    capacity = Capacity(
+        options.context_tokens,
+        options.vocabulary_size,
+        settings.block_size,
+        settings.device_blocks,
+        settings.host_blocks,
+    )
+    return NullParts(
+        Nothing(fingerprint, options.vocabulary_size),
+        Scheduler(capacity, settings.limits()),
+        NullRunner(options.token_id, options.microseconds_per_token / 1e6),
+    )
+
+
+@click.command()
+@options_of(
+    EngineSettings,
+    leave_out=("device", "dtype", "attention_backend", "kernels_folder", "cache_mib", "threads"),
+    device_blocks=8192,
+    token_budget=8192,
+)
+@click.option("--context-tokens", default=131072 + 8192, show_default=True, help="Tokens of prompt and output.")
+@click.option("--vocabulary-size", default=1 << 20, show_default=True, help="Token ids are smaller than this.")
+@click.option("--token-id", default=100, show_default=True, help="The token that is always generated.")
+@click.option("--microseconds-per-token", default=0.0, show_default=True, help="Time that each computed token takes.")
+@click.option("--metrics-listen", default="127.0.0.1:0", show_default=True, help="Address of the metrics.")
+def main(metrics_listen: str, **values: Any) -> None:
+    """Start an engine that computes nothing. --model is a folder with a tokenizer."""
+    settings = settings_from(EngineSettings, values)
+    options = NullOptions(**{name: values[name] for name in NullOptions.__dataclass_fields__})
+    metrics = EngineMetrics()
+
+    def prepare() -> Callable[[], Service]:
+        return lambda: EngineService(settings, metrics, partial(assemble, options))
+
+    sys.exit(run_service("engine", prepare, metrics.registry, metrics_listen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Distributions of lengths in tokens, as they are written on a command line."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+class InvalidLengths(Exception):
+    """A text that names no distribution; the message says what would."""
+
+
+class Lengths(Protocol):
+    """A distribution of lengths of at least 1."""
+
+    def draw(self, random: np.random.Generator) -> int:
+        """Return the next length."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same."""
+
+    tokens: int
+
+    def draw(self, random: np.random.Generator) -> int:  # noqa: ARG002
+        """Return it."""
+        return self.tokens
+
+    def __str__(self) -> str:
+        return str(self.tokens)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Each length from `low` to `high`, both included, equally often."""
+
+    low: int
+    high: int
+
+    def draw(self, random: np.random.Generator) -> int:
+        """Return one of them."""
+        return int(random.integers(self.low, self.high, endpoint=True))
+
+    def __str__(self) -> str:
+        return f"{self.low}-{self.high}"
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Many short and few long ones: `mean` is theirs, `sigma` the standard deviation of their logarithms."""
+
+    mean: float
+    sigma: float
+
+    def draw(self, random: np.random.Generator) -> int:
+        """Return one, rounded, at least 1."""
+        return max(1, round(float(random.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma))))
+
+    def __str__(self) -> str:
+        return f"lognormal:{self.mean:g}:{self.sigma:g}"
+
+
+def parse(text: str) -> Lengths:
+    """Read `128`, `64-256` or `lognormal:MEAN:SIGMA`. Raises InvalidLengths."""
+    try:
+        made = _parsed(text)
+    except ValueError:
+        made = None
+    if made is None:
+        raise InvalidLengths(f"{text!r} is none of 128, 64-256, lognormal:MEAN:SIGMA, with lengths of at least 1")
+    return made
+
+
+def _parsed(text: str) -> Lengths | None:
+    if text.startswith("lognormal:"):
+        mean, sigma = map(float, text.removeprefix("lognormal:").split(":"))
+        return LogNormal(mean, sigma) if 1 <= mean < math.inf and 0 <= sigma < math.inf else None
+    low, dash, high = text.partition("-")
+    if dash:
+        return Uniform(int(low), int(high)) if 1 <= int(low) <= int(high) else None
+    return Fixed(int(text)) if int(text) >= 1 else None

@@ -1,0 +1,62 @@
+"""The machine and the versions that something was measured on. Needs nothing but the standard library."""
+
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+
+def hardware() -> dict[str, Any]:
+    """Describe CPU, and GPU where torch is imported and finds one."""
+    return {"cpu": _cpu(), "cores": _cores(), "machine": platform.machine()} | _gpu()
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of Python and of those packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def output_of(command: list[str], folder: Path | None = None) -> str | None:
+    """Return what a program says, None where there is no such program or it fails."""
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _gpu() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    told = torch.cuda.get_device_properties(0)
+    return {"gpu": told.name, "gpu_bytes": told.total_memory, "gpu_driver": _driver(), "cuda": torch.version.cuda}
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return (output_of(command) or "").partition("\n")[0] or None
+
+
+def _cpu() -> str:
+    for line in _cpuinfo():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _cores() -> int:
+    return sum(line.startswith("processor") for line in _cpuinfo())
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,83 @@
+"""What was seen of each request."""
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+COMPLETED = "completed"
+
+
+@dataclass
+class Usage:
+    """What the server said of a request; None where it did not say."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    preemptions: int | None = None
+    recomputed_tokens: int | None = None
+    failovers: int | None = None
+    queued_seconds: float | None = None
+
+
+@dataclass
+class Record:
+    """A request: what was asked, when what came, and how it ended. Moments are seconds since the run began.
+
+    `due` is when it was to be sent, `status` is COMPLETED or names what it ended with. At `times[i]` came `counts[i]`
+    tokens together.
+    """
+
+    number: int
+    session: int
+    input_tokens: int
+    asked_tokens: int
+    due: float
+    sent: float = 0.0
+    ended: float = 0.0
+    status: str = ""
+    message: str = ""
+    retry_after: float | None = None
+    usage: Usage = field(default_factory=Usage)
+    times: "array[float]" = field(default_factory=lambda: array("d"))
+    counts: "array[int]" = field(default_factory=lambda: array("l"))
+
+    def came(self, tokens: int, now: float) -> None:
+        """Note that tokens came."""
+        self.times.append(now)
+        self.counts.append(tokens)
+
+    @property
+    def completed(self) -> bool:
+        """Whether it came to its end."""
+        return self.status == COMPLETED
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that came."""
+        return sum(self.counts)
+
+    @property
+    def first_token(self) -> float | None:
+        """When the first token came; None: never."""
+        return self.times[0] if self.times else None
+
+    def told(self) -> dict[str, Any]:
+        """Describe it, for a file of records: moments in seconds, to the microsecond."""
+        return {
+            "number": self.number,
+            "session": self.session,
+            "status": self.status,
+            "message": self.message,
+            "retry_after_seconds": self.retry_after,
+            "due": round(self.due, 6),
+            "sent": round(self.sent, 6),
+            "first_token": None if self.first_token is None else round(self.first_token, 6),
+            "ended": round(self.ended, 6),
+            "input_tokens": self.input_tokens,
+            "asked_tokens": self.asked_tokens,
+            "output_tokens": self.output_tokens,
+            "usage": vars(self.usage),
+            "token_times": [round(one, 6) for one in self.times],
+            "token_counts": self.counts.tolist(),
+        }

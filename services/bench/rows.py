@@ -1,0 +1,117 @@
+"""Files of recorded requests, read as rows: lengths, and where the file has them times, sessions and shared blocks."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class InvalidFile(Exception):
+    """A file that cannot be read as requests; the message says why."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recorded request.
+
+    `seconds` is when it came: since the first row of the file, or since the start of its session where it has one.
+    Prompts whose ids in `blocks` begin alike begin alike; each id stands for `block_tokens` tokens.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    seconds: float | None = None
+    session: int | None = None
+    blocks: tuple[int, ...] = ()
+    block_tokens: int = 0
+
+
+class Columns(NamedTuple):
+    """Names of a CSV file's columns; those of files that people have."""
+
+    input: str
+    output: str
+    time: str | None = None
+
+
+COLUMNS = (
+    Columns("num_prefill_tokens", "num_decode_tokens"),
+    Columns("prompt_tokens", "output_tokens"),
+    Columns("ContextTokens", "GeneratedTokens", "TIMESTAMP"),
+)
+MOONCAKE_BLOCK_TOKENS = 512
+SESSION_BLOCK_TOKENS = 16
+
+
+def read(path: Path) -> list[Row]:
+    """Read a `.csv` of lengths, or a `.jsonl` trace with blocks. Raises InvalidFile."""
+    formats: dict[str, Callable[[Path], list[Row]]] = {".csv": _csv, ".jsonl": _jsonl}
+    reader = formats.get(path.suffix)
+    if reader is None:
+        raise InvalidFile(f"{path}: neither .csv nor .jsonl")
+    try:
+        rows = reader(path)
+    except OSError as error:
+        raise InvalidFile(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidFile(f"{path}: {type(error).__name__}: {error}") from error
+    if not rows:
+        raise InvalidFile(f"{path}: no rows")
+    return rows
+
+
+def _csv(path: Path) -> list[Row]:
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        columns = _columns(reader.fieldnames or ())
+        return _since_the_first([_length_row(line, columns) for line in reader])
+
+
+def _columns(names: Sequence[str]) -> Columns:
+    found = next((one for one in COLUMNS if {one.input, one.output} <= set(names)), None)
+    if found is None:
+        known = "; ".join(f"{one.input},{one.output}" for one in COLUMNS)
+        raise ValueError(f"columns are {','.join(names)}, known are {known}")
+    return found
+
+
+def _length_row(line: Mapping[str, str], columns: Columns) -> Row:
+    time = line.get(columns.time) if columns.time else None
+    seconds = datetime.fromisoformat(time).timestamp() if time else None
+    return Row(_at_least_1(line[columns.input]), _at_least_1(line[columns.output]), seconds)
+
+
+def _jsonl(path: Path) -> list[Row]:
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    rows = [_session_row(line) if "session" in line else _mooncake_row(line) for line in lines]
+    return rows if rows and rows[0].session is not None else _since_the_first(rows)
+
+
+def _mooncake_row(line: Mapping[str, Any]) -> Row:
+    lengths = _at_least_1(line["input_length"]), _at_least_1(line["output_length"])
+    return Row(*lengths, line["timestamp"] / 1000, None, tuple(map(int, line["hash_ids"])), MOONCAKE_BLOCK_TOKENS)
+
+
+def _session_row(line: Mapping[str, Any]) -> Row:
+    lengths = _at_least_1(line["input_length"]), _at_least_1(line["output_length"])
+    blocks = tuple(map(int, line["block_ids"]))
+    return Row(*lengths, line["timestamp_ms"] / 1000, int(line["session"]), blocks, SESSION_BLOCK_TOKENS)
+
+
+def _since_the_first(rows: Iterable[Row]) -> list[Row]:
+    """Let times begin with 0, and rows stand in their order."""
+    read = list(rows)
+    if any(row.seconds is None for row in read):
+        return read
+    first = min((row.seconds or 0.0 for row in read), default=0.0)
+    return sorted(
+        (replace(row, seconds=(row.seconds or 0.0) - first) for row in read), key=lambda row: row.seconds or 0
+    )
+
+
+def _at_least_1(value: Any) -> int:
+    """Read a length; what generated nothing still has to be asked for a token."""
+    return max(1, int(value))

@@ -1,0 +1,127 @@
+"""Gives requests to engines: finds who has the prompt, asks the router, submits."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from quire.v1 import engine_pb2
+from services.errors import Unavailable
+from services.gateway.engine_link import EngineLink, Ticket
+from services.gateway.engine_news import LossReason
+from services.gateway.fleet import Fleet, ServedModel
+from services.gateway.observer import GatewayObserver
+from services.gateway.prefix_lookup import PrefixLookup
+from services.gateway.prefixes import prefix_keys
+from services.gateway.routing import Candidate, Policy, Router
+
+log = logging.getLogger("quire.gateway")
+
+
+@dataclass(eq=False)
+class Placement:
+    """A request at an engine. `clock` is in seconds; `keys` are those of its prompt's blocks."""
+
+    engine_id: str
+    link: EngineLink
+    ticket: Ticket
+    keys: Sequence[bytes]
+    expected_tokens: int  # of the prompt that need not be computed
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self.link.give_work(self.clock(), len(self.ticket.submission.prompt_token_ids) - self.expected_tokens)
+        self._sent = self.link.sent
+        self._sent.sent(self.keys)
+
+    def started(self, cached_tokens: int) -> None:
+        """Count as work what is really computed."""
+        self.link.work.add(self.clock(), self.expected_tokens - cached_tokens)
+
+    def end_sample(self, index: int) -> None:
+        """End one sample of it at the engine: its text ran into a stop string."""
+        self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_STOP_STRING, index)
+
+    def leave(self, reason: engine_pb2.CancelReason.ValueType | None) -> None:
+        """Have nothing more to do with it. A reason ends the request at the engine."""
+        if reason is not None:
+            self.link.cancel(self.ticket, reason)
+        self.link.forget(self.ticket)
+        self._sent.ended(self.keys)
+
+
+class Dispatcher:
+    """Places requests of one gateway. `lookup` asks the KV manager; without one, memory has to do."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        router: Router,
+        lookup: PrefixLookup | None,
+        observer: GatewayObserver,
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._router = router
+        self._lookup = lookup
+        self._observer = observer
+        self._clock = clock
+
+    async def place(
+        self, model: ServedModel, submission: engine_pb2.Submission, avoid: Collection[EngineLink] = ()
+    ) -> Placement:
+        """Submit a request to the best engine that is not to be avoided. Raises Unavailable when there is none."""
+        known = await self._known_tokens(model, submission)
+        links = {engine_id: link for engine_id, link in model.ready().items() if link not in avoid}
+        if not links:
+            raise Unavailable(f"no engine of model {model.name!r} takes requests")
+        keys = self._keys(links.values(), submission)
+        candidates = [self._candidate(engine_id, link, keys, known) for engine_id, link in links.items()]
+        choice = self._router.choose(candidates, len(submission.prompt_token_ids))
+        expected = next(one.cached_tokens for one in candidates if one.engine_id == choice.engine_id)
+        link = links[choice.engine_id]
+        ticket = link.submit(submission)
+        self._observer.routed(model.name, choice.engine_id, choice.reason.value, expected)
+        block_size = link.description().block_size
+        return Placement(choice.engine_id, link, ticket, keys.get(block_size, ()), expected, self._clock)
+
+    async def wait_for_change(self) -> None:
+        """Return when an engine came, went, or began to drain."""
+        await self._fleet.wait_for_change()
+
+    def failed_over(self, model: str, engine_id: str, reason: LossReason) -> None:
+        """Tell that a request leaves this engine before it has ended."""
+        log.info("a request for %s leaves engine %s: %s", model, engine_id, reason.value)
+        self._observer.failed_over(model, engine_id, reason.value)
+
+    async def _known_tokens(self, model: ServedModel, submission: engine_pb2.Submission) -> dict[str, int] | None:
+        """Ask the KV manager, where the answer can make a difference."""
+        links = model.ready().values()
+        if self._lookup is None or self._router.policy is not Policy.PREFIX or len(links) < 2:
+            return None
+        fingerprints = {link.description().model_fingerprint for link in links}
+        fingerprint = fingerprints.pop() if len(fingerprints) == 1 else ""
+        return await self._lookup.cached_tokens(submission.prompt_token_ids, submission.salt, fingerprint)
+
+    def _keys(self, links: Collection[EngineLink], submission: engine_pb2.Submission) -> dict[int, Sequence[bytes]]:
+        """Return the keys of the prompt's blocks by the size of a block, where prefixes count."""
+        if self._router.policy is not Policy.PREFIX:
+            return {}
+        sizes = {link.description().block_size for link in links}
+        return {size: prefix_keys(submission.prompt_token_ids, submission.salt, size) for size in sizes}
+
+    def _candidate(
+        self, engine_id: str, link: EngineLink, keys: dict[int, Sequence[bytes]], known: dict[str, int] | None
+    ) -> Candidate:
+        block_size = link.description().block_size
+        own = keys.get(block_size, ())
+        if known is None or engine_id not in known:
+            blocks = link.sent.cached_blocks(own)
+        else:
+            blocks = link.sent.cached_blocks_beyond(own, min(known[engine_id] // block_size, len(own)))
+        return Candidate(
+            engine_id=engine_id,
+            cached_tokens=blocks * block_size,
+            recent_tokens=link.work.tokens(self._clock()),
+            requests=link.requests,
+            waiting_tokens=link.waiting_tokens,
+        )

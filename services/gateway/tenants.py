@@ -1,0 +1,127 @@
+"""What each tenant may have under way, and use: requests at the same time, and tokens per minute.
+
+Tokens are drawn from a bucket that holds those of one minute and fills evenly. A request reserves the most that it can
+use before it begins, and gives back at its end what it did not use: so however many begin together, a tenant never uses
+more than it has. A request that can use more than a whole bucket begins with a full one, and what it uses beyond that
+is owed: nothing else begins until it is paid back.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from services.errors import Overloaded
+from services.gateway.api_keys import TenantLimits
+from services.gateway.callers import Caller
+
+_SECONDS_PER_MINUTE = 60.0
+_UNLIMITED = TenantLimits()
+# Tokens are whole, the bucket's level is not.
+_ROUNDING = 0.5
+
+
+class Reservation:
+    """Tokens that a request has been given."""
+
+    def __init__(self, bucket: "_Bucket | None", tokens: int) -> None:
+        self._bucket = bucket
+        self._tokens = 0
+        self._used: Callable[[], int] = lambda: 0
+        self._take(tokens)
+
+    def expect(self, most: int, used: Callable[[], int]) -> None:
+        """Reserve as many as `most` instead of those before, until the end: then it is as many as `used` says."""
+        self._used = used
+        self._take(most)
+
+    def settle(self) -> None:
+        """Give back what was not used."""
+        self._take(self._used())
+
+    def _take(self, tokens: int) -> None:
+        if self._bucket is not None:
+            self._bucket.add(self._tokens - tokens)
+            self._tokens = tokens
+
+
+class Tenants:
+    """The limits of all tenants, and what is taken of them. A caller without a tenant has none."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` is in seconds and never goes back."""
+        self._clock = clock
+        self._limits: Mapping[str, TenantLimits] = {}
+        self._running: dict[str, int] = {}
+        self._buckets: dict[str, _Bucket] = {}
+
+    def limit(self, limits: Mapping[str, TenantLimits]) -> None:
+        """Let these limits count from now on, by tenant. What runs goes on, and counts against them."""
+        self._limits = limits
+        buckets = {}
+        for tenant, own in limits.items():
+            if own.tokens_per_minute is not None:
+                buckets[tenant] = self._buckets.get(tenant) or _Bucket(own.tokens_per_minute, self._clock)
+                buckets[tenant].resize(own.tokens_per_minute)
+        self._buckets = buckets
+
+    @contextmanager
+    def admitted(self, caller: Caller, most_tokens: int) -> Iterator[Reservation]:
+        """Count a request as under way, with the most tokens that it can use. Raises Overloaded at a limit.
+
+        None are used up unless the reservation is told otherwise.
+        """
+        tenant = caller.tenant
+        running, limits = self._running.get(tenant, 0), self._limits.get(tenant, _UNLIMITED)
+        most = limits.max_concurrent_requests
+        if most is not None and running >= most:
+            raise Overloaded(f"{running} requests of tenant {tenant!r} are under way, {most} is its limit")
+        bucket = self._buckets.get(tenant)
+        if bucket is not None and (seconds := bucket.seconds_until(most_tokens)) > 0:
+            raise Overloaded(
+                f"tenant {tenant!r} has used up its {limits.tokens_per_minute} tokens per minute: this request can use "
+                f"{most_tokens}, for which there is room in {seconds:.1f} s unless others give theirs back",
+                retry_seconds=seconds,
+            )
+        reservation = Reservation(bucket, most_tokens)
+        self._running[tenant] = running + 1
+        try:
+            yield reservation
+        finally:
+            reservation.settle()
+            self._leave(tenant)
+
+    def _leave(self, tenant: str) -> None:
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
+
+
+class _Bucket:
+    """Tokens that can be used now. Below 0: owed."""
+
+    def __init__(self, size: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._size = size
+        self._tokens = float(size)
+        self._filled_at = clock()
+
+    def resize(self, size: int) -> None:
+        """Hold another minute's tokens from now on; what is in use or owed stays so."""
+        self._fill()
+        self._tokens += size - self._size
+        self._size = size
+
+    def seconds_until(self, tokens: int) -> float:
+        """Return when the bucket has so many tokens, or is full."""
+        self._fill()
+        missing = min(tokens, self._size) - self._tokens
+        return missing * _SECONDS_PER_MINUTE / self._size if missing > _ROUNDING else 0.0
+
+    def add(self, tokens: int) -> None:
+        """Put tokens in, or with a negative number take some out."""
+        self._fill()
+        self._tokens = min(float(self._size), self._tokens + tokens)
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._tokens = min(float(self._size), self._tokens + (now - self._filled_at) * self._size / _SECONDS_PER_MINUTE)
+        self._filled_at = now

@@ -1,0 +1,28 @@
+"""Sixty rounds of random requests that are cut off anywhere and go on elsewhere: no token changes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from services.engine.languages import Vocabulary
+from tests.acceptance.conftest import Record
+from tests.engine.test_resuming import compiled
+from tests.random_resumptions import END, VOCABULARY, run_round
+
+ROUNDS = 60
+
+
+def test_requests_that_are_cut_off_at_random_go_on_elsewhere_as_if_nothing_had_happened(
+    tiny_model: Callable[[str], Path], record: Record
+) -> None:
+    folder = tiny_model("llama")
+    constraints = compiled(Vocabulary(folder, VOCABULARY, [END]))
+    rounds = [run_round(folder, constraints, number) for number in range(ROUNDS)]
+    record(
+        rounds=ROUNDS,
+        samples_that_had_ended=sum(one.ended for one in rounds),
+        samples_begun_elsewhere=sum(one.begun for one in rounds),
+        preempted_after_resuming=sum(one.preempted for one in rounds),
+        found_in_the_cache=sum(one.cached for one in rounds),
+        other_tokens=0,
+    )
+    assert all(sum(counts) > ROUNDS / 2 for counts in zip(*rounds, strict=True))

@@ -1,0 +1,49 @@
+"""How an engine leaves: gateways hear of it at once, and what was cut off ends before their streams do."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
+from tests.running_quire import RunningService
+from tests.services.engine.test_serve import Link
+
+GRACE_SECONDS = 1.0
+
+
+@pytest.fixture
+def engine(tiny_model: Callable[[str], Path], service: Callable[..., RunningService], tmp_path: Path) -> RunningService:
+    """An engine that sends no heartbeat but the first, unless it has something to say."""
+    manager = service("kvmanager", "--listen", f"unix:{tmp_path}/kvmanager.sock")
+    one = service(
+        "engine",
+        *("--listen", f"unix:{tmp_path}/engine.sock", "--kvmanager", manager.address),
+        *("--model", str(tiny_model("llama")), "--device-blocks", "128", "--threads", "1"),
+        *("--heartbeat-seconds", "60", "--grace-seconds", str(GRACE_SECONDS)),
+    )
+    one.output.wait_for("engine is ready")
+    return one
+
+
+def test_gateways_hear_of_a_drain_at_once_and_of_each_end_before_their_streams_end(engine: RunningService) -> None:
+    stub = engine_pb2_grpc.EngineStub(engine.channel)
+    idle, busy = Link(stub), Link(stub)
+    busy.submit("long", 1900)
+    busy.submit("short", 5)
+    busy.finish("short")
+    assert not idle.read_until(lambda response: response.HasField("heartbeat")).draining
+    engine.process.terminate()
+    begun = time.monotonic()
+    assert idle.read_until(lambda response: response.draining).HasField("heartbeat")
+    assert time.monotonic() - begun < GRACE_SECONDS, "while those that run go on"
+    idle.submit("late", 5)
+    assert idle.refusal("late").reason == engine_pb2.REFUSAL_REASON_UNAVAILABLE
+    (end,) = busy.finish("long").samples
+    assert end.reason == decoding_pb2.FINISH_REASON_CANCELLED
+    assert time.monotonic() - begun > 0.8 * GRACE_SECONDS
+    busy.half_close()  # reads the stream to its end, which is none by an error
+    idle.half_close()
+    assert all(response.draining for response in busy.responses[-2:])
+    assert engine.close() == 0

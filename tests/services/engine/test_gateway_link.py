@@ -1,0 +1,74 @@
+"""The engine's end of a link: outputs wait merged and bounded, and nobody waits for the gateway."""
+
+import asyncio
+
+import pytest
+
+from quire.v1 import engine_pb2
+from services.engine.gateway_link import GatewayLink
+from services.errors import SlowClient
+
+
+def output(*token_ids: int) -> engine_pb2.StepOutput:
+    return engine_pb2.StepOutput(tokens=[engine_pb2.SampleTokens(request_id="r", token_ids=token_ids)])
+
+
+def test_outputs_of_several_steps_are_taken_as_one() -> None:
+    async def take() -> engine_pb2.StepOutput | None:
+        link = GatewayLink()
+        link.push(output(1))
+        link.push(output(2))
+        return await link.take()
+
+    taken = asyncio.run(take())
+    assert taken is not None
+    assert [list(one.token_ids) for one in taken.tokens] == [[1], [2]]
+
+
+def test_a_write_that_the_gateway_holds_up_is_left_when_more_waits_than_may() -> None:
+    async def serve() -> None:
+        link, size = GatewayLink(most_bytes=100), output(*range(20)).ByteSize()
+        loop = asyncio.get_running_loop()
+        for _ in range(100 // size + 1):
+            loop.call_soon(link.push, output(*range(20)))
+        with link.bounded():
+            await loop.create_future()  # what never ends
+
+    with pytest.raises(SlowClient, match="more than 100 bytes of output waited"):
+        asyncio.run(serve())
+
+
+def test_an_output_that_is_longer_than_the_bound_is_sent_when_none_waits() -> None:
+    async def take() -> engine_pb2.StepOutput | None:
+        link = GatewayLink(most_bytes=10)
+        link.push(output(*range(100)))
+        return await link.take()
+
+    assert asyncio.run(take()) == output(*range(100))
+
+
+def test_each_taking_begins_a_new_count() -> None:
+    async def serve() -> None:
+        link = GatewayLink(most_bytes=100)
+        with link.bounded():
+            for _ in range(50):
+                link.push(output(*range(20)))
+                link.push(output(1))
+                assert await link.take() is not None
+
+    asyncio.run(serve())
+
+
+def test_a_task_that_is_cancelled_otherwise_stays_cancelled() -> None:
+    async def serve() -> None:
+        with GatewayLink().bounded():
+            await asyncio.get_running_loop().create_future()
+
+    async def cancel() -> None:
+        task = asyncio.create_task(serve())
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancel())

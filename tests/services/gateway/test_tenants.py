@@ -1,0 +1,194 @@
+"""What tenants may have under way and use, by a clock that the test moves; and how they are kept apart."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from quire.v1 import gateway_pb2
+from services.errors import InvalidField, Overloaded
+from services.gateway.api_keys import TenantLimits
+from services.gateway.callers import ANYONE, Caller
+from services.gateway.namespace import Namespace, qualified
+from services.gateway.tenants import Reservation, Tenants
+from services.gateway.token_bound import most_tokens
+
+ACME, OTHER = Caller("acme", operator=False), Caller("other", operator=False)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def limited(clock: Clock, most_requests: int | None = None, tokens: int | None = None) -> Tenants:
+    tenants = Tenants(clock)
+    tenants.limit({"acme": TenantLimits(most_requests, tokens)})
+    return tenants
+
+
+@contextmanager
+def taken(tenants: Tenants, tokens: int = 1, caller: Caller = ACME) -> Iterator[Reservation]:
+    with tenants.admitted(caller, tokens) as reservation:
+        yield reservation
+
+
+def retry_seconds(tenants: Tenants, tokens: int = 1) -> float | None:
+    """Return what a request is refused with."""
+    with pytest.raises(Overloaded) as caught, tenants.admitted(ACME, tokens):
+        pass
+    return caught.value.retry_seconds
+
+
+def test_a_tenant_has_no_more_requests_under_way_than_it_may_and_others_do_not_mind(clock: Clock) -> None:
+    tenants = limited(clock, most_requests=2)
+    with taken(tenants):
+        with taken(tenants):
+            assert retry_seconds(tenants) is None
+            with taken(tenants, caller=OTHER), taken(tenants, caller=ANYONE):
+                pass
+        with taken(tenants):
+            pass
+
+
+def test_a_request_that_failed_is_no_longer_under_way(clock: Clock) -> None:
+    tenants = limited(clock, most_requests=1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), taken(tenants):
+            raise ZeroDivisionError
+
+
+def test_what_can_be_used_is_reserved_and_what_was_not_is_given_back(clock: Clock) -> None:
+    tenants = limited(clock, tokens=100)
+    with taken(tenants, 70) as first:
+        retry_seconds(tenants, 40)
+        with taken(tenants, 30):
+            pass
+        first.expect(20, lambda: 10)
+        with taken(tenants, 80):
+            retry_seconds(tenants, 1)
+    with taken(tenants, 90):
+        assert retry_seconds(tenants) is not None
+
+
+def test_a_refusal_says_when_there_is_room_and_then_there_is(clock: Clock) -> None:
+    tenants = limited(clock, tokens=600)  # 10 a second
+    with taken(tenants, 600):
+        seconds = retry_seconds(tenants, 50)
+        assert seconds == pytest.approx(5)
+        clock.now += seconds - 0.1
+        assert retry_seconds(tenants, 50) == pytest.approx(0.1)
+        clock.now += 0.1
+        with taken(tenants, 50):
+            pass
+
+
+def test_a_request_larger_than_a_minute_begins_alone_and_is_paid_back_before_the_next(clock: Clock) -> None:
+    tenants = limited(clock, tokens=60)  # 1 a second
+    with taken(tenants, 10):
+        assert retry_seconds(tenants, 1000) == pytest.approx(10)
+    with taken(tenants, 1000) as large:
+        large.expect(1000, lambda: 90)
+    assert retry_seconds(tenants, 1) == pytest.approx(31)
+
+
+def test_however_requests_come_and_end_no_more_is_used_than_a_bucket_and_what_fills_it(clock: Clock) -> None:
+    draw = random.Random(7)
+    tenants = limited(clock, tokens=600)
+    running: list[tuple[ExitStack, Reservation, int]] = []
+    begun, used, refusals = clock.now, 0, 0
+    for _ in range(5000):
+        clock.now += draw.random()
+        if running and draw.random() < 0.5:
+            stack, reservation, most = running.pop(draw.randrange(len(running)))
+            spent = draw.randint(0, most)
+            reservation.expect(spent, lambda spent=spent: spent)  # type: ignore[misc]
+            stack.close()
+            used += spent
+        most, stack = draw.randint(1, 200), ExitStack()
+        try:
+            running.append((stack, stack.enter_context(tenants.admitted(ACME, most)), most))
+        except Overloaded:
+            refusals += 1
+        assert used <= 600 + (clock.now - begun) * 10
+    assert refusals > 100
+    assert used > 5000
+
+
+def test_new_limits_count_at_once_for_what_runs_too(clock: Clock) -> None:
+    tenants = limited(clock, most_requests=5, tokens=100)
+    with taken(tenants, 80), taken(tenants, 10):
+        tenants.limit({"acme": TenantLimits(2, 1000)})
+        retry_seconds(tenants)
+        tenants.limit({"acme": TenantLimits(3, 1000)})
+        with taken(tenants, 910):
+            retry_seconds(tenants)
+        tenants.limit({"acme": TenantLimits(3, 50)})
+        assert retry_seconds(tenants, 1) is not None
+        tenants.limit({})
+        with taken(tenants, 10**9), taken(tenants, 10**9):
+            pass
+
+
+# The most tokens of a request.
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({"prompt": {"text": "äbc"}, "stopping": {"max_tokens": 10}}, 4 + 10),
+        ({"prompt": {"token_ids": {"ids": [1, 2]}}, "stopping": {"max_tokens": 10}}, 2 + 10),
+        ({"prompt": {"token_ids": {"ids": [1]}}, "sampling": {"sample_count": 3}, "stopping": {"max_tokens": 5}}, 16),
+        ({"prompt": {"token_ids": {"ids": [1]}}, "beam_search": {"width": 4}, "stopping": {"max_tokens": 5}}, 21),
+        ({"prompt": {"text": "x" * 500}}, 100 + 100),
+        ({"prompt": {"text": "x"}, "stopping": {"max_tokens": -5}, "sampling": {"sample_count": -3}}, 1),
+    ],
+)
+def test_the_most_tokens_are_told_without_tokenizing(fields: dict[str, object], most: int) -> None:
+    request = gateway_pb2.GenerateRequest()
+    request.MergeFrom(gateway_pb2.GenerateRequest(**fields))  # type: ignore[arg-type]
+    assert most_tokens(request, 100) == most
+
+
+# Salts and ids.
+
+APART, TOGETHER = Namespace(separate=True), Namespace(separate=False)
+
+
+def test_salts_of_tenants_are_equal_only_for_one_tenant_and_one_salt_of_its_own() -> None:
+    pairs = [("a", ""), ("a", "b"), ("ab", ""), ("a", "a"), ("aa", ""), ("b", "a")]
+    salts = {APART.salt(*pair) for pair in pairs}
+    assert len(salts) == len(pairs)
+    assert APART.salt("a", "b") == APART.salt("a", "b")
+
+
+def test_no_text_of_a_client_without_a_tenant_is_a_tenants_salt() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        APART.salt("a", "b").decode()
+
+
+def test_where_prefixes_are_public_only_the_clients_own_salt_counts() -> None:
+    assert TOGETHER.salt("a", "s") == TOGETHER.salt("b", "s") == TOGETHER.salt("", "s") == b"s"
+
+
+def test_a_pin_names_the_tenant_that_shares_it_where_tenants_are_apart_and_else_none() -> None:
+    assert APART.salt_of_pin(gateway_pb2.PinPrompt(tenant="a", salt="s")) == APART.salt("a", "s")
+    assert TOGETHER.salt_of_pin(gateway_pb2.PinPrompt(salt="s")) == b"s"
+    for namespace, tenant in ((APART, ""), (APART, "a/b"), (APART, "a" * 300), (TOGETHER, "a")):
+        with pytest.raises(InvalidField, match=r"^pin_prefix\.tenant ") as caught:
+            namespace.salt_of_pin(gateway_pb2.PinPrompt(tenant=tenant))
+        assert caught.value.field == "pin_prefix.tenant"
+
+
+def test_ids_of_requests_carry_the_tenant_where_there_is_one() -> None:
+    assert qualified("", "x") == "x"
+    assert qualified("a", "b/c") == "a/b/c"

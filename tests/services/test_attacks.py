@@ -1,0 +1,390 @@
+"""What somebody may try at the ports of a running Quire, while another client's stream goes on undisturbed."""
+
+import random
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from quire.v1 import engine_pb2, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2
+from services import transport
+from services.cli.main import cli
+from services.gateway.api_keys import make_key
+from tests.api_keys import Keyed, bearer, write_keys
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, RunningService, start_quire
+from tests.services.test_bad_input import Neighbour
+
+Status = grpc.StatusCode
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SECRET_PROMPT = "The launch code of the heron is seventeen bluebells and a teapot"
+
+A, B, OPERATOR, EXPIRED, LEAVING, SINGLE, FRUGAL = KEYS = [make_key() for _ in range(7)]
+ENTRIES = {
+    A: "tenant = 'a'",
+    B: "tenant = 'b'",
+    OPERATOR: "tenant = 'ops'\noperator = true",
+    EXPIRED: "tenant = 'a'\nexpires = 2026-01-01T00:00:00Z",
+    LEAVING: "tenant = 'leaving'",
+    SINGLE: "tenant = 'single'\nmax_concurrent_requests = 1",
+    FRUGAL: "tenant = 'frugal'\ntokens_per_minute = 100",
+}
+
+
+class Guarded:
+    """A Quire that asks for keys, as its clients see it. A generation of its own is the tenant b's."""
+
+    def __init__(self, running: RunningQuire, keys: Path) -> None:
+        self.running = running
+        self.keys = keys
+        self.addresses = running.addresses
+        self._clients = {key: Keyed(self.addresses["gateway"], key) for key in KEYS}
+        self.gateway = self.of(B)
+
+    def of(self, key: str) -> gateway_pb2_grpc.GatewayStub:
+        return self._clients[key].gateway
+
+    def generate(self, request: gateway_pb2.GenerateRequest, key: str = B) -> Answer:
+        return Answer.of(self.of(key).Generate(request, timeout=CALL_SECONDS))
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", ENTRIES)
+    model = str(tiny_model("llama"))
+    running = start_quire("--model", model, "--device-blocks", "256", "--api-keys", str(keys))
+    one = Guarded(running, keys)
+    yield one
+    one.close()
+    assert running.close() == 0
+    log = "\n".join(running.lines)
+    assert "API keys were read" in log
+    for secret in (*KEYS, "Bearer", "authorization", "launch code", "heron", "seventeen", "bluebells", "teapot"):
+        assert secret not in log
+
+
+@pytest.fixture(scope="module", autouse=True)
+def neighbour(guarded: Guarded) -> Iterator[Neighbour]:
+    one = Neighbour(guarded)  # type: ignore[arg-type]
+    yield one
+    one.close()
+    assert one.faults == []
+    assert one.streams > 0
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_disturbed(guarded: Guarded, neighbour: Neighbour) -> Iterator[None]:
+    yield
+    neighbour.see_it_go_on()
+    assert guarded.running.settled_pool(sequences=1).sequences <= 1, "a refused request holds blocks"
+
+
+def secret_request(max_tokens: int = 4, salt: str = "", request_id: str = "") -> gateway_pb2.GenerateRequest:
+    request = prompt_request(SECRET_PROMPT, max_tokens, salt=salt)
+    request.request_id = request_id
+    return request
+
+
+def refusal(call: Any) -> tuple[Status, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    return caught.value.code(), caught.value.details()
+
+
+def until_refused(call: Any) -> Iterator[gateway_pb2.GenerateResponse]:
+    """Yield what comes before a call ends, however it does."""
+    with suppress(grpc.RpcError):
+        yield from call
+
+
+# Keys.
+
+
+def every_call(gateway: gateway_pb2_grpc.GatewayStub, metadata: Any) -> Iterator[tuple[Status, str]]:
+    """Call everything that the gateway has, and yield what it is refused with."""
+    for method in gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods:
+        request = GetMessageClass(method.input_type)()
+        call = getattr(gateway, method.name)
+        if method.server_streaming:
+            yield refusal(call(request, timeout=10, metadata=metadata))
+        else:
+            yield refusal(call(request, timeout=10, metadata=metadata) for _ in "x")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ((), "a valid API key is needed"),
+        (bearer(A[:-1] + "!"), "a valid API key is needed"),
+        (bearer(""), "a valid API key is needed"),
+        ((("authorization", A),), "a valid API key is needed"),
+        ((*bearer(A), *bearer(B)), "a valid API key is needed"),
+        ((("authorization-bin", f"Bearer {A}".encode()),), "a valid API key is needed"),
+        (bearer(EXPIRED), "the API key has expired"),
+    ],
+    ids=["none", "wrong", "empty", "no scheme", "two", "as bytes", "expired"],
+)
+def test_no_call_of_the_gateway_is_open_without_a_valid_key(guarded: Guarded, metadata: Any, words: str) -> None:
+    refusals = set(every_call(guarded.running.gateway, metadata))
+    assert {status for status, _ in refusals} == {Status.UNAUTHENTICATED}
+    assert len(refusals) == 1, "one call says more than another"
+    assert refusals.pop()[1].startswith(words)
+
+
+def test_nothing_of_a_call_without_a_key_is_parsed(guarded: Guarded) -> None:
+    call: Any = guarded.running.channel.unary_stream("/quire.v1.Gateway/Generate")
+    assert refusal(call(b"\xff" * 1000, timeout=10))[0] == Status.UNAUTHENTICATED
+    assert refusal(call(b"\xff" * 1000, timeout=10, metadata=bearer(A)))[0] == Status.INVALID_ARGUMENT
+
+
+def test_health_and_reflection_stay_open(guarded: Guarded) -> None:
+    health: Any = health_pb2_grpc.HealthStub(guarded.running.channel)
+    request = health_pb2.HealthCheckRequest(service="quire.v1.Gateway")
+    assert health.Check(request, timeout=10).status == health_pb2.HealthCheckResponse.SERVING
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(guarded.running.channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    names = [service.name for service in next(stub.ServerReflectionInfo(iter([asked]))).list_services_response.service]
+    assert "quire.v1.Gateway" in names
+
+
+def test_only_an_operators_key_may_administer(guarded: Guarded) -> None:
+    request = gateway_pb2.AdminRequest(list_pinned={})
+    assert refusal(guarded.of(A).Admin(request, timeout=10) for _ in "x") == (
+        Status.PERMISSION_DENIED,
+        "the API key is not an operator's",
+    )
+    assert guarded.of(OPERATOR).Admin(request, timeout=10).pins == []
+
+
+def test_a_key_that_was_taken_away_is_refused_at_once_and_its_running_stream_goes_on(guarded: Guarded) -> None:
+    stream = guarded.of(LEAVING).Generate(secret_request(600), timeout=CALL_SECONDS)
+    next(stream)
+    seen = len(guarded.running.lines)
+    new = write_keys(guarded.keys.with_name("new.toml"), {key: ENTRIES[key] for key in KEYS if key != LEAVING})
+    new.replace(guarded.keys)
+    guarded.running.output.wait_for(f"{len(KEYS) - 1} API keys were read", after=seen)
+    assert refusal(guarded.of(LEAVING).Generate(secret_request(), timeout=10))[0] == Status.UNAUTHENTICATED
+    assert len(Answer.of(stream).token_ids) > 500
+
+
+def test_the_commands_say_who_calls_by_the_environment_or_a_file(guarded: Guarded, tmp_path: Path) -> None:
+    def models(**environment: str) -> tuple[int, str]:
+        arguments = ["generate", "Hello", "--max-tokens", "1", "--address", guarded.addresses["gateway"]]
+        done = CliRunner().invoke(cli, arguments, auto_envvar_prefix="QUIRE", env=environment)
+        return done.exit_code, done.stderr
+
+    (tmp_path / "key").write_text(A + "\n")
+    assert models(QUIRE_API_KEY=A)[0] == 0
+    assert models(QUIRE_API_KEY_FILE=str(tmp_path / "key"))[0] == 0
+    status, told = models(QUIRE_API_KEY="nonsense")
+    assert (status, "UNAUTHENTICATED" in told, "nonsense" in told) == (1, True, False)
+    assert models(QUIRE_API_KEY=A, QUIRE_API_KEY_FILE="f")[0] == 2
+
+
+# Tenants.
+
+
+def test_no_tenant_finds_anothers_prompt_in_the_cache_whatever_salt_it_gives(guarded: Guarded) -> None:
+    assert guarded.generate(secret_request(salt="s"), A).started.cached_tokens == 0
+    assert guarded.generate(secret_request(salt="s"), A).started.cached_tokens > 0
+    for salt in ("s", "", "a", "\x01as", "a/s"):
+        assert guarded.generate(secret_request(salt=salt), B).started.cached_tokens == 0
+    assert guarded.generate(secret_request(salt="other"), A).started.cached_tokens == 0
+
+
+def test_where_prefixes_are_public_tenants_share_them(guarded: Guarded, service: Callable[..., RunningService]) -> None:
+    public = service(
+        *("gateway", "--listen", "127.0.0.1:0", "--engines", guarded.addresses["engine"]),
+        *("--api-keys", str(guarded.keys), "--prefixes", "public"),
+    )
+    public.output.wait_for("gateway is ready")
+    gateway = gateway_pb2_grpc.GatewayStub(public.channel)
+    cached = [
+        Answer.of(gateway.Generate(secret_request(), timeout=10, metadata=bearer(key))).started.cached_tokens
+        for key in (A, B)
+    ]
+    assert cached[0] == 0 < cached[1]
+
+
+def test_a_pin_is_found_by_the_tenant_that_it_names_and_by_no_other(guarded: Guarded) -> None:
+    operator = guarded.of(OPERATOR)
+    prompt = gateway_pb2.Prompt(text="What is pinned begins otherwise. " + SECRET_PROMPT)
+    pin = gateway_pb2.PinPrompt(name="p", prompt=prompt, tenant="a")
+    nobodys = gateway_pb2.AdminRequest(pin_prefix=gateway_pb2.PinPrompt(name="q", prompt=prompt))
+    operator.Admin(gateway_pb2.AdminRequest(pin_prefix=pin), timeout=20)
+    try:
+        request = prompt_request(prompt.text + "!", 2)
+        assert guarded.generate(request, A).started.cached_tokens > 0
+        assert guarded.generate(request, B).started.cached_tokens == 0
+        assert refusal(operator.Admin(nobodys, timeout=20) for _ in "x")[0] == Status.INVALID_ARGUMENT
+    finally:
+        operator.Admin(gateway_pb2.AdminRequest(unpin_prefix={"name": "p"}), timeout=20)
+
+
+def test_a_live_id_is_taken_for_its_own_tenant_alone_and_free_again_after_it(guarded: Guarded) -> None:
+    live = guarded.of(A).Generate(secret_request(400, request_id="x"), timeout=CALL_SECONDS)
+    assert next(live).started.request_id == "x"
+    assert refusal(guarded.of(A).Generate(secret_request(request_id="x"), timeout=10))[0] == Status.ALREADY_EXISTS
+    for name in ("x", "a/x"):
+        assert guarded.generate(secret_request(request_id=name), B).started.request_id == name
+    first = Answer.of(live)
+    again = guarded.generate(secret_request(400, request_id="x"), A)
+    assert again.finished.usage.generated_tokens == 400  # computed anew
+    assert again.token_ids == first.token_ids
+
+
+def test_what_happened_to_a_request_is_told_under_its_tenants_name(guarded: Guarded) -> None:
+    guarded.generate(secret_request(request_id="told"), A)
+    address = guarded.addresses["KV manager"]
+    told = CliRunner().invoke(cli, ["explain", "a/told", "--address", address])
+    assert told.exit_code == 0, told.output
+    assert CliRunner().invoke(cli, ["explain", "told", "--address", address]).exit_code == 1
+
+
+def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded: Guarded) -> None:
+    first = guarded.of(SINGLE).Generate(secret_request(400), timeout=CALL_SECONDS)
+    next(first)
+    status, told = refusal(guarded.of(SINGLE).Generate(secret_request(), timeout=10))
+    assert status == Status.RESOURCE_EXHAUSTED
+    assert told == "1 requests of tenant 'single' are under way, 1 is its limit"
+    guarded.generate(secret_request(), A)
+    first.cancel()
+    guarded.running.settled_pool(sequences=1)
+    assert guarded.generate(secret_request(), SINGLE).finished.usage.generated_tokens == 4
+
+
+def test_tokens_per_minute_hold_together_and_one_after_the_other(guarded: Guarded) -> None:
+    request = gateway_pb2.GenerateRequest()
+    request.CopyFrom(prompt_request("", 30))
+    request.prompt.token_ids.ids.extend([5] * 10)
+    calls = [guarded.of(FRUGAL).Generate(request, timeout=CALL_SECONDS) for _ in range(6)]
+    ends = [(call, sum(len(response.delta.token_ids) for response in until_refused(call))) for call in calls]
+    assert sorted(tokens for _, tokens in ends) == [0, 0, 0, 0, 30, 30]
+    assert all((call.code() == Status.OK) == (tokens > 0) for call, tokens in ends)
+    status, told = refusal(guarded.of(FRUGAL).Generate(request, timeout=10))
+    assert (status, "'frugal' has used up its 100 tokens per minute" in told) == (Status.RESOURCE_EXHAUSTED, True)
+
+
+# Bytes.
+
+
+def test_metadata_beyond_the_limit_is_refused_and_within_it_taken(guarded: Guarded) -> None:
+    def size(count: int) -> Any:
+        return (*bearer(A), ("filling", "x" * count))
+
+    request = gateway_pb2.GetModelRequest()
+    gateway = guarded.running.gateway
+    assert gateway.GetModel(request, timeout=10, metadata=size(12_000)).block_size == 16
+    for count in (20_000, 200_000):
+        status, told = refusal(gateway.GetModel(request, timeout=10, metadata=size(count)) for _ in "x")
+        assert (status, "metadata size" in told) == (Status.RESOURCE_EXHAUSTED, True)
+
+
+def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+DATA, HEADERS, SETTINGS, PING, CONTINUATION = 0, 1, 4, 6, 9
+GREETED = PREFACE + frame(SETTINGS)
+draw = random.Random(11)
+
+GARBAGE = {
+    "nothing": b"",
+    "random bytes": draw.randbytes(5000),
+    "zeros": bytes(5000),
+    "half a preface": PREFACE[:10],
+    "a preface and no more": PREFACE,
+    "random bytes after a preface": PREFACE + draw.randbytes(5000),
+    "random bytes after a greeting": GREETED + draw.randbytes(5000),
+    "random frames": GREETED + b"".join(frame(draw.randrange(16), draw.randbytes(20), stream=1) for _ in range(50)),
+    "a frame that says to be of 16 MB": GREETED + b"\xff\xff\xff" + bytes(6) + bytes(1000),
+    "headers that are none": GREETED + frame(HEADERS, draw.randbytes(200), flags=5, stream=1),
+    "headers without an end": GREETED + frame(HEADERS, b"", stream=1) + frame(CONTINUATION, bytes(5000), stream=1) * 20,
+    "data of no stream": GREETED + frame(DATA, bytes(100), stream=7),
+    "thousands of pings": GREETED + frame(PING, bytes(8)) * 5000,
+    "thousands of settings": GREETED + frame(SETTINGS) * 5000,
+    "plain HTTP": b"GET / HTTP/1.1\r\nHost: quire\r\n\r\n",
+    "HTTP with a body": b'POST /quire.v1.Gateway/Generate HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"a": 1}\n',
+    "TLS": bytes.fromhex("16030100") + b"\xc8" + draw.randbytes(200),
+}
+PORTS = ("gateway", "engine", "KV manager")
+
+
+def connect(address: str) -> socket.socket:
+    """Connect to a Unix socket."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(10)
+    connection.connect(address.removeprefix("unix:"))
+    return connection
+
+
+@pytest.mark.parametrize("port", PORTS)
+def test_bytes_of_any_kind_end_no_process_and_no_other_stream(
+    guarded: Guarded, neighbour: Neighbour, port: str
+) -> None:
+    children = guarded.running.children()
+    for garbage in GARBAGE.values():
+        with connect(guarded.addresses[port]) as connection:
+            try:
+                connection.sendall(garbage)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # sent away before the end
+    neighbour.see_it_go_on()
+    assert guarded.running.children() == children
+
+
+def test_connections_that_stay_silent_hold_up_nobody(guarded: Guarded, neighbour: Neighbour) -> None:
+    held = [connect(guarded.addresses[port]) for port in PORTS for _ in range(50)]
+    for number, connection in enumerate(held):
+        connection.sendall(PREFACE[: number % len(PREFACE)])
+    neighbour.see_it_go_on()
+    guarded.generate(secret_request(), A)
+    for connection in held:
+        connection.close()
+
+
+def settings_of(address: str) -> dict[int, int]:
+    """Return what a server says in its first frame, SETTINGS, by identifier."""
+    with connect(address) as connection, connection.makefile("rb") as incoming:
+        connection.sendall(GREETED)
+        payload = incoming.read(int.from_bytes(incoming.read(9)[:3]))
+    return {
+        int.from_bytes(payload[at : at + 2]): int.from_bytes(payload[at + 2 : at + 6])
+        for at in range(0, len(payload), 6)
+    }
+
+
+@pytest.mark.parametrize("port", PORTS)
+def test_a_connection_is_told_how_many_streams_and_how_much_metadata_it_may_have(guarded: Guarded, port: str) -> None:
+    told = settings_of(guarded.addresses[port])
+    assert (told[3], told[6]) == (transport._STREAMS_PER_CONNECTION, transport._METADATA_BYTES)
+
+
+@pytest.mark.parametrize("module", [gateway_pb2, engine_pb2, kvmanager_pb2], ids=PORTS)
+def test_messages_that_are_none_are_refused_by_every_call_of_every_port(guarded: Guarded, module: Any) -> None:
+    """What the KV manager's own fuzzing does more of."""
+    (service,) = module.DESCRIPTOR.services_by_name.values()
+    port = dict(zip((gateway_pb2, engine_pb2, kvmanager_pb2), PORTS, strict=True))[module]
+    noise = random.Random(5)
+    with grpc.insecure_channel(guarded.addresses[port], options=transport.channel_options()) as channel:
+        for method in service.methods:
+            path = f"/{service.full_name}/{method.name}"
+            for bytes_ in (b"\xff", b"\x0a\xff\xff\xff\xff\x0f", noise.randbytes(1000), b"\x0b" * 5000):
+                call: Any = channel.stream_stream(path)(iter([bytes_]), timeout=5, metadata=bearer(OPERATOR))
+                status, told = refusal(call)
+                assert status == Status.INVALID_ARGUMENT, (method.name, bytes_[:10], status, told)
