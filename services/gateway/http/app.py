@@ -39,7 +39,14 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         504: "The time allowed was over; the message says whether it waited or ran.",
     }.items()
 }
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "data": {"type": "string", "description": "A chunk of the answer as JSON, an error, or at last `[DONE]`."}
+    },
+    "required": ["data"],
+}
+_EVENTS = {"text/event-stream": {"schema": _EVENT}}
 
 router = APIRouter(route_class=ApiRoute, responses=_ERRORS)
 open_router = APIRouter()

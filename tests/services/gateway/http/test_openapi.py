@@ -11,7 +11,7 @@ from tests.running_quire import CALL_SECONDS, RunningQuire
 
 # For each operation. `make fuzz-http` takes many more, and others each time.
 FUZZ = "QUIRE_FUZZ" in os.environ
-EXAMPLES = 300 if FUZZ else 20
+EXAMPLES = 1000 if FUZZ else 20
 OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
