@@ -302,10 +302,16 @@ def test_a_client_that_leaves_ends_its_generation(server: PlayedServer, stream: 
 
 
 def test_requests_are_counted_by_path_and_status(server: PlayedServer) -> None:
+    assert httpx.get(f"{server.url}/version").status_code == 200
+    while not server.observer.heard or server.observer.heard[-1][0] != "/version":
+        time.sleep(0.001)
     server.observer.heard.clear()
     post(server, json.dumps(BODY))
     httpx.get(f"{server.url}/v1/models/some")
     httpx.put(f"{server.url}/secret/path")
+    deadline = time.monotonic() + 5
+    while len(server.observer.heard) < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)  # it hears of an answer when that has been sent
     assert server.observer.heard == [
         ("/v1/completions", "POST", 200),
         ("/v1/models/{name:path}", "GET", 404),

@@ -257,11 +257,12 @@ def test_a_request_is_called_what_its_client_says(tiny_quire: RunningQuire, http
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request(tiny_quire: RunningQuire, stream: bool) -> None:
     body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": stream, "n": 1}
+    tiny_quire.settled_pool()  # what tests before this one left
     with httpx.Client(base_url=tiny_quire.http_url, timeout=None if stream else 0.3) as client:
         if stream:
             with client.stream("POST", "/v1/completions", json=body) as response:
                 next(response.iter_lines())
-                assert tiny_quire.pool().sequences == 1
+                assert tiny_quire.pool().sequences == 1, "it was over before: this proves nothing"
         else:
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/v1/completions", json=body)
