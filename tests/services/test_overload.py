@@ -1,10 +1,12 @@
 """More than a running Quire can take: who is refused and told what, whose deadline passes, and who does not read."""
 
+import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +33,7 @@ def quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
     one = start_quire(
         *("--model", str(tiny_model("llama")), "--device-blocks", "512", "--max-sequences", str(SEQUENCES)),
         *("--max-requests", str(MAX_REQUESTS), "--max-queued-tokens", "4500"),
-        *("--slow-client-seconds", "1", "--max-buffered-tokens", "256"),
+        *("--slow-client-seconds", "1", "--max-buffered-tokens", "256", "--http-listen", "127.0.0.1:0"),
     )
     yield one
     assert one.settled_pool().sequences == 0
@@ -194,6 +196,25 @@ def test_a_client_that_does_not_read_is_ended_and_reads_why_when_it_comes_back(q
         "more than 256 tokens waited for being read",
     )
     unread.close()
+
+
+def test_a_client_over_http_that_does_not_read_is_ended_too_and_its_connection_closed(quire: RunningQuire) -> None:
+    before = slow_clients(quire)
+    body = json.dumps({"prompt": "unread", "max_tokens": LONG, "stream": True, "logprobs": 20}).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = quire.http_url.removeprefix("http://").split(":")
+        client.connect((host, int(port)))
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+        until(lambda: slow_clients(quire) == before + 1)
+        assert quire.settled_pool().sequences == 0
+        client.settimeout(CALL_SECONDS)
+        with suppress(ConnectionResetError):
+            while client.recv(65536):
+                pass
 
 
 def test_no_place_is_kept_for_clients_that_do_not_read(quire: RunningQuire) -> None:

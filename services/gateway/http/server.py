@@ -22,6 +22,8 @@ _CLIENT_CLOSED_REQUEST = 499
 _LAST_SECONDS = 1.0
 # Longer than clients and load balancers keep a connection: it is they who close it, so no request meets a closed one.
 _KEEP_ALIVE_SECONDS = 75
+# What the kernel keeps for a client that does not read; it would be megabytes, and nobody would notice for long.
+_UNREAD_BYTES = 64 * 1024
 
 
 class HttpServer:
@@ -118,7 +120,9 @@ def _listener(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
         family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        return socket.create_server(place[:2], family=family, backlog=1024)
+        listener = socket.create_server(place[:2], family=family, backlog=1024)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)  # connections inherit it
+        return listener
     except (ValueError, OverflowError) as error:
         raise AddressUnavailable(f"cannot listen for HTTP on {address}: it is not host:port") from error
     except OSError as error:
