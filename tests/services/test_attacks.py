@@ -20,8 +20,8 @@ from services.cli.main import cli
 from services.gateway.api_keys import make_key
 from tests.api_keys import Keyed, bearer, write_keys
 from tests.load import prompt_request
+from tests.neighbour import Neighbour, tokens_over_grpc
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, RunningService, start_quire
-from tests.services.test_bad_input import Neighbour
 
 Status = grpc.StatusCode
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -40,14 +40,13 @@ ENTRIES = {
 
 
 class Guarded:
-    """A Quire that asks for keys, as its clients see it. A generation of its own is the tenant b's."""
+    """A Quire that asks for keys, as its clients see it."""
 
     def __init__(self, running: RunningQuire, keys: Path) -> None:
         self.running = running
         self.keys = keys
         self.addresses = running.addresses
         self._clients = {key: Keyed(self.addresses["gateway"], key) for key in KEYS}
-        self.gateway = self.of(B)
 
     def of(self, key: str) -> gateway_pb2_grpc.GatewayStub:
         return self._clients[key].gateway
@@ -77,7 +76,7 @@ def guarded(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module", autouse=True)
 def neighbour(guarded: Guarded) -> Iterator[Neighbour]:
-    one = Neighbour(guarded)  # type: ignore[arg-type]
+    one = Neighbour(lambda: tokens_over_grpc(guarded.of(B)))
     yield one
     one.close()
     assert one.faults == []

@@ -1,7 +1,6 @@
 """Requests that a gateway must refuse, each while another client's stream goes on undisturbed."""
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +12,8 @@ import pytest
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.errors import FIELD_METADATA
 from tests.load import prompt_request
-from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService, open_channel
+from tests.neighbour import Neighbour, tokens_over_grpc
+from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
 from tests.tiny_models import CONTEXT, VOCABULARY
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -21,63 +21,11 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 INFINITY, NAN = float("inf"), float("nan")
 
 PROMPT = "The quick brown fox"
-NEIGHBOUR_TOKENS = 300
-
-
-class Neighbour:
-    """Another client: it runs one stream after the other, each the same, and keeps what went wrong with them."""
-
-    def __init__(self, quire: RunningQuire) -> None:
-        self._quire = quire
-        self._channel = open_channel(quire.addresses["gateway"])
-        self._request = prompt_request("Pages of memory, again and", NEIGHBOUR_TOKENS)
-        self._expected = quire.generate(self._request).token_ids
-        self._stopping = False
-        self._news = threading.Condition()
-        self.tokens = 0
-        self.streams = 0
-        self.faults: list[str] = []
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def see_it_go_on(self) -> None:
-        """Wait until it has got a token that was not there before."""
-        with self._news:
-            seen = self.tokens
-            assert self._news.wait_for(lambda: self.tokens > seen or self.faults, timeout=30)
-        assert self.faults == []
-
-    def close(self) -> None:
-        """Let the last stream run to its end."""
-        self._stopping = True
-        self._thread.join(CALL_SECONDS)
-        self._channel.close()
-
-    def _run(self) -> None:
-        while not self._stopping and not self.faults:
-            try:
-                self._stream()
-            except (grpc.RpcError, AssertionError) as error:
-                self._tell(fault=repr(error))
-
-    def _stream(self) -> None:
-        got: list[int] = []
-        for response in self._quire.gateway.Generate(self._request, timeout=CALL_SECONDS):
-            got += response.delta.token_ids
-            self._tell(tokens=len(response.delta.token_ids))
-        assert got == self._expected
-        self.streams += 1
-
-    def _tell(self, tokens: int = 0, fault: str = "") -> None:
-        with self._news:
-            self.tokens += tokens
-            self.faults += [fault] if fault else []
-            self._news.notify_all()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def neighbour(tiny_quire: RunningQuire) -> Iterator[Neighbour]:
-    one = Neighbour(tiny_quire)
+    one = Neighbour(lambda: tokens_over_grpc(tiny_quire.gateway))
     yield one
     one.close()
     assert one.faults == []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -304,6 +305,11 @@ class Encrypted:
     key: str
     api_key: str
 
+    @property
+    def https_url(self) -> str:
+        """Where the gateway says that it listens for HTTP."""
+        return self.gateway.output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
+
     def command(self, *arguments: str, client: bool = True, **environment: str) -> Result:
         """Run a command of `quire`, which trusts the authority and shows a certificate."""
         own = ("--certificate", self.certificate, "--private-key", self.key) if client else ()
@@ -330,7 +336,7 @@ def encrypted(
     keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", {api_key: "tenant = 'acme'\noperator = true"})
     gateway = service(
         *("gateway", *listen, "--engines", engine.address, "--kvmanager", kvmanager.address, "--link-ca", ca),
-        *("--api-keys", str(keys)),
+        *("--api-keys", str(keys), "--http-listen", "127.0.0.1:0"),
     )
     gateway.output.wait_for("gateway is ready")
     return Encrypted(gateway, kvmanager, ca, certificate, key, api_key)
@@ -355,6 +361,40 @@ def test_no_port_answers_without_a_certificate_or_without_tls(encrypted: Encrypt
     assert (without.exit_code, plain.exit_code) == (1, 1)
     assert "UNAVAILABLE" in without.stderr
     assert "UNAVAILABLE" in plain.stderr
+
+
+def test_https_lets_in_whom_grpc_lets_in(encrypted: Encrypted) -> None:
+    url = encrypted.https_url
+    trusting = ssl.create_default_context(cafile=encrypted.ca)
+    for refused in (url, url.replace("https", "http")):
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{refused}/health", verify=trusting)
+    trusting.load_cert_chain(encrypted.certificate, encrypted.key)
+    assert httpx.get(f"{url}/health", verify=trusting).status_code == 200
+
+
+@pytest.mark.parametrize("how", ["--address", "--url"])
+def test_the_load_generator_comes_through_mutual_tls_too(encrypted: Encrypted, how: str) -> None:
+    at = (how, encrypted.gateway.address if how == "--address" else encrypted.https_url)
+    load = (
+        "--requests",
+        "2",
+        "--warmup",
+        "0",
+        "--concurrency",
+        "2",
+        "--input",
+        "20",
+        "--output",
+        "3",
+        "--vocabulary",
+        "300",
+    )
+    done = encrypted.command("bench", "serve", *at, *load, QUIRE_API_KEY=encrypted.api_key)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "2 requests completed, 0 failed" in " ".join(done.stdout.split())
+    without = encrypted.command("bench", "serve", *at, *load, client=False, QUIRE_API_KEY=encrypted.api_key)
+    assert (without.exit_code, without.stderr.startswith("Error: ")) == (1, True)
 
 
 def test_streams_of_the_running_services_outlive_the_change_of_all_certificates(

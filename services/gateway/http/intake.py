@@ -51,13 +51,19 @@ class ApiRoute(APIRoute):
 
         async def taken_in(request: Request) -> Response:
             authenticate: Authenticate = request.app.state.authenticate
-            request.state.caller = authenticate(request.headers.get("authorization"))
+            request.state.caller = authenticate(_authorization(request))
             try:
                 return await handle(JsonRequest(request.scope, request.receive))
             except ClientGone:
                 return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
         return taken_in
+
+
+def _authorization(request: Request) -> str | None:
+    """Return the value of `Authorization`. Several say nothing: what is before us may have gone by another one."""
+    values = request.headers.getlist("authorization")
+    return values[0] if len(values) == 1 else None
 
 
 def _check_head(request: Request) -> None:

@@ -14,6 +14,7 @@ import pytest
 from services.cli.main import cli
 from tests.running_quire import CALL_SECONDS, RunningQuire
 from tests.scrape import Scrape
+from tests.tiny_models import CONTEXT, VOCABULARY
 
 ROOT = Path(__file__).parents[3]
 COUNTERS = ("quire_prompt_tokens_total", "quire_prompt_tokens_cached_total", "quire_generation_tokens_total")
@@ -85,6 +86,33 @@ def test_its_tokens_and_hits_are_those_that_the_engine_counted(tiny_quire: Runni
     assert {"hardware", "versions", "command", "load_average", "workload", "bounds"} <= set(result)
     assert "12 requests completed, 0 failed, 4 of the warm-up not counted" in " ".join(done.stdout.split())
     assert (tmp_path / "all.png").stat().st_size > 10_000
+    assert tiny_quire.settled_pool().sequences == 0
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_over_http_its_tokens_and_hits_are_those_that_the_engine_counted(
+    tiny_quire: RunningQuire, tmp_path: Path, endpoint: str
+) -> None:
+    before, path = counters(tiny_quire), tmp_path / "all.json"
+    done = click.testing.CliRunner().invoke(
+        cli,
+        [
+            *("bench", "serve", "--url", tiny_quire.http_url, "--endpoint", endpoint, "--json", str(path)),
+            *("--requests", "5", "--warmup", "0", "--concurrency", "2", "--input", "40", "--output", "6"),
+            *("--prefix-tokens", "32", "--vocabulary", str(VOCABULARY)),
+        ],
+    )
+    assert (done.exit_code, done.stderr) == (0, "")
+    prompt, cached, generated = (now - then for now, then in zip(counters(tiny_quire), before, strict=True))
+    result = read(path)
+    (run,) = result["runs"]
+    assert (run["completed"], run["output_tokens"], generated) == (5, 30, 30)
+    assert run["input_tokens"] == prompt
+    assert run["cached_tokens"] == cached > 0
+    assert run["latencies"]["itl"]["count"] == 5 * 5
+    assert result["server"]["context_tokens"] == CONTEXT
+    if endpoint == "completions":  # of a chat the words are known, not the tokens
+        assert prompt == 5 * (32 + 40)
     assert tiny_quire.settled_pool().sequences == 0
 
 

@@ -1,0 +1,445 @@
+"""What somebody may try at the HTTPS of a gateway that asks for keys, while another tenant's stream goes on.
+
+The same for gRPC is in tests/services/test_attacks.py. What needs neither keys nor TLS is in test_bounds.py, beside
+this: requests drop by drop, connections that stay silent and too many of them, bodies and heads that are too large (a
+prompt of 10 MB: 413), gzip bombs, deep and ambiguous JSON, what is no HTTP, clients that do not read. Mutual TLS is in
+tests/services/test_tls.py.
+"""
+
+import base64
+import json
+import os
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.gateway.api_keys import make_key
+from tests.api_keys import write_keys
+from tests.certificates import Authority
+from tests.neighbour import NEIGHBOUR_TOKENS, Neighbour, Pieces
+from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
+from tests.services.test_tls import name_shown, version_spoken
+
+SECRET_PROMPT = "The launch code of the heron is seventeen bluebells and a teapot"
+READ_SECONDS = 2
+
+A, B, EXPIRED, SINGLE, FRUGAL = KEYS = [make_key() for _ in range(5)]
+ENTRIES = {
+    A: "tenant = 'a'",
+    B: "tenant = 'b'",
+    EXPIRED: "tenant = 'a'\nexpires = 2026-01-01T00:00:00Z",
+    SINGLE: "tenant = 'single'\nmax_concurrent_requests = 1",
+    FRUGAL: "tenant = 'frugal'\ntokens_per_minute = 100",
+}
+
+
+class Guarded:
+    """A gateway with keys and TLS before the tiny Quire's engine, as its clients see it."""
+
+    def __init__(self, gateway: RunningService, authority: Authority, certificate: tuple[Path, Path]) -> None:
+        self.gateway = gateway
+        self.authority = authority
+        self.certificate = certificate
+        self.url = gateway.output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
+        self.address = self.url.removeprefix("https://")
+        host, _, port = self.address.rpartition(":")
+        self.place = host, int(port)
+        self._context = ssl.create_default_context(cafile=str(authority.ca))
+        self.anyone = self.client()
+        self._of = {key: self.client(key) for key in KEYS}
+
+    def client(self, key: str = "") -> httpx.Client:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(base_url=self.url, verify=self._context, headers=headers, timeout=CALL_SECONDS)
+
+    def of(self, key: str) -> httpx.Client:
+        return self._of[key]
+
+    def complete(self, key: str, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        return self.of(key).post("/v1/completions", json=body(**fields), headers=headers)
+
+    def cached(self, key: str, **fields: Any) -> int:
+        """Complete, and return the tokens of the prompt that were found in the cache."""
+        usage = self.complete(key, **fields).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    def connect(self) -> ssl.SSLSocket:
+        """Open a connection of TLS."""
+        return self._context.wrap_socket(socket.create_connection(self.place, 10), server_hostname="localhost")
+
+    def answer_to(self, data: bytes) -> bytes:
+        """Send bytes by TLS, and return what comes until the gateway closes."""
+        with self.connect() as connection:
+            connection.sendall(data)
+            return read_all(connection)
+
+    def close(self) -> None:
+        for client in (self.anyone, *self._of.values()):
+            client.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    tiny_quire: RunningQuire, service: Callable[..., RunningService], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    keys, authority = write_keys(folder / "keys.toml", ENTRIES), Authority(folder)
+    certificate, key = authority.issue("front")
+    gateway = service(
+        *("gateway", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"),
+        *("--engines", tiny_quire.addresses["engine"], "--api-keys", str(keys)),
+        *("--tls-certificate", str(certificate), "--tls-key", str(key), "--http-read-seconds", str(READ_SECONDS)),
+    )
+    gateway.output.wait_for("gateway is ready")
+    one = Guarded(gateway, authority, (certificate, key))
+    yield one
+    one.close()
+    assert gateway.close() == 0
+    log = "\n".join(gateway.output.lines)
+    for secret in (
+        *KEYS,
+        "Bearer",
+        "authorization",
+        "Traceback",
+        "launch code",
+        "heron",
+        "bluebells",
+        "evil",
+        "passwd",
+    ):
+        assert secret not in log
+
+
+def texts_over_http(client: httpx.Client) -> Pieces:
+    asked = body(prompt="Pages of memory, again and", max_tokens=NEIGHBOUR_TOKENS, stream=True)
+    with client.stream("POST", "/v1/completions", json=asked) as response:
+        for event in events(response):
+            yield event["choices"][0]["text"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def neighbour(guarded: Guarded) -> Iterator[Neighbour]:
+    one = Neighbour(lambda: texts_over_http(guarded.of(B)))
+    yield one
+    one.close()
+    assert one.faults == []
+    assert one.streams > 0
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_disturbed(tiny_quire: RunningQuire, neighbour: Neighbour) -> Iterator[None]:
+    yield
+    neighbour.see_it_go_on()
+    assert tiny_quire.settled_pool(sequences=1).sequences <= 1, "a refused request holds blocks"
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"prompt": SECRET_PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **fields}
+
+
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    response.raise_for_status()
+    lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+    return (json.loads(line) for line in lines if line != "[DONE]")
+
+
+def refusal(response: httpx.Response) -> tuple[int, str]:
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return response.status_code, error["code"]
+
+
+def read_all(connection: socket.socket) -> bytes:
+    parts = []
+    with suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+# Keys.
+
+
+OPEN = ("/health", "/ready", "/version", "/docs", "/redoc", "/openapi.json")
+
+
+def test_only_what_tells_of_the_server_and_its_interface_is_open_without_a_key(guarded: Guarded) -> None:
+    assert {guarded.anyone.get(path).status_code for path in OPEN} == {200}
+    assert httpx.get(guarded.gateway.metrics_url).status_code == 200  # a port of its own
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([], "a valid API key is needed"),
+        ([f"Bearer {A[:-1]}!"], "a valid API key is needed"),
+        (["Bearer"], "a valid API key is needed"),
+        ([A], "a valid API key is needed"),
+        (["Basic " + base64.b64encode(f"a:{A}".encode()).decode()], "a valid API key is needed"),
+        ([f"Bearer {A}", f"Bearer {B}"], "a valid API key is needed"),
+        ([f"Bearer {A}, Bearer {B}"], "a valid API key is needed"),
+        (["Bearer \xff\xfe"], "a valid API key is needed"),
+        ([f"Bearer {EXPIRED}"], "the API key has expired"),
+    ],
+    ids=["none", "wrong", "empty", "no scheme", "basic", "two", "two in one", "no ASCII", "expired"],
+)
+def test_nothing_else_is_open_without_a_valid_key(guarded: Guarded, values: list[str], words: str) -> None:
+    headers = [(b"authorization", value.encode("latin-1")) for value in values]
+    described = guarded.anyone.get("/openapi.json").json()["paths"]
+    calls = [(method, path) for path, methods in described.items() for method in methods if path not in OPEN]
+    assert len(calls) == 6
+    answers = [guarded.anyone.request(method, path, headers=headers, json={}) for method, path in calls]
+    assert {refusal(answer) for answer in answers} == {(401, "invalid_api_key")}
+    assert {answer.headers["www-authenticate"] for answer in answers} == {"Bearer"}
+    errors = [answer.json()["error"] for answer in answers]
+    assert all(error == errors[0] for error in errors), "one call says more than another"
+    assert (errors[0]["type"], errors[0]["param"]) == ("authentication_error", None)
+    assert errors[0]["message"].startswith(words)
+
+
+def test_10_mb_without_a_key_are_refused_for_the_key_and_with_one_for_their_size(guarded: Guarded) -> None:
+    large = json.dumps(body(prompt="x" * 10_000_000))
+    headers = {"content-type": "application/json"}
+    for client, expected in ((guarded.anyone, (401, "invalid_api_key")), (guarded.of(A), (413, "body_too_large"))):
+        assert refusal(client.post("/v1/completions", content=large, headers=headers)) == expected
+
+
+# Tenants.
+
+
+def test_no_tenant_finds_anothers_prompt_in_the_cache_whatever_salt_it_gives(guarded: Guarded) -> None:
+    assert guarded.cached(A, cache_salt="s") == 0
+    assert guarded.cached(A, cache_salt="s") > 0
+    for salt in ("s", "", "a", "\x01as", "a/s", "\u00ff\x01as"):
+        assert guarded.cached(B, cache_salt=salt) == 0
+    assert guarded.cached(A, cache_salt="other") == 0
+
+
+def test_a_live_id_is_taken_for_its_own_tenant_alone_and_free_again_after_it(guarded: Guarded) -> None:
+    named = {"x-request-id": "x"}
+    live = body(max_tokens=200, stream=True)
+    with guarded.of(A).stream("POST", "/v1/completions", json=live, headers=named) as response:
+        assert response.headers["x-request-id"] == "cmpl-x"
+        assert refusal(guarded.complete(A, named)) == (409, "request_is_live")
+        assert refusal(guarded.complete(A, request_id="x")) == (409, "request_is_live")
+        for name in ("x", "a/x", "a/cmpl-x"):
+            assert guarded.complete(B, {"x-request-id": name}).headers["x-request-id"] == f"cmpl-{name}"
+        assert guarded.complete(A, {"x-request-id": "y"}).status_code == 200
+        assert len(list(events(response))) > 1
+    assert guarded.complete(A, named).status_code == 200
+
+
+def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(
+    guarded: Guarded, tiny_quire: RunningQuire
+) -> None:
+    with guarded.of(SINGLE).stream("POST", "/v1/completions", json=body(max_tokens=500, stream=True)):
+        refused = guarded.complete(SINGLE)
+        assert (refusal(refused), refused.json()["error"]["type"]) == ((429, "overloaded"), "rate_limit_error")
+        assert "retry-after" not in refused.headers  # how long its requests take is the tenant's own affair
+        assert guarded.complete(A).status_code == 200
+    tiny_quire.settled_pool(sequences=1)
+    assert guarded.complete(SINGLE).status_code == 200
+
+
+def test_tokens_beyond_those_of_a_minute_are_refused_until_the_moment_that_is_told(guarded: Guarded) -> None:
+    fields = {"prompt": [5] * 10, "max_tokens": 30}
+    answers = [guarded.complete(FRUGAL, **fields) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert "'frugal' has used up its 100 tokens per minute" in answers[2].json()["error"]["message"]
+    seconds = int(answers[2].headers["retry-after"])
+    assert 5 <= seconds <= 12  # 20 tokens are missing, of which 100 come in 60 s
+    assert seconds * 1000 - 1000 <= int(answers[2].headers["retry-after-ms"]) <= seconds * 1000
+    assert refusal(guarded.complete(FRUGAL, prompt=["x"] * 50)) == (429, "overloaded")  # many in one as well
+
+
+# Names and headers.
+
+
+PATHS = ("../../../../etc/passwd", "/etc/passwd", "file:///etc/passwd", "..\\..\\etc\\passwd", "passwd\x00", "~/passwd")
+
+
+def test_a_model_that_is_a_path_is_unknown_and_nothing_is_read_there(guarded: Guarded, tmp_path: Path) -> None:
+    pipes = [tmp_path / name for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+        "/tokenize": {"prompt": "x"},
+        "/detokenize": {"tokens": [1]},
+    }
+    for model in (*PATHS, str(tmp_path), str(tmp_path / "model"), f"../../../../..{tmp_path}"):
+        for path, fields in asked.items():
+            refused = guarded.of(A).post(path, json={**fields, "model": model})
+            assert refusal(refused) == (404, "model_not_found"), (path, model)
+    for pipe in pipes:  # whoever opened one would still stand there
+        with pytest.raises(OSError, match="No such device or address"):
+            os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/v1/models/../../../../etc/passwd",
+        b"/v1/models/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        b"/v1/models/..%2f..%2f..%2fetc%2fpasswd",
+        b"/v1/models/%252e%252e%252fetc%252fpasswd",
+        b"/v1/models//etc/passwd",
+        b"/v1/models/passwd%00.json",
+        b"/v1/models/%c0%ae%c0%ae%c0%afetc%c0%afpasswd",
+        b"/docs/../../../etc/passwd",
+        b"/docs/oauth2-redirect/..%2f..%2fetc/passwd",
+        b"//etc/passwd",
+    ],
+)
+def test_no_path_leads_to_files(guarded: Guarded, path: bytes) -> None:
+    request = b"GET %b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\nconnection: close\r\n\r\n"
+    answer = guarded.answer_to(request % (path, A.encode()))
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"root:" not in answer
+
+
+def headers_of(answer: bytes) -> dict[bytes, bytes]:
+    head = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
+    return {name: value for name, _, value in (line.partition(b": ") for line in head)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"a\nset-cookie: evil=1", b"a\rset-cookie: evil=1", b"a\r\n set-cookie: evil=1", b"a\x00evil", b"a evil", b"\xff"],
+    ids=["LF", "CR", "folded", "NUL", "blank", "no ASCII"],
+)
+def test_a_request_id_brings_no_header_into_the_answer(guarded: Guarded, name: bytes) -> None:
+    content = json.dumps(body()).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-type: application/json\r\n"
+    rest = b"x-request-id: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    answer = guarded.answer_to(head % A.encode() + rest % (name, len(content)) + content)
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 200 "))
+    headers = headers_of(answer)
+    assert b"set-cookie" not in headers
+    assert b"evil" not in answer
+
+
+@pytest.mark.parametrize("name", ["a\r\nset-cookie: evil=1", "a\nb", "\u010d\u010aset-cookie:evil", "a" * 101, ""])
+def test_a_request_id_in_the_body_neither(guarded: Guarded, name: str) -> None:
+    refused = guarded.complete(A, request_id=name)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_id")
+    assert not {"set-cookie", "x-request-id"} & set(refused.headers)
+
+
+def test_what_only_looks_like_a_header_stays_in_its_place(guarded: Guarded) -> None:
+    name = "a%0d%0aset-cookie:evil=1"
+    assert guarded.complete(A, {"x-request-id": name}).headers["x-request-id"] == f"cmpl-{name}"
+    refused = guarded.complete(A, model="m\r\nset-cookie: evil=1")
+    assert refusal(refused) == (404, "model_not_found")
+    assert "set-cookie" not in refused.headers
+
+
+# TLS.
+
+
+def test_a_plain_client_hears_nothing_and_a_tls_client_goes_on(guarded: Guarded) -> None:
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://{guarded.address}/health")
+    with socket.create_connection(guarded.place, 10) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"HTTP" not in read_all(connection)
+    assert guarded.anyone.get("/health").status_code == 200
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_no_version_of_tls_below_1_2_is_spoken(guarded: Guarded) -> None:
+    versions = (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+    old, older, *new = [version_spoken(guarded.address, version) for version in versions]
+    assert new == ["TLSv1.2", "TLSv1.3"]
+    assert {old, older} <= {"SSLEOFError", "SSLError", "ConnectionResetError"}
+
+
+def port_of(response: httpx.Response) -> int:
+    """Return the client's own port, of the connection that a response comes by."""
+    return int(response.extensions["network_stream"].get_extra_info("client_addr")[1])
+
+
+def test_a_replaced_certificate_is_shown_to_new_connections_while_old_ones_and_their_streams_go_on(
+    guarded: Guarded,
+) -> None:
+    ca, lines = guarded.authority.ca, guarded.gateway.output.lines
+    asked = body(max_tokens=600, stream=True)
+    with guarded.client(A) as old, old.stream("POST", "/v1/completions", json=asked) as response:
+        assert name_shown(guarded.address, ca) == "front"
+        seen = len(lines)
+        for new, there in zip(guarded.authority.issue("behind"), guarded.certificate, strict=True):
+            new.replace(there)
+        guarded.gateway.output.wait_for("was read again", seconds=10, after=seen)
+        assert name_shown(guarded.address, ca) == "behind"
+        port = port_of(response)
+        assert [event["choices"][0]["finish_reason"] for event in events(response)][-1] == "length"
+        with old.stream("GET", "/v1/models") as again:
+            assert (again.status_code, port_of(again)) == (200, port)
+
+
+def hello() -> bytes:
+    """Return the first bytes of a client of TLS."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
+
+
+noise = random.Random(3)
+GARBAGE = {
+    "random bytes": noise.randbytes(5000),
+    "zeros": bytes(5000),
+    "a record of 16 KB that is none": b"\x16\x03\x01\x40\x00" + noise.randbytes(16384),
+    "a heartbeat": b"\x18\x03\x02\x00\x03\x01\x40\x00",
+    "an alert": b"\x15\x03\x01\x00\x02\x02\x28",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "noise after a hello": hello() + noise.randbytes(5000),
+    "a hello, twice": hello() + hello(),
+}
+
+
+def test_bytes_that_are_no_tls_end_their_connection_alone_and_fill_no_log(guarded: Guarded) -> None:
+    seen = len(guarded.gateway.output.lines)
+    for garbage in GARBAGE.values():
+        with socket.create_connection(guarded.place, 10) as connection, suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(garbage)
+            assert b"HTTP" not in read_all(connection)
+    assert guarded.gateway.output.lines[seen:] == []
+
+
+def test_who_does_not_go_on_is_given_up_before_and_after_the_handshake(guarded: Guarded) -> None:
+    begun = time.monotonic()
+    plain = [socket.create_connection(guarded.place, 20) for _ in range(30)]
+    for connection in plain[10:]:
+        connection.sendall(hello()[:100])
+    shaken = [guarded.connect() for _ in range(10)]
+    for spoken in shaken[5:]:
+        spoken.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+    assert guarded.complete(A).status_code == 200
+    ends = [read_all(connection) for connection in (*plain, *shaken)]
+    assert READ_SECONDS * 0.9 < time.monotonic() - begun < READ_SECONDS + 5
+    assert not any(b"HTTP" in end for end in ends[:30])
+    assert all(end.startswith(b"HTTP/1.1 408 ") for end in ends[30:])
+    for connection in (*plain, *shaken):
+        connection.close()
+
+
+def test_a_connection_that_breaks_without_a_farewell_ends_its_generation(
+    guarded: Guarded, tiny_quire: RunningQuire
+) -> None:
+    content = json.dumps(body(max_tokens=600, stream=True)).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-type: application/json\r\n"
+    with guarded.connect() as connection:
+        connection.sendall(head % A.encode() + b"content-length: %d\r\n\r\n" % len(content) + content)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        os.close(connection.detach())  # no close_notify, and what has come unread: a reset
+    assert tiny_quire.settled_pool(seconds=5, sequences=1).sequences <= 1
