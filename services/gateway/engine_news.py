@@ -27,15 +27,10 @@ _REFUSALS: dict[int, type[ServiceError]] = {
 _FAILURES: dict[int, type[ServiceError]] = {
     engine_pb2.FAILURE_REASON_STEP: GenerationFailed,
     engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
-    engine_pb2.FAILURE_REASON_DEADLINE: DeadlinePassed,
-    engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: DeadlinePassed,
     engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
 }
-_BLAMED = {
-    engine_pb2.FAILURE_REASON_DEADLINE: "timeout",
-    engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: "timeout",
-    engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint",
-}
+_LATE = {engine_pb2.FAILURE_REASON_DEADLINE: True, engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: False}
+_BLAMED = {engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint"}
 _REFUSED_HERE_ONLY = (engine_pb2.REFUSAL_REASON_QUEUE_FULL, engine_pb2.REFUSAL_REASON_UNAVAILABLE)
 
 
@@ -112,5 +107,13 @@ def abandonment(finished: engine_pb2.RequestFinished, open_samples: Sequence[boo
 
 def failure(finished: engine_pb2.RequestFinished) -> ServiceError:
     """Return the error of a request that failed."""
+    if finished.failure in _LATE:
+        return late(began=_LATE[finished.failure])
     kind = _FAILURES.get(finished.failure, GenerationFailed)
     return kind(finished.detail, _BLAMED.get(finished.failure, ""))
+
+
+def late(*, began: bool) -> DeadlinePassed:
+    """Return the error of a request whose time is over, whoever noticed it; `began`: an engine had begun it."""
+    phase = "ran" if began else "waited in the queue"
+    return DeadlinePassed(f"timeout has passed while the request {phase}", "timeout")

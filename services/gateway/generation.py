@@ -10,7 +10,7 @@ from services.duration import duration
 from services.errors import DeadlinePassed, SlowClient, Unavailable
 from services.gateway.dispatch import Dispatcher, Placement
 from services.gateway.engine_link import EngineLink, Event, LinkBroke
-from services.gateway.engine_news import Loss, LossReason, News, abandonment, failure, refusal
+from services.gateway.engine_news import Loss, LossReason, News, abandonment, failure, late, refusal
 from services.gateway.fleet import ServedModel
 from services.gateway.parameters import Parameters
 from services.gateway.text_stream import TextStream
@@ -151,11 +151,7 @@ class Generation:
         try:
             return await self._present().ticket.next_events(self._deadline())
         except TimeoutError as error:
-            raise self._late() from error
-
-    def _late(self) -> DeadlinePassed:
-        phase = "ran" if self._started_told else "waited in the queue"
-        return DeadlinePassed(f"timeout has passed while the request {phase}", "timeout")
+            raise late(began=self._started_told) from error
 
     def _loss(self, news: News) -> Loss | None:
         """Return why the engine cannot go on with the request, if so. Raises what no engine could mend."""
@@ -205,7 +201,7 @@ class Generation:
             async with asyncio.timeout_at(pause):
                 await self.dispatcher.wait_for_change()
         if deadline is not None and self.clock() >= deadline:
-            raise self._late()
+            raise late(began=self._started_told)
 
     def _resumption(self) -> engine_pb2.Submission:
         """Return the submission that lets another engine go on where this client's text is."""
