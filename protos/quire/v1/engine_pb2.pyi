@@ -900,7 +900,9 @@ class GetEngineResponse(_message.Message):
     dtype: _builtins.str
     """Type of weights and cache, such as `float32`."""
     tokenizer_digest: _builtins.bytes
-    """SHA-256 of what GetTokenizer gives: engines of one model have the same."""
+    """SHA-256 over GetTokenizer's files in order of their names: each name, a zero byte and the SHA-256 of the content.
+    Engines of one model have the same.
+    """
     max_sequences: _builtins.int
     """Sequences that hold blocks at the same time at most."""
     def __init__(
