@@ -63,7 +63,7 @@ class Case:
 
 
 CASES = (
-    Case("sessions", "agent_sessions.jsonl", Selection(max_input=7168), 10, 0.2, 2.0, 150.0, (768, 1024, 2048)),
+    Case("sessions", "agent_sessions.jsonl", Selection(max_input=7168), 10, 0.2, 4.0, 150.0, (768, 1024, 2048)),
     Case(
         "conversation", "mooncake_conversation.jsonl", Selection(limit=2000, cap_output=8), 1, None, 10.0, 0.0, (65536,)
     ),
