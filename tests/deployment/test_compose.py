@@ -23,6 +23,7 @@ PROJECT = "quire-check"
 SERVICES = ("kvmanager", "engine", "gateway")
 METRICS_PORTS = {"gateway": 9151, "engine": 9152, "kvmanager": 9153}
 ADDRESS = "127.0.0.1:50051"
+HTTP_URL = "http://127.0.0.1:8000"
 BUILD_SECONDS, START_SECONDS, DOWN_SECONDS = 1800, 900, 120
 STREAMS = 16
 
@@ -134,8 +135,17 @@ def test_only_the_gateway_is_published_and_on_this_machine_alone(stack: Stack) -
     assert published == {
         "kvmanager": {},
         "engine": {},
-        "gateway": {"50051/tcp": [{"HostIp": "127.0.0.1", "HostPort": "50051"}]},
+        "gateway": {f"{port}/tcp": [{"HostIp": "127.0.0.1", "HostPort": port}] for port in ("50051", "8000")},
     }
+
+
+def test_the_gateway_answers_over_http_from_outside(stack: Stack) -> None:
+    body = json.dumps({"prompt": "The sky is", "max_tokens": 4, "temperature": 0}).encode()
+    request = urllib.request.Request(
+        f"{HTTP_URL}/v1/completions", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 4
 
 
 def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(stack: Stack, tmp_path: Path) -> None:
