@@ -1,6 +1,7 @@
 """The stack of docker-compose.yml, built and run: `make compose-check`. It needs a Docker daemon, and takes minutes."""
 
 import json
+import math
 import re
 import subprocess
 import threading
@@ -26,6 +27,7 @@ ADDRESS = "127.0.0.1:50051"
 HTTP_URL = "http://127.0.0.1:8000"
 BUILD_SECONDS, START_SECONDS, DOWN_SECONDS = 1800, 900, 120
 STREAMS = 16
+LEAST_SCRAPES = 8  # while requests run: rates are taken over some of them
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -141,9 +143,7 @@ def test_only_the_gateway_is_published_and_on_this_machine_alone(stack: Stack) -
 
 def test_the_gateway_answers_over_http_from_outside(stack: Stack) -> None:
     body = json.dumps({"prompt": "The sky is", "max_tokens": 4, "temperature": 0}).encode()
-    request = urllib.request.Request(
-        f"{HTTP_URL}/v1/completions", body, {"content-type": "application/json"}
-    )
+    request = urllib.request.Request(f"{HTTP_URL}/v1/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] == 4
 
@@ -161,7 +161,9 @@ def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(stack
     try:
         prometheus.wait_until("count(up == 1) == 3")
         start = time.time()
-        run_streams(stack, [prompt_request(f"Sailor number {number} wrote", 32) for number in range(STREAMS)], STREAMS)
+        requests = [prompt_request(f"Sailor number {number} wrote", 64) for number in range(STREAMS)]
+        while not prometheus.query(f"count_over_time(up[{math.ceil(time.time() - start)}s]) >= {LEAST_SCRAPES}"):
+            run_streams(stack, requests, STREAMS)
         end = time.time()
         empty = [query for query in queries() if not prometheus.query_range(query.executable(), start, end)]
         assert empty == []
