@@ -200,7 +200,8 @@ def test_a_client_that_does_not_read_is_ended_and_reads_why_when_it_comes_back(q
 
 def test_a_client_over_http_that_does_not_read_is_ended_too_and_its_connection_closed(quire: RunningQuire) -> None:
     before = slow_clients(quire)
-    body = json.dumps({"prompt": "unread", "max_tokens": LONG, "stream": True, "logprobs": 20}).encode()
+    answer = {"max_tokens": LONG, "ignore_eos": True, "stream": True, "logprobs": 20}
+    body = json.dumps({"prompt": "unread", **answer}).encode()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, port = quire.http_url.removeprefix("http://").split(":")
