@@ -43,9 +43,6 @@ class Answering:
         self._failing = failing
         self.running = self.most = 0
 
-    async def describe(self):
-        raise NotImplementedError
-
     def prepare(self, prompt: Prompt, output_tokens: int) -> tuple[int, int]:
         return length(prompt), output_tokens
 
