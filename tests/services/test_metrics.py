@@ -83,7 +83,10 @@ OUTLIVING = {
     *("quire_admission_rejections", "quire_deadline_exceeded", "quire_slow_clients"),
 }
 # And of these none for each model: a request is counted whatever it asks for.
-OF_NO_MODEL = {"quire_http_requests"}
+OF_NO_MODEL = {"quire_http_requests", "quire_log_lines_dropped"}
+# Each process has its own.
+for _shown in SHOWN.values():
+    _shown["quire_log_lines_dropped"] = ()
 
 
 def scrape(quire: RunningQuire, service: str) -> Scrape:
