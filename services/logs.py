@@ -52,6 +52,7 @@ class Logs:
         """Begin to write."""
         self.dropped = 0  # lines that found no room
         self._told = 0
+        self._counting = threading.Lock()
         self._formatter = formatter
         self._descriptor = descriptor
         self._waiting: queue.Queue[logging.LogRecord | str | None] = queue.Queue(_MOST_WAITING)
@@ -63,7 +64,7 @@ class Logs:
         try:
             self._waiting.put_nowait(line)
         except queue.Full:
-            self.dropped += 1
+            self._drop()
 
     def close(self) -> None:
         """Write what waits, for a second at most."""
@@ -73,11 +74,16 @@ class Logs:
 
     def _write_all(self) -> None:
         while (line := self._waiting.get()) is not None:
-            self._write(line)
-            if self.dropped != self._told:
+            if not self._write(line):
+                self._drop()
+            elif self.dropped != self._told:
                 missed, self._told = self.dropped - self._told, self.dropped
                 message = f"{missed} lines of the log were dropped: it is not read fast enough"
                 self._write(logging.LogRecord(log.name, logging.WARNING, "", 0, message, None, None))
+
+    def _drop(self) -> None:
+        with self._counting:
+            self.dropped += 1
 
     def _formatted(self, record: logging.LogRecord) -> str:
         try:
@@ -86,14 +92,16 @@ class Logs:
             message = f"a line of the log could not be written: {type(error).__name__}: {error}"
             return self._formatter.format(logging.LogRecord(log.name, logging.ERROR, "", 0, message, None, None))
 
-    def _write(self, line: logging.LogRecord | str) -> None:
+    def _write(self, line: logging.LogRecord | str) -> bool:
+        """Return whether somebody may read it."""
         text = line if isinstance(line, str) else self._formatted(line)
         rest = f"{text}\n".encode(errors="backslashreplace")
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:  # nobody reads it any more
-            self.dropped += 1
+            return False
+        return True
 
 
 class _Handler(QueueHandler):
@@ -154,6 +162,7 @@ def logging_to_stderr(service: str, log_format: str, level: str) -> Iterator[Log
     logs = Logs(json_formatter(service) if log_format == "json" else TextFormatter())
     root, lowest = logging.getLogger(), getattr(logging, level.upper())
     handler = _Handler(logs)
+    before = (root.level, log.level, sys.excepthook, threading.excepthook)
     root.addHandler(handler)
     root.setLevel(max(lowest, logging.WARNING))
     log.setLevel(lowest)
@@ -162,8 +171,10 @@ def logging_to_stderr(service: str, log_format: str, level: str) -> Iterator[Log
     try:
         yield logs
     finally:
-        sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
         logging.captureWarnings(False)
+        root_level, level_before, sys.excepthook, threading.excepthook = before
+        root.setLevel(root_level)
+        log.setLevel(level_before)
         root.removeHandler(handler)
         logs.close()
 

@@ -29,6 +29,13 @@ _CLIENTS_FAULTS = (
     grpc.StatusCode.ALREADY_EXISTS,
 )
 _OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
+# vLLM's words, of requests that an engine may have begun.
+_UNFINISHED = {
+    grpc.StatusCode.CANCELLED: "abort",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "abort",
+    grpc.StatusCode.INTERNAL: "error",
+    grpc.StatusCode.UNAVAILABLE: "error",
+}
 
 log = logging.getLogger("quire.gateway.requests")
 
@@ -122,9 +129,11 @@ class RequestReport:
         if tenant := self._origin.caller.tenant:
             fields["tenant"] = tenant
         if self._generation is not None:
-            fields |= _counted(self._generation, self._finished)
+            fields |= _counted(self._generation)
         if self._finished is not None:
-            fields |= _timed(self._finished)
+            fields |= _finish(self._finished)
+        elif status in _UNFINISHED:
+            fields["finish_reason"] = _UNFINISHED[status]
         if self.span.trace_id:
             fields["trace_id"] = self.span.trace_id
         if status in _CLIENTS_FAULTS:
@@ -153,28 +162,25 @@ class RequestReport:
         return attributes
 
 
-def _counted(generation: Generation, finished: gateway_pb2.Finished | None) -> dict[str, Any]:
-    first = generation.first_token_at
-    return {
+def _counted(generation: Generation) -> dict[str, Any]:
+    fields = {
         "engine": generation.engine_id,
         "attempts": generation.attempts,
         "failovers": generation.failovers,
         "prompt_tokens": len(generation.submission.prompt_token_ids),
         "cached_tokens": generation.cached_tokens,
         "generation_tokens": generation.generated_tokens,
-        "ttft_seconds": None if first is None else round(first - generation.arrival, _DIGITS),
-        "finish_reason": "abort" if finished is None else _finish_reason(finished),
     }
+    if (first := generation.first_token_at) is not None:
+        fields["ttft_seconds"] = round(first - generation.arrival, _DIGITS)
+    return fields
 
 
-def _timed(finished: gateway_pb2.Finished) -> dict[str, Any]:
+def _finish(finished: gateway_pb2.Finished) -> dict[str, Any]:
+    """Return how its samples ended, each way once, and what it waited for."""
+    ways = dict.fromkeys(_FINISH_REASONS.get(sample.reason, "abort") for sample in finished.samples)
     return {
+        "finish_reason": ",".join(ways),
         "queue_seconds": round(finished.timing.queued.ToTimedelta().total_seconds(), _DIGITS),
         "preemptions": finished.timing.preemptions,
     }
-
-
-def _finish_reason(finished: gateway_pb2.Finished) -> str:
-    """Return how its samples ended, each way once."""
-    ways = dict.fromkeys(_FINISH_REASONS.get(sample.reason, "abort") for sample in finished.samples)
-    return ",".join(ways)

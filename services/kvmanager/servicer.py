@@ -197,7 +197,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         if not self._streams:
             self._no_engine.set()
         if session in self._manager.sessions():
-            log.warning("stream of an engine broke", extra={**_named(session), "lease_seconds": self._lease_seconds})
+            log.info("stream of an engine broke", extra={**_named(session), "lease_seconds": self._lease_seconds})
             self._manager.lose(session)
             self._observer.lost(session)
             asyncio.get_running_loop().call_later(self._lease_seconds, self._expire, session)
