@@ -97,8 +97,9 @@ class RequestReport:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         status = self._ending(error)
         self._log(status, error)
-        self.span.note(self._attributes())
-        self.span.end("" if status is grpc.StatusCode.OK else status.name)
+        if self.span is not NO_SPAN:
+            self.span.note(self._attributes())
+            self.span.end("" if status is grpc.StatusCode.OK else status.name)
 
     def _ending(self, error: BaseException | None) -> grpc.StatusCode:
         if self._finished is not None or error is None:

@@ -18,6 +18,7 @@ import pytest
 
 from quire.v1 import gateway_pb2, kvmanager_pb2
 from services.logs import Logs, TextFormatter, json_formatter, logging_to_stderr
+from services.stage_display import StageLog
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Output, RunningQuire, launch, start_quire
 from tests.scrape import Scrape
@@ -142,6 +143,15 @@ class TestLogs:
         logs.close()
         os.close(write)
         assert logs.dropped == 1
+
+
+def test_a_model_that_is_fetched_is_a_line_for_each_stage(caplog: pytest.LogCaptureFixture) -> None:
+    stages = StageLog(logging.getLogger("quire"))
+    with caplog.at_level(logging.INFO, "quire"):
+        for done in range(5):
+            stages("Fetching", done, 10)
+        stages("Unpacking")
+    assert caplog.messages == ["Fetching", "Unpacking"]
 
 
 UNCAUGHT = """
