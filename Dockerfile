@@ -23,7 +23,7 @@ COPY protos protos
 COPY kvmanager kvmanager
 COPY engine engine
 COPY services services
-RUN pip install -q -c constraints.txt '.[serve]'
+RUN pip install -q -c constraints.txt '.[serve,tracing]'
 RUN cd / && if [ "$(uname -m)" = x86_64 ]; then python -m engine.native.ready_made; fi
 
 FROM python:3.11-slim-bookworm

@@ -105,5 +105,5 @@ model: .venv/installed
 	[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv
 	if [ -t 1 ] && [ -z "$$CI" ]; then quiet=; else quiet='-q --progress-bar off'; fi; \
 	$(BIN)/pip install $$quiet --disable-pip-version-check -c constraints.txt \
-		$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') -e '.[serve,bench,dev]'
+		$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') -e '.[serve,tracing,bench,dev]'
 	touch $@

@@ -18,7 +18,7 @@ from engine.plan import Done, Sampled, StepPlan, Work
 from engine.request import Capacity
 from engine.scheduler import Scheduler
 from services.cli.options import options_of, settings_from
-from services.cli.run_service import run_service
+from services.cli.run_service import Shown, run_service
 from services.engine.metrics import EngineMetrics
 from services.engine.server import EngineService
 from services.engine.settings import EngineSettings
@@ -124,7 +124,7 @@ def main(metrics_listen: str, **values: Any) -> None:
     def prepare() -> Callable[[], Service]:
         return lambda: EngineService(settings, metrics, partial(assemble, options))
 
-    sys.exit(run_service("engine", prepare, metrics.registry, metrics_listen))
+    sys.exit(run_service("engine", prepare, Shown.of(settings, metrics.registry, metrics_listen)))
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ class BlockAsking:
         self._pins.write(step)
         self._fork(step)
         self._free(step)
-        preempted = self._extend(step, plan)
+        preempted = self._extend(step, plan, now)
         if not preempted:
             self._allocate(step, now)
         self._tell_lengths(step)
@@ -216,7 +216,7 @@ class BlockAsking:
                     sequence.told = sequence.computed
                     step.lengths.append(Length(sequence.id, sequence.computed))
 
-    def _extend(self, step: Step, plan: StepPlan | None) -> bool:
+    def _extend(self, step: Step, plan: StepPlan | None, now: float) -> bool:
         """Ask room for the next step, preempting where it must be; then lookahead, where blocks are left."""
         roster, mirror = self._roster, self._roster.mirror
         ahead = {work.sequence: work for work in plan.work} if plan else {}
@@ -227,7 +227,7 @@ class BlockAsking:
             if not needs or group not in roster.running:
                 continue
             cost = mirror.cost(needs)
-            while cost > mirror.available and self._preempt_after(group, step):
+            while cost > mirror.available and self._preempt_after(group, step, now):
                 preempted = True
             if cost <= mirror.available:
                 mirror.available -= cost
@@ -261,14 +261,14 @@ class BlockAsking:
             mirror.available -= extra
             rooms[sequence.id] = min(wish, (held + extra) * mirror.block_size)
 
-    def _preempt_after(self, needy: Group, step: Step) -> bool:
+    def _preempt_after(self, needy: Group, step: Step, now: float) -> bool:
         """Preempt the largest running group if it is larger than `needy`; return whether there was one."""
         roster = self._roster
         victim = roster.running[-1]
         if victim is needy:
             return False
         roster.running.pop()
-        victim.preemptions += 1
+        victim.preempted_at.append(now)
         roster.totals.preemptions += 1
         if self._is_swapped(victim):
             self._swap_out(step, victim)

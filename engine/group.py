@@ -149,12 +149,14 @@ class Group:
     forked: bool = False
     started: bool = False
     cached_tokens: int = 0
-    preemptions: int = 0
+    preempted_at: list[float] = field(default_factory=list)
+    resumed_at: list[float] = field(default_factory=list)
     recomputed_tokens: int = 0
     swapped_tokens: int = 0
     scheduled_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
+    held_blocks: int = 0  # when it ended
     failure: Failure | None = None
     detail: str = ""
 
@@ -268,6 +270,11 @@ class Group:
             live = self.live
             return [] if self.beams and any(member.parent for member in live) else live
         return [self.trunk] if self.trunk.computed < self.common else []
+
+    @property
+    def preemptions(self) -> int:
+        """Times it was preempted."""
+        return len(self.preempted_at)
 
     @property
     def swapped(self) -> bool:

@@ -249,6 +249,8 @@ class Scheduler:
         if group.ended:  # cancelled while its blocks were asked for
             self._roster.give_back(group.members, FreeReason.CANCELLED)
             return
+        if group.preemptions:
+            group.resumed_at.append(self._now)
         if cached_tokens is None:  # swapped in, as it was
             self._roster.run(group)
             return
@@ -486,6 +488,7 @@ class Scheduler:
         if group.beams and not group.answers:
             group.answer(group.members[0].finish or FinishReason.FAILED, roster.numbers)
         del roster.by_request[group.request.request_id]
+        group.held_blocks = len(group.blocks)
         if group.request.prefill_only:
             self.pins.ended(group)
         else:

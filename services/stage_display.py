@@ -1,5 +1,6 @@
 """What a task that takes more than a moment tells of itself, and how a terminal shows it."""
 
+import logging
 from typing import Protocol, Self
 
 from rich import progress
@@ -11,6 +12,21 @@ class Progress(Protocol):
 
     def __call__(self, stage: str, done_bytes: int = 0, total_bytes: int | None = None) -> None:
         """Take note; without `total_bytes` nobody knows how long the stage will last."""
+
+
+class StageLog:
+    """A Progress that logs each stage when it begins."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._stage: str | None = None
+
+    def __call__(self, stage: str, done_bytes: int = 0, total_bytes: int | None = None) -> None:
+        """Log a new stage."""
+        del done_bytes, total_bytes
+        if stage != self._stage:
+            self._stage = stage
+            self._log.info("%s", stage)
 
 
 class StageDisplay:

@@ -1,5 +1,6 @@
 """A running `quire serve`, as a user would start it, and clients to call it."""
 
+import json
 import os
 import queue
 import re
@@ -50,12 +51,12 @@ class Output:
         self._reader.start()
 
     def wait_for(self, text: str, seconds: float = START_SECONDS, after: int = 0) -> str:
-        """Return the first line with `text` in it among those from number `after` on."""
+        """Return the first line with `text` in it among those from number `after` on; of one in JSON, the message."""
         deadline = time.monotonic() + seconds
         with self._news:
             while True:
                 if found := next((line for line in self.lines[after:] if text in line), None):
-                    return found
+                    return said(found)
                 if self._ended or not self._news.wait(deadline - time.monotonic()):
                     raise RuntimeError(f"no line with {text!r} came:\n" + "\n".join(self.lines))
 
@@ -79,6 +80,14 @@ class Output:
             self._news.notify_all()
 
 
+def said(line: str) -> str:
+    """Return what a line of a log says."""
+    if not line.startswith("{"):
+        return line
+    message: str = json.loads(line)["message"]
+    return message
+
+
 class RunningQuire:
     """The three services as processes of their own, and channels to them."""
 
@@ -87,7 +96,7 @@ class RunningQuire:
         self.output = output
         self.lines = output.lines
         self._folder = folder
-        places = output.wait_for("| ready: ").split("| ready: ")[1].split(", ")
+        places = output.wait_for("ready: gateway at ").split("ready: ")[1].split(", ")
         self.addresses = dict(place.strip().split(" at ") for place in places)
         self.metrics_urls = {name: metrics_url(output, name) for name in ("gateway", "engine", "kvmanager")}
         self.channel = open_channel(self.addresses["gateway"])

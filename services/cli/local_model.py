@@ -1,21 +1,26 @@
 """Brings models to this machine before a service is made that needs them: the services themselves know folders only."""
 
+import logging
 import signal
 from dataclasses import replace
 from pathlib import Path
 
 from services.engine.settings import EngineSettings
 from services.model_store import default_cache, resolve
-from services.stage_display import StageDisplay
+from services.stage_display import StageDisplay, StageLog
+
+log = logging.getLogger("quire")
 
 
-def fetch(name: str) -> Path:
-    """Return the folder of a model, bringing it here if need be, and show how far that is.
+def fetch(name: str, *, logged: bool = False) -> Path:
+    """Return the folder of a model, bringing it here if need be, and show how far that is, or log it.
 
     Raises ModelUnavailable. SIGTERM and Ctrl-C interrupt it with KeyboardInterrupt, and end what it has started.
     """
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        if logged:
+            return resolve(name, default_cache(), StageLog(log))
         with StageDisplay() as display:
             return resolve(name, default_cache(), display)
     finally:
@@ -29,5 +34,5 @@ def engine_with_folder(settings: EngineSettings) -> EngineSettings:
     Compiled kernels are kept beside the models where nothing else is said. Raises as `fetch` does.
     """
     kernels = settings.kernels_folder or str(default_cache().parent / "kernels")
-    folder = str(fetch(settings.model))
+    folder = str(fetch(settings.model, logged=settings.log_format == "json"))
     return replace(settings, model=folder, model_name=settings.served_name(), kernels_folder=kernels)

@@ -31,7 +31,9 @@ _AT_LEAST_1 = click.IntRange(min=1)
 # `quire serve` has one engine, and puts it and the KV manager behind Unix sockets.
 _FOR_SEVERAL = ("routing", "routing_window_seconds", "routing_slack_tokens", "failovers", "failover_seconds")
 _OF_LINKS = ("link_ca", "link_certificate", "link_key", "link_server_name")
-_NOT_OF_SERVES_GATEWAY = ("engines", "discovery_seconds", "kvmanager", "grace_seconds", *_FOR_SEVERAL, *_OF_LINKS)
+# Said once for all three.
+_COMMON = ("grace_seconds", "log_format", "log_level", "otlp_endpoint")
+_NOT_OF_SERVES_GATEWAY = ("engines", "discovery_seconds", "kvmanager", *_COMMON, *_FOR_SEVERAL, *_OF_LINKS)
 _NOT_OF_SERVES_ENGINE = (
     *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
     *_OF_LINKS,
@@ -114,15 +116,14 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
 
     Any number of engines can attach to it, each with a pool of its own.
     """
-    from services.cli.run_service import run_service
+    from services.cli.run_service import Shown, run_service
     from services.kvmanager.metrics import KVManagerMetrics
     from services.kvmanager.server import KVManagerService
 
     settings = _closed(settings_from(KVManagerSettings, values))
     metrics = KVManagerMetrics()
-    sys.exit(
-        run_service("kvmanager", lambda: lambda: KVManagerService(settings, metrics), metrics.registry, metrics_listen)
-    )
+    shown = Shown.of(settings, metrics.registry, metrics_listen)
+    sys.exit(run_service("kvmanager", lambda: lambda: KVManagerService(settings, metrics), shown))
 
 
 @cli.command()
@@ -134,7 +135,7 @@ def engine(metrics_listen: str, **values: Any) -> None:
     It needs a KV manager, and waits for one that is not there yet.
     """
     from services.cli.local_model import engine_with_folder
-    from services.cli.run_service import run_service
+    from services.cli.run_service import Shown, run_service
     from services.engine.metrics import EngineMetrics
 
     settings = _closed(settings_from(EngineSettings, values))
@@ -145,12 +146,16 @@ def engine(metrics_listen: str, **values: Any) -> None:
         # Compute threads that spin while they wait take the core away from the other services of a small machine, and
         # then wait for each other. The OpenMP runtime reads this when torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from transformers.utils import logging as transformers_logging
+
         from services.engine.assembly import assemble
         from services.engine.server import EngineService
 
+        transformers_logging.disable_default_handler()
+        transformers_logging.enable_propagation()
         return lambda: EngineService(local, metrics, assemble)
 
-    sys.exit(run_service("engine", prepare, metrics.registry, metrics_listen))
+    sys.exit(run_service("engine", prepare, Shown.of(settings, metrics.registry, metrics_listen)))
 
 
 @cli.command()
@@ -161,7 +166,7 @@ def gateway(metrics_listen: str, **values: Any) -> None:
 
     It needs an engine, and waits for one that is not there yet. Engines tell it which models they serve.
     """
-    from services.cli.run_service import run_service
+    from services.cli.run_service import Shown, run_service
     from services.gateway.metrics import GatewayMetrics
 
     settings = _closed(settings_from(GatewaySettings, values))
@@ -172,7 +177,7 @@ def gateway(metrics_listen: str, **values: Any) -> None:
 
         return lambda: GatewayService(settings, metrics)
 
-    sys.exit(run_service("gateway", prepare, metrics.registry, metrics_listen))
+    sys.exit(run_service("gateway", prepare, Shown.of(settings, metrics.registry, metrics_listen)))
 
 
 @cli.command()

@@ -7,17 +7,21 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import NoReturn
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Metric, PlatformCollector, ProcessCollector, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from services.cli.health import HealthServicer
 from services.cli.metrics_server import metrics_server
+from services.logs import Logs, logging_to_stderr
 from services.service import Service
 
 _LAST_SECONDS = 1.0
@@ -25,35 +29,79 @@ _LAST_SECONDS = 1.0
 _OPEN_FILES = 8192
 # Set in a service's environment by whoever holds its standard input open for as long as it should run.
 STOP_WITH_STDIN = "QUIRE_STOP_WITH_STDIN"
+# Set by whoever wants to know when a service is ready: a file descriptor that gets a byte then. A log may not say so.
+READY_DESCRIPTOR = "QUIRE_READY_DESCRIPTOR"
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("quire")
 
 
-def run_service(
-    label: str, prepare: Callable[[], Callable[[], Service]], metrics: CollectorRegistry, metrics_listen: str
-) -> int:
+class LogSettings(Protocol):
+    """The settings of any service."""
+
+    @property
+    def log_format(self) -> str:
+        """See services.logs.FORMATS."""
+
+    @property
+    def log_level(self) -> str:
+        """See services.logs.LEVELS."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a process lets be seen of itself: metrics at an address, unless that is empty, and its log."""
+
+    metrics: CollectorRegistry
+    metrics_listen: str
+    log_format: str = "text"
+    log_level: str = "info"
+
+    @classmethod
+    def of(cls, settings: LogSettings, metrics: CollectorRegistry, metrics_listen: str) -> "Shown":
+        """Return what a service's settings say of its log, with its metrics."""
+        return cls(metrics, metrics_listen, settings.log_format, settings.log_level)
+
+
+def run_service(label: str, prepare: Callable[[], Callable[[], Service]], shown: Shown) -> int:
     """Run a service until SIGTERM or Ctrl-C, and return the exit status; a failure is told in one line.
 
     `prepare` does what may take long and must be interruptible: it fetches and imports what the service needs. What it
-    returns makes the service, and is called on the event loop. The service's metrics are shown at `metrics_listen`,
-    unless that is empty.
+    returns makes the service, and is called on the event loop.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # else a second series for each that counts
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    log.setLevel(logging.INFO)
+    with logging_to_stderr(label, shown.log_format, shown.log_level) as logs:
+        shown.metrics.register(_DroppedLines(logs))
+        return _run_logged(label, prepare, shown)
+
+
+class _DroppedLines(Collector):
+    """Counts the lines of the log that nobody will read."""
+
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "quire_log_lines_dropped", "Lines dropped because the log is not read fast enough.", self._logs.dropped
+        )
+
+
+def _run_logged(label: str, prepare: Callable[[], Callable[[], Service]], shown: Shown) -> int:
     _allow_open_files()
     for number in _STOP_SIGNALS:  # until the event loop takes over
         signal.signal(number, _leave)
     try:
-        asyncio.run(_run(label, _without_garbage(prepare), _metrics_shown(label, metrics, metrics_listen)))
+        make = _without_garbage(prepare)
+        asyncio.run(_run(label, make, _metrics_shown(label, shown.metrics, shown.metrics_listen)))
     except KeyboardInterrupt:
         log.info("%s was stopped before it began", label)
         return 0
     except BaseException as error:
         cause = _first_cause(error)
-        log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause))
+        stack = cause if shown.log_format == "json" or shown.log_level == "debug" else None
+        log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause), exc_info=stack)
         return 1
     finally:
         gc.collect()  # gRPC waits 2 s at the exit for credentials that are still there
@@ -162,6 +210,10 @@ def _add_reflection(service: Service) -> None:
 async def _announce(label: str, service: Service) -> None:
     async for ready in service.readiness.changes():
         log.info("%s is %s", label, "ready" if ready else "not ready")
+        if ready and (descriptor := os.environ.pop(READY_DESCRIPTOR, "")):
+            with suppress(OSError):
+                os.write(int(descriptor), b"\n")
+                os.close(int(descriptor))
 
 
 def _first_cause(error: BaseException) -> BaseException:

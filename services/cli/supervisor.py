@@ -1,6 +1,7 @@
 """Runs the three services as processes, over Unix sockets, and stops them in order."""
 
 import asyncio
+import json
 import os
 import platform
 import shutil
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.cli.options import arguments_of
-from services.cli.run_service import STOP_WITH_STDIN
+from services.cli.run_service import READY_DESCRIPTOR, STOP_WITH_STDIN
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
@@ -21,6 +22,8 @@ from services.kvmanager.settings import KVManagerSettings
 # A service that does not stop within its own grace time and this is killed.
 _SECONDS_BEYOND_GRACE = 10.0
 _LAST_PORT = 65535
+# Of what a service logs. A stack has some kilobytes.
+_LONGEST_LINE = 1024 * 1024
 
 Print = Callable[[str, str], None]
 
@@ -70,7 +73,12 @@ class Supervisor:
         )
         # When the engine ends, so does everything: nothing is to be waited for.
         self._gateway = replace(gateway, engines=self.engine_address, kvmanager=self.kvmanager_address, failovers=0)
-        self._kvmanager = KVManagerSettings(listen=self.kvmanager_address)
+        self._kvmanager = KVManagerSettings(
+            listen=self.kvmanager_address,
+            log_format=engine.log_format,
+            log_level=engine.log_level,
+            otlp_endpoint=engine.otlp_endpoint,
+        )
         self._show = show
         self._metrics = metrics
         self._gateway_ready = asyncio.Event()
@@ -124,30 +132,59 @@ class Supervisor:
 
     async def _spawn(self, settings: KVManagerSettings | EngineSettings | GatewaySettings) -> None:
         label = type(settings).__name__.removesuffix("Settings").lower()
+        # Its own word, because it may ask callers for keys and certificates that this process has none of.
+        ready, is_ready = os.pipe()
+        asyncio.get_running_loop().add_reader(ready, self._heard, label, ready)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "services.cli.main", label, *arguments_of(settings), "--metrics-listen", self._metrics[label]),
             # Never written to: it ends when this process does, however that comes, and then so does the service.
             stdin=asyncio.subprocess.PIPE,
-            env={**os.environ, STOP_WITH_STDIN: "1"},
+            env={**os.environ, STOP_WITH_STDIN: "1", READY_DESCRIPTOR: str(is_ready)},
+            pass_fds=(is_ready,),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             # Ctrl-C reaches the whole terminal's group; the order of stopping is decided here.
             start_new_session=True,
+            limit=_LONGEST_LINE,
         )
+        os.close(is_ready)
         child = _Process(label, settings.grace_seconds, process, asyncio.create_task(asyncio.sleep(0)))
         child.echo = asyncio.create_task(self._echo(child))
         self._processes.append(child)
 
+    def _heard(self, label: str, ready: int) -> None:
+        """A service is ready, or has ended before."""
+        if os.read(ready, 1) and label == "gateway":
+            self._gateway_ready.set()
+        asyncio.get_running_loop().remove_reader(ready)
+        os.close(ready)
+
     async def _echo(self, child: _Process) -> None:
         assert child.process.stdout is not None, "it was started with a pipe"
-        async for line in child.process.stdout:
+        while line := await _next_line(child.process.stdout):
             text = line.decode(errors="replace").rstrip()
-            child.last_line = text or child.last_line
-            # Its own word, because it may ask callers for keys and certificates that this process has none of.
-            if text == "gateway is ready":
-                self._gateway_ready.set()
+            child.last_line = _message(text) or child.last_line
             self._show(child.label, text)
+
+
+async def _next_line(output: asyncio.StreamReader) -> bytes:
+    """Return the next line, empty at the end. One that is too long is lost, and this says so."""
+    try:
+        return await output.readline()
+    except ValueError:
+        return b"a line of more than %d bytes was lost\n" % _LONGEST_LINE
+
+
+def _message(line: str) -> str:
+    """Return what a line of a log says, which may be JSON."""
+    if not line.startswith("{"):
+        return line
+    try:
+        said = json.loads(line)["message"]
+    except (ValueError, KeyError):
+        return line
+    return said if isinstance(said, str) else line
 
 
 def _how_it_ended(child: _Process) -> str:

@@ -8,7 +8,7 @@ opened again only when the engine's thread has heard of the loss: then all that 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -35,6 +35,8 @@ log = logging.getLogger("quire.engine")
 
 _Outgoing = asyncio.Queue[pb.PoolRequest | None]
 
+_NONE_TRACED: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True)
 class _Attached:
@@ -58,15 +60,24 @@ class PoolRefused(Exception):
 class BlockLink:
     """Implements `engine.blocks.BlockManager` for the engine's thread; `run` keeps the stream on the event loop."""
 
-    def __init__(self, address: str, spec: PoolSpec, wake: Callable[[], None], tls: ClientTLS | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        spec: PoolSpec,
+        wake: Callable[[], None],
+        tls: ClientTLS | None = None,
+        trace_parents: Mapping[str, str] = _NONE_TRACED,
+    ) -> None:
         """Describe the pool. `wake` is called, on the event loop, whenever `receive` has something new.
 
-        The stream is encrypted where `tls` says whom to trust.
+        The stream is encrypted where `tls` says whom to trust. `trace_parents`, which the engine's thread changes, has
+        the requests that are traced.
         """
         self._address = address
         self._tls = tls
         self._replica = Replica(spec)
         self._wake = wake
+        self._trace_parents = trace_parents
         self._loop = asyncio.get_running_loop()
         self._incoming: deque[StepResult | _Attached | _Lost] = deque()
         self._outgoing: _Outgoing = asyncio.Queue()
@@ -92,7 +103,11 @@ class BlockLink:
     def send(self, step: Step) -> None:
         """Send a Step; its answer is lost with the stream if that breaks."""
         assert self._sending is not None, "nothing is sent unless it is ready"
-        self._loop.call_soon_threadsafe(self._post, self._sending, step, step_message(step))
+        message = step_message(step)
+        if self._trace_parents:
+            for allocate in message.step.allocates:
+                allocate.trace_parent = self._trace_parents.get(allocate.request_id, "")
+        self._loop.call_soon_threadsafe(self._post, self._sending, step, message)
 
     def receive(self) -> StepResult | None:
         """Return the next answer. Raises Reattached when a broken stream was replaced."""
@@ -161,7 +176,8 @@ class BlockLink:
         if not isinstance(first, pb.PoolResponse):
             await call.code()
             return
-        log.info("attached to the KV manager at %s, session %s", self._address, first.registered.session)
+        session = {"session": first.registered.session, "engine": self._replica.spec.engine_id}
+        log.info("attached to the KV manager at %s", self._address, extra=session)
         self.detached.clear()
         self.attached.set()
         self._sessions += 1

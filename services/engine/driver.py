@@ -23,6 +23,7 @@ from services.engine.gateway_link import GatewayLink
 from services.engine.observer import EngineFigures, EngineObserver
 from services.engine.output_codec import finished_message, refused_message, request_of, sample_end, token_logprobs
 from services.engine.recording import RequestsRecorder
+from services.engine.request_reports import RequestReports
 
 _POLL_SECONDS_WITHOUT_KVMANAGER = 0.2
 
@@ -58,10 +59,12 @@ class EngineDriver:
         seconds_without_kvmanager: float,
         observer: EngineObserver,
         recorder: RequestsRecorder,
+        reports: RequestReports,
     ) -> None:
         self._engine = engine
         self._administration = Administration(engine.scheduler)
         self._recorder = recorder
+        self.reports = reports
         self._eos_token_ids = eos_token_ids
         self._patience = seconds_without_kvmanager
         self._observer = observer
@@ -195,8 +198,10 @@ class EngineDriver:
             self._engine.scheduler.submit(request_of(submission, self._eos_token_ids, at, arrival.constraint))
         except RequestRefused as refused:
             self._output(link).refused.append(refused_message(submission, refused))
+            self.reports.refused(submission, refused, at)
         else:
             self._owners[submission.request_id] = _Owner(link, submission.attempt, at, self.steps)
+            self.reports.began(submission, at)
 
     def _cancel(self, link: GatewayLink, cancel: engine_pb2.Cancel) -> None:
         owner = self._owners.get(cancel.request_id)
@@ -253,4 +258,5 @@ class EngineDriver:
                 del self._owners[output.request_id]
                 finished = finished_message(output.group, owner.attempt, owner.submitted_at, time.monotonic())
                 message.finished.append(finished)
+                self.reports.ended(output.group, finished, owner.submitted_at)
                 self._recorder.ended(output.group, owner.arrival_step, self.steps)

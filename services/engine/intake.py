@@ -67,6 +67,7 @@ class Intake:
     def _refuse(self, arrival: Arrival, refused: RequestRefused) -> None:
         message = refused_message(arrival.submission, refused)
         self._link.push(engine_pb2.StepOutput(step=self._driver.steps, refused=[message]))
+        self._driver.reports.refused(arrival.submission, refused, arrival.at)
 
     def _end(self, arrival: Arrival, reason: FinishReason) -> None:
         """Say that a request ended while its constraint was compiled: cancelled, or late."""
@@ -75,3 +76,4 @@ class Intake:
             message.failure = engine_pb2.FAILURE_REASON_DEADLINE_QUEUED
             message.detail = "its time was over while its constraint was compiled"
         self._link.push(engine_pb2.StepOutput(step=self._driver.steps, finished=[message]))
+        self._driver.reports.unbegun(arrival.submission, message, arrival.at)

@@ -18,11 +18,13 @@ from services.engine.driver import EngineDriver
 from services.engine.observer import EngineObserver
 from services.engine.parts import Assembly, Parts
 from services.engine.recording import RequestsRecorder
+from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
 from services.engine.tokenizer_files import TokenizerFiles
 from services.service import Readiness
 from services.tls import link_tls, server_tls
+from services.tracing import tracing_to
 
 # For the step under way when the engine stops, and for gateways to read what it still says.
 _LAST_SECONDS = 2.0
@@ -41,8 +43,8 @@ class EngineService:
         """Make the server; it listens from `start` on, and is ready when the pool is attached.
 
         `observer` hears of its work. `assembly` puts the engine together; without one it is the model's of the
-        settings. Raises InvalidSetting when it is to record, but cannot, when a file of TLS is wrong, or when it would
-        be open to others than this machine.
+        settings. Raises InvalidSetting when it is to record or to send traces, but cannot, when a file of TLS is wrong,
+        or when it would be open to others than this machine.
         """
         settings.check_exposure()
         if assembly is None:
@@ -55,6 +57,7 @@ class EngineService:
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
         self._address = settings.listen
+        self._tracing = tracing_to("engine", settings.otlp_endpoint)
         self._recorder = RequestsRecorder(settings.record_requests)
         self._driver: EngineDriver | None = None
         self._link: BlockLink | None = None
@@ -98,11 +101,12 @@ class EngineService:
             host_blocks=capacity.host_blocks,
             model=self._settings.served_name(),
         )
-        link = BlockLink(self._settings.kvmanager, spec, lambda: driver.wake(), self._link_tls)
+        reports = RequestReports(spec.model, engine_id, self._tracing)
+        link = BlockLink(self._settings.kvmanager, spec, lambda: driver.wake(), self._link_tls, reports.trace_parents)
         engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
         patience = self._settings.seconds_without_kvmanager
         self._recorder.begin(parts.scheduler, engine_id)
-        driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder)
+        driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
         self._observer.began(
             self._settings.served_name(), engine_id, lambda: replace(driver.figures, sessions=link.sessions)
@@ -163,3 +167,4 @@ class EngineService:
             self._constraints.close()
         await self.server.stop(grace=_FLUSH_SECONDS)
         await asyncio.to_thread(self._recorder.close)
+        await asyncio.to_thread(self._tracing.close)

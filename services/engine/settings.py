@@ -5,8 +5,9 @@ from pathlib import PurePath
 
 from engine.preemption import Preemption
 from engine.scheduler import Limits
-from services import exposure
+from services import exposure, logs
 from services.settings import InvalidSetting, check, setting
+from services.tracing import OTLP_ENDPOINT
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,9 @@ class EngineSettings:
     link_server_name: str = setting("", exposure.LINK_SERVER_NAME.format(whom="the KV manager's"))
     insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who reaches it can use it"))
     grace_seconds: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
+    log_format: str = logs.format_setting()
+    log_level: str = logs.level_setting()
+    otlp_endpoint: str = setting("", OTLP_ENDPOINT)
 
     def __post_init__(self) -> None:
         check(self)

@@ -19,3 +19,19 @@ class Caller:
 
 
 ANYONE = Caller()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a request comes from: who calls, over `grpc` or `http`, and the trace that the call belongs to.
+
+    `seconds_left` is the call's own deadline. `trace_parent` is what W3C's `traceparent` said, if anything.
+    """
+
+    caller: Caller = ANYONE
+    protocol: str = "grpc"
+    trace_parent: str = ""
+    seconds_left: float | None = None
+
+
+SOMEWHERE = Origin()

@@ -5,14 +5,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from quire.v1 import engine_pb2
-from services.errors import Unavailable
+from services.errors import ServiceError, Unavailable
 from services.gateway.engine_link import EngineLink, Ticket
 from services.gateway.engine_news import LossReason
 from services.gateway.fleet import Fleet, ServedModel
 from services.gateway.observer import GatewayObserver
 from services.gateway.prefix_lookup import PrefixLookup
 from services.gateway.prefixes import prefix_keys
-from services.gateway.routing import Candidate, Policy, Router
+from services.gateway.routing import Candidate, Choice, Policy, Router
+from services.tracing import NO_SPAN, Attributes, Span
 
 log = logging.getLogger("quire.gateway")
 
@@ -27,6 +28,7 @@ class Placement:
     keys: Sequence[bytes]
     expected_tokens: int  # of the prompt that need not be computed
     clock: Callable[[], float]
+    span: Span  # of the attempt
 
     def __post_init__(self) -> None:
         self.link.give_work(self.clock(), len(self.ticket.submission.prompt_token_ids) - self.expected_tokens)
@@ -41,12 +43,13 @@ class Placement:
         """End one sample of it at the engine: its text ran into a stop string."""
         self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_STOP_STRING, index)
 
-    def leave(self, reason: engine_pb2.CancelReason.ValueType | None) -> None:
-        """Have nothing more to do with it. A reason ends the request at the engine."""
+    def leave(self, reason: engine_pb2.CancelReason.ValueType | None, fault: str = "") -> None:
+        """Have nothing more to do with it. A reason ends the request at the engine; a fault is the engine's."""
         if reason is not None:
             self.link.cancel(self.ticket, reason)
         self.link.forget(self.ticket)
         self._sent.ended(self.keys)
+        self.span.end(fault)
 
 
 class Dispatcher:
@@ -67,30 +70,45 @@ class Dispatcher:
         self._clock = clock
 
     async def place(
-        self, model: ServedModel, submission: engine_pb2.Submission, avoid: Collection[EngineLink] = ()
+        self,
+        model: ServedModel,
+        submission: engine_pb2.Submission,
+        span: Span = NO_SPAN,
+        avoid: Collection[EngineLink] = (),
     ) -> Placement:
-        """Submit a request to the best engine that is not to be avoided. Raises Unavailable when there is none."""
-        known = await self._known_tokens(model, submission)
-        links = {engine_id: link for engine_id, link in model.ready().items() if link not in avoid}
-        if not links:
-            raise Unavailable(f"no engine of model {model.name!r} takes requests")
-        keys = self._keys(links.values(), submission)
-        candidates = [self._candidate(engine_id, link, keys, known) for engine_id, link in links.items()]
-        choice = self._router.choose(candidates, len(submission.prompt_token_ids))
+        """Submit a request to the best engine that is not to be avoided. Raises Unavailable when there is none.
+
+        Its span gets a part for the choice, and one for the attempt that lasts until the placement is left.
+        """
+        with span.child("route"):
+            known = await self._known_tokens(model, submission)
+            links = {engine_id: link for engine_id, link in model.ready().items() if link not in avoid}
+            if not links:
+                raise Unavailable(f"no engine of model {model.name!r} takes requests")
+            keys = self._keys(links.values(), submission)
+            candidates = [self._candidate(engine_id, link, keys, known) for engine_id, link in links.items()]
+            choice = self._router.choose(candidates, len(submission.prompt_token_ids))
         expected = next(one.cached_tokens for one in candidates if one.engine_id == choice.engine_id)
         link = links[choice.engine_id]
-        ticket = link.submit(submission)
+        attempt = span.child("attempt", _attempt_attributes(submission, choice, expected), calls=True)
+        submission.trace_parent = attempt.trace_parent
+        try:
+            ticket = link.submit(submission)
+        except ServiceError as error:
+            attempt.end(type(error).__name__)
+            raise
         self._observer.routed(model.name, choice.engine_id, choice.reason.value, expected)
-        block_size = link.description().block_size
-        return Placement(choice.engine_id, link, ticket, keys.get(block_size, ()), expected, self._clock)
+        own_keys = keys.get(link.description().block_size, ())
+        return Placement(choice.engine_id, link, ticket, own_keys, expected, self._clock, attempt)
 
     async def wait_for_change(self) -> None:
         """Return when an engine came, went, or began to drain."""
         await self._fleet.wait_for_change()
 
-    def failed_over(self, model: str, engine_id: str, reason: LossReason) -> None:
+    def failed_over(self, model: str, request_id: str, engine_id: str, reason: LossReason) -> None:
         """Tell that a request leaves this engine before it has ended."""
-        log.info("a request for %s leaves engine %s: %s", model, engine_id, reason.value)
+        fields = {"request_id": request_id, "model": model, "engine": engine_id, "reason": reason.value}
+        log.info("request leaves engine %s", engine_id, extra=fields)
         self._observer.failed_over(model, engine_id, reason.value)
 
     async def _known_tokens(self, model: ServedModel, submission: engine_pb2.Submission) -> dict[str, int] | None:
@@ -125,3 +143,12 @@ class Dispatcher:
             requests=link.requests,
             waiting_tokens=link.waiting_tokens,
         )
+
+
+def _attempt_attributes(submission: engine_pb2.Submission, choice: Choice, expected_tokens: int) -> Attributes:
+    return {
+        "quire.attempt": submission.attempt,
+        "quire.engine": choice.engine_id,
+        "quire.routing.reason": choice.reason.value,
+        "quire.routing.cached_tokens": expected_tokens,
+    }

@@ -11,7 +11,7 @@ from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
 from services.errors import InvalidField, Overloaded, RequestIsLive, Unavailable
 from services.gateway.admission import Admission, Place
-from services.gateway.callers import ANYONE, Caller
+from services.gateway.callers import SOMEWHERE, Caller, Origin
 from services.gateway.chat_template import ChatTemplateError, ToolsUnknown
 from services.gateway.conversation import conversation_of
 from services.gateway.deadlines import Deadline
@@ -22,11 +22,13 @@ from services.gateway.measured import measured
 from services.gateway.namespace import Namespace, qualified
 from services.gateway.observer import GatewayObserver
 from services.gateway.parameters import Parameters, check_prompt
+from services.gateway.request_reports import RequestReport, RequestReports
 from services.gateway.slow_clients import Reader, SlowClients
 from services.gateway.tenants import Tenants
 from services.gateway.text_stream import TextStream
 from services.gateway.token_bound import most_tokens
 from services.gateway.tokenizer import Tokenizer
+from services.tracing import Span
 
 # Above this, tokenizing takes longer than other streams should wait.
 _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
@@ -57,6 +59,7 @@ class FrontDesk:
         limits: DeskLimits,
         namespace: Namespace,
         observer: GatewayObserver,
+        reports: RequestReports,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
@@ -64,6 +67,7 @@ class FrontDesk:
         self._limits = limits
         self._namespace = namespace
         self._observer = observer
+        self._reports = reports
         self._clock = clock
         self._ids: set[str] = set()
         self._draining = False
@@ -72,24 +76,29 @@ class FrontDesk:
         self._empty.set()
 
     async def generate(
-        self, request: gateway_pb2.GenerateRequest, caller: Caller = ANYONE, seconds_left: float | None = None
+        self, request: gateway_pb2.GenerateRequest, origin: Origin = SOMEWHERE
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
-        """Yield what the client gets. `seconds_left` is the call's own deadline. Raises a ServiceError."""
-        arrival = self._clock()
+        """Yield what the client gets. Raises a ServiceError."""
+        arrival, caller = self._clock(), origin.caller
         with (
-            self._own_id(caller, Parameters.of(request).within(seconds_left)) as parameters,
+            self._reports.begin(request, origin, arrival) as report,
+            self._own_id(caller, Parameters.of(request).within(origin.seconds_left)) as parameters,
             self._limits.tenants.admitted(caller, self._most_tokens(request)) as reserved,
             self._admitted(request, arrival) as place,
-            self._deadline_told(request.model, parameters, arrival, place),
+            self._deadline_told(request.model, parameters, arrival, (place, report)),
         ):
-            generation = await self._prepared(request, caller, parameters, arrival)
+            report.admitted(parameters.request_id, self._fleet.model(request.model).name)
+            generation = await self._prepared(request, caller, parameters, arrival, report.span)
+            report.submitted(generation)
             reserved.expect(generation.most_tokens(), generation.used_tokens)
             place.weigh(generation.most_tokens(), self._clock())
             async with aclosing(self._observed(generation, await generation.begin(), arrival)) as responses:
-                with self._watched(generation) as reader:
+                with self._watched(generation, report) as reader:
                     async for response in responses:
                         if response.HasField("started"):
                             place.started(self._clock())
+                        elif response.HasField("finished"):
+                            report.finished(response.finished)
                         reader.begin()
                         yield response
                         reader.end()
@@ -166,14 +175,25 @@ class FrontDesk:
                 self._empty.set()
 
     @contextmanager
-    def _deadline_told(self, model: str, parameters: Parameters, arrival: float, place: Place) -> Iterator[None]:
-        name = self._fleet.model(model).name
+    def _deadline_told(
+        self, model: str, parameters: Parameters, arrival: float, told: tuple[Place, RequestReport]
+    ) -> Iterator[None]:
+        name, (place, report) = self._fleet.model(model).name, told
         deadline = Deadline(None if parameters.timeout is None else arrival + parameters.timeout, self._clock)
-        with deadline.told(lambda: self._observer.deadline_passed(name, waiting=place.waiting)):
+
+        def passed() -> None:
+            report.deadline_passed()
+            self._observer.deadline_passed(name, waiting=place.waiting)
+
+        with deadline.told(passed):
             yield
 
-    def _watched(self, generation: Generation) -> AbstractContextManager[Reader]:
-        return self.slow_clients.watched(generation, lambda: self._observer.slow_client(generation.model.name))
+    def _watched(self, generation: Generation, report: RequestReport) -> AbstractContextManager[Reader]:
+        def told() -> None:
+            report.client_is_slow()
+            self._observer.slow_client(generation.model.name)
+
+        return self.slow_clients.watched(generation, told)
 
     def _observed(
         self, generation: Generation, engine_id: str, arrival: float
@@ -197,11 +217,12 @@ class FrontDesk:
         return most_tokens(request, self._fleet.model(request.model).description().context_tokens)
 
     async def _prepared(
-        self, request: gateway_pb2.GenerateRequest, caller: Caller, parameters: Parameters, arrival: float
+        self, request: gateway_pb2.GenerateRequest, caller: Caller, parameters: Parameters, arrival: float, span: Span
     ) -> Generation:
         model = self._fleet.model(request.model)
         _check_vocabulary(parameters, model.description().vocabulary_size)
-        token_ids = await self.token_ids(model.name, request.prompt)
+        with span.child("tokenize"):
+            token_ids = await self.token_ids(model.name, request.prompt)
         submission = engine_pb2.Submission(
             request_id=qualified(caller.tenant, parameters.request_id),
             attempt=1,
@@ -231,6 +252,7 @@ class FrontDesk:
             limits=self._limits.failover,
             arrival=arrival,
             clock=self._clock,
+            span=span,
         )
 
 

@@ -41,7 +41,12 @@ class Gatekeeper(grpc.aio.ServerInterceptor):
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
     """Return the value of `authorization` in the metadata of a call; None without one, or with several."""
-    values = [value for name, value in metadata or () if name == "authorization"]
+    return value_of("authorization", metadata)
+
+
+def value_of(wanted: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """Return the text under a name in the metadata of a call; None without one, or with several."""
+    values = [value for name, value in metadata or () if name == wanted]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else None
 
 

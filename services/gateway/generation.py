@@ -14,6 +14,7 @@ from services.gateway.engine_news import Loss, LossReason, News, abandonment, fa
 from services.gateway.fleet import ServedModel
 from services.gateway.parameters import Parameters
 from services.gateway.text_stream import TextStream
+from services.tracing import NO_SPAN, Span
 
 _CANCEL_REASONS = {
     DeadlinePassed: engine_pb2.CANCEL_REASON_DEADLINE,
@@ -66,6 +67,9 @@ class Generation:
     limits: FailoverLimits
     arrival: float
     clock: Callable[[], float]
+    span: Span = NO_SPAN
+    engine_id: str = ""  # of the latest engine
+    attempts: int = 1
     cached_tokens: int = 0
     generated_tokens: int = 0
     first_token_at: float | None = None
@@ -73,14 +77,13 @@ class Generation:
     _placement: Placement | None = None
     _started_told: bool = False
     _prompt_told: int = 1  # the prompt's positions before this one have been told
-    _attempts: int = 1
     _refused_by: set[EngineLink] = field(default_factory=set)
     _wait_until: float | None = None  # for an engine, since one was lost
 
     async def begin(self) -> str:
         """Give the request to an engine, and return the engine's id. Raises a ServiceError."""
-        self._placement = await self.dispatcher.place(self.model, self.submission)
-        return self._placement.engine_id
+        self._take(await self.dispatcher.place(self.model, self.submission, self.span))
+        return self.engine_id
 
     def most_tokens(self) -> int:
         """Return the most tokens that it can use, prompt and answers together."""
@@ -162,12 +165,15 @@ class Generation:
     async def _move(self, loss: Loss) -> None:
         """Submit the request to another engine, with what was generated. Raises the loss's error if that is no use."""
         left = self._present()
-        self._leave(None)
+        self._leave(None, loss.reason.value)
         if loss.reason in (LossReason.REFUSED, LossReason.NO_KV_MANAGER):
             self._refused_by.add(left.link)
         if loss.reason is not LossReason.REFUSED:
             self._count_failover(left.engine_id, loss)
-        self._placement = await self._place_again(loss)
+        self._take(await self._place_again(loss))
+
+    def _take(self, placement: Placement) -> None:
+        self._placement, self.engine_id = placement, placement.engine_id
 
     def _count_failover(self, engine_id: str, loss: Loss) -> None:
         most = self.limits.times
@@ -176,13 +182,14 @@ class Generation:
             raise Unavailable(told) if most else loss.error
         self.failovers += 1
         self._wait_until = None if loss.reason is LossReason.NO_KV_MANAGER else self.clock() + self.limits.seconds
-        self.dispatcher.failed_over(self.model.name, engine_id, loss.reason)
+        self.span.event("failover", {"quire.engine": engine_id, "quire.reason": loss.reason.value})
+        self.dispatcher.failed_over(self.model.name, self.submission.request_id, engine_id, loss.reason)
 
     async def _place_again(self, loss: Loss) -> Placement:
         """Place the request at an engine that has not refused it; wait for one if the request was lost."""
         while True:
             try:
-                return await self.dispatcher.place(self.model, self._resumption(), self._refused_by)
+                return await self.dispatcher.place(self.model, self._resumption(), self.span, self._refused_by)
             except Unavailable as error:
                 if self._wait_until is None:
                     raise loss.error from error
@@ -208,8 +215,8 @@ class Generation:
         submission = engine_pb2.Submission()
         submission.CopyFrom(self.submission)
         spent = self.clock() - self.arrival
-        self._attempts += 1
-        submission.attempt = self._attempts
+        self.attempts += 1
+        submission.attempt = self.attempts
         submission.age.CopyFrom(duration(spent))
         if self.parameters.timeout is not None:
             submission.timeout.CopyFrom(duration(max(0.0, self.parameters.timeout - spent)))
@@ -222,9 +229,9 @@ class Generation:
         assert self._placement is not None, "the request has begun"
         return self._placement
 
-    def _leave(self, reason: engine_pb2.CancelReason.ValueType | None) -> None:
+    def _leave(self, reason: engine_pb2.CancelReason.ValueType | None, fault: str = "") -> None:
         if self._placement is not None:
-            self._placement.leave(reason)
+            self._placement.leave(reason, fault)
             self._placement = None
 
     def _deadline(self) -> float | None:
@@ -259,6 +266,7 @@ class Generation:
             return None
         if token_ids and self.first_token_at is None:
             self.first_token_at = self.clock()
+            self.span.event("first token")
         end = news.ends.get(index) or (news.finished and news.finished.samples[index])
         sample.token_ids += token_ids
         piece = sample.text.push(self._visible(token_ids, end))

@@ -23,6 +23,7 @@ from services.gateway.generation import FailoverLimits
 from services.gateway.namespace import Namespace
 from services.gateway.observer import GatewayObserver
 from services.gateway.prefix_lookup import PrefixLookup
+from services.gateway.request_reports import RequestReports
 from services.gateway.routing import Policy, Router
 from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
@@ -30,6 +31,7 @@ from services.gateway.slow_clients import SlowClients
 from services.gateway.tenants import Tenants
 from services.service import Readiness
 from services.tls import ServerContext, link_tls, listening_files, server_tls
+from services.tracing import tracing_to
 
 # The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE:
 # a client would not try again what is cancelled.
@@ -49,8 +51,8 @@ class GatewayService:
     def __init__(self, settings: GatewaySettings, observer: GatewayObserver | None = None) -> None:
         """Make the server; it listens from `start` on, and is ready while an engine takes requests.
 
-        `observer` hears of its work. Raises InvalidSetting when a file that it names is wrong, or when it would be open
-        to others than this machine.
+        `observer` hears of its work. Raises InvalidSetting when a file that it names is wrong, when it would be open to
+        others than this machine, or when it is to send traces, but cannot.
         """
         settings.check_exposure()
         self._settings = settings
@@ -76,7 +78,9 @@ class GatewayService:
         failover = FailoverLimits(settings.failovers, settings.failover_seconds)
         admission = Admission(settings.max_requests, settings.max_queued_tokens)
         limits = DeskLimits(admission, failover, tenants, SlowClients(settings.slow_client_seconds, clock))
-        self._desk = FrontDesk(self._fleet, dispatcher, limits, namespace, observer, clock)
+        self._tracing = tracing_to("gateway", settings.otlp_endpoint, settings.trace_sample_ratio)
+        reports = RequestReports(self._tracing, clock)
+        self._desk = FrontDesk(self._fleet, dispatcher, limits, namespace, observer, reports, clock)
         self._administration = Administration(self._fleet, self._desk, namespace)
         self._http: HttpServer | None = None
         self.readiness = Readiness()
@@ -147,3 +151,4 @@ class GatewayService:
         await self.server.stop(grace=_LAST_WORDS_SECONDS)
         if self._lookup:
             await self._lookup.close()
+        await asyncio.to_thread(self._tracing.close)

@@ -11,9 +11,9 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.errors import InvalidField, translated
 from services.gateway.administration import Administration
-from services.gateway.callers import Caller
+from services.gateway.callers import Caller, Origin
 from services.gateway.front_desk import FrontDesk
-from services.gateway.gatekeeper import Authenticate, authorization_of
+from services.gateway.gatekeeper import Authenticate, authorization_of, value_of
 from services.gateway.utf8 import MalformedRequest, deserializer
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -40,9 +40,8 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         """
         async with translated(context):
             _check_parsed(request)
-            left = context.time_remaining()
             with self._desk.slow_clients.named():
-                async with aclosing(self._desk.generate(request, self._caller(context), left)) as responses:
+                async with aclosing(self._desk.generate(request, self._origin(context))) as responses:
                     async for response in responses:
                         await context.write(response)
 
@@ -79,6 +78,10 @@ class GatewayServicer(pb_grpc.GatewayServicer):
             return await self._administration.administer(
                 request, MOST_ADMIN_SECONDS if left is None else max(0.0, left)
             )
+
+    def _origin(self, context: Context) -> Origin:
+        parent = value_of("traceparent", context.invocation_metadata()) or ""
+        return Origin(self._caller(context), "grpc", parent, context.time_remaining())
 
     def _caller(self, context: Context) -> Caller:
         """Return whose call it is; those of nobody the Gatekeeper has refused."""

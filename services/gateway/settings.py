@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from services import exposure
+from services import exposure, logs
 from services.gateway.discovery import Places
 from services.gateway.routing import Policy
 from services.settings import check, setting
+from services.tracing import OTLP_ENDPOINT
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class GatewaySettings:
     link_server_name: str = setting("", exposure.LINK_SERVER_NAME.format(whom="the engines' and the KV manager's"))
     insecure: bool = setting(False, exposure.INSECURE.format(what="nobody is asked for an API key"))
     grace_seconds: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
+    log_format: str = logs.format_setting()
+    log_level: str = logs.level_setting()
+    otlp_endpoint: str = setting("", OTLP_ENDPOINT)
+    trace_sample_ratio: float = setting(
+        1.0, "Fraction of the requests to trace, of those whose client does not say.", least=0, most=1
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -60,9 +60,15 @@ class Auditing:
         for block, host, sentence in violations[:_TOLD_VIOLATIONS]:
             events = await in_slices(self._manager.ledger.touching(engine_id, block, host=host, most=_TOLD_EVENTS))
             withheld = "; it is withheld" if block else ""
-            log.error("audit of engine %s: %s%s. Last events of it: %s", engine_id, sentence, withheld, _told(events))
+            told = {"engine": engine_id, "block": block, "host": host, "request_ids": _requests(events)}
+            sentences = (engine_id, sentence, withheld, _told(events))
+            log.error("audit of engine %s: %s%s. Last events of it: %s", *sentences, extra=told)
         if len(violations) > _TOLD_VIOLATIONS:
             log.error("audit of engine %s: %d more violations", engine_id, len(violations) - _TOLD_VIOLATIONS)
+
+
+def _requests(events: Iterable[Event]) -> list[str]:
+    return list(dict.fromkeys(event.request_id for event in events if event.request_id))
 
 
 def _told(events: Iterable[Event]) -> str:

@@ -14,6 +14,7 @@ from services.kvmanager.servicer import KVManagerServicer
 from services.kvmanager.settings import KVManagerSettings
 from services.service import Readiness
 from services.tls import server_tls
+from services.tracing import tracing_to
 
 
 class KVManagerService:
@@ -24,8 +25,8 @@ class KVManagerService:
     def __init__(self, settings: KVManagerSettings, observer: PoolObserver | None = None) -> None:
         """Make the server; it listens from `start` on. `observer` hears of its work.
 
-        Raises InvalidSetting when it is to record, but cannot, when a file of TLS is wrong, or when it would be open to
-        others than this machine.
+        Raises InvalidSetting when it is to record or to send traces, but cannot, when a file of TLS is wrong, or when
+        it would be open to others than this machine.
         """
         settings.check_exposure()
         self._settings = settings
@@ -34,8 +35,14 @@ class KVManagerService:
         self._recorder = OperationsRecorder(settings.record_folder, settings.record_megabytes)
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
+        self._tracing = tracing_to("kvmanager", settings.otlp_endpoint)
         self._servicer = KVManagerServicer(
-            self.manager, observer or PoolObserver(), time.perf_counter, settings.lease_seconds, self._recorder
+            self.manager,
+            observer or PoolObserver(),
+            time.perf_counter,
+            settings.lease_seconds,
+            self._recorder,
+            self._tracing if settings.otlp_endpoint else None,
         )
         kvmanager_pb2_grpc.add_KVManagerServicer_to_server(self._servicer, self.server)
 
@@ -60,3 +67,4 @@ class KVManagerService:
         """Close the server, and the records."""
         await self.server.stop(grace=0)
         await asyncio.to_thread(self._recorder.close)
+        await asyncio.to_thread(self._tracing.close)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -16,16 +17,20 @@ from services.duration import duration
 from services.errors import InvalidField, UnexpectedMessage, translated
 from services.kvmanager import codec
 from services.kvmanager.auditing import Auditing
+from services.kvmanager.block_traces import BlockTraces
 from services.kvmanager.ledger_reading import LedgerReading
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.report_codec import ReportReader
 from services.kvmanager.slices import in_slices
+from services.tracing import Tracing
 
 _BREAK_SECONDS = 0.05
 _POLITE_SECONDS = 0.001
 _LARGEST_BLOCK_PAGE = 65536
 _LARGEST_SEQUENCE_PAGE = 1000
+
+log = logging.getLogger("quire.kvmanager")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.PoolRequest]
@@ -41,9 +46,12 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         clock: Callable[[], float],
         lease_seconds: float,
         recorder: OperationsRecorder,
+        tracing: Tracing | None = None,
     ) -> None:
+        """Without `tracing`, no part of a Step is even looked at for traces."""
         self._manager = manager
         self._recorder = recorder
+        self._traces = BlockTraces(tracing) if tracing else None
         self._lease_seconds = lease_seconds
         self._streams = 0
         self._dismantling: set[asyncio.Future[None]] = set()
@@ -175,6 +183,11 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._streams += 1
         self._no_engine.clear()
         self._observer.attached(session)
+        spec, sequences = session.pool.spec, len(session.pool.sequences)
+        told = {"incarnation": spec.incarnation, "device_blocks": spec.device_blocks, "sequences": sequences}
+        log.info("engine attached", extra={**_named(session), "model": spec.model, **told})
+        if self._traces is not None:
+            self._traces.forget_others(session)
         self._reading.tell()
 
     def _disconnect(self, session: Session) -> None:
@@ -184,16 +197,22 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         if not self._streams:
             self._no_engine.set()
         if session in self._manager.sessions():
+            log.info("stream of an engine broke", extra={**_named(session), "lease_seconds": self._lease_seconds})
             self._manager.lose(session)
             self._observer.lost(session)
             asyncio.get_running_loop().call_later(self._lease_seconds, self._expire, session)
 
     def _expire(self, session: Session) -> None:
         if session in self._manager.sessions():
+            log.warning("lease of an engine expired", extra=_named(session))
             self._observer.expired(session)
         self._drop(session)
 
     def _drop(self, session: Session) -> None:
+        if session in self._manager.sessions():
+            log.info("engine detached", extra=_named(session))
+            if self._traces is not None:
+                self._traces.dropped(session)
         self._observer.detached(session)
         self._manager.detach(session)
         dismantling = asyncio.ensure_future(in_slices(session.pool.dismantle(), pause_seconds=_POLITE_SECONDS))
@@ -210,7 +229,13 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         message = codec.result_message(result)
         self._observer.stepped(session, self._clock() - begun)
         self._recorder.applied(session, step, result)
+        if self._traces is not None:
+            self._traces.applied(session, request.step, message)
         return message
+
+
+def _named(session: Session) -> dict[str, object]:
+    return {"engine": session.pool.spec.engine_id, "session": session.number}
 
 
 async def _next(requests: Requests, kind: str) -> pb.PoolRequest:

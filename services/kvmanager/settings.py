@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from services import exposure
+from services import exposure, logs
 from services.settings import check, setting
+from services.tracing import OTLP_ENDPOINT
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,9 @@ class KVManagerSettings:
     tls_client_ca: str = setting("", exposure.TLS_CLIENT_CA)
     insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who reaches it can use it"))
     grace_seconds: float = setting(45.0, "Seconds that attached engines have to leave after SIGTERM.", least=0)
-
+    log_format: str = logs.format_setting()
+    log_level: str = logs.level_setting()
+    otlp_endpoint: str = setting("", OTLP_ENDPOINT)
     record_folder: str = setting(
         "", "Folder for records of all operations, token ids included, a file for each session. Empty: none."
     )

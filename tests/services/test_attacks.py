@@ -25,6 +25,7 @@ from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, RunningServi
 
 Status = grpc.StatusCode
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SECRET_SALT = "ultramarine"
 SECRET_PROMPT = "The launch code of the heron is seventeen bluebells and a teapot"
 
 A, B, OPERATOR, EXPIRED, LEAVING, SINGLE, FRUGAL = KEYS = [make_key() for _ in range(7)]
@@ -70,7 +71,18 @@ def guarded(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     assert running.close() == 0
     log = "\n".join(running.lines)
     assert "API keys were read" in log
-    for secret in (*KEYS, "Bearer", "authorization", "launch code", "heron", "seventeen", "bluebells", "teapot"):
+    assert log.count("request ended") > 10
+    for secret in (
+        *KEYS,
+        SECRET_SALT,
+        "Bearer",
+        "authorization",
+        "launch code",
+        "heron",
+        "seventeen",
+        "bluebells",
+        "teapot",
+    ):
         assert secret not in log
 
 
@@ -196,9 +208,9 @@ def test_the_commands_say_who_calls_by_the_environment_or_a_file(guarded: Guarde
 
 
 def test_no_tenant_finds_anothers_prompt_in_the_cache_whatever_salt_it_gives(guarded: Guarded) -> None:
-    assert guarded.generate(secret_request(salt="s"), A).started.cached_tokens == 0
-    assert guarded.generate(secret_request(salt="s"), A).started.cached_tokens > 0
-    for salt in ("s", "", "a", "\x01as", "a/s"):
+    assert guarded.generate(secret_request(salt=SECRET_SALT), A).started.cached_tokens == 0
+    assert guarded.generate(secret_request(salt=SECRET_SALT), A).started.cached_tokens > 0
+    for salt in (SECRET_SALT, "", "a", f"\x01a{SECRET_SALT}", f"a/{SECRET_SALT}"):
         assert guarded.generate(secret_request(salt=salt), B).started.cached_tokens == 0
     assert guarded.generate(secret_request(salt="other"), A).started.cached_tokens == 0
 

@@ -1,14 +1,18 @@
 """What happens to an engine, or to the gateway's link to it, while streams run: the streams go on at another one."""
 
 import random
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from quire.v1 import gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
 from tests.failover import FAULTS, Failing, Fault, check_equal, failovers, streams
 from tests.faults import Processes
-from tests.running_quire import Answer
+from tests.load import prompt_request
+from tests.otlp_collector import Collector
+from tests.running_quire import CALL_SECONDS, Answer
 
 STREAMS = 32
 TOKENS = 60
@@ -22,12 +26,27 @@ def processes() -> Iterator[Processes]:
 
 
 @pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    one = Collector()
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="module")
 def services(
-    tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, processes: Processes
+    tiny_model: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    processes: Processes,
+    collector: Collector,
 ) -> Iterator[Failing]:
-    services = Failing(tmp_path_factory.mktemp("sockets"), str(tiny_model("llama")), keep=processes.keep)
-    yield services
-    assert services.close() == [0, 0]
+    with pytest.MonkeyPatch.context() as environment:
+        for service in ("GATEWAY", "ENGINE", "KVMANAGER"):
+            environment.setenv(f"QUIRE_{service}_OTLP_ENDPOINT", collector.url)
+        environment.setenv("QUIRE_GATEWAY_TRACE_SAMPLE_RATIO", "0")
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+        services = Failing(tmp_path_factory.mktemp("sockets"), str(tiny_model("llama")), keep=processes.keep)
+        yield services
+        assert services.close() == [0, 0]
 
 
 @pytest.fixture(scope="module")
@@ -51,4 +70,29 @@ def test_streams_go_on_elsewhere_with_exactly_what_they_would_have_told(
     assert running.codes() == {}
     check_equal(running.answers, undisturbed)
     assert failovers(running.answers) > 0
+    services.check_that_nothing_is_left()
+
+
+def test_both_attempts_are_parts_of_one_trace(services: Failing, collector: Collector) -> None:
+    services.mend()
+    trace_id = secrets.token_hex(16)
+    stub = gateway_pb2_grpc.GatewayStub(services.gateway.channel)
+    request = prompt_request("Once", 400)
+    request.request_id = "moved"
+    metadata = (("traceparent", f"00-{trace_id}-{secrets.token_hex(8)}-01"),)
+    call = stub.Generate(request, timeout=CALL_SECONDS, metadata=metadata)
+    next(call)
+    kvmanager = kvmanager_pb2_grpc.KVManagerStub(services.manager.channel)
+    story = kvmanager.Explain(kvmanager_pb2.ExplainRequest(request_id="moved"), timeout=10)
+    left = story.events[0].engine_id
+    services.engines[left].kill()
+    assert len(Answer.of(call).token_ids) == 400
+    spans = collector.wait_for(trace_id, "generate", "attempt", "attempt", "llm_request", "hold blocks")
+    (root,), (first, second) = ([span for span in spans if span.name == name] for name in ("generate", "attempt"))
+    (request_span,) = [span for span in spans if span.name == "llm_request"]  # the other engine took its own with it
+    assert first.parent_id == second.parent_id == root.span_id
+    assert (first.fault, second.fault) == ("lost", "")
+    assert first.attributes["quire.engine"] == left == root.event("failover").attributes["quire.engine"]
+    assert request_span.parent_id == second.span_id
+    assert root.attributes["quire.attempts"] == 2
     services.check_that_nothing_is_left()

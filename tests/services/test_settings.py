@@ -100,7 +100,8 @@ def another_value(field: "dataclasses.Field[Any]") -> Any:
         return not field.default
     if isinstance(field.default, str):
         return "something else"
-    return field.metadata["most"] or field.default + 3
+    most = field.metadata["most"]
+    return field.metadata["least"] if most == field.default else most or field.default + 3
 
 
 def parse(label: str, *arguments: str) -> Any:

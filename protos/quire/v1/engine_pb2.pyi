@@ -179,6 +179,7 @@ class Submission(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    TRACE_PARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among the engine's live requests."""
     attempt: _builtins.int
@@ -193,6 +194,10 @@ class Submission(_message.Message):
     """Enters the key of the first block: only requests of equal salt share blocks."""
     priority: _builtins.int
     """Class of service: smaller is served first."""
+    trace_parent: _builtins.str
+    """Names the span that the engine's part of the request's trace belongs to, as W3C's header traceparent does. Empty: the
+    request is not traced.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """At least one."""
@@ -249,10 +254,11 @@ class Submission(_message.Message):
         priority: _builtins.int = ...,
         age: _duration_pb2.Duration | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        trace_parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "beam_search", b"beam_search", "constraint", b"constraint", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "attempt", b"attempt", "beam_search", b"beam_search", "constraint", b"constraint", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "attempt", b"attempt", "beam_search", b"beam_search", "constraint", b"constraint", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -825,6 +825,7 @@ class Allocate(_message.Message):
     COMPUTE_TOKENS_FIELD_NUMBER: _builtins.int
     SPARE_BLOCKS_FIELD_NUMBER: _builtins.int
     WAITED_FIELD_NUMBER: _builtins.int
+    TRACE_PARENT_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     sequence: _builtins.int
     request_id: _builtins.str
@@ -835,6 +836,10 @@ class Allocate(_message.Message):
     """Tokens beyond the cached prefix to have room for now; a long prompt grows by Extend."""
     spare_blocks: _builtins.int
     """Refuse unless the whole of token_ids fits now with this many blocks to spare."""
+    trace_parent: _builtins.str
+    """Names the span that what becomes of the group's blocks belongs to, as W3C's header traceparent does. Empty: the
+    request is not traced.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, or prompt and generated tokens after a preemption. At least one of them is left to compute."""
@@ -854,10 +859,11 @@ class Allocate(_message.Message):
         compute_tokens: _builtins.int = ...,
         spare_blocks: _builtins.int = ...,
         waited: _duration_pb2.Duration | None = ...,
+        trace_parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_tokens", b"compute_tokens", "group", b"group", "request_id", b"request_id", "salt", b"salt", "sequence", b"sequence", "spare_blocks", b"spare_blocks", "token_ids", b"token_ids", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_tokens", b"compute_tokens", "group", b"group", "request_id", b"request_id", "salt", b"salt", "sequence", b"sequence", "spare_blocks", b"spare_blocks", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.gateway.callers import Caller
+from services.gateway.callers import Origin
 from services.gateway.http import requests
 from services.gateway.http.events import Events, to_json
 from services.gateway.tokenizer import Tokenizer
@@ -20,9 +20,7 @@ _FINISH_REASONS = {decoding_pb2.FINISH_REASON_STOP: "stop", decoding_pb2.FINISH_
 class Desk(Protocol):
     """What HTTP needs of the gateway. Everything raises a ServiceError."""
 
-    def generate(
-        self, request: gateway_pb2.GenerateRequest, caller: Caller, seconds_left: float | None = None
-    ) -> Responses:
+    def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin) -> Responses:
         """Yield what the client gets; closed early, it ends the request."""
 
     async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:

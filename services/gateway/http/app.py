@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from quire.v1 import gateway_pb2
 from services.errors import InvalidField, ServiceError, Unavailable
-from services.gateway.callers import ANYONE, Caller
+from services.gateway.callers import ANYONE, Origin
 from services.gateway.http import faults, requests, responses
 from services.gateway.http.answers import Desk
 from services.gateway.http.chats import ChatCompletion
@@ -76,14 +76,14 @@ def make_app(desk: Desk, readiness: Readiness, authenticate: Authenticate = lamb
 @router.post("/v1/completions", responses={200: {"model": responses.Completion, "content": _EVENTS}})
 async def complete(body: requests.CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or several."""
-    completion = Completion(_desk(request), _caller(request), body, request.headers.get("x-request-id"))
+    completion = Completion(_desk(request), _origin(request), body, request.headers.get("x-request-id"))
     return await _answer(completion, request, stream=bool(body.stream))
 
 
 @router.post("/v1/chat/completions", responses={200: {"model": responses.ChatCompletion, "content": _EVENTS}})
 async def complete_chat(body: requests.ChatCompletionRequest, request: Request) -> Response:
     """Answer a conversation."""
-    completion = ChatCompletion(_desk(request), _caller(request), body, request.headers.get("x-request-id"))
+    completion = ChatCompletion(_desk(request), _origin(request), body, request.headers.get("x-request-id"))
     return await _answer(completion, request, stream=bool(body.stream))
 
 
@@ -163,9 +163,10 @@ def _desk(request: Request) -> Desk:
     return desk
 
 
-def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
-    return caller
+def _origin(request: Request) -> Origin:
+    """Return who calls, and for which trace. Several values of a header say nothing."""
+    parents = request.headers.getlist("traceparent")
+    return Origin(request.state.caller, "http", parents[0] if len(parents) == 1 else "")
 
 
 def _json(value: Any, headers: dict[str, str] | None = None) -> Response:

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.v1 import gateway_pb2
 from services.errors import UnsupportedField
-from services.gateway.callers import Caller
+from services.gateway.callers import Origin
 from services.gateway.http import answers, logprobs, requests
 from services.gateway.http.answers import Desk, Gathered
 from services.gateway.http.events import Events, event, to_json
@@ -32,13 +32,13 @@ class ChatCompletion:
     """One call of /v1/chat/completions."""
 
     def __init__(
-        self, desk: Desk, caller: Caller, body: requests.ChatCompletionRequest, request_id: str | None
+        self, desk: Desk, origin: Origin, body: requests.ChatCompletionRequest, request_id: str | None
     ) -> None:
         """Translate the body. Raises InvalidField or UnsupportedField."""
         self.call = chat_call(body, request_id)
         self._request = self.call.generations[0]
         self._desk = desk
-        self._caller = caller
+        self._origin = origin
         self._body = body
         self._created = int(time.time())
         if body.stream and body.prompt_logprobs is not None:
@@ -51,7 +51,7 @@ class ChatCompletion:
         if self._body.prompt_logprobs is not None:
             prompt_ids = await self._desk.token_ids(self._request.model, self._request.prompt)
             self._request.prompt.token_ids.ids[:] = prompt_ids
-        gathered = await answers.gather(self._desk.generate(self._request, self._caller))
+        gathered = await answers.gather(self._desk.generate(self._request, self._origin))
         model = gathered.started.model
         answer = {
             **self.head("chat.completion", model),
@@ -67,7 +67,7 @@ class ChatCompletion:
         """Yield the answer as it comes, the first when it begins. Raises a ServiceError."""
         self._show_calls()
         chunks = _Chunks(self, self._desk, self._body)
-        async with aclosing(answers.chunked(self._desk.generate(self._request, self._caller), chunks)) as stream:
+        async with aclosing(answers.chunked(self._desk.generate(self._request, self._origin), chunks)) as stream:
             async for one in stream:
                 yield one
         if answers.includes_usage(self._body):

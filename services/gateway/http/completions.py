@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from quire.v1 import gateway_pb2
 from services.errors import InvalidField, UnsupportedField
-from services.gateway.callers import Caller
+from services.gateway.callers import Origin
 from services.gateway.http import answers, logprobs, requests
 from services.gateway.http.answers import Desk, Gathered
 from services.gateway.http.events import Events, event, merged, to_json
@@ -26,11 +26,11 @@ class _Prompt(NamedTuple):
 class Completion:
     """One call of /v1/completions: a generation for each of its prompts."""
 
-    def __init__(self, desk: Desk, caller: Caller, body: requests.CompletionRequest, request_id: str | None) -> None:
+    def __init__(self, desk: Desk, origin: Origin, body: requests.CompletionRequest, request_id: str | None) -> None:
         """Translate the body. Raises InvalidField or UnsupportedField."""
         self.call = completion_call(body, request_id)
         self._desk = desk
-        self._caller = caller
+        self._origin = origin
         self._body = body
         self._created = int(time.time())
         self._prompts = [_Prompt()] * len(self.call.generations)
@@ -39,7 +39,7 @@ class Completion:
     async def whole(self) -> dict[str, Any]:
         """Generate everything, and return the answer. Raises a ServiceError."""
         await self._read_prompts()
-        generations = [self._desk.generate(one, self._caller) for one in self.call.generations]
+        generations = [self._desk.generate(one, self._origin) for one in self.call.generations]
         gathered = await answers.gather_all(generations)
         return {
             **self._head(gathered[0].started.model),
@@ -52,7 +52,7 @@ class Completion:
         await self._read_prompts()
         each = [_Chunks(self, at) for at in range(len(self.call.generations))]
         streams = [
-            answers.chunked(self._desk.generate(one, self._caller), chunks)
+            answers.chunked(self._desk.generate(one, self._origin), chunks)
             for one, chunks in zip(self.call.generations, each, strict=True)
         ]
         async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as stream:

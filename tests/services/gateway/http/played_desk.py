@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.errors import Unauthenticated, UnknownModel
-from services.gateway.callers import ANYONE, Caller
+from services.gateway.callers import ANYONE, Caller, Origin
 from services.gateway.http.answers import Responses
 from services.gateway.http.app import make_app
 from services.gateway.http.connection import Bounds
@@ -35,10 +35,8 @@ class Desk:
         self.hold.set()
         self.running = 0
 
-    async def generate(
-        self, request: gateway_pb2.GenerateRequest, caller: Caller, seconds_left: float | None = None
-    ) -> Responses:
-        self.callers.append(caller)
+    async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin) -> Responses:
+        self.callers.append(origin.caller)
         if self.refusal:
             raise self.refusal
         self.running += 1

@@ -1,0 +1,144 @@
+"""What is told of each request that an engine had, when it has ended: one line of the log, and its part of a trace.
+
+Neither says anything of what was asked and answered but its length.
+"""
+
+import logging
+from typing import Any
+
+from engine.errors import RequestRefused
+from engine.group import Group
+from quire.v1 import decoding_pb2, engine_pb2
+from services.tracing import NO_SPAN, Span, Tracing
+
+_DIGITS = 6  # of seconds
+
+log = logging.getLogger("quire.engine.requests")
+
+
+class RequestReports:
+    """Makes the reports of an engine's requests, on its thread but where said otherwise. Times are its clock's."""
+
+    def __init__(self, model: str, engine_id: str, tracing: Tracing) -> None:
+        self._own = {"model": model, "engine": engine_id}
+        self._tracing = tracing
+        self._spans: dict[str, Span] = {}
+        self.trace_parents: dict[str, str] = {}  # of requests that are traced, for their block operations
+
+    def began(self, submission: engine_pb2.Submission, at: float) -> None:
+        """A request came to the queue, and had come to the engine at this time."""
+        if submission.trace_parent and (span := self._span(submission, at)) is not NO_SPAN:
+            self._spans[submission.request_id] = span
+            self.trace_parents[submission.request_id] = span.trace_parent
+
+    def refused(self, submission: engine_pb2.Submission, refused: RequestRefused, at: float) -> None:
+        """A request was not taken. On any thread."""
+        reason = type(refused).__name__
+        span = self._span(submission, at)
+        self._log(submission, span, {"status": "refused", "reason": reason, "field": refused.field})
+        span.end(reason)
+
+    def unbegun(self, submission: engine_pb2.Submission, finished: engine_pb2.RequestFinished, at: float) -> None:
+        """A request ended before it came to the queue. On any thread."""
+        span = self._span(submission, at)
+        ended = {"status": "ended", **_of_message(finished), "prompt_tokens": len(submission.prompt_token_ids)}
+        self._log(submission, span, ended)
+        span.end(_fault(finished))
+
+    def ended(self, group: Group, finished: engine_pb2.RequestFinished, submitted_at: float) -> None:
+        """A request of the queue ended."""
+        span = self._spans.pop(group.request.request_id, NO_SPAN)
+        self.trace_parents.pop(group.request.request_id, None)
+        counted = {
+            "prompt_tokens": len(group.request.prompt),
+            "cached_tokens": group.cached_tokens,
+            "generation_tokens": _generated(group),
+            "held_blocks": group.held_blocks,
+        }
+        self._log(finished, span, {"status": "ended", **_of_message(finished), **counted})
+        if span is not NO_SPAN:
+            _tell(span, group, submitted_at)
+            span.note({"gen_ai.response.model": self._own["model"], "quire.engine": self._own["engine"]})
+            span.end(_fault(finished))
+
+    def _span(self, submission: engine_pb2.Submission, at: float) -> Span:
+        if not submission.trace_parent:
+            return NO_SPAN
+        attributes: dict[str, Any] = {
+            "gen_ai.request.id": submission.request_id,
+            "gen_ai.request.max_tokens": submission.stopping.max_tokens,
+            "gen_ai.request.n": submission.sampling.sample_count,
+            "gen_ai.request.temperature": submission.sampling.temperature,
+            "gen_ai.request.top_p": submission.sampling.top_p,
+            "quire.attempt": submission.attempt,
+        }
+        return self._tracing.begin("llm_request", submission.trace_parent, attributes, at=at)
+
+    def _log(
+        self, about: engine_pb2.Submission | engine_pb2.RequestFinished, span: Span, fields: dict[str, Any]
+    ) -> None:
+        if log.isEnabledFor(logging.INFO):
+            named = {"request_id": about.request_id, "attempt": about.attempt, **self._own, **fields}
+            log.info("request ended", extra={**named, "trace_id": span.trace_id} if span.trace_id else named)
+
+
+def _of_message(finished: engine_pb2.RequestFinished) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "finish_reason": ",".join(dict.fromkeys(_finish_reason(sample) for sample in finished.samples)),
+        "queue_seconds": _seconds(finished, "queued"),
+        "prefill_seconds": _seconds(finished, "prefill"),
+        "decode_seconds": _seconds(finished, "decode"),
+        "preemptions": finished.preemptions,
+        "recomputed_tokens": finished.recomputed_tokens,
+        "swapped_tokens": finished.swapped_tokens,
+    }
+    return fields | ({"failure": fault} if (fault := _fault(finished)) else {})
+
+
+def _finish_reason(sample: engine_pb2.SampleEnd) -> str:
+    return decoding_pb2.FinishReason.Name(sample.reason).removeprefix("FINISH_REASON_").lower()
+
+
+def _fault(finished: engine_pb2.RequestFinished) -> str:
+    if finished.failure == engine_pb2.FAILURE_REASON_UNSPECIFIED:
+        return ""
+    return engine_pb2.FailureReason.Name(finished.failure).removeprefix("FAILURE_REASON_").lower()
+
+
+def _seconds(finished: engine_pb2.RequestFinished, name: str) -> float:
+    seconds: float = getattr(finished, name).ToTimedelta().total_seconds()
+    return round(seconds, _DIGITS)
+
+
+def _generated(group: Group) -> int:
+    return sum(sample.generated for sample in group.samples)
+
+
+def _tell(span: Span, group: Group, submitted_at: float) -> None:
+    """Tell a request's times, its preemptions, and what vLLM's spans say, under the same names."""
+    scheduled, first, last = group.scheduled_at, group.first_token_at, group.last_token_at
+    span.child("queue", at=submitted_at).end(at=scheduled)
+    if scheduled is not None:
+        span.child("prefill", {"quire.cached_tokens": group.cached_tokens}, at=scheduled).end(at=first)
+        span.note({"gen_ai.latency.time_in_queue": scheduled - submitted_at})
+    if first is not None and last is not None:
+        span.event("first token", at=first)
+        span.child("decode", at=first).end(at=last)
+        span.note({"gen_ai.latency.time_to_first_token": first - submitted_at})
+        span.note({"gen_ai.latency.time_in_model_decode": last - first})
+        if scheduled is not None:
+            span.note({"gen_ai.latency.time_in_model_prefill": first - scheduled})
+    for at in group.preempted_at:
+        span.event("preempted", at=at)
+    for at in group.resumed_at:
+        span.event("resumed", at=at)
+    span.note(
+        {
+            "gen_ai.usage.prompt_tokens": len(group.request.prompt),
+            "gen_ai.usage.completion_tokens": _generated(group),
+            "gen_ai.usage.num_sequences": len(group.samples),
+            "quire.cached_tokens": group.cached_tokens,
+            "quire.preemptions": group.preemptions,
+            "quire.recomputed_tokens": group.recomputed_tokens,
+        }
+    )
