@@ -1,12 +1,13 @@
 """Brings models to this machine before a service is made that needs them: the services themselves know folders only."""
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from services.engine.settings import EngineSettings
-from services.model_store import default_cache, resolve
-from services.stage_display import StageDisplay
+from services.model_store import configuration, default_cache, resolve
+from services.stage_display import Progress, StageDisplay
 
 
 def fetch(name: str) -> Path:
@@ -14,10 +15,19 @@ def fetch(name: str) -> Path:
 
     Raises ModelUnavailable. SIGTERM and Ctrl-C interrupt it with KeyboardInterrupt, and end what it has started.
     """
+    return _shown(resolve, name)
+
+
+def fetch_configuration(name: str) -> Path:
+    """Return a folder with a model's configuration, or its .gguf file, without fetching weights; as `fetch` else."""
+    return _shown(configuration, name)
+
+
+def _shown(bring: Callable[[str, Path, Progress], Path], name: str) -> Path:
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with StageDisplay() as display:
-            return resolve(name, default_cache(), display)
+            return bring(name, default_cache(), display)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
