@@ -205,10 +205,10 @@ def _hub_files(name: str) -> list[DryRunFileInfo]:
 
 
 def _hub_verdict(problem: Exception) -> str:
-    cause = problem.__cause__ or problem
-    if isinstance(cause, GatedRepoError):
+    said = (problem, problem.__cause__)
+    if any(isinstance(one, GatedRepoError) for one in said):
         return "the hub gives it only to those who accepted its terms and set HF_TOKEN"
-    if isinstance(cause, RepositoryNotFoundError | HFValidationError):
+    if any(isinstance(one, RepositoryNotFoundError | HFValidationError) for one in said):
         return "the hub knows no such model or keeps it private"
     return "no model hub can be reached"
 

@@ -80,7 +80,7 @@ class _Lengths(click.ParamType[tuple[int, int]]):
     type=click.Choice(("auto", "float32", "bfloat16", "float16")),
     default="auto",
     show_default=True,
-    help="Type of weights and cache; auto is bfloat16 on a GPU, and float32 on a CPU: there an engine may take bfloat16.",
+    help="Type of weights and cache; auto is bfloat16 on a GPU, float32 on a CPU, where an engine may take bfloat16.",
 )
 @click.option(
     "--block-size",

@@ -77,7 +77,7 @@ def _host(plan: MemoryPlan) -> list[tuple[str, str, str]]:
         return []
     whole = plan.host_blocks / plan.device_blocks
     size = _size(cache_bytes(plan.host_blocks, plan.block_bytes))
-    return [("host blocks", f"{plan.host_blocks:,}", f"{size} of the host's memory, {whole:.1f} times the pool")]
+    return [("host blocks", f"{plan.host_blocks:,}", f"{size} of the host's memory, {whole:.0%} of the pool")]
 
 
 def _engine_options(plan: MemoryPlan) -> str:

@@ -93,7 +93,7 @@ def test_weights_and_slots_of_the_papers_servers(
 
 
 def test_opt_13b_batches_as_in_the_papers_figure_13() -> None:
-    """Reserving 2,048 tokens for each ShareGPT request it batches 7.00 on average; in blocks 30.42, 4.3 times as many."""
+    """ShareGPT: 7.00 on average where each reserves 2,048 tokens, and in blocks 30.42, 4.3 times as many."""
     pool = PoolSize(16, 15_700 // 16)
     assert pool.reserved_requests(2048) == 7
     assert pool.requests(161 + 338) == 30
