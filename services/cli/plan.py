@@ -65,7 +65,7 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 @click.option(
     "--device",
     type=click.Choice(("cuda", "cpu")),
-    help="With --device-blocks or --requests: where the model runs.  [default: cuda]",
+    help="With --device-blocks or --requests: where the model runs. Absent: cuda.",
 )
 @click.option(
     "--memory-utilization",
