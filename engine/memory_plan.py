@@ -55,7 +55,8 @@ class MemoryPlan:
     context_tokens: int
     usual_tokens: int
     max_sequences: int
-    host_blocks: int = 0
+    token_budget: int
+    host_blocks: int
 
     @property
     def pool(self) -> PoolSize:
@@ -133,6 +134,7 @@ class Planner:
             context_tokens=self._workload.context_tokens,
             usual_tokens=self._workload.usual_tokens,
             max_sequences=sequences,
+            token_budget=self._workload.token_budget,
             host_blocks=self._blocks(host_memory_bytes),
         )
 

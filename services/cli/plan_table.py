@@ -22,7 +22,7 @@ def show(model: str, type_name: str, shape: ModelShape, plan: MemoryPlan) -> Non
         table.add_row(*row)
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"\nquire engine {_engine_options(plan)}", soft_wrap=True)
+    console.print(f"\nquire engine --dtype {type_name} {_engine_options(plan)}", soft_wrap=True)
     console.print(f"quire gateway --max-requests {plan.max_requests}   # for one such engine", soft_wrap=True)
 
 
@@ -82,7 +82,7 @@ def _host(plan: MemoryPlan) -> list[tuple[str, str, str]]:
 
 def _engine_options(plan: MemoryPlan) -> str:
     options = f"--device-blocks {plan.device_blocks} --block-size {plan.block_size}"
-    options += f" --max-sequences {plan.max_sequences}"
+    options += f" --max-sequences {plan.max_sequences} --token-budget {plan.token_budget}"
     return f"{options} --host-blocks {plan.host_blocks}" if plan.host_blocks else options
 
 
