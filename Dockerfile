@@ -18,7 +18,7 @@ COPY constraints.txt deploy/install_torch.sh ./
 RUN sh install_torch.sh
 # Kernels of the CPU are compiled here, for each kind of CPU: the image itself carries no compiler.
 RUN apt-get update -q && apt-get install -q -y --no-install-recommends g++
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY protos protos
 COPY kvmanager kvmanager
 COPY engine engine

@@ -73,6 +73,20 @@ def resolve(name: str, cache: Path, progress: Progress) -> Path:
     raise ModelUnavailable(f"{name} is no model: give demo, a folder, a .gguf file or a hub id like org/name.")
 
 
+def configuration(name: str, cache: Path, progress: Progress) -> Path:
+    """Return a folder with the configuration of the model that `name` means, or its .gguf file.
+
+    It fetches no weights from the hub and converts no file, unless the name is that of the demo model. Raises
+    ModelUnavailable.
+    """
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return path.resolve()
+    if HUB_ID.fullmatch(name) and not path.is_dir():
+        return _local_snapshot(name) or _hub_configuration(name)
+    return resolve(name, cache, progress)
+
+
 def default_cache() -> Path:
     """Return the folder that keeps models: under QUIRE_CACHE if that is set, else in the user's cache."""
     import platformdirs
@@ -171,6 +185,16 @@ def _download_snapshot(name: str, progress: Progress) -> Path:
     return Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
 
 
+def _hub_configuration(name: str) -> Path:
+    try:
+        with disable_progress_bars():
+            return _checked(Path(snapshot_download(name, allow_patterns=["config.json"])), name)
+    except ModelUnavailable:
+        raise
+    except Exception as problem:
+        raise ModelUnavailable(f"{name} is no folder here, and {_hub_verdict(problem)}.") from problem
+
+
 def _hub_files(name: str) -> list[DryRunFileInfo]:
     try:
         with disable_progress_bars():
@@ -181,10 +205,10 @@ def _hub_files(name: str) -> list[DryRunFileInfo]:
 
 
 def _hub_verdict(problem: Exception) -> str:
-    cause = problem.__cause__ or problem
-    if isinstance(cause, GatedRepoError):
+    said = (problem, problem.__cause__)
+    if any(isinstance(one, GatedRepoError) for one in said):
         return "the hub gives it only to those who accepted its terms and set HF_TOKEN"
-    if isinstance(cause, RepositoryNotFoundError | HFValidationError):
+    if any(isinstance(one, RepositoryNotFoundError | HFValidationError) for one in said):
         return "the hub knows no such model or keeps it private"
     return "no model hub can be reached"
 

@@ -2,12 +2,13 @@
 
 import logging
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from services.engine.settings import EngineSettings
-from services.model_store import default_cache, resolve
-from services.stage_display import StageDisplay, StageLog
+from services.model_store import configuration, default_cache, resolve
+from services.stage_display import Progress, StageDisplay, StageLog
 
 log = logging.getLogger("quire")
 
@@ -17,12 +18,21 @@ def fetch(name: str, *, logged: bool = False) -> Path:
 
     Raises ModelUnavailable. SIGTERM and Ctrl-C interrupt it with KeyboardInterrupt, and end what it has started.
     """
+    return _shown(resolve, name, logged=logged)
+
+
+def fetch_configuration(name: str) -> Path:
+    """Return a folder with a model's configuration, or its .gguf file, without fetching weights; as `fetch` else."""
+    return _shown(configuration, name)
+
+
+def _shown(bring: Callable[[str, Path, Progress], Path], name: str, *, logged: bool = False) -> Path:
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         if logged:
-            return resolve(name, default_cache(), StageLog(log))
+            return bring(name, default_cache(), StageLog(log))
         with StageDisplay() as display:
-            return resolve(name, default_cache(), display)
+            return bring(name, default_cache(), display)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -15,6 +15,7 @@ import click
 from services.cli.bench import bench
 from services.cli.connection_options import connection_options
 from services.cli.options import options_of, settings_from
+from services.cli.plan import plan
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
@@ -432,6 +433,7 @@ def replay(file: str, as_json: bool, **options: Any) -> None:
     sys.exit(run(file, Options(**options), as_json))
 
 
+cli.add_command(plan)
 cli.add_command(bench)
 
 

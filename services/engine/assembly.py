@@ -18,6 +18,7 @@ from engine.preemption import PreemptionCosts
 from engine.request import Capacity
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
+from engine.sizing import blocks_within
 from services.engine.backends import Backend, Wanted, choose
 from services.engine.native_kernels import kernels_for
 from services.engine.settings import EngineSettings
@@ -99,7 +100,9 @@ def _device_blocks(settings: EngineSettings, geometry: CacheGeometry, dtype: tor
     if settings.device_blocks:
         return settings.device_blocks
     block_bytes = geometry.block_bytes(settings.block_size, dtype)
-    blocks = settings.cache_mib * _MIB // block_bytes
+    blocks = blocks_within(settings.cache_mib * _MIB, block_bytes)
     if not blocks:
-        raise InvalidSetting(f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes / _MIB:.1f} MiB")
+        raise InvalidSetting(
+            f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes / _MIB:.1f} MiB, and padding another"
+        )
     return blocks

@@ -249,11 +249,11 @@ def hub() -> Iterator[str]:
         thread.join()
 
 
-def print_folder(name: str, cache: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+def print_folder(name: str, cache: Path, *program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run the command in a process of its own: the hub's client reads its environment when it is imported."""
     places = {"HF_HOME": str(cache / "hub"), "QUIRE_CACHE": str(cache), "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
     return subprocess.run(
-        [sys.executable, "-m", "services.model_store", name],
+        [sys.executable, *(program or ("-m", "services.model_store")), name],
         env=os.environ | places | environment,
         capture_output=True,
         text=True,
@@ -269,6 +269,27 @@ def test_a_hub_id_is_downloaded_once_and_found_again_without_the_hub(hub: str, t
     assert not (folder / "README.md").exists()
     again = print_folder("org/tiny", tmp_path, HF_HUB_OFFLINE="1")
     assert (again.returncode, again.stdout, again.stderr) == (0, first.stdout, "")
+
+
+CONFIGURATION = (
+    "import sys; from services.model_store import configuration, default_cache;"
+    "print(configuration(sys.argv[1], default_cache(), lambda *_: None))"
+)
+
+
+def test_a_hub_ids_configuration_comes_without_its_weights_which_are_fetched_when_they_are_asked_for(
+    hub: str, tmp_path: Path
+) -> None:
+    read = print_folder("org/tiny", tmp_path, "-c", CONFIGURATION, HF_ENDPOINT=hub)
+    assert (read.returncode, read.stderr) == (0, "")
+    folder = Path(read.stdout.strip())
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    unknown = print_folder("org/other", tmp_path, "-c", CONFIGURATION, HF_ENDPOINT=hub)
+    assert "org/other is no folder here, and the hub knows no such model" in unknown.stderr
+    whole = print_folder("org/tiny", tmp_path, HF_ENDPOINT=hub)
+    assert (Path(whole.stdout.strip()) / "model.safetensors").exists()
+    again = print_folder("org/tiny", tmp_path, "-c", CONFIGURATION, HF_HUB_OFFLINE="1")
+    assert (again.returncode, again.stdout) == (0, read.stdout)
 
 
 def test_a_hub_id_that_the_hub_does_not_know_is_refused_in_one_sentence(hub: str, tmp_path: Path) -> None:
