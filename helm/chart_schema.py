@@ -1,4 +1,4 @@
-"""values.schema.json: made of the defaults and comments of values.yaml, the bounds below, and the services' settings."""
+"""values.schema.json: made of the defaults and comments of values.yaml, the bounds below, and services' settings."""
 
 import copy
 import dataclasses
@@ -31,6 +31,8 @@ _DURATION: Schema = {
     "minLength": 2,
     "pattern": "^([0-9]+y)?([0-9]+w)?([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$",
 }
+# Go's, of which cert-manager knows no other.
+_GO_DURATION: Schema = {"type": "string", "minLength": 2, "pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?$"}
 _AT_LEAST_1: Schema = {"type": "integer", "minimum": 1}
 # Of pods: so many, or a share.
 _COUNT: Schema = {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%$"}
@@ -68,8 +70,8 @@ BOUNDS: dict[str, Schema] = {
     "tls.serverName": {"type": "string", "pattern": r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$"},
     "issuerRef.kind": {"type": "string", "enum": ["Issuer", "ClusterIssuer"]},
     "issuerRef.group": _GIVEN,
-    "certManager.duration": _DURATION,
-    "certManager.renewBefore": _DURATION,
+    "certManager.duration": _GO_DURATION,
+    "certManager.renewBefore": _GO_DURATION,
     "clients.dnsNames": _TEXTS,
     "serviceMonitor.interval": _DURATION,
     "serviceMonitor.scrapeTimeout": _DURATION,
@@ -124,7 +126,9 @@ def schema_of(values: list[Value]) -> Schema:
 
 def settings_schema(settings_type: type[Any]) -> Schema:
     """Return the schema of each setting that a user of the chart may give."""
-    return {field.name: _setting(field) for field in dataclasses.fields(settings_type) if field.name not in OF_THE_CHART}
+    return {
+        field.name: _setting(field) for field in dataclasses.fields(settings_type) if field.name not in OF_THE_CHART
+    }
 
 
 def _setting(field: "dataclasses.Field[Any]") -> Schema:
@@ -145,9 +149,7 @@ def _level(values: list[Value], path: tuple[str, ...]) -> Schema:
         "type": "object",
         "additionalProperties": False,
         **({"required": needed} if needed else {}),
-        "properties": {
-            value.path[-1]: _level(values, value.path) if value.section else _leaf(value) for value in here
-        },
+        "properties": {value.path[-1]: _level(values, value.path) if value.section else _leaf(value) for value in here},
     }
 
 
@@ -176,10 +178,14 @@ def _type_of(default: Any) -> str:
 
 
 def _one_of_several_models(engine: Schema) -> Schema:
-    """Return the schema of an entry of `models`: what is given there is laid over `engine`, so nothing of it is needed."""
+    """Return the schema of an entry of `models`: it is laid over `engine`, so nothing of that is needed."""
     entry = _without_needs(engine)
     own = {
-        "name": {"description": "Part of the names of its objects.", "type": "string", "pattern": "^[a-z]([-a-z0-9]{0,18}[a-z0-9])?$"},
+        "name": {
+            "description": "Part of the names of its objects.",
+            "type": "string",
+            "pattern": "^[a-z]([-a-z0-9]{0,18}[a-z0-9])?$",
+        },
         "model": {"description": "Model, as above.", **_GIVEN},
     }
     return {**entry, "required": ["name", "model"], "properties": {**own, **entry["properties"]}}

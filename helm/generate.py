@@ -9,13 +9,11 @@ import sys
 from pathlib import Path
 
 import yaml
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "protos")]  # as a script, it finds only what is beside it
-
 from chart_readme import readme_of
 from chart_schema import schema_of
 from chart_values import values_of
+
+ROOT = Path(__file__).resolve().parents[1]
 
 CHART = ROOT / "helm" / "quire"
 PROMETHEUS = ROOT / "deploy" / "prometheus"

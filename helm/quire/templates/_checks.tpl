@@ -174,9 +174,4 @@ gateway.ingress needs hosts
 {{- if and .Values.test.apiKey.existingSecret (not .Values.gateway.apiKeys.existingSecret) }}
 test.apiKey.existingSecret is given, but the gateway asks for no key: give gateway.apiKeys.existingSecret
 {{- end }}
-{{- with .Values.metrics.prometheusRule }}
-{{- if and .enabled (not ($.Files.Glob "rules/*.yml")) }}
-metrics.prometheusRule is enabled, but this chart has no rules
-{{- end }}
-{{- end }}
 {{- end }}

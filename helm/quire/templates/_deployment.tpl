@@ -6,7 +6,7 @@ The Deployment of a component, made from what distinguishes it:
   name        of the Deployment
   values      of the component
   settings    what the chart itself decides of its settings; the others come from its values
-  labels      more labels of its pods, which tell them from those of other Deployments
+  labels      more labels of its pods, by which they differ from those of other Deployments
   strategy    how pods are replaced
 */}}
 {{- define "quire.deployment" -}}
@@ -49,13 +49,10 @@ spec:
         {{- end }}
       {{- end }}
       labels:
-        {{- with $values.podLabels }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-        {{- include "quire.componentLabels" . | nindent 8 }}
-        {{- with .labels }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- $labels := deepCopy $values.podLabels }}
+        {{- $_ := include "quire.overlay" (dict "base" $labels "over" (include "quire.componentLabels" . | fromYaml)) }}
+        {{- $_ := include "quire.overlay" (dict "base" $labels "over" .labels) }}
+        {{- toYaml $labels | nindent 8 }}
     spec:
       {{- include "quire.podSpec" . | trim | nindent 6 }}
 {{- end }}

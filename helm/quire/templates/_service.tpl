@@ -18,6 +18,8 @@ metadata:
   labels:
     {{- include "quire.labels" .root | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}
+    # Alerts know the services by this: Prometheus takes it for the job, whatever the release is called.
+    quire-job: quire-{{ .component }}
   {{- with .annotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
