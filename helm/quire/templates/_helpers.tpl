@@ -64,10 +64,10 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
-{{/* Where each component listens, as JSON. */}}
+{{/* Where each component listens for others, as JSON. */}}
 {{- define "quire.ports" -}}
 {
-  "kvmanager": {"grpc": 50053, "metrics": 9153},
+  "kvmanager": {"grpc": 50053, {{ if .Values.kvmanager.map.open }}"map": 8053, {{ end }}"metrics": 9153},
   "engine": {"grpc": 50052, "metrics": 9152},
   "gateway": {"grpc": 50051, "http": 8000, "metrics": 9151}
 }

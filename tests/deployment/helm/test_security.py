@@ -16,6 +16,7 @@ from tests.deployment.helm.chart import (
     ci,
     component_of,
     deployments,
+    merged,
     nested,
     of_kind,
     pods,
@@ -199,6 +200,16 @@ def test_metrics_are_for_the_namespace_that_is_named_and_clients_for_theirs() ->
         assert peers(component, ports["metrics"]) == [[monitoring]]
     (clients,) = peers("gateway", PORTS["gateway"]["grpc"])
     assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "apps"}}} in clients
+
+
+def test_the_map_of_blocks_is_for_nobody_unless_it_is_opened_and_peers_are_named() -> None:
+    def rules(values: Object) -> list[Object]:
+        policies = by_name(render(merged({"networkPolicy": {"enabled": True}}, values)), "NetworkPolicy")
+        return [rule for rule in policies["kvmanager"]["spec"]["ingress"] if {"port": 8053} in rule["ports"]]
+
+    opened, peers = {"kvmanager": {"map": {"open": True}}}, [{"podSelector": {"matchLabels": {"app": "browser"}}}]
+    assert rules(opened) == rules({"networkPolicy": {"map": peers}}) == []
+    assert rules({**opened, "networkPolicy": {"map": peers}}) == [{"ports": [{"port": 8053}], "from": peers}]
 
 
 def test_only_engines_fetch_models_and_all_may_ask_for_names() -> None:

@@ -107,6 +107,16 @@ def test_a_service_listens_where_its_pod_says(component: str, monkeypatch: pytes
         assert options["http_listen"] == f"0.0.0.0:{ports['http']}"
 
 
+def test_the_map_of_blocks_listens_for_others_only_where_it_is_opened() -> None:
+    name = "QUIRE_KVMANAGER_MAP_LISTEN"
+    assert name not in variables(containers(render())["kvmanager"])
+    rendered = render({"kvmanager": {"map": {"open": True}}})
+    assert variables(containers(rendered)["kvmanager"])[name] == "0.0.0.0:8053"
+    assert {"name": "map", "containerPort": 8053} in containers(rendered)["kvmanager"]["ports"]
+    ports = by_name(rendered, "Service")["kvmanager"]["spec"]["ports"]
+    assert {"name": "map", "port": 8053, "targetPort": "map"} in ports
+
+
 @pytest.mark.parametrize("component", TYPES)
 def test_the_ports_of_a_service_lead_to_those_of_its_pods(component: str) -> None:
     service = by_name(render(), "Service")[component]["spec"]

@@ -129,6 +129,7 @@ KEYS = nested("gateway.apiKeys.existingSecret", "keys")
 ENGINE_HPA = nested("engine.autoscaling.hpa.enabled", True)
 KEDA = nested("engine.autoscaling.keda", {"enabled": True, "prometheusAddress": "http://p:9090"})
 GATEWAY_HPA = nested("gateway", {"autoscaling": {"hpa": {"enabled": True}}, "resources": {"requests": {"cpu": 1}}})
+MAP = nested("kvmanager.map.open", True)
 INGRESS = nested("gateway", {"ingress": {"enabled": True, "hosts": ["a.org"]}, "insecure": True})
 PEER = [{"podSelector": {"matchLabels": {"app": "other"}}}]
 
@@ -169,6 +170,7 @@ OTHER_VALUES: dict[str, tuple[Any, Object]] = {
     "networkPolicy.enabled": (True, {}),
     "networkPolicy.clients": (PEER, POLICY),
     "networkPolicy.metrics": (PEER, POLICY),
+    "networkPolicy.map": (PEER, merged(POLICY, MAP)),
     "networkPolicy.dns": (PEER, POLICY),
     "networkPolicy.modelSources": ([], POLICY),
     "networkPolicy.extraEgress": ([{"ports": [{"port": 4317}]}], POLICY),
@@ -183,6 +185,7 @@ OTHER_VALUES: dict[str, tuple[Any, Object]] = {
     "test.apiKey.existingSecret": ("other", KEYS),
     "test.apiKey.key": ("other", merged(KEYS, nested("test.apiKey.existingSecret", "key"))),
     "extraObjects": ([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}}], {}),
+    "kvmanager.map.open": (True, {}),
     "engine.shmSize": ("2Gi", {}),
     "engine.runtimeClassName": ("other", {}),
     "engine.writableRootFilesystem": (True, {}),
