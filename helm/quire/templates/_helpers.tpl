@@ -27,10 +27,16 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "quire.selectorLabels" . }}
 {{- end }}
 
-{{/* Labels that all three services have in common, and that no other release has. */}}
+{{/* Labels that all services have in common, and that no other release has. */}}
 {{- define "quire.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "quire.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* Labels that the pods of one component have, and no others: of `root` and `component`. */}}
+{{- define "quire.componentLabels" -}}
+{{ include "quire.selectorLabels" .root }}
+app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{- define "quire.image" -}}
@@ -46,4 +52,96 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{/* The name of the claim that keeps models. */}}
 {{- define "quire.modelCacheClaim" -}}
 {{- default (printf "%s-models" (include "quire.fullname" .)) .Values.modelCache.persistence.existingClaim }}
+{{- end }}
+
+{{/* The service account of a component: of `root` and `component`. */}}
+{{- define "quire.serviceAccountName" -}}
+{{- $account := (get .root.Values .component).serviceAccount }}
+{{- if $account.create }}
+{{- default (printf "%s-%s" (include "quire.fullname" .root) .component) $account.name }}
+{{- else }}
+{{- default "default" $account.name }}
+{{- end }}
+{{- end }}
+
+{{/* Where each component listens for others, as JSON. */}}
+{{- define "quire.ports" -}}
+{
+  "kvmanager": {"grpc": 50053, {{ if .Values.kvmanager.map.open }}"map": 8053, {{ end }}"metrics": 9153},
+  "engine": {"grpc": 50052, "metrics": 9152},
+  "gateway": {"grpc": 50051, "http": 8000, "metrics": 9151}
+}
+{{- end }}
+
+{{/* The names under which health services say whether they are ready, as JSON. */}}
+{{- define "quire.healthNames" -}}
+{"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
+{{- end }}
+
+{{/*
+The workloads of engines as a JSON list: one for `model`, or one for each of `models`. Each has `name` (that of its
+Deployment), `values` (those of `engine`, with what the model says laid over them), `model`, `served` (the name that
+clients know it by), `entry` (its name in `models`; empty without) and `labels` (by which its pods differ from others').
+*/}}
+{{- define "quire.engines" -}}
+{{- $engines := list }}
+{{- range default (list dict) .Values.models }}
+{{- $values := deepCopy $.Values.engine }}
+{{- $_ := include "quire.overlay" (dict "base" $values "over" (omit . "name" "model")) }}
+{{- $model := default $.Values.model .model }}
+{{- $engines = append $engines (dict
+  "name" (include "quire.engineName" (dict "root" $ "entry" (default "" .name)))
+  "entry" (default "" .name)
+  "labels" (empty .name | ternary dict (dict "quire-model" .name))
+  "model" $model
+  "served" (default (base $model) $values.settings.model_name)
+  "values" $values
+) }}
+{{- end }}
+{{- toJson $engines }}
+{{- end }}
+
+{{- define "quire.engineName" -}}
+{{- $fullname := include "quire.fullname" .root }}
+{{- if .entry }}
+{{- printf "%s-engine-%s" ($fullname | trunc (int (sub 55 (len .entry))) | trimSuffix "-") .entry }}
+{{- else }}
+{{- printf "%s-engine" $fullname }}
+{{- end }}
+{{- end }}
+
+{{/* Lays the values `over` over those of `base`, in place. Sprig's own merges skip zero, false and empty texts. */}}
+{{- define "quire.overlay" -}}
+{{- range $key, $value := .over }}
+{{- $below := get $.base $key }}
+{{- if and (kindIs "map" $value) (kindIs "map" $below) }}
+{{- $_ := include "quire.overlay" (dict "base" $below "over" $value) }}
+{{- else }}
+{{- $_ := set $.base $key $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Seconds from the signal to the end that a pod may need: of `values` of a component and `root`. */}}
+{{- define "quire.terminationSeconds" -}}
+{{- if .values.terminationGracePeriodSeconds }}
+{{- int .values.terminationGracePeriodSeconds }}
+{{- else }}
+{{- add (include "quire.drainSeconds" .) .root.Values.terminationMarginSeconds }}
+{{- end }}
+{{- end }}
+
+{{/* Seconds that a component takes to drain, the wait before it included. */}}
+{{- define "quire.drainSeconds" -}}
+{{- add (ceil .values.settings.grace_seconds) (default 0 .values.preStopSeconds) }}
+{{- end }}
+
+{{/* Whether something other than the Deployment decides how many pods a workload has: `values` of it. */}}
+{{- define "quire.autoscaled" -}}
+{{- if or (dig "autoscaling" "hpa" "enabled" false .values) (dig "autoscaling" "keda" "enabled" false .values) }}true{{ end }}
+{{- end }}
+
+{{/* The fewest pods that a workload has while nothing is wrong: `values` of it. */}}
+{{- define "quire.leastReplicas" -}}
+{{- if include "quire.autoscaled" . }}{{ int .values.autoscaling.minReplicas }}{{ else }}{{ int .values.replicas }}{{ end }}
 {{- end }}

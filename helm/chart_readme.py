@@ -1,0 +1,63 @@
+"""README.md of the chart: made of the comments of values.yaml and of the services' settings."""
+
+import dataclasses
+import json
+from typing import Any
+
+from chart_schema import OF_THE_CHART, SETTINGS
+from chart_values import Value
+
+_BEGINNING = """\
+# {name}
+
+{description}
+
+```sh
+helm install quire helm/quire --set image.repository=REGISTRY/quire
+helm test quire
+```
+
+Needs Kubernetes {kube_version}. How its parts go together is told in `docs/operations.md`; `ci/` has values for a
+GPU, several models, TLS, autoscaling and so on, each of which is rendered and checked. This file is generated from the
+comments of `values.yaml` and from the services' settings: `make chart`.
+
+## Values
+"""
+
+_SETTINGS = """\
+## Settings of `{component}`
+
+Given as `{component}.settings.NAME`.
+"""
+
+
+def readme_of(about: dict[str, Any], values: list[Value]) -> str:
+    """Return the text, of Chart.yaml and the values."""
+    beginning = _BEGINNING.format(
+        name=about["name"], description=about["description"], kube_version=about["kubeVersion"].removesuffix("-0")
+    )
+    rows = [(value.name, _shown(value.default), value.meaning) for value in values if not value.section]
+    parts = [beginning, _table(rows)]
+    for component, settings_type in SETTINGS.items():
+        fields = [field for field in dataclasses.fields(settings_type) if field.name not in OF_THE_CHART]
+        parts.append(_SETTINGS.format(component=component))
+        parts.append(_table([(field.name, _shown(field.default), _meaning(field)) for field in fields]))
+    return "\n".join(parts)
+
+
+def _meaning(field: "dataclasses.Field[Any]") -> str:
+    choices = field.metadata["choices"]
+    return f"{field.metadata['meaning']} One of {', '.join(choices)}." if choices else field.metadata["meaning"]
+
+
+def _shown(default: Any) -> str:
+    return json.dumps(default)
+
+
+def _table(rows: list[tuple[str, str, str]]) -> str:
+    lines = [f"| `{name}` | `{default}` | {_cell(meaning)} |" for name, default, meaning in rows]
+    return "\n".join(["| name | default | meaning |", "|---|---|---|", *lines, ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

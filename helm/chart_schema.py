@@ -1,0 +1,197 @@
+"""values.schema.json: made of the defaults and comments of values.yaml, the bounds below, and services' settings."""
+
+import copy
+import dataclasses
+from typing import Any
+
+from chart_values import Value
+
+from services.engine.settings import EngineSettings
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KVManagerSettings
+
+Schema = dict[str, Any]
+
+SETTINGS: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineSettings, "gateway": GatewaySettings}
+# Settings that the chart makes of other values.
+OF_THE_CHART = {
+    *("listen", "http_listen", "metrics_listen", "map_listen"),
+    *("kvmanager", "engines", "model", "engine_id", "pinned_prompts", "api_keys", "insecure"),
+    *("tls_certificate", "tls_key", "tls_client_ca", "link_ca", "link_certificate", "link_key", "link_server_name"),
+}
+
+_STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+_TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
+_NAMED: Schema = {"type": "array", "items": {"type": "object", "required": ["name"]}}
+_NAME_PART: Schema = {"type": "string", "pattern": "^([a-z]([-a-z0-9]*[a-z0-9])?)?$"}
+_GIVEN: Schema = {"type": "string", "minLength": 1}
+_QUANTITY: Schema = {"type": "string", "pattern": "^[0-9]+(k|[KMGTPE]i?)?$"}
+_DURATION: Schema = {
+    "type": "string",
+    "minLength": 2,
+    "pattern": "^([0-9]+y)?([0-9]+w)?([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$",
+}
+# Go's, of which cert-manager knows no other.
+_GO_DURATION: Schema = {"type": "string", "minLength": 2, "pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?$"}
+_AT_LEAST_1: Schema = {"type": "integer", "minimum": 1}
+# Of pods: so many, or a share.
+_COUNT: Schema = {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%$"}
+_COUNT_OR_NONE: Schema = {**_COUNT, "pattern": "^([0-9]+%)?$"}
+_PROMPT: Schema = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name"],
+    "properties": {
+        "name": _GIVEN,
+        "text": {"type": "string"},
+        "chat": {"type": "array", "items": {"type": "object"}},
+        "token_ids": {"type": "array", "items": {"type": "integer"}},
+        "salt": {"type": "string"},
+        "tenant": {"type": "string"},
+    },
+}
+
+# What defaults do not say. A value goes by the longest end of its path that is here.
+BOUNDS: dict[str, Schema] = {
+    "nameOverride": _NAME_PART,
+    "fullnameOverride": _NAME_PART,
+    "model": _GIVEN,
+    "image.repository": _GIVEN,
+    "image.digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+    "image.pullPolicy": {"type": "string", "enum": ["Always", "IfNotPresent", "Never"]},
+    "imagePullSecrets": _NAMED,
+    "modelCache.size": _QUANTITY,
+    "persistence.accessModes": {
+        "type": "array",
+        "minItems": 1,
+        "items": {"enum": ["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]},
+    },
+    "terminationMarginSeconds": _AT_LEAST_1,
+    "tls.serverName": {"type": "string", "pattern": r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$"},
+    "issuerRef.kind": {"type": "string", "enum": ["Issuer", "ClusterIssuer"]},
+    "issuerRef.group": _GIVEN,
+    "certManager.duration": _GO_DURATION,
+    "certManager.renewBefore": _GO_DURATION,
+    "clients.dnsNames": _TEXTS,
+    "serviceMonitor.interval": _DURATION,
+    "serviceMonitor.scrapeTimeout": _DURATION,
+    "labels": _STRINGS,
+    "annotations": _STRINGS,
+    "apiKey.key": _GIVEN,
+    "replicas": _AT_LEAST_1,
+    "startupFailureThreshold": _AT_LEAST_1,
+    "terminationGracePeriodSeconds": {"type": "integer", "minimum": 0},
+    "preStopSeconds": {"type": "integer", "minimum": 0},
+    "rollingUpdate.maxSurge": _COUNT,
+    "rollingUpdate.maxUnavailable": _COUNT,
+    "podDisruptionBudget.minAvailable": _COUNT_OR_NONE,
+    "podDisruptionBudget.maxUnavailable": _COUNT_OR_NONE,
+    "autoscaling.minReplicas": _AT_LEAST_1,
+    "autoscaling.maxReplicas": _AT_LEAST_1,
+    "autoscaling.cpuPercent": _AT_LEAST_1,
+    "keda.pollingSeconds": _AT_LEAST_1,
+    "keda.prometheusAddress": {"type": "string", "pattern": "^(https?://.+)?$"},
+    "shmSize": _QUANTITY,
+    "service.type": {"type": "string", "enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+    "ingress.hosts": _TEXTS,
+    "gateway.pinnedPrompts": {"type": "array", "items": _PROMPT},
+    "extraArgs": _TEXTS,
+    "extraEnv": _NAMED,
+    "extraVolumes": _NAMED,
+    "extraVolumeMounts": _NAMED,
+    "initContainers": _NAMED,
+    "extraContainers": _NAMED,
+    "podAnnotations": _STRINGS,
+    "podLabels": _STRINGS,
+    "nodeSelector": _STRINGS,
+}
+
+
+def schema_of(values: list[Value]) -> Schema:
+    """Return the schema of values.yaml, by which Helm refuses keys that there are not and values out of bounds."""
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the chart quire",
+        **_level(values, ()),
+    }
+    schema["properties"] = {
+        "global": {"description": "Helm adds this where the chart is part of another.", "type": "object"},
+        **schema["properties"],
+    }
+    for component, settings_type in SETTINGS.items():
+        schema["properties"][component]["properties"]["settings"]["properties"] = settings_schema(settings_type)
+    schema["properties"]["models"]["items"] = _one_of_several_models(schema["properties"]["engine"])
+    return schema
+
+
+def settings_schema(settings_type: type[Any]) -> Schema:
+    """Return the schema of each setting that a user of the chart may give."""
+    return {
+        field.name: _setting(field) for field in dataclasses.fields(settings_type) if field.name not in OF_THE_CHART
+    }
+
+
+def _setting(field: "dataclasses.Field[Any]") -> Schema:
+    says = field.metadata
+    bounds = {"minimum": says["least"], "maximum": says["most"], "enum": list(says["choices"]) or None}
+    return {
+        "description": says["meaning"],
+        "type": _type_of(field.default),
+        **{name: bound for name, bound in bounds.items() if bound is not None},
+    }
+
+
+def _level(values: list[Value], path: tuple[str, ...]) -> Schema:
+    """Return the schema of what is right below `path`."""
+    here = [value for value in values if value.path[:-1] == path]
+    needed = [value.path[-1] for value in here if _is_needed(value)]
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        **({"required": needed} if needed else {}),
+        "properties": {value.path[-1]: _level(values, value.path) if value.section else _leaf(value) for value in here},
+    }
+
+
+def _is_needed(value: Value) -> bool:
+    """Whether there must be a value: Helm takes a null for the wish to have none."""
+    return value.default != "" and not isinstance(value.default, dict | list)
+
+
+def _leaf(value: Value) -> Schema:
+    return {"description": value.meaning, **(_bounds(value.path) or _inferred(value.default))}
+
+
+def _bounds(path: tuple[str, ...]) -> Schema | None:
+    ends = [".".join(path[first:]) for first in range(len(path))]
+    return next((copy.deepcopy(BOUNDS[end]) for end in ends if end in BOUNDS), None)
+
+
+def _inferred(default: Any) -> Schema:
+    if isinstance(default, list):
+        return {"type": "array", "items": {"type": "object"}}
+    return {"type": _type_of(default), **({"minimum": 0} if type(default) is int else {})}
+
+
+def _type_of(default: Any) -> str:
+    return {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}[type(default)]
+
+
+def _one_of_several_models(engine: Schema) -> Schema:
+    """Return the schema of an entry of `models`: it is laid over `engine`, so nothing of that is needed."""
+    entry = _without_needs(engine)
+    own = {
+        "name": {
+            "description": "Part of the names of its objects.",
+            "type": "string",
+            "pattern": "^[a-z]([-a-z0-9]{0,18}[a-z0-9])?$",
+        },
+        "model": {"description": "Model, as above.", **_GIVEN},
+    }
+    return {**entry, "required": ["name", "model"], "properties": {**own, **entry["properties"]}}
+
+
+def _without_needs(schema: Schema) -> Schema:
+    inner = {name: _without_needs(below) for name, below in schema.get("properties", {}).items()}
+    kept = {key: value for key, value in schema.items() if key not in ("required", "description")}
+    return {**kept, **({"properties": inner} if inner else {})}

@@ -1,0 +1,54 @@
+"""Writes what is generated of the chart: values.schema.json, README.md, and the copy of Prometheus' rules.
+
+`--check` writes nothing; the exit status is 1 where a file is not what it would write.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import yaml
+from chart_readme import readme_of
+from chart_schema import schema_of
+from chart_values import values_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+CHART = ROOT / "helm" / "quire"
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+
+
+def main() -> None:
+    """Write the files, or say which are stale."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="Write nothing.")
+    check = parser.parse_args().check
+    files = generated()
+    unwanted = [path for path in (CHART / "rules").glob("*") if path not in files]
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text] + unwanted
+    if check and stale:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        sys.exit(f"the chart is stale ({names}): run make chart")
+    for path in stale:
+        if path in files:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(files[path])
+        else:
+            path.unlink()
+
+
+def generated() -> dict[Path, str]:
+    """Return the text of each generated file."""
+    values = values_of((CHART / "values.yaml").read_text())
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    rules = {path.name: path.read_text() for path in sorted(PROMETHEUS.glob("*.yml"))}
+    return {
+        CHART / "values.schema.json": json.dumps(schema_of(values), indent=2) + "\n",
+        CHART / "README.md": readme_of(about, values),
+        **{CHART / "rules" / name: text for name, text in rules.items() if "groups" in yaml.safe_load(text)},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+{{/*
+What is wrong with the values taken together, one line for each: each alone is what values.schema.json says. Rendering fails
+where there is any: an install that is refused is better than one that hangs, or that loses requests when it is drained.
+*/}}
+{{- define "quire.faults" -}}
+{{ include "quire.drainFaults" . }}
+{{ include "quire.replicaFaults" . }}
+{{ include "quire.modelFaults" . }}
+{{ include "quire.tlsFaults" . }}
+{{ include "quire.exposureFaults" . }}
+{{- end }}
+
+{{- define "quire.drainFaults" -}}
+{{- $engines := include "quire.engines" . | fromJsonArray }}
+{{- range $one := concat $engines (list (dict "key" "kvmanager" "values" .Values.kvmanager) (dict "key" "gateway" "values" .Values.gateway)) }}
+{{- $key := default (include "quire.engineKey" .) .key }}
+{{- $needed := include "quire.drainSeconds" (dict "values" .values) | int }}
+{{- with int .values.terminationGracePeriodSeconds }}
+{{- if le . $needed }}
+{{ $key }}.terminationGracePeriodSeconds is {{ . }}, but the pod drains for {{ $needed }} s (settings.grace_seconds{{ if $one.values.preStopSeconds }} and preStopSeconds{{ end }}): it would be killed meanwhile
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $engines }}
+{{- if ge (float64 .values.settings.grace_seconds) (float64 $.Values.kvmanager.settings.grace_seconds) }}
+kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds }}, but {{ include "quire.engineKey" . }}.settings.grace_seconds is {{ .values.settings.grace_seconds }}: the KV manager would leave before its engines
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* How the values call an engine. */}}
+{{- define "quire.engineKey" -}}
+{{- if .entry }}models[{{ .entry }}]{{ else }}engine{{ end }}
+{{- end }}
+
+{{- define "quire.replicaFaults" -}}
+{{- range append (include "quire.engines" . | fromJsonArray) (dict "key" "gateway" "values" .Values.gateway) }}
+{{- $key := default (include "quire.engineKey" .) .key }}
+{{- include "quire.autoscalingFaults" (dict "key" $key "values" .values) }}
+{{- include "quire.budgetFaults" (dict "key" $key "budget" .values.podDisruptionBudget "replicas" (include "quire.leastReplicas" . | int)) }}
+{{- if and (has (toString .values.rollingUpdate.maxSurge) (list "0" "0%")) (has (toString .values.rollingUpdate.maxUnavailable) (list "0" "0%")) }}
+{{ $key }}.rollingUpdate has maxSurge and maxUnavailable of 0: no pod could ever be replaced
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "quire.autoscalingFaults" -}}
+{{- $key := printf "%s.autoscaling" .key }}
+{{- $scaling := .values.autoscaling }}
+{{- $keda := default (dict "enabled" false) $scaling.keda }}
+{{- if and $scaling.hpa.enabled $keda.enabled }}
+{{ $key }} has both hpa and keda enabled: two would decide how many pods there are
+{{- end }}
+{{- if include "quire.autoscaled" . }}
+{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
+{{ $key }}.minReplicas is {{ $scaling.minReplicas }}, but maxReplicas is {{ $scaling.maxReplicas }}
+{{- end }}
+{{- if hasKey $scaling "cpuPercent" }}
+{{- if not (dig "requests" "cpu" "" .values.resources) }}
+{{ $key }}.hpa scales by the share of the CPU that pods ask for, but {{ .key }}.resources.requests.cpu is not given
+{{- end }}
+{{- else if not (or $scaling.waitingRequests $scaling.runningRequests $scaling.hpa.extraMetrics $keda.extraTriggers) }}
+{{ $key }} has nothing to scale by: give waitingRequests or runningRequests
+{{- end }}
+{{- end }}
+{{- if and $keda.enabled (not $keda.prometheusAddress) }}
+{{ $key }}.keda needs prometheusAddress
+{{- end }}
+{{- with $keda.fallbackReplicas }}
+{{- if gt (int .) (int $scaling.maxReplicas) }}
+{{ $key }}.keda.fallbackReplicas is {{ . }}, but maxReplicas is {{ $scaling.maxReplicas }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* A budget that allows no disruption blocks every drain of a node, for ever. */}}
+{{- define "quire.budgetFaults" -}}
+{{- $key := printf "%s.podDisruptionBudget" .key }}
+{{- $replicas := .replicas }}
+{{- with .budget }}
+{{- if .enabled }}
+{{- if ne (toString .minAvailable) "" }}
+{{- if ne (toString .maxUnavailable) "" }}
+{{ $key }} has both minAvailable and maxUnavailable: Kubernetes takes one
+{{- else if ge (include "quire.podsOf" (dict "count" .minAvailable "replicas" $replicas) | int) $replicas }}
+{{ $key }}.minAvailable is {{ .minAvailable }} of {{ $replicas }} pods: no node with one of them could ever be drained
+{{- end }}
+{{- else if has (toString .maxUnavailable) (list "0" "0%") }}
+{{ $key }}.maxUnavailable is {{ .maxUnavailable }}: no node with one of the pods could ever be drained
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* So many pods are `count` of `replicas`: Kubernetes rounds shares up. */}}
+{{- define "quire.podsOf" -}}
+{{- if kindIs "string" .count }}
+{{- ceil (divf (mulf (trimSuffix "%" .count | float64) .replicas) 100) | int }}
+{{- else }}
+{{- int .count }}
+{{- end }}
+{{- end }}
+
+{{- define "quire.modelFaults" -}}
+{{- $engines := include "quire.engines" . | fromJsonArray }}
+{{- if and .Values.models (ne .Values.model "demo") }}
+model and models are both given: the engines run either that model or those
+{{- end }}
+{{- $names := dict }}
+{{- $served := dict }}
+{{- $pods := 0 }}
+{{- range $engines }}
+{{- if hasKey $names .name }}
+models has {{ .entry }} twice: names tell them apart
+{{- end }}
+{{- $_ := set $names .name true }}
+{{- if ne (default .model (get $served .served)) .model }}
+models has {{ get $served .served }} and {{ .model }} under one name, {{ .served }}: give one of them settings.model_name
+{{- end }}
+{{- $_ := set $served .served .model }}
+{{- $pods = add $pods (include "quire.autoscaled" . | empty | ternary .values.replicas .values.autoscaling.maxReplicas | int) }}
+{{- end }}
+{{- with .Values.modelCache.persistence }}
+{{- if and .existingClaim (not .enabled) }}
+modelCache.persistence.existingClaim is given, but persistence is not enabled: each pod would fetch the model into its own space
+{{- end }}
+{{- if and .enabled (not .existingClaim) (has "ReadWriteOncePod" .accessModes) (gt (int $pods) 1) }}
+modelCache.persistence.accessModes has ReadWriteOncePod, but there are {{ $pods }} engines: all but one would wait for the volume for ever
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "quire.tlsFaults" -}}
+{{- with .Values.tls }}
+{{- $secrets := list .existingSecrets.kvmanager .existingSecrets.engine .existingSecrets.gateway }}
+{{- if .enabled }}
+{{- if .certManager.enabled }}
+{{- if compact $secrets }}
+tls has both existingSecrets and certManager enabled: certificates come from one of them
+{{- end }}
+{{- if not .certManager.issuerRef.name }}
+tls.certManager needs issuerRef.name
+{{- end }}
+{{- else if ne (len (compact $secrets)) 3 }}
+tls needs a Secret for each of kvmanager, engine and gateway: name them in tls.existingSecrets, or enable tls.certManager
+{{- end }}
+{{- if and .clients.existingSecret (not .clients.serverName) }}
+tls.clients.serverName is missing: probes must know a name in the certificate of tls.clients.existingSecret
+{{- end }}
+{{- if and .clients.dnsNames (or .clients.existingSecret (not .certManager.enabled)) }}
+tls.clients.dnsNames are for a certificate that tls.certManager makes, and it makes none for clients
+{{- end }}
+{{- else if or (compact $secrets) .certManager.enabled .clients.existingSecret .clients.requireCertificates .serverName }}
+tls has values, but is not enabled: nothing would be encrypted
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "quire.exposureFaults" -}}
+{{- with .Values.gateway }}
+{{- $keys := .apiKeys.existingSecret }}
+{{- if not (or $keys .insecure) }}
+{{- if ne .service.type "ClusterIP" }}
+gateway.service.type is {{ .service.type }}, which others than this cluster can reach, and nobody is asked for an API key: give gateway.apiKeys.existingSecret, or gateway.insecure
+{{- end }}
+{{- if .ingress.enabled }}
+gateway.ingress is enabled, so others than this cluster can reach the gateway, and nobody is asked for an API key: give gateway.apiKeys.existingSecret, or gateway.insecure
+{{- end }}
+{{- end }}
+{{- if and .ingress.enabled (not .ingress.hosts) }}
+gateway.ingress needs hosts
+{{- end }}
+{{- end }}
+{{- if and .Values.test.apiKey.existingSecret (not .Values.gateway.apiKeys.existingSecret) }}
+test.apiKey.existingSecret is given, but the gateway asks for no key: give gateway.apiKeys.existingSecret
+{{- end }}
+{{- end }}

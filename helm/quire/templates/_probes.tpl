@@ -1,0 +1,50 @@
+{{/*
+One probe's question, of `root`, `component` and `health`, the name of the service that is to be ready; empty: whether the
+process lives, whatever its neighbours do. Kubernetes' own gRPC probes speak no TLS; where there is TLS, the command asks. It
+trusts the very certificate that the service shows: whoever signed it, it is the one in the file.
+*/}}
+{{- define "quire.probe" -}}
+{{- $port := (get (include "quire.ports" .root | fromJson) .component).grpc }}
+{{- if .root.Values.tls.enabled }}
+{{- $folder := include "quire.tlsFolder" . }}
+exec:
+  command:
+    - quire
+    - health
+    - 127.0.0.1:{{ $port }}
+    - --service={{ .health }}
+    - --timeout=8
+    - --ca={{ $folder }}/tls.crt
+    - --server-name={{ include "quire.tlsListeningName" . }}
+    {{- if include "quire.tlsIsMutual" . }}
+    - --certificate={{ $folder }}/tls.crt
+    - --private-key={{ $folder }}/tls.key
+    {{- end }}
+timeoutSeconds: 10
+{{- else }}
+grpc:
+  port: {{ $port }}
+  {{- with .health }}
+  service: {{ . }}
+  {{- end }}
+timeoutSeconds: 3
+{{- end }}
+{{- end }}
+
+{{/* All probes of a component: of `root`, `component` and its `values`. */}}
+{{- define "quire.probes" -}}
+{{- $lives := include "quire.probe" (dict "root" .root "component" .component "health" "") }}
+{{- $health := get (include "quire.healthNames" . | fromJson) .component }}
+startupProbe:
+  {{- $lives | trim | nindent 2 }}
+  periodSeconds: 10
+  failureThreshold: {{ int .values.startupFailureThreshold }}
+livenessProbe:
+  {{- $lives | trim | nindent 2 }}
+  periodSeconds: 10
+  failureThreshold: 3
+readinessProbe:
+  {{- include "quire.probe" (dict "root" .root "component" .component "health" $health) | trim | nindent 2 }}
+  periodSeconds: {{ .root.Values.tls.enabled | ternary 10 5 }}
+  failureThreshold: 3
+{{- end }}

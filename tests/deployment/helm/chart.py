@@ -1,0 +1,187 @@
+"""The chart as helm renders it, and ways to look at what came out."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.cli.main import cli
+from services.cli.options import settings_from
+from services.engine.settings import EngineSettings
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KVManagerSettings
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "helm" / "quire"
+HELM = os.environ.get("HELM") or shutil.which("helm")
+
+ABOUT = yaml.safe_load((CHART / "Chart.yaml").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+CI_VALUES = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
+
+TYPES: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineSettings, "gateway": GatewaySettings}
+PORTS = {
+    "kvmanager": {"grpc": 50053, "metrics": 9153},
+    "engine": {"grpc": 50052, "metrics": 9152},
+    "gateway": {"grpc": 50051, "http": 8000, "metrics": 9151},
+}
+HEALTH = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
+
+Object = dict[str, Any]
+
+# libyaml's where there is one: renders are many, and long.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def helm(*arguments: str, values: Object | None = None) -> "subprocess.CompletedProcess[str]":
+    if not HELM:
+        pytest.skip("helm is not installed: put it on the PATH, or name it in the variable HELM")
+    command = [HELM, *arguments, "--values", "-"]
+    return subprocess.run(command, input=json.dumps(values or {}), text=True, capture_output=True, check=False)
+
+
+def render(values: Object | None = None, *arguments: str, release: str = "blue") -> list[Object]:
+    """Return the objects that the chart makes of these values."""
+    return _rendered(json.dumps(values or {}), arguments, release)
+
+
+def render_ci(name: str, *arguments: str) -> list[Object]:
+    """Return the objects that the chart makes of one of the files in ci/."""
+    return render(ci(name), *arguments)
+
+
+def ci(name: str) -> Object:
+    values: Object = yaml.safe_load(CI_VALUES[name].read_text()) or {}
+    return values
+
+
+# Tests look at the same renders again and again, and none changes them.
+@functools.cache
+def _rendered(values: str, arguments: tuple[str, ...], release: str) -> list[Object]:
+    done = helm("template", release, str(CHART), "--namespace", "llm", *arguments, values=json.loads(values))
+    assert done.returncode == 0, done.stderr
+    return [item for item in yaml.load_all(done.stdout, _LOADER) if item]
+
+
+def refusal(values: Object) -> str:
+    """Return what helm says against these values, which it must refuse."""
+    done = helm("template", "blue", str(CHART), values=values)
+    assert done.returncode != 0, "these values were rendered"
+    return done.stderr
+
+
+def merged(*several: Object) -> Object:
+    """Return the values that Helm makes of several files of them."""
+    result: Object = {}
+    for values in several:
+        for key, value in values.items():
+            both = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def nested(path: str, value: Any) -> Object:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    result: Object = value
+    return result
+
+
+def of_kind(objects: list[Object], kind: str) -> list[Object]:
+    return [item for item in objects if item["kind"] == kind]
+
+
+def only(objects: list[Object], kind: str) -> Object:
+    (found,) = of_kind(objects, kind)
+    return found
+
+
+def component_of(item: Object) -> str:
+    component: str = item["metadata"]["labels"]["app.kubernetes.io/component"]
+    return component
+
+
+def by_name(objects: list[Object], kind: str) -> dict[str, Object]:
+    found = {item["metadata"]["name"].removeprefix("blue-quire-"): item for item in of_kind(objects, kind)}
+    assert len(found) == len(of_kind(objects, kind))
+    return found
+
+
+def deployments(objects: list[Object]) -> dict[str, Object]:
+    """Return the Deployments by their names without the release's."""
+    return by_name(objects, "Deployment")
+
+
+def pods(objects: list[Object]) -> dict[str, Object]:
+    """Return the pod templates of the Deployments."""
+    return {name: item["spec"]["template"] for name, item in deployments(objects).items()}
+
+
+def main_container(pod: Object) -> Object:
+    """Return the container that runs the service."""
+    named = {container["name"]: container for container in pod["spec"]["containers"]}
+    container: Object = named[component_of(pod)]
+    return container
+
+
+def containers(objects: list[Object]) -> dict[str, Object]:
+    return {name: main_container(pod) for name, pod in pods(objects).items()}
+
+
+def all_pods(objects: list[Object]) -> dict[str, Object]:
+    """Return all pods and pod templates, that of `helm test` too."""
+    return {**pods(objects), **by_name(objects, "Pod")}
+
+
+def all_containers(pod: Object) -> Iterator[Object]:
+    yield from pod["spec"].get("initContainers", [])
+    yield from pod["spec"]["containers"]
+
+
+def variables(container: Object) -> dict[str, str]:
+    """Return the container's variables that have a value, after checking that none is given twice."""
+    names = [variable["name"] for variable in container.get("env", [])]
+    assert len(names) == len(set(names))
+    return {variable["name"]: variable["value"] for variable in container.get("env", []) if "value" in variable}
+
+
+def volumes(pod: Object) -> dict[str, Object]:
+    """Return the volume that is mounted at each path of the main container, after checking that all are mounted."""
+    named = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    mounts = main_container(pod)["volumeMounts"]
+    assert named.keys() == {mount["name"] for mount in mounts}
+    return {mount["mountPath"]: named[mount["name"]] for mount in mounts}
+
+
+def parse(
+    arguments: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, dict[str, Any]]:
+    """Return the subcommand, and all options, that `quire` finds in these arguments and this environment.
+
+    Raises click's errors for what it would refuse.
+    """
+    for name in [name for name in os.environ if name.startswith("QUIRE_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    name, *rest = arguments
+    with (
+        cli.make_context("quire", list(arguments), auto_envvar_prefix="QUIRE") as group,
+        cli.commands[name].make_context(name, rest, parent=group) as context,
+    ):
+        return name, context.params
+
+
+def settings_of(pod: Object, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the settings that the service of a pod finds. Raises click's errors."""
+    container = main_container(pod)
+    component, options = parse(container["args"], variables(container), monkeypatch)
+    return settings_from(TYPES[component], options)

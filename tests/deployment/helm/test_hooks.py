@@ -1,0 +1,161 @@
+"""What a house adds to the chart, `helm test`, pinned prompts, and what helm says after an install."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.gateway.pinned_prompts import read
+from tests.deployment.helm.chart import (
+    CHART,
+    TYPES,
+    Object,
+    all_containers,
+    by_name,
+    ci,
+    containers,
+    helm,
+    main_container,
+    merged,
+    nested,
+    of_kind,
+    only,
+    parse,
+    pods,
+    render,
+    render_ci,
+    settings_of,
+    variables,
+    volumes,
+)
+
+
+def test_what_a_house_adds_is_in_the_pods() -> None:
+    extra = ci("extra")
+    rendered = pods(render_ci("extra"))
+    engine = rendered["engine"]
+    assert [one["name"] for one in all_containers(engine)] == ["model", "engine"]
+    assert main_container(engine)["args"] == ["engine", "--block-size=32"]
+    assert extra["engine"]["extraEnv"][0] in main_container(engine)["env"]
+    assert main_container(engine)["envFrom"] == extra["engine"]["extraEnvFrom"]
+    assert volumes(engine)["/scratch"] == {"name": "scratch", "emptyDir": {}}
+    gateway = rendered["gateway"]
+    assert [one["name"] for one in all_containers(gateway)] == ["gateway", "tail"]
+    assert extra["gateway"]["podAnnotations"].items() <= gateway["metadata"]["annotations"].items()
+    assert gateway["spec"]["tolerations"] == extra["gateway"]["tolerations"]
+    kvmanager = rendered["kvmanager"]
+    assert kvmanager["metadata"]["labels"]["team"] == "inference"
+    assert kvmanager["spec"]["priorityClassName"] == "serving"
+    assert kvmanager["spec"]["nodeSelector"] == {"pool": "cpu"}
+    for pod in rendered.values():
+        assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_templates_in_added_objects_are_filled_in() -> None:
+    config_maps = {item["metadata"]["name"]: item for item in of_kind(render_ci("extra"), "ConfigMap")}
+    assert config_maps["blue-extra"]["data"] == {"gateway": "blue-quire-gateway"}
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_nobody_can_replace_the_labels_by_which_pods_are_found(component: str) -> None:
+    labels = {"app.kubernetes.io/component": "other", "team": "a"}
+    pod = pods(render({component: {"podLabels": labels}}))[component]
+    assert pod["metadata"]["labels"] == {**pods(render())[component]["metadata"]["labels"], "team": "a"}
+
+
+def test_an_ingress_leads_to_the_gateways_http() -> None:
+    ingress = only(render_ci("extra"), "Ingress")["spec"]
+    (rule,) = ingress["rules"]
+    assert rule["host"] == "llm.example.org"
+    (path,) = rule["http"]["paths"]
+    assert (path["path"], path["pathType"]) == ("/", "Prefix")
+    backend = path["backend"]["service"]
+    service = by_name(render_ci("extra"), "Service")["gateway"]
+    assert backend["name"] == service["metadata"]["name"]
+    assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+    assert ingress["ingressClassName"] == "nginx"
+
+
+# `helm test`
+
+
+def test_helm_test_asks_for_health_and_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = only(render(), "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert pod["spec"]["restartPolicy"] == "Never"
+    parsed = [parse(container["args"], variables(container), monkeypatch) for container in pod["spec"]["containers"]]
+    assert [name for name, _ in parsed] == ["health", "generate"]
+    assert {options["address"] for _, options in parsed} == {"blue-quire-gateway:50051"}
+
+
+@pytest.mark.parametrize(("key", "commands"), [("", ["health"]), ("test-key", ["health", "generate-0"])])
+def test_where_keys_are_asked_for_helm_test_needs_one_for_an_answer(key: str, commands: list[str]) -> None:
+    values = merged(nested("gateway.apiKeys.existingSecret", "keys"), nested("test.apiKey.existingSecret", key))
+    found = only(render(values), "Pod")["spec"]["containers"]
+    assert [one["name"] for one in found] == commands
+    if key:
+        (variable,) = [one for one in found[1]["env"] if one["name"] == "QUIRE_API_KEY"]
+        assert variable["valueFrom"]["secretKeyRef"] == {"name": key, "key": "api-key"}
+
+
+# Pinned prompts
+
+
+def test_prompts_to_pin_are_a_file_that_the_gateway_reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prompts = [
+        {"name": "a", "text": 'it\'s: "brief"\n# {{ x }}'},
+        {"name": "b", "token_ids": [1000000, 2], "salt": "s"},
+    ]
+    objects = render({"gateway": {"pinnedPrompts": prompts}})
+    ((name, text),) = only(objects, "ConfigMap")["data"].items()
+    assert [json.loads(line) for line in text.splitlines()] == prompts
+    (tmp_path / name).write_text(text)
+    assert [prompt.name for prompt in read(str(tmp_path / name))] == ["a", "b"]
+    assert settings_of(pods(objects)["gateway"], monkeypatch).pinned_prompts == f"/etc/quire/{name}"
+    mounted = volumes(pods(objects)["gateway"])["/etc/quire"]
+    assert mounted["configMap"] == {"name": only(objects, "ConfigMap")["metadata"]["name"]}
+
+
+def test_other_prompts_make_other_pods_and_other_keys_do_not() -> None:
+    pinned = [pods(render({"gateway": {"pinnedPrompts": [{"name": name, "text": "x"}]}}))["gateway"] for name in "ab"]
+    assert pinned[0]["metadata"]["annotations"] != pinned[1]["metadata"]["annotations"]
+    assert containers(render())["gateway"]["args"] == ["gateway"]
+
+
+# Notes
+
+
+def notes(values: Object) -> str:
+    done = helm("install", "blue", str(CHART), "--dry-run=client", "--namespace", "llm", values=values)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:")[2]
+
+
+@pytest.mark.parametrize("monitored", [True, False])
+def test_the_notes_say_how_to_call_the_gateway_and_warn(monitored: bool) -> None:
+    said = notes(nested("metrics.serviceMonitor.enabled", monitored))
+    assert "WARNING: nobody is asked for an API key." in said
+    assert "WARNING: nothing is encrypted." in said
+    assert "kubectl --namespace llm port-forward service/blue-quire-gateway 50051\n" in said
+    assert 'quire generate --chat "Why is the sky blue?"\n' in said
+    assert "helm test blue --namespace llm" in said
+    assert "fetches the model demo" in said
+    assert "gateway 9151, engine 9152, kvmanager 9153" in said
+    assert ("metrics.serviceMonitor.enabled=true" in said) is not monitored
+
+
+def test_the_notes_say_that_clients_need_a_key_and_tls() -> None:
+    said = notes(ci("tls"))
+    assert "WARNING" not in said
+    assert (
+        'QUIRE_API_KEY=... quire generate --chat "Why is the sky blue?" --ca ca.crt --server-name blue-quire.llm.svc'
+        in said
+    )
+    assert "get secret blue-quire-gateway-tls" in said
+    assert "https://" in said
+
+
+def test_the_notes_name_every_model() -> None:
+    said = notes(ci("models"))
+    assert "Qwen/Qwen2.5-7B-Instruct, HuggingFaceTB/SmolLM2-135M-Instruct" in said
+    assert "--model small" in said

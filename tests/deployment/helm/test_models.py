@@ -1,0 +1,113 @@
+"""Models: where they are kept, several of them, and the GPUs that they run on."""
+
+import pytest
+
+from tests.deployment.helm.chart import (
+    ROOT,
+    VALUES,
+    Object,
+    ci,
+    component_of,
+    containers,
+    deployments,
+    main_container,
+    merged,
+    of_kind,
+    only,
+    parse,
+    pods,
+    render,
+    render_ci,
+    settings_of,
+    variables,
+    volumes,
+)
+
+
+def test_models_are_kept_where_the_image_expects_them() -> None:
+    assert "QUIRE_CACHE=/var/cache/quire" in (ROOT / "Dockerfile").read_text()
+
+
+def test_without_persistence_each_engine_keeps_the_model_for_itself() -> None:
+    own = {"name": "model-cache", "emptyDir": {"sizeLimit": VALUES["modelCache"]["size"]}}
+    found = {name: volumes(pod).get("/var/cache/quire") for name, pod in pods(render()).items()}
+    assert found == {"kvmanager": None, "engine": own, "gateway": None}
+
+
+def claims_of_engines(objects: list[Object]) -> set[str]:
+    """Return the names of the claims that engines mount."""
+    engines = [pod for pod in pods(objects).values() if component_of(pod) == "engine"]
+    return {volumes(pod)["/var/cache/quire"]["persistentVolumeClaim"]["claimName"] for pod in engines}
+
+
+@pytest.mark.parametrize(("name", "size"), [("gpu", "50Gi"), ("models", "20Gi")])
+def test_a_claim_is_shared_by_all_engines_and_can_be_mounted_on_several_nodes(name: str, size: str) -> None:
+    claim = only(render_ci(name), "PersistentVolumeClaim")
+    assert claims_of_engines(render_ci(name)) == {claim["metadata"]["name"]}
+    assert claim["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}}
+
+
+def test_an_existing_claim_is_used_and_none_made() -> None:
+    objects = render_ci("restricted")
+    assert claims_of_engines(objects) == {"models"}
+    assert of_kind(objects, "PersistentVolumeClaim") == []
+
+
+def test_the_engine_alone_asks_for_the_gpu_and_for_a_node_that_has_one() -> None:
+    gpu = render_ci("gpu")
+    requests = {name: container.get("resources") for name, container in containers(gpu).items()}
+    assert requests == {"kvmanager": None, "engine": {"limits": {"nvidia.com/gpu": 1}}, "gateway": None}
+    spec = pods(gpu)["engine"]["spec"]
+    assert spec["runtimeClassName"] == "nvidia"
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    for name in ("kvmanager", "gateway"):
+        assert not pods(gpu)[name]["spec"].keys() & {"runtimeClassName", "nodeSelector", "tolerations"}
+
+
+@pytest.mark.parametrize(("name", "size"), [("default", "1Gi"), ("gpu", "8Gi")])
+def test_the_engine_has_shared_memory(name: str, size: str) -> None:
+    found = {name: volumes(pod).get("/dev/shm") for name, pod in pods(render_ci(name)).items()}
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+    assert found == {"kvmanager": None, "engine": shm, "gateway": None}
+
+
+# Several
+
+
+def test_each_of_several_models_has_engines_of_its_own_beside_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = render_ci("models")
+    assert sorted(deployments(objects)) == ["engine-large", "engine-small", "gateway", "kvmanager"]
+    large, small = (settings_of(pods(objects)[f"engine-{name}"], monkeypatch) for name in ("large", "small"))
+    assert (large.model, large.device, large.cache_mib, large.served_name()) == (
+        *("Qwen/Qwen2.5-7B-Instruct", "cuda", 40960),
+        "Qwen2.5-7B-Instruct",
+    )
+    assert (small.model, small.device, small.served_name()) == (
+        *("HuggingFaceTB/SmolLM2-135M-Instruct", "auto"),
+        "small",
+    )
+    assert (large.token_budget, small.token_budget) == (1024, 1024), "said of all engines"
+    assert (large.grace_seconds, small.grace_seconds) == (30, 0), "zero is a value too"
+    assert deployments(objects)["engine-large"]["spec"]["replicas"] == 2
+    assert "resources" not in main_container(pods(objects)["engine-small"])
+
+
+def test_what_is_said_of_one_model_changes_nothing_of_the_other() -> None:
+    models = ci("models")
+    before = render(models)
+    models["models"][0] = merged(models["models"][0], {"podLabels": {"a": "b"}, "resources": {"limits": {"cpu": 1}}})
+    after = render(models)
+    changed = [item["metadata"]["name"] for item, was in zip(after, before, strict=True) if item != was]
+    assert changed == ["blue-quire-engine-large"]
+    assert main_container(pods(after)["engine-large"])["resources"]["limits"] == {"cpu": 1, "nvidia.com/gpu": 1}
+
+
+def test_helm_test_asks_every_model_for_an_answer_by_the_name_that_clients_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = only(render_ci("models"), "Pod")
+    parsed = [parse(container["args"], variables(container), monkeypatch) for container in pod["spec"]["containers"]]
+    assert [(name, options.get("model")) for name, options in parsed] == [
+        ("health", None),
+        ("generate", "Qwen2.5-7B-Instruct"),
+        ("generate", "small"),
+    ]

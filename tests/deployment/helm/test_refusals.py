@@ -1,0 +1,246 @@
+"""Values that cannot work are refused, and helm says which and why."""
+
+from typing import Any
+
+import pytest
+
+from tests.deployment.helm.chart import Object, merged, nested, refusal, render
+
+A_MODEL = {"name": "a", "model": "org/a"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("gatway", {}, "at '': additional properties 'gatway' not allowed"),
+        ("kvmanager.replicas", 2, "at '/kvmanager': additional properties 'replicas' not allowed"),
+        ("engine.settings.blocksize", 16, "at '/engine/settings': additional properties 'blocksize' not allowed"),
+        ("engine.settings.listen", "x:1", "at '/engine/settings': additional properties 'listen' not allowed"),
+        ("engine.settings.block_size", 0, "at '/engine/settings/block_size': minimum: got 0, want 1"),
+        ("engine.settings.block_size", 5000, "at '/engine/settings/block_size': maximum: got 5,000, want 4,096"),
+        ("engine.settings.token_budget", "512", "at '/engine/settings/token_budget': got string, want integer"),
+        ("engine.settings.dtype", "float8", "at '/engine/settings/dtype': value must be one of 'auto', 'float32'"),
+        ("gateway.settings.grace_seconds", -1, "at '/gateway/settings/grace_seconds': minimum: got -1, want 0"),
+        ("gateway.settings.grace_seconds", None, "at '/gateway/settings': missing property 'grace_seconds'"),
+        ("engine.replicas", 0, "at '/engine/replicas': minimum: got 0, want 1"),
+        ("gateway.replicas", 0, "at '/gateway/replicas': minimum: got 0, want 1"),
+        ("engine.autoscaling.minReplicas", 0, "at '/engine/autoscaling/minReplicas': minimum: got 0, want 1"),
+        ("gateway.apiKeys.secret", "x", "at '/gateway/apiKeys': additional properties 'secret' not allowed"),
+        ("gateway.service.type", "Public", "at '/gateway/service/type': value must be one of 'ClusterIP', 'NodePort'"),
+        ("terminationMarginSeconds", 0, "at '/terminationMarginSeconds': minimum: got 0, want 1"),
+        ("image.pullPolicy", "Sometimes", "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent'"),
+        ("image.digest", "sha256:0", "at '/image/digest': 'sha256:0' does not match pattern"),
+        ("modelCache.size", "20 GB", "at '/modelCache/size': '20 GB' does not match pattern"),
+        ("metrics.serviceMonitor.interval", "30", "at '/metrics/serviceMonitor/interval': '30' does not match"),
+        ("metrics.serviceMonitor.interval", "", "at '/metrics/serviceMonitor/interval': minLength: got 0, want 2"),
+        ("tls.certManager.duration", "90d", "at '/tls/certManager/duration': '90d' does not match pattern"),
+        ("engine.nodeSelector", {"gpu": True}, "at '/engine/nodeSelector/gpu': got boolean, want string"),
+        ("engine.rollingUpdate.maxSurge", "1", "at '/engine/rollingUpdate/maxSurge': '1' does not match pattern"),
+        ("models", [{"name": "a"}], "at '/models/0': missing property 'model'"),
+        ("models", [{**A_MODEL, "name": "A"}], "at '/models/0/name': 'A' does not match pattern"),
+        ("models", [{**A_MODEL, "replica": 2}], "at '/models/0': additional properties 'replica' not allowed"),
+        (
+            "models",
+            [{**A_MODEL, "settings": {"block_size": 0}}],
+            "at '/models/0/settings/block_size': minimum: got 0, want 1",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_naming_its_path_and_bound(path: str, value: Any, complaint: str) -> None:
+    assert complaint in refusal(nested(path, value))
+
+
+KEDA = {"enabled": True, "prometheusAddress": "http://prometheus:9090"}
+SECRETS = {"kvmanager": "a", "engine": "a", "gateway": "a"}
+TLS = {"enabled": True, "existingSecrets": SECRETS}
+BUDGET = {"enabled": True}
+CPU = {"requests": {"cpu": 1}}
+FOR_ONE_POD = {"enabled": True, "accessModes": ["ReadWriteOncePod"]}
+
+# By what is wrong: the values, and what is said.
+INCONSISTENT: dict[str, tuple[Object, str]] = {
+    "engines-killed-while-they-drain": (
+        {"engine": {"terminationGracePeriodSeconds": 30}},
+        "engine.terminationGracePeriodSeconds is 30, but the pod drains for 30 s (settings.grace_seconds): it would be "
+        "killed meanwhile",
+    ),
+    "gateways-killed-while-they-drain": (
+        {"gateway": {"terminationGracePeriodSeconds": 33}},
+        "gateway.terminationGracePeriodSeconds is 33, but the pod drains for 35 s (settings.grace_seconds and "
+        "preStopSeconds): it would be killed meanwhile",
+    ),
+    "a-model-killed-while-it-drains": (
+        {"models": [{**A_MODEL, "terminationGracePeriodSeconds": 9, "settings": {"grace_seconds": 10}}]},
+        "models[a].terminationGracePeriodSeconds is 9, but the pod drains for 10 s",
+    ),
+    "a-kv-manager-that-leaves-first": (
+        {"engine": {"settings": {"grace_seconds": 45}}},
+        "kvmanager.settings.grace_seconds is 45, but engine.settings.grace_seconds is 45: the KV manager would leave "
+        "before its engines",
+    ),
+    "a-kv-manager-that-leaves-before-one-model": (
+        {"models": [A_MODEL, {"name": "b", "model": "org/b", "settings": {"grace_seconds": 60.5}}]},
+        "kvmanager.settings.grace_seconds is 45, but models[b].settings.grace_seconds is 60.5: the KV manager would "
+        "leave before its engines",
+    ),
+    "a-rollout-that-can-do-nothing": (
+        {"engine": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "0%"}}},
+        "engine.rollingUpdate has maxSurge and maxUnavailable of 0: no pod could ever be replaced",
+    ),
+    "two-autoscalers": (
+        {"engine": {"autoscaling": {"hpa": {"enabled": True}, "keda": KEDA}}},
+        "engine.autoscaling has both hpa and keda enabled: two would decide how many pods there are",
+    ),
+    "more-at-least-than-at-most": (
+        {"engine": {"autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5}}},
+        "engine.autoscaling.minReplicas is 5, but maxReplicas is 4",
+    ),
+    "the-same-of-the-gateway": (
+        {
+            "gateway": {
+                "autoscaling": {"hpa": {"enabled": True}, "maxReplicas": 1},
+                "resources": {"requests": {"cpu": 1}},
+            }
+        },
+        "gateway.autoscaling.minReplicas is 2, but maxReplicas is 1",
+    ),
+    "nothing-to-scale-by": (
+        {"engine": {"autoscaling": {"hpa": {"enabled": True}, "waitingRequests": 0}}},
+        "engine.autoscaling has nothing to scale by: give waitingRequests or runningRequests",
+    ),
+    "a-share-of-nothing": (
+        {"gateway": {"autoscaling": {"hpa": {"enabled": True}}}},
+        "gateway.autoscaling.hpa scales by the share of the CPU that pods ask for, but gateway.resources.requests.cpu "
+        "is not given",
+    ),
+    "keda-without-prometheus": (
+        {"engine": {"autoscaling": {"keda": {"enabled": True}}}},
+        "engine.autoscaling.keda needs prometheusAddress",
+    ),
+    "a-fallback-beyond-the-most": (
+        {"engine": {"autoscaling": {"keda": {**KEDA, "fallbackReplicas": 5}}}},
+        "engine.autoscaling.keda.fallbackReplicas is 5, but maxReplicas is 4",
+    ),
+    "a-budget-that-keeps-all": (
+        {"gateway": {"podDisruptionBudget": {**BUDGET, "minAvailable": 2}, "replicas": 2}},
+        "gateway.podDisruptionBudget.minAvailable is 2 of 2 pods: no node with one of them could ever be drained",
+    ),
+    "a-budget-whose-share-is-all": (
+        {"engine": {"podDisruptionBudget": {**BUDGET, "minAvailable": "51%"}, "replicas": 2}},
+        "engine.podDisruptionBudget.minAvailable is 51% of 2 pods",
+    ),
+    "a-budget-that-keeps-all-that-an-autoscaler-leaves": (
+        {
+            "engine": {
+                "podDisruptionBudget": {**BUDGET, "minAvailable": 2},
+                "replicas": 4,
+                "autoscaling": {"minReplicas": 2, "hpa": {"enabled": True}},
+            }
+        },
+        "engine.podDisruptionBudget.minAvailable is 2 of 2 pods",
+    ),
+    "a-budget-that-allows-nothing": (
+        {"engine": {"podDisruptionBudget": {**BUDGET, "maxUnavailable": 0}}},
+        "engine.podDisruptionBudget.maxUnavailable is 0: no node with one of the pods could ever be drained",
+    ),
+    "a-budget-of-two-kinds": (
+        {"engine": {"podDisruptionBudget": {**BUDGET, "maxUnavailable": 1, "minAvailable": 1}, "replicas": 2}},
+        "engine.podDisruptionBudget has both minAvailable and maxUnavailable: Kubernetes takes one",
+    ),
+    "one-model-and-several": (
+        {"model": "org/b", "models": [A_MODEL]},
+        "model and models are both given: the engines run either that model or those",
+    ),
+    "two-models-of-one-name": ({"models": [A_MODEL, A_MODEL]}, "models has a twice: names tell them apart"),
+    "two-models-under-one-name": (
+        {"models": [A_MODEL, {"name": "b", "model": "other/a"}]},
+        "models has org/a and other/a under one name, a: give one of them settings.model_name",
+    ),
+    "a-claim-that-is-not-used": (
+        {"modelCache": {"persistence": {"existingClaim": "models"}}},
+        "modelCache.persistence.existingClaim is given, but persistence is not enabled: each pod would fetch the model",
+    ),
+    "a-claim-for-one-pod": (
+        {
+            "modelCache": {"persistence": FOR_ONE_POD},
+            "engine": {"replicas": 2},
+        },
+        "modelCache.persistence.accessModes has ReadWriteOncePod, but there are 2 engines",
+    ),
+    "tls-without-a-secret": (
+        {"tls": {"enabled": True, "existingSecrets": {"engine": "a"}}},
+        "tls needs a Secret for each of kvmanager, engine and gateway: name them in tls.existingSecrets, or enable "
+        "tls.certManager",
+    ),
+    "tls-that-is-off": (
+        {"tls": {"existingSecrets": SECRETS}},
+        "tls has values, but is not enabled: nothing would be encrypted",
+    ),
+    "certificates-of-two-kinds": (
+        {"tls": {**TLS, "certManager": {"enabled": True, "issuerRef": {"name": "quire"}}}},
+        "tls has both existingSecrets and certManager enabled: certificates come from one of them",
+    ),
+    "certificates-of-nobody": (
+        {"tls": {"enabled": True, "certManager": {"enabled": True}}},
+        "tls.certManager needs issuerRef.name",
+    ),
+    "a-certificate-of-unknown-name": (
+        {"tls": {**TLS, "clients": {"existingSecret": "public"}}},
+        "tls.clients.serverName is missing: probes must know a name in the certificate of tls.clients.existingSecret",
+    ),
+    "names-of-no-certificate": (
+        {"tls": {**TLS, "clients": {"dnsNames": ["llm.example.org"]}}},
+        "tls.clients.dnsNames are for a certificate that tls.certManager makes, and it makes none for clients",
+    ),
+    "a-service-open-to-the-world": (
+        {"gateway": {"service": {"type": "LoadBalancer"}}},
+        "gateway.service.type is LoadBalancer, which others than this cluster can reach, and nobody is asked for an "
+        "API key: give gateway.apiKeys.existingSecret, or gateway.insecure",
+    ),
+    "an-ingress-open-to-the-world": (
+        {"gateway": {"ingress": {"enabled": True, "hosts": ["llm.example.org"]}}},
+        "gateway.ingress is enabled, so others than this cluster can reach the gateway, and nobody is asked for an API "
+        "key: give gateway.apiKeys.existingSecret, or gateway.insecure",
+    ),
+    "an-ingress-of-no-host": (
+        {"gateway": {"ingress": {"enabled": True}, "insecure": True}},
+        "gateway.ingress needs hosts",
+    ),
+    "a-key-that-nobody-asks-for": (
+        {"test": {"apiKey": {"existingSecret": "key"}}},
+        "test.apiKey.existingSecret is given, but the gateway asks for no key",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INCONSISTENT)
+def test_values_that_do_not_go_together_are_refused_saying_why(name: str) -> None:
+    values, complaint = INCONSISTENT[name]
+    said = refusal(values)
+    assert f"- {complaint}" in said
+    assert said.count("\n- ") == 1, "nothing else is wrong"
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    chosen = ["two-autoscalers", "a-key-that-nobody-asks-for", "tls-that-is-off"]
+    said = refusal(merged(*(INCONSISTENT[name][0] for name in chosen)))
+    assert [INCONSISTENT[name][1] in said for name in chosen] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"engine": {"terminationGracePeriodSeconds": 31}},
+        {"gateway": {"terminationGracePeriodSeconds": 36}},
+        {"engine": {"settings": {"grace_seconds": 44.5}}},
+        {"engine": {"podDisruptionBudget": {**BUDGET, "minAvailable": "50%"}, "replicas": 2}},
+        {"engine": {"podDisruptionBudget": {**BUDGET, "maxUnavailable": 1}}},
+        {"modelCache": {"persistence": FOR_ONE_POD}},
+        {"gateway": {"service": {"type": "NodePort"}, "insecure": True}},
+        {"models": [A_MODEL, {"name": "b", "model": "org/a"}]},
+        {"global": {"region": "north"}},
+    ],
+    ids=str,
+)
+def test_what_is_just_right_is_not_refused(values: Object) -> None:
+    assert render(values)

@@ -1,0 +1,246 @@
+"""Who may do what: pods under the restricted Pod Security Standard, service accounts, network policies, API keys."""
+
+from typing import Any
+
+import pytest
+
+from tests.deployment.helm.chart import (
+    CI_VALUES,
+    PORTS,
+    ROOT,
+    TYPES,
+    Object,
+    all_containers,
+    all_pods,
+    by_name,
+    ci,
+    component_of,
+    deployments,
+    merged,
+    nested,
+    of_kind,
+    pods,
+    render,
+    render_ci,
+    settings_of,
+    volumes,
+)
+
+# What "restricted" lets pods mount.
+VOLUME_TYPES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+
+
+@pytest.mark.parametrize("name", CI_VALUES)
+def test_every_pod_passes_the_restricted_pod_security_standard(name: str) -> None:
+    for pod in all_pods(render_ci(name)).values():
+        spec = pod["spec"]
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"].get("runAsUser") != 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for volume in spec["volumes"]:
+            assert volume.keys() - {"name"} <= VOLUME_TYPES
+        for container in all_containers(pod):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert not security.get("privileged")
+            assert not any("hostPort" in port for port in container.get("ports", []))
+
+
+@pytest.mark.parametrize("name", CI_VALUES)
+def test_the_charts_own_containers_cannot_write_but_where_something_is_mounted(name: str) -> None:
+    for pod in all_pods(render_ci(name)).values():
+        for container in all_containers(pod):
+            if container["image"].startswith("quire:"):
+                assert container["securityContext"]["readOnlyRootFilesystem"] is True
+                assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+
+
+def test_the_pods_user_is_the_images_unless_the_cluster_gives_out_users() -> None:
+    assert "USER 10001:10001" in (ROOT / "Dockerfile").read_text().splitlines()
+    users = {"runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001}
+    for pod in all_pods(render()).values():
+        assert users.items() <= pod["spec"]["securityContext"].items()
+        assert pod["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    for pod in all_pods(render_ci("restricted")).values():
+        assert not users.keys() & pod["spec"]["securityContext"].keys()
+
+
+def test_only_an_engine_that_is_told_to_has_a_root_that_can_be_written() -> None:
+    rendered = pods(render({"engine": {"writableRootFilesystem": True}}))
+    read_only = {
+        name: [one["securityContext"]["readOnlyRootFilesystem"] for one in all_containers(pod)]
+        for name, pod in rendered.items()
+    }
+    assert read_only == {"kvmanager": [True], "engine": [False], "gateway": [True]}
+
+
+# Service accounts
+
+
+def test_each_component_has_an_account_of_its_own_and_no_token() -> None:
+    rendered = render()
+    accounts = by_name(rendered, "ServiceAccount")
+    assert {account["automountServiceAccountToken"] for account in accounts.values()} == {False}
+    used = {name: pod["spec"]["serviceAccountName"] for name, pod in pods(rendered).items()}
+    assert used == {name: account["metadata"]["name"] for name, account in accounts.items()}
+    assert {pod["spec"]["automountServiceAccountToken"] for pod in all_pods(rendered).values()} == {False}
+
+
+@pytest.mark.parametrize(
+    ("account", "used", "made"),
+    [
+        ({"create": False}, "default", []),
+        ({"create": False, "name": "there"}, "there", []),
+        ({"name": "mine"}, "mine", ["mine"]),
+    ],
+)
+def test_an_account_that_is_there_can_be_used(account: Object, used: str, made: list[str]) -> None:
+    rendered = render({"engine": {"serviceAccount": account}})
+    assert pods(rendered)["engine"]["spec"]["serviceAccountName"] == used
+    accounts = [item for item in of_kind(rendered, "ServiceAccount") if component_of(item) == "engine"]
+    assert [item["metadata"]["name"] for item in accounts] == made
+
+
+# Network policies: each allows what it names, and what none of a pod's policies allows is not let through.
+
+
+def labels_of(objects: list[Object]) -> dict[str, Object]:
+    return {name: pod["metadata"]["labels"] for name, pod in all_pods(objects).items()}
+
+
+def is_peer(rules: list[Object] | None, labels: Object | None) -> bool:
+    """Whether a pod of the release (by its labels), or somebody outside it (None), is among these; none: anyone."""
+    if not rules:
+        return True
+    own = [rule["podSelector"]["matchLabels"] for rule in rules if rule.keys() == {"podSelector"}]
+    return labels is not None and any(wanted.items() <= labels.items() for wanted in own)
+
+
+def allowed(policies: list[Object], direction: str, labels: Object, other: Object | None, port: int) -> bool:
+    """Whether a pod with these labels may be called by (Ingress), or may call (Egress), another one at a TCP port."""
+    about = [one["spec"] for one in policies if one["spec"]["podSelector"]["matchLabels"].items() <= labels.items()]
+    about = [spec for spec in about if direction in spec["policyTypes"]]
+    peers = {"Ingress": "from", "Egress": "to"}[direction]
+    return not about or any(
+        any(one["port"] == port and one.get("protocol", "TCP") == "TCP" for one in rule["ports"])
+        and is_peer(rule.get(peers), other)
+        for spec in about
+        for rule in spec[direction.lower()]
+    )
+
+
+def flows(objects: list[Object]) -> set[tuple[str, str, str]]:
+    """Return who of the release can call whom, and at which port."""
+    policies, labels = of_kind(objects, "NetworkPolicy"), labels_of(objects)
+    return {
+        (caller, called, name)
+        for caller in labels
+        for called in deployments(objects)
+        for name, port in PORTS[component_of(deployments(objects)[called])].items()
+        if caller != called
+        and allowed(policies, "Egress", labels[caller], labels[called], port)
+        and allowed(policies, "Ingress", labels[called], labels[caller], port)
+    }
+
+
+NEEDED = {
+    ("gateway", "engine", "grpc"),
+    ("gateway", "kvmanager", "grpc"),
+    ("engine", "kvmanager", "grpc"),
+    ("test", "gateway", "grpc"),
+}
+
+
+def test_with_policies_the_services_reach_each_other_where_they_must_and_nowhere_else() -> None:
+    everything = flows(render())
+    assert everything > NEEDED
+    assert len(everything) > 15, "without policies all is open"
+    assert flows(render_ci("restricted")) == NEEDED | {("test", "gateway", "http")}
+
+
+def test_gateways_reach_the_engines_of_every_model() -> None:
+    found = flows(render({**ci("models"), "networkPolicy": {"enabled": True}}))
+    for engine in ("engine-large", "engine-small"):
+        assert {("gateway", engine, "grpc"), (engine, "kvmanager", "grpc")} <= found
+
+
+@pytest.mark.parametrize(("name", "open_ports"), [("tls", {"grpc", "http"}), ("restricted", set())])
+def test_strangers_reach_the_gateway_alone_and_that_only_unless_clients_are_named(
+    name: str, open_ports: set[str]
+) -> None:
+    rendered = render_ci(name)
+    policies, labels = of_kind(rendered, "NetworkPolicy"), labels_of(rendered)
+    found = {
+        (component, port)
+        for component in TYPES
+        for port, number in PORTS[component].items()
+        if allowed(policies, "Ingress", labels[component], None, number)
+    }
+    assert found == {("gateway", port) for port in open_ports}
+
+
+def test_metrics_are_for_the_namespace_that_is_named_and_clients_for_theirs() -> None:
+    def peers(name: str, port: int) -> list[Any]:
+        rules = by_name(render_ci("restricted"), "NetworkPolicy")[name]["spec"]["ingress"]
+        return [rule["from"] for rule in rules if {"port": port} in rule["ports"]]
+
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    for component, ports in PORTS.items():
+        assert peers(component, ports["metrics"]) == [[monitoring]]
+    (clients,) = peers("gateway", PORTS["gateway"]["grpc"])
+    assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "apps"}}} in clients
+
+
+def test_the_map_of_blocks_is_for_nobody_unless_it_is_opened_and_peers_are_named() -> None:
+    def rules(values: Object) -> list[Object]:
+        policies = by_name(render(merged({"networkPolicy": {"enabled": True}}, values)), "NetworkPolicy")
+        return [rule for rule in policies["kvmanager"]["spec"]["ingress"] if {"port": 8053} in rule["ports"]]
+
+    opened, peers = {"kvmanager": {"map": {"open": True}}}, [{"podSelector": {"matchLabels": {"app": "browser"}}}]
+    assert rules(opened) == rules({"networkPolicy": {"map": peers}}) == []
+    assert rules({**opened, "networkPolicy": {"map": peers}}) == [{"ports": [{"port": 8053}], "from": peers}]
+
+
+def test_only_engines_fetch_models_and_all_may_ask_for_names() -> None:
+    policies = of_kind(render({"networkPolicy": {"enabled": True}}), "NetworkPolicy")
+    found = {}
+    for policy in policies:
+        to_anyone = [rule["ports"] for rule in policy["spec"]["egress"] if "to" not in rule]
+        found[component_of(policy)] = [one["port"] for ports in to_anyone for one in ports]
+    assert found == {"kvmanager": [53, 53], "engine": [53, 53, 443], "gateway": [53, 53]}
+
+
+# API keys
+
+
+def test_a_secret_of_api_keys_is_a_file_that_the_gateway_reads_and_else_it_is_told_to_be_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pod = pods(render(nested("gateway.apiKeys.existingSecret", "keys")))["gateway"]
+    assert volumes(pod)["/etc/quire-keys"]["secret"] == {"secretName": "keys", "defaultMode": 0o440}
+    settings = settings_of(pod, monkeypatch)
+    assert (settings.api_keys, settings.insecure) == ("/etc/quire-keys/api_keys.toml", False)
+    pod = pods(render())["gateway"]
+    settings = settings_of(pod, monkeypatch)
+    assert (settings.api_keys, settings.insecure) == ("", True)
+    assert "/etc/quire-keys" not in volumes(pod)
+
+
+@pytest.mark.parametrize("kind", ["LoadBalancer", "NodePort"])
+def test_a_service_that_is_open_to_the_world_shows_no_metrics(kind: str) -> None:
+    services = by_name(render({"gateway": {"service": {"type": kind}, "insecure": True}}), "Service")
+    ports = {name: [port["name"] for port in item["spec"]["ports"]] for name, item in services.items()}
+    assert ports["gateway"] == ["grpc", "http"]
+    assert ports["gateway-metrics"] == ["metrics"]
+    assert [services[name]["spec"]["type"] for name in ("gateway", "gateway-metrics")] == [kind, "ClusterIP"]

@@ -1,0 +1,219 @@
+"""What the chart writes into containers is what the `quire` command reads."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from services.cli.main import cli
+from tests.deployment.helm.chart import (
+    CI_VALUES,
+    HEALTH,
+    PORTS,
+    SCHEMA,
+    TYPES,
+    all_containers,
+    all_pods,
+    by_name,
+    component_of,
+    containers,
+    main_container,
+    parse,
+    pods,
+    render,
+    render_ci,
+    settings_of,
+    variables,
+)
+
+
+@pytest.mark.parametrize("name", CI_VALUES)
+def test_the_command_of_every_container_is_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = 0
+    for pod in all_pods(render_ci(name)).values():
+        for container in all_containers(pod):
+            if container["image"].startswith("quire:"):
+                assert "command" not in container, "the image's entry point is `quire`"
+                parse(container["args"], variables(container), monkeypatch)
+                commands += 1
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                if "exec" in container.get(probe, {}):
+                    program, *arguments = container[probe]["exec"]["command"]
+                    assert program == "quire"
+                    assert parse(arguments, {}, monkeypatch)[0] == "health"
+    assert commands >= 4
+
+
+@pytest.mark.parametrize("name", CI_VALUES)
+def test_every_service_accepts_its_settings_and_listens_although_others_reach_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pod in pods(render_ci(name)).values():
+        settings_of(pod, monkeypatch).check_exposure()
+
+
+@pytest.mark.parametrize("name", CI_VALUES)
+def test_the_command_reads_every_variable_that_the_chart_sets(name: str) -> None:
+    for pod in pods(render_ci(name)).values():
+        component = component_of(pod)
+        read = {f"QUIRE_{component}_{option.name}".upper() for option in cli.commands[component].params}
+        read.add("HF_TOKEN")  # of the values
+        assert {variable["name"] for variable in main_container(pod)["env"]} - read == set()
+
+
+def another_value(field: "dataclasses.Field[Any]") -> Any:
+    """Return a value that is not the default: for a number a large one, which Helm likes to write as 1e+06."""
+    if field.metadata["choices"]:
+        return next(choice for choice in reversed(field.metadata["choices"]) if choice != field.default)
+    if isinstance(field.default, bool):
+        return not field.default
+    if isinstance(field.default, str):
+        return 'it\'s: "something" else'
+    return type(field.default)(field.metadata["most"] or 2_000_000)
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_every_setting_reaches_its_service(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = SCHEMA["properties"][component]["properties"]["settings"]["properties"]
+    fields = [field for field in dataclasses.fields(TYPES[component]) if field.name in names]
+    values = {field.name: another_value(field) for field in fields}
+    longest = {"kvmanager": {"settings": {"grace_seconds": 3_000_000}}}
+    rendered = render({**longest, component: {"settings": values}})
+    _, options = parse([component], variables(containers(rendered)[component]), monkeypatch)
+    assert {name: options[name] for name in values} == values
+
+
+def test_a_setting_of_zero_reaches_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = render({"engine": {"settings": {"grace_seconds": 0, "seconds_without_kvmanager": 0}}})
+    settings = settings_of(pods(rendered)["engine"], monkeypatch)
+    assert (settings.grace_seconds, settings.seconds_without_kvmanager) == (0, 0)
+
+
+def test_an_argument_wins_over_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = render({"engine": {"settings": {"block_size": 8}, "extraArgs": ["--block-size=32"]}})
+    assert settings_of(pods(rendered)["engine"], monkeypatch).block_size == 32
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_a_service_listens_where_its_pod_says(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    container = containers(render())[component]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == PORTS[component]
+    _, options = parse(container["args"], variables(container), monkeypatch)
+    assert options["listen"] == f"0.0.0.0:{ports['grpc']}"
+    assert options["metrics_listen"] == f"0.0.0.0:{ports['metrics']}"
+    if component == "gateway":
+        assert options["http_listen"] == f"0.0.0.0:{ports['http']}"
+
+
+def test_the_map_of_blocks_listens_for_others_only_where_it_is_opened() -> None:
+    name = "QUIRE_KVMANAGER_MAP_LISTEN"
+    assert name not in variables(containers(render())["kvmanager"])
+    rendered = render({"kvmanager": {"map": {"open": True}}})
+    assert variables(containers(rendered)["kvmanager"])[name] == "0.0.0.0:8053"
+    assert {"name": "map", "containerPort": 8053} in containers(rendered)["kvmanager"]["ports"]
+    ports = by_name(rendered, "Service")["kvmanager"]["spec"]["ports"]
+    assert {"name": "map", "port": 8053, "targetPort": "map"} in ports
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_the_ports_of_a_service_lead_to_those_of_its_pods(component: str) -> None:
+    service = by_name(render(), "Service")[component]["spec"]
+    assert service["type"] == "ClusterIP"
+    ports = {port["name"]: (port["port"], port["targetPort"]) for port in service["ports"]}
+    assert ports == {name: (port, name) for name, port in PORTS[component].items()}
+
+
+@pytest.mark.parametrize("name", CI_VALUES)
+def test_the_services_find_each_other_and_the_gateway_every_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = render_ci(name)
+    services = by_name(rendered, "Service")
+    addresses = {f"blue-quire-{service}:{PORTS[service]['grpc']}": service for service in TYPES}
+    gateway = settings_of(pods(rendered)["gateway"], monkeypatch)
+    engines = [pod for pod in pods(rendered).values() if component_of(pod) == "engine"]
+    for pod in engines:
+        assert addresses[settings_of(pod, monkeypatch).kvmanager] == "kvmanager"
+        assert services["engine"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert addresses[gateway.kvmanager] == "kvmanager"
+    assert addresses[gateway.engines.removeprefix("dns:")] == "engine"
+    assert services["engine"]["spec"]["clusterIP"] == "None", "the name stands for all pods"
+
+
+def test_every_engines_id_is_the_name_of_its_pod() -> None:
+    engines = [main_container(pod) for pod in pods(render_ci("models")).values() if component_of(pod) == "engine"]
+    assert len(engines) == 2
+    for container in engines:
+        (variable,) = [one for one in container["env"] if one["name"] == "QUIRE_ENGINE_ENGINE_ID"]
+        assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
+def test_other_services_of_the_namespace_set_no_variables() -> None:
+    assert {pod["spec"]["enableServiceLinks"] for pod in all_pods(render()).values()} == {False}
+
+
+# Starting and ending
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_readiness_asks_for_the_service_and_liveness_only_for_the_process(component: str) -> None:
+    container = containers(render())[component]
+    port = PORTS[component]["grpc"]
+    assert container["startupProbe"]["grpc"] == container["livenessProbe"]["grpc"] == {"port": port}
+    assert container["readinessProbe"]["grpc"] == {"port": port, "service": HEALTH[component]}
+    periods = [container[f"{probe}Probe"]["periodSeconds"] for probe in ("startup", "liveness", "readiness")]
+    assert periods == [10, 10, 5]
+    assert container["livenessProbe"]["failureThreshold"] == 3
+
+
+def test_a_model_may_take_half_an_hour_to_come() -> None:
+    probe = containers(render())["engine"]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 1800
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_a_rollout_waits_longer_than_a_container_may_take_to_start(component: str) -> None:
+    rendered = render({component: {"startupFailureThreshold": 1000}})
+    assert containers(rendered)[component]["startupProbe"]["failureThreshold"] == 1000
+    assert by_name(rendered, "Deployment")[component]["spec"]["progressDeadlineSeconds"] > 10 * 1000
+
+
+@pytest.mark.parametrize("component", TYPES)
+@pytest.mark.parametrize("grace_seconds", [None, 0, 0.5, 120, 7200.25])
+def test_kubernetes_waits_longer_than_a_service_takes_to_drain(component: str, grace_seconds: float | None) -> None:
+    given = {"kvmanager": {"settings": {"grace_seconds": 9000}}, "engine": {"settings": {"grace_seconds": 0}}}
+    if grace_seconds is not None:
+        given[component] = {"settings": {"grace_seconds": grace_seconds}}
+    if component == "kvmanager" and grace_seconds in (None, 0):
+        given["kvmanager"] = {"settings": {"grace_seconds": 0.25}}
+    drain = given.get(component, {"settings": {"grace_seconds": 30}})["settings"]["grace_seconds"]
+    before = 5 if component == "gateway" else 0
+    pod = pods(render(given))[component]
+    assert pod["spec"]["terminationGracePeriodSeconds"] == before + math.ceil(drain) + 15
+
+
+@pytest.mark.parametrize(("version", "means"), [("1.29.0", "exec"), ("1.30.0", "sleep"), ("1.34.2", "sleep")])
+def test_a_gateway_goes_on_until_nobody_chooses_it_any_more(version: str, means: str) -> None:
+    rendered = containers(render({"gateway": {"preStopSeconds": 7}}, "--kube-version", version))
+    expected = {"sleep": {"seconds": 7}, "exec": {"command": ["sleep", "7"]}}
+    assert rendered["gateway"]["lifecycle"] == {"preStop": {means: expected[means]}}
+    # An engine tells its gateways itself, and a KV manager waits for its engines.
+    assert [name for name, container in rendered.items() if "lifecycle" in container] == ["gateway"]
+
+
+def test_without_a_wait_there_is_no_hook() -> None:
+    assert "lifecycle" not in containers(render({"gateway": {"preStopSeconds": 0}}))["gateway"]
+
+
+def test_a_longer_time_to_end_may_be_given() -> None:
+    pod = pods(render({"engine": {"terminationGracePeriodSeconds": 31}}))["engine"]
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 31
+
+
+def test_a_rollout_takes_engines_away_before_it_adds_any_and_gateways_the_other_way_round() -> None:
+    strategies = {name: item["spec"]["strategy"] for name, item in by_name(render(), "Deployment").items()}
+    assert strategies == {
+        "kvmanager": {"type": "Recreate"},
+        "engine": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        "gateway": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+    }

@@ -1,0 +1,233 @@
+"""TLS of the chart: what it renders, and that services set up so run, are found alive, and let only their own in."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api_keys import write_keys
+from tests.certificates import Authority
+from tests.deployment.helm.chart import (
+    CI_VALUES,
+    ROOT,
+    TYPES,
+    Object,
+    by_name,
+    ci,
+    containers,
+    main_container,
+    merged,
+    of_kind,
+    only,
+    pods,
+    render,
+    render_ci,
+    settings_of,
+    variables,
+    volumes,
+)
+from tests.running_quire import Output, launch
+
+WITH_TLS = [name for name in CI_VALUES if ci(name).get("tls", {}).get("enabled")]
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+STOP_SECONDS = 30
+KEY = "quire-0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize("name", WITH_TLS)
+@pytest.mark.parametrize("component", TYPES)
+def test_every_port_speaks_tls_and_every_link_shows_a_certificate(
+    component: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(pods(render_ci(name))[component], monkeypatch)
+    assert settings.tls_certificate
+    assert settings.tls_key
+    if component != "gateway":
+        assert settings.tls_client_ca == "/etc/quire-tls/ca.crt"
+        assert not settings.insecure
+    if component != "kvmanager":
+        assert settings.link_ca == "/etc/quire-tls/ca.crt"
+        assert settings.link_certificate == "/etc/quire-tls/tls.crt"
+        assert settings.link_server_name == {"tls": "blue-quire.llm.svc", "mutual-tls": "quire.internal"}[name]
+
+
+@pytest.mark.parametrize("name", WITH_TLS)
+def test_every_file_of_tls_is_in_a_secret_that_is_mounted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pod in pods(render_ci(name)).values():
+        settings = settings_of(pod, monkeypatch)
+        mounted = {path: volume["secret"] for path, volume in volumes(pod).items() if "secret" in volume}
+        for setting in ("tls_certificate", "tls_key", "tls_client_ca", "link_ca", "link_certificate", "link_key"):
+            if path := getattr(settings, setting, ""):
+                folder, _, file = path.rpartition("/")
+                assert mounted[folder]["defaultMode"] == 0o440
+                assert file in ("tls.crt", "tls.key", "ca.crt")
+
+
+def test_cert_manager_is_asked_for_the_secrets_that_are_mounted_with_the_names_that_are_called() -> None:
+    rendered = render_ci("tls")
+    certificates = {name: item["spec"] for name, item in by_name(rendered, "Certificate").items()}
+    assert sorted(certificates) == sorted(TYPES)
+    for name, spec in certificates.items():
+        assert volumes(pods(rendered)[name])["/etc/quire-tls"]["secret"]["secretName"] == spec["secretName"]
+        assert {"blue-quire.llm.svc", f"blue-quire-{name}", f"blue-quire-{name}.llm.svc"} <= set(spec["dnsNames"])
+        assert {"server auth", "client auth"} <= set(spec["usages"])
+        assert spec["issuerRef"] == {"name": "quire", "kind": "Issuer", "group": "cert-manager.io"}
+    assert ["llm.example.org" in certificates[name]["dnsNames"] for name in TYPES] == [False, False, True]
+    assert of_kind(render_ci("mutual-tls"), "Certificate") == []
+
+
+@pytest.mark.parametrize("name", WITH_TLS)
+def test_kubernetes_own_probes_are_not_used_because_they_speak_no_tls(name: str) -> None:
+    for container in containers(render_ci(name)).values():
+        for probe in PROBES:
+            assert container[probe].keys() & {"grpc", "exec"} == {"exec"}
+            assert "--timeout=8" in container[probe]["exec"]["command"]
+            assert container[probe]["timeoutSeconds"] == 10
+
+
+def test_the_pod_of_helm_test_has_no_private_key_unless_the_gateway_asks_for_certificates() -> None:
+    def keys(name: str) -> list[str]:
+        (volume,) = [one for one in only(render_ci(name), "Pod")["spec"]["volumes"] if one["name"] == "tls"]
+        return [item["key"] for item in volume["secret"]["items"]]
+
+    assert keys("tls") == ["tls.crt"]
+    assert keys("mutual-tls") == ["tls.crt", "tls.key"]
+
+
+# Run
+
+
+@dataclass
+class Deployed:
+    """The services of a render as processes of this machine: Secrets are folders, addresses are what they became."""
+
+    objects: list[Object]
+    secrets: dict[str, Path]
+    other_values: dict[str, str]
+    addresses: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def start(self, component: str) -> None:
+        pod = pods(self.objects)[component]
+        container = main_container(pod)
+        environment = {name: self._here(value, pod) for name, value in variables(container).items()}
+        self.processes[component] = process = launch(*container["args"], **{**environment, **self.other_values})
+        address = Output(process).wait_for(f"{component} listens on ").split(" on ")[1]
+        port = {"kvmanager": 50053, "engine": 50052, "gateway": 50051}[component]
+        self.addresses |= {
+            f"dns:blue-quire-{component}:{port}": address,
+            f"blue-quire-{component}:{port}": address,
+            f"127.0.0.1:{port}": address,
+        }
+
+    def _here(self, value: str, pod: Object) -> str:
+        """Return what this value of a variable or an argument is on this machine."""
+        here = {**{path: str(folder) for path, folder in self._mounts(pod).items()}, **self.addresses}
+        value = re.sub("|".join(map(re.escape, here)) or "$^", lambda found: here[found[0]], value)
+        return "127.0.0.1:0" if value.startswith("0.0.0.0:") else value
+
+    def _mounts(self, pod: Object) -> dict[str, Path]:
+        secrets = {one["name"]: one["secret"]["secretName"] for one in pod["spec"]["volumes"] if "secret" in one}
+        mounts = [mount for container in pod["spec"]["containers"] for mount in container["volumeMounts"]]
+        return {
+            mount["mountPath"]: self.secrets[secrets[mount["name"]]] for mount in mounts if mount["name"] in secrets
+        }
+
+    def run(self, arguments: list[str], pod: Object, **environment: str) -> "subprocess.CompletedProcess[str]":
+        """Run `quire` with the arguments of a container or a probe of this pod."""
+        command = [sys.executable, "-m", "services.cli.main", *(self._here(one, pod) for one in arguments)]
+        environment = {name: self._here(value, pod) for name, value in environment.items()}
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    def close(self) -> None:
+        for process in reversed(self.processes.values()):
+            process.terminate()
+            process.wait(timeout=STOP_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for each Secret that mutual-tls-values.yaml names, with the files that it must have."""
+    folder = tmp_path_factory.mktemp("secrets")
+    house, public = Authority(folder, "house"), Authority(folder, "public")
+    made = {}
+    for name, authority, host in (
+        ("quire-kvmanager-certificate", house, "quire.internal"),
+        ("quire-engine-certificate", house, "quire.internal"),
+        ("quire-gateway-certificate", house, "quire.internal"),
+        ("quire-public-certificate", public, "llm.example.org"),
+    ):
+        certificate, key = authority.issue(name, host=host)
+        made[name] = folder / f"{name}-secret"
+        made[name].mkdir()
+        for path, file in ((certificate, "tls.crt"), (key, "tls.key"), (authority.ca, "ca.crt")):
+            (made[name] / file).write_bytes(path.read_bytes())
+    made["quire-api-keys"] = folder / "keys"
+    return made
+
+
+@pytest.fixture(scope="module")
+def deployed(secrets: dict[str, Path], tiny_model: Callable[[str], Path]) -> Iterator[Deployed]:
+    secrets["quire-api-keys"].mkdir()
+    write_keys(secrets["quire-api-keys"] / "api_keys.toml", {KEY: 'tenant = "test"'})
+    objects = render(merged(ci("mutual-tls"), {"test": {"apiKey": {"existingSecret": "quire-test-key"}}}))
+    model = {"QUIRE_ENGINE_MODEL": str(tiny_model("llama")), "QUIRE_ENGINE_ENGINE_ID": "blue-quire-engine-0"}
+    running = Deployed(objects, secrets, model)
+    try:
+        for component in TYPES:
+            running.start(component)
+        yield running
+    finally:
+        running.close()
+
+
+def test_the_services_start_with_the_charts_settings_and_helm_test_passes(deployed: Deployed) -> None:
+    pod = only(deployed.objects, "Pod")
+    for container in pod["spec"]["containers"]:
+        environment = {**variables(container), "QUIRE_API_KEY": KEY}
+        done = until_it_is_ready(lambda: deployed.run(container["args"], pod, **environment))  # noqa: B023
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+
+
+def until_it_is_ready(run: Callable[[], Any], seconds: float = 60) -> Any:
+    """Run a command until it succeeds, as a probe that comes again does; return its last result."""
+    deadline = time.monotonic() + seconds
+    while True:
+        done = run()
+        if done.returncode == 0 or time.monotonic() > deadline:
+            return done
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_the_probes_of_a_service_find_it_alive_and_ready(component: str, deployed: Deployed) -> None:
+    pod = pods(deployed.objects)[component]
+    for probe in PROBES:
+        _, *arguments = main_container(pod)[probe]["exec"]["command"]
+        done = until_it_is_ready(lambda: deployed.run(arguments, pod))  # noqa: B023
+        assert (done.returncode, done.stdout) == (0, "SERVING\n"), done.stderr
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_who_has_no_certificate_does_not_get_in(component: str, deployed: Deployed) -> None:
+    pod = pods(deployed.objects)[component]
+    _, *arguments = main_container(pod)["livenessProbe"]["exec"]["command"]
+    without = [one for one in arguments if not one.startswith(("--certificate", "--private-key"))]
+    assert deployed.run(without, pod).returncode == 1
+    in_the_clear = [one for one in without if not one.startswith(("--ca", "--server-name"))]
+    assert deployed.run(in_the_clear, pod).returncode == 1
