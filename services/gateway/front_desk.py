@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
-from services.errors import InvalidField, Overloaded, RequestIsLive, Unavailable
+from services.errors import InvalidField, Overloaded, Refusal, RequestIsLive, ServiceError, Unavailable
 from services.gateway.admission import Admission, Place
 from services.gateway.callers import ANYONE, Caller
 from services.gateway.chat_template import ChatTemplateError, ToolsUnknown
@@ -72,15 +72,24 @@ class FrontDesk:
         self._empty.set()
 
     async def generate(
-        self, request: gateway_pb2.GenerateRequest, caller: Caller = ANYONE, seconds_left: float | None = None
+        self,
+        request: gateway_pb2.GenerateRequest,
+        caller: Caller = ANYONE,
+        seconds_left: float | None = None,
+        protocol: str = "grpc",
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
-        """Yield what the client gets. `seconds_left` is the call's own deadline. Raises a ServiceError."""
+        """Yield what the client gets. Raises a ServiceError.
+
+        `seconds_left` is the call's own deadline, `protocol` what it came by.
+        """
         arrival = self._clock()
         with (
+            self._refusal_told(request.model),
             self._own_id(caller, Parameters.of(request).within(seconds_left)) as parameters,
             self._limits.tenants.admitted(caller, self._most_tokens(request)) as reserved,
             self._admitted(request, arrival) as place,
             self._deadline_told(request.model, parameters, arrival, place),
+            self._stream_told(request.model, protocol),
         ):
             generation = await self._prepared(request, caller, parameters, arrival)
             reserved.expect(generation.most_tokens(), generation.used_tokens)
@@ -147,13 +156,9 @@ class FrontDesk:
         """Give a request a place, by the most that it can weigh: nothing was done for it yet."""
         if self._draining:
             self._last_refused_at = self._clock()
-            raise Unavailable("the gateway is draining")
+            raise Unavailable("the gateway is draining", refusal=Refusal.DRAINING)
         admission, model = self._limits.admission, self._fleet.model(request.model).name
-        try:
-            place = admission.enter(model, self._most_tokens(request), arrival)
-        except Overloaded:
-            self._observer.refused(model)
-            raise
+        place = admission.enter(model, self._most_tokens(request), arrival)
         self._empty.clear()
         try:
             yield place
@@ -164,6 +169,31 @@ class FrontDesk:
             place.leave(self._clock())
             if not admission.requests:
                 self._empty.set()
+
+    @contextmanager
+    def _refusal_told(self, model: str) -> Iterator[None]:
+        try:
+            yield
+        except ServiceError as error:
+            if error.refusal is not None:
+                self._observer.refused(self._served_name(model), error.refusal)
+            raise
+
+    def _served_name(self, model: str) -> str:
+        """Return the name of a served model; empty while there is none: what clients make up is no label."""
+        try:
+            return self._fleet.model(model).name
+        except ServiceError:
+            return ""
+
+    @contextmanager
+    def _stream_told(self, model: str, protocol: str) -> Iterator[None]:
+        name = self._fleet.model(model).name
+        self._observer.stream_opened(name, protocol)
+        try:
+            yield
+        finally:
+            self._observer.stream_closed(name, protocol)
 
     @contextmanager
     def _deadline_told(self, model: str, parameters: Parameters, arrival: float, place: Place) -> Iterator[None]:

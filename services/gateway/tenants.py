@@ -9,7 +9,7 @@ is owed: nothing else begins until it is paid back.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from services.errors import Overloaded
+from services.errors import Overloaded, Refusal
 from services.gateway.api_keys import TenantLimits
 from services.gateway.callers import Caller
 
@@ -73,13 +73,17 @@ class Tenants:
         running, limits = self._running.get(tenant, 0), self._limits.get(tenant, _UNLIMITED)
         most = limits.max_concurrent_requests
         if most is not None and running >= most:
-            raise Overloaded(f"{running} requests of tenant {tenant!r} are under way, {most} is its limit")
+            raise Overloaded(
+                f"{running} requests of tenant {tenant!r} are under way, {most} is its limit",
+                refusal=Refusal.TENANT_REQUESTS,
+            )
         bucket = self._buckets.get(tenant)
         if bucket is not None and (seconds := bucket.seconds_until(most_tokens)) > 0:
             raise Overloaded(
                 f"tenant {tenant!r} has used up its {limits.tokens_per_minute} tokens per minute: this request can use "
                 f"{most_tokens}, for which there is room in {seconds:.1f} s unless others give theirs back",
                 retry_seconds=seconds,
+                refusal=Refusal.TENANT_TOKENS,
             )
         reservation = Reservation(bucket, most_tokens)
         self._running[tenant] = running + 1

@@ -21,7 +21,11 @@ class Desk(Protocol):
     """What HTTP needs of the gateway. Everything raises a ServiceError."""
 
     def generate(
-        self, request: gateway_pb2.GenerateRequest, caller: Caller, seconds_left: float | None = None
+        self,
+        request: gateway_pb2.GenerateRequest,
+        caller: Caller,
+        seconds_left: float | None = None,
+        protocol: str = "http",
     ) -> Responses:
         """Yield what the client gets; closed early, it ends the request."""
 

@@ -51,7 +51,7 @@ class ChatCompletion:
         if self._body.prompt_logprobs is not None:
             prompt_ids = await self._desk.token_ids(self._request.model, self._request.prompt)
             self._request.prompt.token_ids.ids[:] = prompt_ids
-        gathered = await answers.gather(self._desk.generate(self._request, self._caller))
+        gathered = await answers.gather(self._desk.generate(self._request, self._caller, protocol="http"))
         model = gathered.started.model
         answer = {
             **self.head("chat.completion", model),
@@ -67,7 +67,9 @@ class ChatCompletion:
         """Yield the answer as it comes, the first when it begins. Raises a ServiceError."""
         self._show_calls()
         chunks = _Chunks(self, self._desk, self._body)
-        async with aclosing(answers.chunked(self._desk.generate(self._request, self._caller), chunks)) as stream:
+        async with aclosing(
+            answers.chunked(self._desk.generate(self._request, self._caller, protocol="http"), chunks)
+        ) as stream:
             async for one in stream:
                 yield one
         if answers.includes_usage(self._body):

@@ -39,7 +39,7 @@ class Completion:
     async def whole(self) -> dict[str, Any]:
         """Generate everything, and return the answer. Raises a ServiceError."""
         await self._read_prompts()
-        generations = [self._desk.generate(one, self._caller) for one in self.call.generations]
+        generations = [self._desk.generate(one, self._caller, protocol="http") for one in self.call.generations]
         gathered = await answers.gather_all(generations)
         return {
             **self._head(gathered[0].started.model),
@@ -52,7 +52,7 @@ class Completion:
         await self._read_prompts()
         each = [_Chunks(self, at) for at in range(len(self.call.generations))]
         streams = [
-            answers.chunked(self._desk.generate(one, self._caller), chunks)
+            answers.chunked(self._desk.generate(one, self._caller, protocol="http"), chunks)
             for one, chunks in zip(self.call.generations, each, strict=True)
         ]
         async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as stream:
