@@ -23,6 +23,7 @@ from services.gateway.namespace import Namespace, qualified
 from services.gateway.observer import GatewayObserver
 from services.gateway.parameters import Parameters, check_prompt
 from services.gateway.slow_clients import Reader, SlowClients
+from services.gateway.tenant_usage import TenantUsage
 from services.gateway.tenants import Tenants
 from services.gateway.text_stream import TextStream
 from services.gateway.token_bound import most_tokens
@@ -67,6 +68,8 @@ class FrontDesk:
         self._clock = clock
         self._ids: set[str] = set()
         self._draining = False
+        self._usage = TenantUsage()
+        observer.tenants(self._usage.figures, limits.tenants.rejections)
         self._last_refused_at = 0.0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -95,7 +98,7 @@ class FrontDesk:
             reserved.expect(generation.most_tokens(), generation.used_tokens)
             place.weigh(generation.most_tokens(), self._clock())
             async with aclosing(self._observed(generation, await generation.begin(), arrival)) as responses:
-                with self._watched(generation) as reader:
+                with self._watched(generation) as reader, self._usage.under_way(caller.tenant, generation):
                     async for response in responses:
                         if response.HasField("started"):
                             place.started(self._clock())

@@ -4,10 +4,14 @@ The names, labels and buckets are vLLM's, under the prefix `quire_`; finer bucke
 stream on a fast GPU falls.
 """
 
+from collections.abc import Callable, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.errors import Refusal
 from services.gateway.observer import Ending, FinishedRequest, GatewayObserver, RequestObserver
+from services.gateway.tenant_metrics import TenantMetrics
+from services.gateway.tenant_usage import TenantFigures
 from services.histograms import Buckets, Histogram
 
 _LABELS = ("model_name", "engine")
@@ -132,6 +136,8 @@ class GatewayMetrics(GatewayObserver):
             "Seconds from seeing that a client is gone to the engine's word that its request has ended.",
             _CANCEL_SECONDS,
         )
+        self._tenants = TenantMetrics()
+        self.registry.register(self._tenants)
         self._refused = self._counter(
             "quire_admission_rejections",
             "Requests that were not let in, by reason.",
@@ -152,6 +158,10 @@ class GatewayMetrics(GatewayObserver):
             "quire_slow_clients", "Streams that were ended because their clients did not read them.", ("model_name",)
         )
         self._requests: dict[tuple[str, str], RequestObserver] = {}
+
+    def tenants(self, figures: Callable[[], list[TenantFigures]], rejections: Mapping[str, int]) -> None:
+        """Look at the tenants' requests there."""
+        self._tenants.begin(figures, rejections)
 
     def refused(self, model_name: str, refusal: Refusal) -> None:
         """Count it under its model and reason."""

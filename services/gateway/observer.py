@@ -1,9 +1,13 @@
 """What can be heard of the gateway's requests, by whoever measures them."""
 
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from services.errors import Refusal
+
+if TYPE_CHECKING:
+    from services.gateway.tenant_usage import TenantFigures
 
 
 class Ending(Enum):
@@ -80,6 +84,9 @@ class GatewayObserver:
 
     def cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
         """The engine has said that a request has ended, so many seconds after its client had left it."""
+
+    def tenants(self, figures: "Callable[[], list[TenantFigures]]", rejections: Mapping[str, int]) -> None:
+        """What tenants use can be looked at there; `rejections` are requests at a tenant's limit, by tenant."""
 
     def http_request(self, route: str, method: str, status: int) -> None:
         """A request over HTTP was answered; 499: its client left before."""

@@ -6,6 +6,7 @@ more than it has. A request that can use more than a whole bucket begins with a 
 is owed: nothing else begins until it is paid back.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -52,6 +53,7 @@ class Tenants:
         self._limits: Mapping[str, TenantLimits] = {}
         self._running: dict[str, int] = {}
         self._buckets: dict[str, _Bucket] = {}
+        self.rejections: Counter[str] = Counter()  # by tenant
 
     def limit(self, limits: Mapping[str, TenantLimits]) -> None:
         """Let these limits count from now on, by tenant. What runs goes on, and counts against them."""
@@ -70,6 +72,21 @@ class Tenants:
         None are used up unless the reservation is told otherwise.
         """
         tenant = caller.tenant
+        bucket = self._buckets.get(tenant)
+        try:
+            self._check(tenant, bucket, most_tokens)
+        except Overloaded:
+            self.rejections[tenant] += 1
+            raise
+        reservation = Reservation(bucket, most_tokens)
+        self._running[tenant] = self._running.get(tenant, 0) + 1
+        try:
+            yield reservation
+        finally:
+            reservation.settle()
+            self._leave(tenant)
+
+    def _check(self, tenant: str, bucket: "_Bucket | None", most_tokens: int) -> None:
         running, limits = self._running.get(tenant, 0), self._limits.get(tenant, _UNLIMITED)
         most = limits.max_concurrent_requests
         if most is not None and running >= most:
@@ -77,7 +94,6 @@ class Tenants:
                 f"{running} requests of tenant {tenant!r} are under way, {most} is its limit",
                 refusal=Refusal.TENANT_REQUESTS,
             )
-        bucket = self._buckets.get(tenant)
         if bucket is not None and (seconds := bucket.seconds_until(most_tokens)) > 0:
             raise Overloaded(
                 f"tenant {tenant!r} has used up its {limits.tokens_per_minute} tokens per minute: this request can use "
@@ -85,13 +101,6 @@ class Tenants:
                 retry_seconds=seconds,
                 refusal=Refusal.TENANT_TOKENS,
             )
-        reservation = Reservation(bucket, most_tokens)
-        self._running[tenant] = running + 1
-        try:
-            yield reservation
-        finally:
-            reservation.settle()
-            self._leave(tenant)
 
     def _leave(self, tenant: str) -> None:
         self._running[tenant] -= 1
