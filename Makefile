@@ -71,7 +71,7 @@ lint: .venv/installed ## check format, style, types, imports and generated code
 	diff -rq -x '*.proto' -x py.typed -x __pycache__ "$$fresh/quire" protos/quire >&2 || \
 		{ echo 'generated protos are stale: run make proto' >&2; exit 1; }; \
 	mkdir "$$fresh/dashboards"; \
-	$(BIN)/python deploy/grafana/block_utilization.py "$$fresh/dashboards"; \
+	$(BIN)/python -m deploy.grafana "$$fresh/dashboards"; \
 	for folder in $(DASHBOARDS); do \
 		diff -rq "$$fresh/dashboards" $$folder >&2 || { echo 'dashboards are stale: run make dashboards' >&2; exit 1; }; \
 	done
@@ -81,7 +81,7 @@ proto: .venv/installed ## generate the Python code of protos/
 	$(call generate,protos)
 
 dashboards: .venv/installed ## generate the Grafana dashboards
-	$(BIN)/python deploy/grafana/block_utilization.py $(DASHBOARDS)
+	$(BIN)/python -m deploy.grafana $(DASHBOARDS)
 
 clean: ## remove .venv, build outputs and caches, but no downloaded model
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
