@@ -10,7 +10,7 @@ DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test fuzz fuzz-http npm-clients acceptance helm-check compose-check gpu-check lint check proto dashboards readme clean model
+.PHONY: help demo serve test fuzz fuzz-http npm-clients acceptance helm-check compose-check alerts-check gpu-check lint check proto dashboards readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,7 +24,8 @@ serve: .venv/installed ## serve a model; options go into ARGS
 check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
-	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/deployment/test_compose.py $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/deployment/test_compose.py \
+		--ignore=tests/deployment/test_alerts_fire.py $(ARGS)
 
 fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 minutes
 	end=$$(($$(date +%s) + 1200)); \
@@ -51,6 +52,9 @@ compose-check: .venv/installed ## build and run the stack of docker-compose.yml;
 	docker info >/dev/null 2>&1 || \
 		{ echo 'no Docker daemon answers: start one, or name it in DOCKER_HOST' >&2; exit 1; }
 	$(BIN)/pytest tests/deployment/test_compose.py -v $(ARGS)
+
+alerts-check: .venv/installed model ## make each alert fire on running services, and write down what was seen
+	$(BIN)/pytest tests/deployment/test_alerts_fire.py -v $(ARGS)
 
 bench-%: .venv/installed model
 	$(BIN)/python -m bench.$*

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.dashboard import dashboards
 from tests.prometheus import ALERTS, CONFIGURATION, ROOT, NoPrometheus, prometheus_folder
 from tests.services.test_metrics import OF_TLS, SHOWN
 
@@ -103,10 +104,8 @@ def test_the_documentation_says_of_each_alert_what_it_means_where_to_look_and_wh
 
 
 def test_the_documentation_names_panels_that_exist() -> None:
-    from tests.dashboard import dashboards
-
     titles = {panel.title for board in dashboards() for panel in board.panels}
-    section = OPERATIONS.read_text().split("\n## Alerts\n")[1].split("\n## ")[0]
+    section = " ".join(OPERATIONS.read_text().split("\n## Alerts\n")[1].split("\n## ")[0].split())
     named = re.findall(r"panels? ((?:\"[^\"]+\"(?:, | and )?)+)", section)
     found = {title for names in named for title in re.findall(r"\"([^\"]+)\"", names)}
     assert found

@@ -31,9 +31,9 @@ RECORD = ROOT / "docs" / "alerts-fired.md"
 HEAD = f"""# Each alert, made to fire
 
 Written by `make alerts-check`: each alert of [alerts.yml](../deploy/prometheus/alerts.yml) was provoked on running
-services with a tiny model, and seen to fire in a real Prometheus that scraped them twice a second. All durations of the
-rules were divided by {DIVISOR}, so that a minute took a second; thresholds were as they are. Where an alert speaks of an
-hour, it was a minute.
+services with a tiny model, and seen to fire in a real Prometheus that scraped them twice a second. All durations of
+the rules were divided by {DIVISOR}, so that a minute took a second; thresholds were as they are. Where an alert
+speaks of an hour, it was a minute.
 
 | alert | severity | provoked by | fired after | what it said |
 |---|---|---|---|---|
@@ -64,7 +64,11 @@ class Watch:
         with ExitStack() as lasting:
             for act in acts:
                 lasting.enter_context(act)
-            self._until(lambda: self._note(provocation, begun, names), f"{names} do not all fire")
+            self.wait_for(provocation, names, begun)
+
+    def wait_for(self, provocation: str, names: tuple[str, ...], begun: float) -> None:
+        """Wait until all of these have fired, and note what they say; `begun` is when they were provoked."""
+        self._until(lambda: self._note(provocation, begun, names), f"{names} do not all fire")
 
     def _note(self, provocation: str, begun: float, names: tuple[str, ...]) -> bool:
         firing = self._firing()
@@ -126,7 +130,7 @@ def elsewhere(
         }
         watch = Watch(prometheus, fired)
         for provocation, names in left.items():
-            watch._until(lambda: watch._note(provocation, begun, names), f"{names} do not all fire")
+            watch.wait_for(provocation, names, begun)
 
     yield see
     prometheus.close()
