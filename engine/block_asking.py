@@ -45,6 +45,7 @@ class BlockAsking:
         With one, an answer may take a whole step longer without delaying anybody.
         """
         self.copies: list[Copies] = []  # of answers, to be made before the next step
+        self.deferred = 0  # groups that waited for another's prefix, and not for room, when the latest Step was made
         self._roster = roster
         self._costs = costs
         self._pins = pins
@@ -154,6 +155,7 @@ class BlockAsking:
         self._fork(step)
         self._free(step)
         preempted = self._extend(step, plan, now)
+        self.deferred = 0
         if not preempted:
             self._allocate(step, now)
         self._tell_lengths(step)
@@ -324,6 +326,7 @@ class BlockAsking:
                 spare += group.width
                 continue
             if roster.claims.blocks(group):
+                self.deferred += 1
                 continue
             spare += self._blocks_beyond(group)
             self._ask_admission(step, group, spare + reserve, now)

@@ -9,6 +9,7 @@ nobody else's contents can be overwritten.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from engine.blocks import BlockManager, Reattached
 from engine.errors import CopyFailed
@@ -16,16 +17,35 @@ from engine.plan import Launched, Runner, Sampled, StepPlan
 from engine.scheduler import Output, Scheduler
 
 
+class StepTimes(NamedTuple):
+    """Where the time of a step went, in seconds.
+
+    `ran` is from its launch, or from the end of the step before it, until its tokens were there; `sample` is the part
+    of that which its sampling took. `plan` went into laying out steps and asking for blocks since the last step ended,
+    and `publish` into taking in what this one brought. Where the next step is launched ahead, it runs during both.
+    """
+
+    ran: float
+    plan: float
+    sample: float
+    publish: float
+
+    @property
+    def forward(self) -> float:
+        """What is neither of these: copies and the model."""
+        return max(0.0, self.ran - self.sample)
+
+
 @dataclass(frozen=True)
 class Turn:
     """What one turn of the loop brought: outputs, and whether anything moved; if not, the loop may sleep.
 
-    `step_seconds` is how long the step took that ended in it, None if none did.
+    `step` says where the time of the step went that ended in it, None if none did.
     """
 
     outputs: list[Output]
     progressed: bool
-    step_seconds: float | None = None
+    step: StepTimes | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,9 @@ class _Failed:
 
     def result(self) -> list[Sampled]:
         raise self.failure
+
+    def sample_seconds(self) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -59,25 +82,28 @@ class Engine:
         self._clock = clock
         self._ahead: _Flight | None = None  # the next step, where it was launched already
         self._ended = -inf  # when the latest step did
+        self._planning = 0.0  # seconds spent on it since then
 
     def turn(self) -> Turn:
         """Take in answers, end at most one step, and ask for what the next one needs.
 
         Raises BlockManagerBroken or CopyFailed; then the engine cannot go on.
         """
+        begun = self._clock()
         answered = self._receive()
-        flight, plan = self._begin()
+        flight, plan = self._begin(begun)
         step = self.scheduler.ask(plan) if self.blocks.ready else None
         if step is not None:
             self.blocks.send(step)
+        self._planning += self._clock() - begun
         if plan is not None and flight is None:
             flight = self._launch(plan)
-        seconds = None
+        times = None
         if plan is not None and flight is not None:
             self._launch_ahead(plan, flight)
-            seconds = self._end(flight, plan)
+            times = self._end(flight, plan)
         outputs = self.scheduler.take_outputs()
-        return Turn(outputs, bool(answered or plan or step or outputs), seconds)
+        return Turn(outputs, bool(answered or plan or step or outputs), times)
 
     def _receive(self) -> int:
         answered = 0
@@ -90,10 +116,9 @@ class Engine:
             answered += 1  # answers may be there already: the loop must not sleep before it has looked
         return answered
 
-    def _begin(self) -> tuple[_Flight | None, StepPlan | None]:
+    def _begin(self, now: float) -> tuple[_Flight | None, StepPlan | None]:
         """Return the step that was launched ahead and what is left of its plan, or the plan of a new step."""
         flight, self._ahead = self._ahead, None
-        now = self._clock()
         return flight, self.scheduler.adopt(flight.plan, now) if flight else self.scheduler.plan(now)
 
     def _launch(self, plan: StepPlan) -> _Flight:
@@ -109,27 +134,33 @@ class Engine:
     def _launch_ahead(self, plan: StepPlan, flight: _Flight) -> None:
         if isinstance(flight.launched, _Failed):
             return
+        begun = self._clock()
         ahead = self.scheduler.plan_ahead(plan)
+        self._planning += self._clock() - begun
         if ahead is not None:
             self._ahead = self._launch(ahead)
 
-    def _end(self, flight: _Flight, plan: StepPlan) -> float:
-        """Publish what a step brought for what is left of its plan; return how many seconds it ran.
+    def _end(self, flight: _Flight, plan: StepPlan) -> StepTimes:
+        """Publish what a step brought for what is left of its plan; return where its time went.
 
         Raises CopyFailed.
         """
+        sampling = 0.0
         try:
             brought = flight.launched.result()
+            sampling = flight.launched.sample_seconds()
         except CopyFailed:
             raise
         except Exception as failure:
             self.last_failure = failure
+            ran = self._seconds(flight)
             self.scheduler.fail(plan, f"step {plan.step} failed: {failure}")
-            return self._seconds(flight)
-        self.scheduler.publish(plan, _kept(flight.plan, plan, brought), self._clock())
-        seconds = self._seconds(flight)
-        self.scheduler.costs.observe(flight.plan, seconds)
-        return seconds
+        else:
+            ran = self._seconds(flight)
+            self.scheduler.publish(plan, _kept(flight.plan, plan, brought), self._ended)
+            self.scheduler.costs.observe(flight.plan, ran)
+        planning, self._planning = self._planning, 0.0
+        return StepTimes(ran, planning, sampling, self._clock() - self._ended)
 
     def _seconds(self, flight: _Flight) -> float:
         """Return how long a step ran: it began when it was launched, or when the one before it had ended."""

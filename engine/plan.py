@@ -107,6 +107,9 @@ class Launched(Protocol):
         done: nothing of it is committed.
         """
 
+    def sample_seconds(self) -> float:
+        """Return how much of it was sampling, by the device's clock; it is known once `result` has returned."""
+
 
 @dataclass(frozen=True)
 class Done:
@@ -117,6 +120,10 @@ class Done:
     def result(self) -> list[Sampled]:
         """Return what it brought."""
         return self.brought
+
+    def sample_seconds(self) -> float:
+        """Return 0: nothing was sampled, or it was not measured."""
+        return 0.0
 
 
 class Runner(Protocol):

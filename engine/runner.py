@@ -1,6 +1,6 @@
 """Executes plans on one device: copies, forward, sampling."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from engine.decoder import Decoder, ModulesDecoder
 from engine.logprobs import score
 from engine.model import LoadedModel
 from engine.plan import PENDING, Done, Launched, Sampled, StepPlan, Work
+from engine.sample_timer import Mark, SampleTimer, seconds_between
 from engine.sampling import Draw, sample, sample_on_device
 from engine.upload import Download, upload
 
@@ -29,15 +30,18 @@ class ModelRunner:
         block_size: int,
         copy_stream: CopyStream | None = None,
         decoder: Decoder | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Put the parts together. Without a `copy_stream` it is the one for the model's device.
 
-        A `decoder` runs the model's steps instead of its modules, over the cache of the same backend.
+        A `decoder` runs the model's steps instead of its modules, over the cache of the same backend. By the `clock`,
+        in seconds, the sampling is measured on a CPU.
         """
         self._decoder = decoder or ModulesDecoder(loaded, backend)
         self._block_size = block_size
         self._device: torch.device = loaded.model.device
         self._drawn = _Drawn({})
+        self._timer = SampleTimer(self._device, clock)
         self._copies = BlockCopies(backend, copy_stream or copy_stream_for(self._device), block_size)
 
     @torch.inference_mode()
@@ -52,15 +56,17 @@ class ModelRunner:
             return Done([])
         self._copies.wait_for(plan.work)
         logits = self.forward(plan.work)
+        begun = self._timer.mark()
         if not all(map(_is_plain, plan.work)):
             self._drawn = _Drawn({})
-            return Done(outcomes(logits, plan.work))
+            brought = outcomes(logits, plan.work)
+            return _Known(begun, self._timer.mark(), brought)
         rows = [row for work in plan.work for row in _rows(work)]
         tokens = sample_on_device(logits, [row.draw for row in rows if row.draw])
         sampling = [work for work in plan.work if work.samples]
         places = accumulate((len(work.sample_indices) for work in sampling), initial=0)
         self._drawn = _Drawn({work.sequence: place for work, place in zip(sampling, places, strict=False)}, tokens)
-        return _OnTheirWay(Download(tokens))
+        return _OnTheirWay(begun, self._timer.mark(), Download(tokens))
 
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[rows, vocabulary]` logits: for each work, those that score its prompt, then one for each sample."""
@@ -105,13 +111,34 @@ class _Drawn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _OnTheirWay:
+class _Sampling:
+    """A step whose sampling is between two marks."""
+
+    begun: Mark
+    sampled: Mark
+
+    def sample_seconds(self) -> float:
+        return seconds_between(self.begun, self.sampled)
+
+
+@dataclass(frozen=True)
+class _OnTheirWay(_Sampling):
     """A step whose tokens come to the host once it has ended."""
 
     tokens: Download
 
     def result(self) -> list[Sampled]:
         return [Sampled(token) for token in self.tokens.wait()]
+
+
+@dataclass(frozen=True)
+class _Known(_Sampling):
+    """A step whose tokens the host has waited for."""
+
+    brought: list[Sampled]
+
+    def result(self) -> list[Sampled]:
+        return self.brought
 
 
 class _Row(NamedTuple):

@@ -119,6 +119,11 @@ class Scheduler:
         return len(self._roster.waiting) + len(self._roster.admitting)
 
     @property
+    def deferred(self) -> int:
+        """Those of them that do not wait for room: another request is computing what they begin with."""
+        return min(self.waiting, self._asking.deferred)
+
+    @property
     def running(self) -> int:
         """Requests with blocks."""
         return len(self._roster.running)

@@ -28,6 +28,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from enum import Enum
 from typing import Any, NamedTuple
 
 import grpc
@@ -45,8 +46,26 @@ _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 _SECONDS_TO_TELL = 1.0
 
 
+class Refusal(Enum):
+    """Why a gateway did not let a request in that had nothing wrong in it."""
+
+    MAX_REQUESTS = "max_requests"  # too many are under way
+    MAX_QUEUED_TOKENS = "max_queued_tokens"  # too many tokens wait for engines
+    TENANT_REQUESTS = "tenant_requests"  # too many are under way of its tenant
+    TENANT_TOKENS = "tenant_tokens"  # the tenant has used up its tokens
+    ENGINE_QUEUE = "engine_queue"  # every engine's own queue is full
+    DRAINING = "draining"
+    UNAVAILABLE = "unavailable"  # no engine of the model takes requests
+    UNAUTHENTICATED = "unauthenticated"
+
+
 class ServiceError(Exception):
-    """Base of everything that a service refuses. `field` is the path of the field to blame, empty when none is."""
+    """Base of everything that a service refuses. `field` is the path of the field to blame, empty when none is.
+
+    `refusal` says why a request was not let in, None where it is wrong or had been let in.
+    """
+
+    refusal: Refusal | None = None
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -67,6 +86,8 @@ class UnexpectedMessage(ServiceError):
 
 class Unauthenticated(ServiceError):
     """The API key is missing, wrong or expired."""
+
+    refusal = Refusal.UNAUTHENTICATED
 
 
 class NotPermitted(ServiceError):
@@ -99,9 +120,16 @@ class Overloaded(ServiceError):
     `retry_seconds` is when there is room again, as far as that can be foreseen; None: it cannot.
     """
 
-    def __init__(self, message: str, field: str = "", retry_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        field: str = "",
+        retry_seconds: float | None = None,
+        refusal: Refusal = Refusal.ENGINE_QUEUE,
+    ) -> None:
         super().__init__(message, field)
         self.retry_seconds = retry_seconds
+        self.refusal = refusal
 
 
 class SlowClient(ServiceError):
@@ -110,6 +138,10 @@ class SlowClient(ServiceError):
 
 class Unavailable(ServiceError):
     """Draining, or another service is away."""
+
+    def __init__(self, message: str, field: str = "", refusal: Refusal | None = None) -> None:
+        super().__init__(message, field)
+        self.refusal = refusal
 
 
 class DeadlinePassed(ServiceError):

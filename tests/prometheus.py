@@ -3,11 +3,14 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from services.model_store import default_cache
@@ -15,6 +18,7 @@ from tests.running_quire import Output
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = ROOT / "deploy" / "prometheus" / "prometheus.yml"
+ALERTS = CONFIGURATION.with_name("alerts.yml")
 PACKAGE_SECONDS = 180
 QUERY_SECONDS = 10
 STOP_SECONDS = 20
@@ -65,11 +69,25 @@ def _unpack(folder: Path) -> None:
 
 
 class RunningPrometheus:
-    """Scrapes services once a second. `targets` are their addresses by the names in the project's configuration."""
+    """Scrapes services, and evaluates rules, once in every `interval`.
 
-    def __init__(self, commands: Path, folder: Path, targets: dict[str, str]) -> None:
+    `targets` are their addresses, with commas between several, by the names in the project's configuration; `rules` are
+    the texts of files of rules by their names.
+    """
+
+    def __init__(
+        self,
+        commands: Path,
+        folder: Path,
+        targets: dict[str, str],
+        rules: Mapping[str, str] = MappingProxyType({}),
+        interval: str = "1s",
+    ) -> None:
         configuration = folder / "prometheus.yml"
-        configuration.write_text(_configured(CONFIGURATION.read_text(), targets))
+        for name, text in rules.items():
+            (folder / name).write_text(text)
+        self._configuration, self._interval = configuration, interval
+        configuration.write_text(_configured(CONFIGURATION.read_text(), targets, interval))
         self.process = subprocess.Popen(
             [
                 commands / "prometheus",
@@ -85,6 +103,11 @@ class RunningPrometheus:
         line = self._output.wait_for("TLS is disabled")
         self.url = "http://" + line.split("address=")[1].split()[0]
         self._output.wait_for("Server is ready")
+
+    def watch(self, targets: dict[str, str]) -> None:
+        """Scrape these from now on."""
+        self._configuration.write_text(_configured(CONFIGURATION.read_text(), targets, self._interval))
+        self.process.send_signal(signal.SIGHUP)
 
     def query(self, expression: str) -> list[Series]:
         """Run an instant query."""
@@ -105,16 +128,24 @@ class RunningPrometheus:
         self.process.wait(timeout=STOP_SECONDS)
         self._output.finish()
 
+    def alerts(self) -> list[Series]:
+        """Return the alerts that are pending or firing, with their labels, annotations and values."""
+        return self._data("alerts")["alerts"]  # type: ignore[no-any-return]
+
     def _get(self, call: str, **parameters: Any) -> list[Series]:
+        return self._data(call, **parameters)["result"]  # type: ignore[no-any-return]
+
+    def _data(self, call: str, **parameters: Any) -> Any:
         url = f"{self.url}/api/v1/{call}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=QUERY_SECONDS) as answer:
-            return json.load(answer)["data"]["result"]
+            return json.load(answer)["data"]
 
 
-def _configured(text: str, targets: dict[str, str]) -> str:
-    """Return the configuration with a scrape a second, and other addresses in the place of its own."""
-    text = re.sub(r"scrape_(interval|timeout): \d+s", r"scrape_\1: 1s", text)
-    for name, address in targets.items():
-        text, count = re.subn(rf"\b{name}:\d+", address, text)
+def _configured(text: str, targets: dict[str, str], interval: str) -> str:
+    """Return the configuration with another interval, and other addresses in the place of its own."""
+    text = re.sub(r"(scrape_interval|scrape_timeout|evaluation_interval): \d+s", rf"\1: {interval}", text)
+    for name, addresses in targets.items():
+        quoted = ", ".join(f'"{address}"' for address in addresses.split(",") if address)
+        text, count = re.subn(rf'"{name}:\d+"', quoted, text)
         assert count == 1, f"{name} is not scraped"
     return text

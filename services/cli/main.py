@@ -117,12 +117,14 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
 
     Any number of engines can attach to it, each with a pool of its own.
     """
+    from services.cli.certificates import show_certificates
     from services.cli.run_service import Shown, run_service
     from services.kvmanager.metrics import KVManagerMetrics
     from services.kvmanager.server import KVManagerService
 
     settings = _closed(settings_from(KVManagerSettings, values))
     metrics = KVManagerMetrics()
+    show_certificates(settings, metrics.registry)
     shown = Shown.of(settings, metrics.registry, metrics_listen)
     sys.exit(run_service("kvmanager", lambda: lambda: KVManagerService(settings, metrics), shown))
 
@@ -135,12 +137,14 @@ def engine(metrics_listen: str, **values: Any) -> None:
 
     It needs a KV manager, and waits for one that is not there yet.
     """
+    from services.cli.certificates import show_certificates
     from services.cli.local_model import engine_with_folder
     from services.cli.run_service import Shown, run_service
     from services.engine.metrics import EngineMetrics
 
     settings = _closed(settings_from(EngineSettings, values))
     metrics = EngineMetrics()
+    show_certificates(settings, metrics.registry)
 
     def prepare() -> "Callable[[], Service]":
         local = engine_with_folder(settings)
@@ -167,11 +171,13 @@ def gateway(metrics_listen: str, **values: Any) -> None:
 
     It needs an engine, and waits for one that is not there yet. Engines tell it which models they serve.
     """
+    from services.cli.certificates import show_certificates
     from services.cli.run_service import Shown, run_service
     from services.gateway.metrics import GatewayMetrics
 
     settings = _closed(settings_from(GatewaySettings, values))
     metrics = GatewayMetrics()
+    show_certificates(settings, metrics.registry)
 
     def prepare() -> "Callable[[], Service]":
         from services.gateway.server import GatewayService

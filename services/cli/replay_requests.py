@@ -159,7 +159,7 @@ class RequestsReplay:
         turn = self._engine.turn()
         if self._engine.last_failure is not None:
             raise self._engine.last_failure
-        if turn.step_seconds is not None:
+        if turn.step is not None:
             self._now += 1
             self._measure()
         for output in turn.outputs:

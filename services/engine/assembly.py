@@ -61,7 +61,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     chosen = choose(Wanted(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences))
     costs = PreemptionCosts(_seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead)
-    runner = ModelRunner(loaded, chosen.backend, capacity.block_size, decoder=chosen.decoder)
+    runner = ModelRunner(loaded, chosen.backend, capacity.block_size, decoder=chosen.decoder, clock=time.monotonic)
     return EngineParts(loaded, scheduler, runner)
 
 

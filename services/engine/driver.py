@@ -14,13 +14,13 @@ from functools import partial
 
 from engine.constraint import Constraint
 from engine.errors import RequestRefused
-from engine.loop import Engine
+from engine.loop import Engine, StepTimes
 from engine.request import Failure
 from engine.scheduler import Finished, Output, Scored, Started, Tokens
 from quire.v1 import engine_pb2
 from services.engine.administration import Administration
 from services.engine.gateway_link import GatewayLink
-from services.engine.observer import EngineFigures, EngineObserver
+from services.engine.observer import EngineFigures, EngineObserver, StepFigures
 from services.engine.output_codec import finished_message, refused_message, request_of, sample_end, token_logprobs
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
@@ -75,6 +75,7 @@ class EngineDriver:
         self._news: dict[GatewayLink, engine_pb2.StepOutput] = {}
         self._stopping = False
         self._without_kvmanager_since: float | None = time.monotonic()
+        self._waited = 0.0  # seconds for the KV manager since the last step
         self._empty = asyncio.Event()
         self._ended = asyncio.Event()
         self._draining = False
@@ -140,14 +141,15 @@ class EngineDriver:
             if self._take_commands():
                 self._figures = self._count()
             turn = self._engine.turn()
-            if turn.step_seconds is not None:
-                self._observer.stepped(turn.step_seconds)
+            turned, computed = time.monotonic(), self._figures.totals.computed_tokens
             self._watch_kvmanager()  # after the turn, which has taken in what became of it
             if self._engine.last_failure is not None:
                 log.error("a step failed", exc_info=self._engine.last_failure)
                 self._engine.last_failure = None
             self._figures = self._count()  # they go with the news
             self._deliver([*turn.outputs, *self._engine.scheduler.take_outputs()])
+            if turn.step is not None:
+                self._tell_step(turn.step, self._figures.totals.computed_tokens - computed, time.monotonic() - turned)
             self._administration.look()
             if self._draining and self._engine.scheduler.empty:
                 self._call(self._empty.set)
@@ -172,14 +174,25 @@ class EngineDriver:
             replace(scheduler.totals),
             scheduler.uncomputed_tokens,
             scheduler.available_blocks,
+            deferred=scheduler.deferred if self._engine.blocks.ready else scheduler.waiting,
         )
+
+    def _tell_step(self, times: StepTimes, tokens: int, delivering: float) -> None:
+        waited, self._waited = self._waited, 0.0
+        publish = times.publish + delivering
+        step = StepFigures(tokens, times.ran, times.plan, waited, times.forward, times.sample, publish)
+        self._observer.stepped(step)
 
     def _sleep(self) -> None:
         waits = self._without_kvmanager_since is not None and not self._engine.scheduler.empty
+        begun, any_live = time.monotonic(), self._engine.scheduler.running or self._engine.scheduler.waiting
         try:
-            self._commands.get(timeout=_POLL_SECONDS_WITHOUT_KVMANAGER if waits else None)()
+            command = self._commands.get(timeout=_POLL_SECONDS_WITHOUT_KVMANAGER if waits else None)
         except queue.Empty:
             return
+        finally:
+            self._waited += time.monotonic() - begun if any_live else 0.0
+        command()
 
     def _watch_kvmanager(self) -> None:
         if self._engine.blocks.ready:

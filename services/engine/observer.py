@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.scheduler import SchedulerTotals
 
@@ -10,7 +11,8 @@ from engine.scheduler import SchedulerTotals
 class EngineFigures:
     """An engine at the end of a turn of its loop. `sessions` counts how often its pool was attached.
 
-    `uncomputed_tokens` are those of prompts that live requests have still to compute.
+    `uncomputed_tokens` are those of prompts that live requests have still to compute. `deferred` are the waiting
+    requests that room would not help now.
     """
 
     running: int
@@ -19,6 +21,24 @@ class EngineFigures:
     uncomputed_tokens: int = 0
     available_blocks: int = 0
     sessions: int = 0
+    deferred: int = 0
+
+
+class StepFigures(NamedTuple):
+    """A step that was executed: how many tokens it computed, and where its time went, in seconds.
+
+    `seconds` is what the model and the sampling took, `forward` and `sample`. `plan` went before that into laying it
+    out and into asking for blocks, `wait` into waiting for the KV manager with nothing else to do, and `publish` after
+    it into telling what it brought. Where steps are launched ahead, the next one runs during `plan` and `publish`.
+    """
+
+    tokens: int
+    seconds: float
+    plan: float
+    wait: float
+    forward: float
+    sample: float
+    publish: float
 
 
 class EngineObserver:
@@ -27,5 +47,5 @@ class EngineObserver:
     def began(self, model_name: str, engine_id: str, figures: Callable[[], EngineFigures]) -> None:
         """The model is loaded. `figures` can be called from now on, on the event loop."""
 
-    def stepped(self, seconds: float) -> None:
-        """A step was executed in so many seconds. Called on the engine's thread."""
+    def stepped(self, step: StepFigures) -> None:
+        """A step was executed. Called on the engine's thread."""

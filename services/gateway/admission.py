@@ -8,7 +8,7 @@ foreseen; how, and with what little is known at first, is in docs/decisions/025-
 from collections import deque
 from dataclasses import dataclass
 
-from services.errors import Overloaded
+from services.errors import Overloaded, Refusal
 
 # Of a bound. Lower marks make better predictions, higher ones use more of what the bound allows.
 LOWER_MARK = 0.8
@@ -198,6 +198,9 @@ class Admission:
             return
         if waits[0] is not None:
             what = f"{self.requests} requests are under way, the limit is {self._max_requests}"
+            refusal = Refusal.MAX_REQUESTS
         else:
             what = f"{bounds.tokens.level} tokens wait, the limit is {self._max_queued_tokens}"
-        raise Overloaded(f"{what}; there is room again in about {seconds:.2g} s", retry_seconds=seconds)
+            refusal = Refusal.MAX_QUEUED_TOKENS
+        message = f"{what}; there is room again in about {seconds:.2g} s"
+        raise Overloaded(message, retry_seconds=seconds, refusal=refusal)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from quire.v1 import engine_pb2
-from services.errors import ServiceError, Unavailable
+from services.errors import Refusal, ServiceError, Unavailable
 from services.gateway.engine_link import EngineLink, Ticket
 from services.gateway.engine_news import LossReason
 from services.gateway.fleet import Fleet, ServedModel
@@ -84,7 +84,7 @@ class Dispatcher:
             known = await self._known_tokens(model, submission)
             links = {engine_id: link for engine_id, link in model.ready().items() if link not in avoid}
             if not links:
-                raise Unavailable(f"no engine of model {model.name!r} takes requests")
+                raise Unavailable(f"no engine of model {model.name!r} takes requests", refusal=Refusal.UNAVAILABLE)
             keys = self._keys(links.values(), submission)
             candidates = [self._candidate(engine_id, link, keys, known) for engine_id, link in links.items()]
             choice = self._router.choose(candidates, len(submission.prompt_token_ids))

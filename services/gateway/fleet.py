@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
-from services.errors import InvalidField, Unavailable, UnknownModel
+from services.errors import InvalidField, Refusal, Unavailable, UnknownModel
 from services.gateway.discovery import Places, discovered
 from services.gateway.engine_link import EngineLink, LinkOptions
 from services.gateway.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ class ServedModel:
         """Describe the model as its engines do; blocks are the largest pool's. Raises Unavailable without an engine."""
         descriptions = [link.description() for link in self.links if link.readiness.ready]
         if not descriptions:
-            raise Unavailable(f"no engine of model {self.name!r} is there")
+            raise Unavailable(f"no engine of model {self.name!r} is there", refusal=Refusal.UNAVAILABLE)
         return max(descriptions, key=lambda one: one.device_blocks)
 
 
@@ -66,7 +66,7 @@ class Fleet:
             return self._models[name]
         known = ", ".join(map(repr, sorted(self._models)))
         if not known:
-            raise Unavailable("no engine is there yet")
+            raise Unavailable("no engine is there yet", refusal=Refusal.UNAVAILABLE)
         if name:
             raise UnknownModel(
                 f"model {name!r} is not served, {known} {'are' if len(self._models) > 1 else 'is'}", "model"

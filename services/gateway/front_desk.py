@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
-from services.errors import InvalidField, Overloaded, RequestIsLive, Unavailable
+from services.errors import InvalidField, Overloaded, Refusal, RequestIsLive, ServiceError, Unavailable
 from services.gateway.admission import Admission, Place
 from services.gateway.callers import SOMEWHERE, Caller, Origin
 from services.gateway.chat_template import ChatTemplateError, ToolsUnknown
@@ -24,6 +24,7 @@ from services.gateway.observer import GatewayObserver
 from services.gateway.parameters import Parameters, check_prompt
 from services.gateway.request_reports import RequestReport, RequestReports
 from services.gateway.slow_clients import Reader, SlowClients
+from services.gateway.tenant_usage import TenantUsage
 from services.gateway.tenants import Tenants
 from services.gateway.text_stream import TextStream
 from services.gateway.token_bound import most_tokens
@@ -71,6 +72,8 @@ class FrontDesk:
         self._clock = clock
         self._ids: set[str] = set()
         self._draining = False
+        self._usage = TenantUsage()
+        observer.tenants(self._usage.figures, limits.tenants.rejections)
         self._last_refused_at = 0.0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -81,11 +84,13 @@ class FrontDesk:
         """Yield what the client gets. Raises a ServiceError."""
         arrival, caller = self._clock(), origin.caller
         with (
+            self._refusal_told(request.model),
             self._reports.begin(request, origin, arrival) as report,
             self._own_id(caller, Parameters.of(request).within(origin.seconds_left)) as parameters,
             self._limits.tenants.admitted(caller, self._most_tokens(request)) as reserved,
             self._admitted(request, arrival) as place,
             self._deadline_told(request.model, parameters, arrival, (place, report)),
+            self._stream_told(request.model, origin.protocol),
         ):
             report.admitted(parameters.request_id, self._fleet.model(request.model).name)
             generation = await self._prepared(request, caller, parameters, arrival, report.span)
@@ -93,7 +98,10 @@ class FrontDesk:
             reserved.expect(generation.most_tokens(), generation.used_tokens)
             place.weigh(generation.most_tokens(), self._clock())
             async with aclosing(self._observed(generation, await generation.begin(), arrival)) as responses:
-                with self._watched(generation, report) as reader:
+                with (
+                    self._watched(generation, report) as reader,
+                    self._usage.under_way(caller.tenant, generation),
+                ):
                     async for response in responses:
                         if response.HasField("started"):
                             place.started(self._clock())
@@ -156,13 +164,9 @@ class FrontDesk:
         """Give a request a place, by the most that it can weigh: nothing was done for it yet."""
         if self._draining:
             self._last_refused_at = self._clock()
-            raise Unavailable("the gateway is draining")
+            raise Unavailable("the gateway is draining", refusal=Refusal.DRAINING)
         admission, model = self._limits.admission, self._fleet.model(request.model).name
-        try:
-            place = admission.enter(model, self._most_tokens(request), arrival)
-        except Overloaded:
-            self._observer.refused(model)
-            raise
+        place = admission.enter(model, self._most_tokens(request), arrival)
         self._empty.clear()
         try:
             yield place
@@ -173,6 +177,31 @@ class FrontDesk:
             place.leave(self._clock())
             if not admission.requests:
                 self._empty.set()
+
+    @contextmanager
+    def _refusal_told(self, model: str) -> Iterator[None]:
+        try:
+            yield
+        except ServiceError as error:
+            if error.refusal is not None:
+                self._observer.refused(self._served_name(model), error.refusal)
+            raise
+
+    def _served_name(self, model: str) -> str:
+        """Return the name of a served model; empty while there is none: what clients make up is no label."""
+        try:
+            return self._fleet.model(model).name
+        except ServiceError:
+            return ""
+
+    @contextmanager
+    def _stream_told(self, model: str, protocol: str) -> Iterator[None]:
+        name = self._fleet.model(model).name
+        self._observer.stream_opened(name, protocol)
+        try:
+            yield
+        finally:
+            self._observer.stream_closed(name, protocol)
 
     @contextmanager
     def _deadline_told(

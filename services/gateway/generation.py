@@ -72,6 +72,7 @@ class Generation:
     attempts: int = 1
     cached_tokens: int = 0
     generated_tokens: int = 0
+    recomputed_tokens: int = 0  # known at the end
     first_token_at: float | None = None
     failovers: int = 0
     _placement: Placement | None = None
@@ -318,6 +319,7 @@ class Generation:
 
     def _finished(self, finished: engine_pb2.RequestFinished) -> Response:
         now = self.clock()
+        self.recomputed_tokens = finished.recomputed_tokens
         message = gateway_pb2.Finished(
             samples=[
                 _sample_finish(sample.end or end, sample.stop)

@@ -1,6 +1,13 @@
 """What can be heard of the gateway's requests, by whoever measures them."""
 
+from collections.abc import Callable, Mapping
 from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from services.errors import Refusal
+
+if TYPE_CHECKING:
+    from services.gateway.tenant_usage import TenantFigures
 
 
 class Ending(Enum):
@@ -12,6 +19,24 @@ class Ending(Enum):
     ERROR = "error"
 
 
+class FinishedRequest(NamedTuple):
+    """A request that came to its end, whichever engines worked on it.
+
+    Seconds are the last engine's: waiting for blocks, from there to its first token, and from there to its last.
+    `generated_tokens` are of all samples, `longest_sample` those of one. `max_tokens` holds for each.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    longest_sample: int
+    samples: int
+    max_tokens: int
+    queued: float
+    prefill: float
+    decode: float
+
+
 class RequestObserver:
     """Hears of one request. This one does nothing with it."""
 
@@ -20,6 +45,9 @@ class RequestObserver:
 
     def next_tokens(self, count: int, seconds: float) -> None:
         """So many tokens came together, so many seconds after those before them."""
+
+    def finished(self, request: FinishedRequest) -> None:
+        """The request was finished. That it ended is told next."""
 
     def ended(self, ending: Ending, seconds: float) -> None:
         """The request ended so many seconds after it came."""
@@ -39,8 +67,14 @@ class GatewayObserver:
     def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
         """A request left this engine before it had ended, for another one to go on with it."""
 
-    def refused(self, model_name: str) -> None:
-        """A request for this model was not let in."""
+    def refused(self, model_name: str, refusal: Refusal) -> None:
+        """A request for this model was not let in; the name is empty where no such model is known."""
+
+    def stream_opened(self, model_name: str, protocol: str) -> None:
+        """A request for this model was let in, over grpc or http."""
+
+    def stream_closed(self, model_name: str, protocol: str) -> None:
+        """A request that was let in has ended, however it did."""
 
     def deadline_passed(self, model_name: str, *, waiting: bool) -> None:
         """The deadline of a request for this model passed, before an engine had begun it or while it ran."""
@@ -50,6 +84,9 @@ class GatewayObserver:
 
     def cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
         """The engine has said that a request has ended, so many seconds after its client had left it."""
+
+    def tenants(self, figures: "Callable[[], list[TenantFigures]]", rejections: Mapping[str, int]) -> None:
+        """What tenants use can be looked at there; `rejections` are requests at a tenant's limit, by tenant."""
 
     def http_request(self, route: str, method: str, status: int) -> None:
         """A request over HTTP was answered; 499: its client left before."""

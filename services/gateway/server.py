@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services import transport
+from services.errors import Refusal, Unauthenticated
 from services.gateway import pinned_prompts
 from services.gateway.administration import Administration
 from services.gateway.admission import Admission
@@ -88,7 +89,11 @@ class GatewayService:
 
     def authenticate(self, authorization: str | None) -> Caller:
         """Return who sent this value of `authorization`, with a call of gRPC or HTTP. Raises Unauthenticated."""
-        return self._authentication.authenticate(authorization)
+        try:
+            return self._authentication.authenticate(authorization)
+        except Unauthenticated:
+            self._observer.refused("", Refusal.UNAUTHENTICATED)
+            raise
 
     async def start(self) -> str:
         """Listen. Raises AddressUnavailable."""

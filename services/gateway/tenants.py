@@ -6,10 +6,11 @@ more than it has. A request that can use more than a whole bucket begins with a 
 is owed: nothing else begins until it is paid back.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from services.errors import Overloaded
+from services.errors import Overloaded, Refusal
 from services.gateway.api_keys import TenantLimits
 from services.gateway.callers import Caller
 
@@ -52,6 +53,7 @@ class Tenants:
         self._limits: Mapping[str, TenantLimits] = {}
         self._running: dict[str, int] = {}
         self._buckets: dict[str, _Bucket] = {}
+        self.rejections: Counter[str] = Counter()  # by tenant
 
     def limit(self, limits: Mapping[str, TenantLimits]) -> None:
         """Let these limits count from now on, by tenant. What runs goes on, and counts against them."""
@@ -70,24 +72,35 @@ class Tenants:
         None are used up unless the reservation is told otherwise.
         """
         tenant = caller.tenant
-        running, limits = self._running.get(tenant, 0), self._limits.get(tenant, _UNLIMITED)
-        most = limits.max_concurrent_requests
-        if most is not None and running >= most:
-            raise Overloaded(f"{running} requests of tenant {tenant!r} are under way, {most} is its limit")
         bucket = self._buckets.get(tenant)
-        if bucket is not None and (seconds := bucket.seconds_until(most_tokens)) > 0:
-            raise Overloaded(
-                f"tenant {tenant!r} has used up its {limits.tokens_per_minute} tokens per minute: this request can use "
-                f"{most_tokens}, for which there is room in {seconds:.1f} s unless others give theirs back",
-                retry_seconds=seconds,
-            )
+        try:
+            self._check(tenant, bucket, most_tokens)
+        except Overloaded:
+            self.rejections[tenant] += 1
+            raise
         reservation = Reservation(bucket, most_tokens)
-        self._running[tenant] = running + 1
+        self._running[tenant] = self._running.get(tenant, 0) + 1
         try:
             yield reservation
         finally:
             reservation.settle()
             self._leave(tenant)
+
+    def _check(self, tenant: str, bucket: "_Bucket | None", most_tokens: int) -> None:
+        running, limits = self._running.get(tenant, 0), self._limits.get(tenant, _UNLIMITED)
+        most = limits.max_concurrent_requests
+        if most is not None and running >= most:
+            raise Overloaded(
+                f"{running} requests of tenant {tenant!r} are under way, {most} is its limit",
+                refusal=Refusal.TENANT_REQUESTS,
+            )
+        if bucket is not None and (seconds := bucket.seconds_until(most_tokens)) > 0:
+            raise Overloaded(
+                f"tenant {tenant!r} has used up its {limits.tokens_per_minute} tokens per minute: this request can use "
+                f"{most_tokens}, for which there is room in {seconds:.1f} s unless others give theirs back",
+                retry_seconds=seconds,
+                refusal=Refusal.TENANT_TOKENS,
+            )
 
     def _leave(self, tenant: str) -> None:
         self._running[tenant] -= 1

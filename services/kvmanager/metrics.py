@@ -5,11 +5,12 @@ The names and labels are vLLM's, under the prefix `quire_`, where vLLM has the m
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
 from kvmanager import Session, StepRefusal, Tier
+from services.histograms import Histogram
 from services.kvmanager.observer import PoolObserver
 
 _LABELS = ("model_name", "engine")
@@ -171,11 +172,11 @@ class KVManagerMetrics(PoolObserver, Collector):
         self.registry = CollectorRegistry()
         self._sessions: dict[str, Session] = {}
         self._step_seconds = Histogram(
+            self.registry,
             "quire_kv_step_seconds",
             "Seconds to read, apply and answer one Step.",
             _LABELS,
-            buckets=_STEP_SECONDS,
-            registry=self.registry,
+            _STEP_SECONDS,
         )
         self._sessions_begun, self._broken_streams, self._expired_leases = (
             Counter(name, meaning, _LABELS[:1], registry=self.registry) for name, meaning in _LIFE_COUNTERS
@@ -191,11 +192,11 @@ class KVManagerMetrics(PoolObserver, Collector):
         if replaced:
             self._forget(replaced)
         self._sessions[session.pool.spec.engine_id] = session
-        self._step_seconds.labels(*_labels_of(session))
+        self._step_seconds.of(*_labels_of(session))
 
     def stepped(self, session: Session, seconds: float) -> None:
         """Count a Step."""
-        self._step_seconds.labels(*_labels_of(session)).observe(seconds)
+        self._step_seconds.of(*_labels_of(session)).observe(seconds)
 
     def lost(self, session: Session) -> None:
         """Count a broken stream."""

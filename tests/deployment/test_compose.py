@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.dashboard import queries
+from tests.dashboard import AFTER_FAULTS, ON_DEMAND, dashboards, queries
 from tests.load import prompt_request, run_streams
-from tests.prometheus import NoPrometheus, RunningPrometheus, prometheus_folder
+from tests.prometheus import ALERTS, NoPrometheus, RunningPrometheus, prometheus_folder
 from tests.running_quire import CALL_SECONDS, Answer, open_channel
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +157,7 @@ def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(stack
     for service, port in METRICS_PORTS.items():
         (network,) = stack.state(service)["NetworkSettings"]["Networks"].values()
         targets[service] = f"{network['IPAddress']}:{port}"
-    prometheus = RunningPrometheus(commands, tmp_path, targets)
+    prometheus = RunningPrometheus(commands, tmp_path, targets, {ALERTS.name: ALERTS.read_text()})
     try:
         prometheus.wait_until("count(up == 1) == 3")
         start = time.time()
@@ -165,7 +165,8 @@ def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(stack
         while not prometheus.query(f"count_over_time(up[{math.ceil(time.time() - start)}s]) >= {LEAST_SCRAPES}"):
             run_streams(stack, requests, STREAMS)
         end = time.time()
-        empty = [query for query in queries() if not prometheus.query_range(query.executable(), start, end)]
+        asked = [query for query in queries() if not query.needs(*AFTER_FAULTS, *ON_DEMAND)]
+        empty = [query for query in asked if not prometheus.query_range(query.executable(), start, end)]
         assert empty == []
         off = "sum by (engine, tier) (quire_kv_blocks) != on (engine, tier) quire_kv_pool_blocks"
         assert prometheus.query_range(off, start, end) == []
@@ -174,7 +175,7 @@ def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(stack
         prometheus.close()
 
 
-def test_prometheus_and_grafana_of_the_stack_show_the_dashboard(stack: Stack) -> None:
+def test_prometheus_and_grafana_of_the_stack_show_the_dashboards_and_know_the_alerts(stack: Stack) -> None:
     monitoring = ("prometheus", "grafana")
     compose("pull", *monitoring, seconds=600)
     for image in re.findall(r"image: (\S+:\S+)", (ROOT / "docker-compose.yml").read_text()):
@@ -182,7 +183,9 @@ def test_prometheus_and_grafana_of_the_stack_show_the_dashboard(stack: Stack) ->
             pytest.skip(f"needs the image {image}, and no registry that has it can be reached")
     succeed("up", "--detach", *monitoring, seconds=START_SECONDS)
     _wait_for("http://127.0.0.1:9090/api/v1/query?query=count(up==1)", '"3"')
-    _wait_for("http://127.0.0.1:3000/api/dashboards/uid/quire-block-utilization", "Share of slots holding tokens")
+    _wait_for("http://127.0.0.1:9090/api/v1/rules?type=alert", "QuireNoGateway")
+    for board in dashboards():
+        _wait_for(f"http://127.0.0.1:3000/api/dashboards/uid/{board.uid}", board.panels[-1].title)
 
 
 def test_down_lets_running_requests_finish_and_every_service_exits_with_0(stack: Stack) -> None:

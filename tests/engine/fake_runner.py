@@ -21,6 +21,9 @@ class FailedLater:
     def result(self) -> list[Sampled]:
         raise self.failure
 
+    def sample_seconds(self) -> float:
+        return 0.0
+
 
 class FakeRunner:
     """Keeps a digest for each slot, of its own token and all before it, as K and V depend on them.

@@ -44,6 +44,9 @@ class _Watched:
         self.diary.entries.append(("result", self.step))
         return self.launched.result()
 
+    def sample_seconds(self) -> float:
+        return self.launched.sample_seconds()
+
 
 @pytest.fixture
 def diary() -> Diary:

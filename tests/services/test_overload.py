@@ -99,7 +99,7 @@ def told_to_wait(error: Any) -> float:
 
 
 def test_tokens_that_wait_are_bounded_and_those_of_running_requests_do_not_count(quire: RunningQuire) -> None:
-    before = shown(quire).values("quire_admission_rejections_total", "model_name").get("tiny-llama", 0)
+    before = shown(quire).values("quire_admission_rejections_total", "reason").get("max_queued_tokens", 0)
     with running(quire):
         waiting = [quire.gateway.Generate(prompt_request(f"w{n}", LONG), timeout=CALL_SECONDS) for n in range(2)]
         quire.gateway.GetModel(gateway_pb2.GetModelRequest())
@@ -110,7 +110,7 @@ def test_tokens_that_wait_are_bounded_and_those_of_running_requests_do_not_count
         for call in waiting:
             call.cancel()
             assert call.code() == grpc.StatusCode.CANCELLED
-    assert shown(quire).value("quire_admission_rejections_total") == before + 1
+    assert shown(quire).value("quire_admission_rejections_total", reason="max_queued_tokens") == before + 1
 
 
 # Deadlines

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -14,6 +15,8 @@ _HEAD_BYTES = 32 * 1024
 _MOST_HEADERS = 100
 # Requests that a client may send before the one before them is answered.
 _MOST_PIPELINED = 8
+# In the scope of a request that was answered here while the application worked on it: how.
+REFUSED_WITH = "quire.refused_with"
 # Of a body that nobody reads any more, because its request has been answered.
 _MOST_UNREAD_BYTES = 64 * 1024 * 1024
 
@@ -36,11 +39,15 @@ class _HeadTooLarge(Exception):
 
 
 class Connection(HttpToolsProtocol):
-    """Closes what a client does not finish, and answers what cannot be parsed in OpenAI's shape."""
+    """Closes what a client does not finish, and answers what cannot be parsed in OpenAI's shape.
 
-    def __init__(self, bounds: Bounds, config: Config, state: ServerState) -> None:
+    `refused` hears the status of each such answer to what the application never saw.
+    """
+
+    def __init__(self, bounds: Bounds, config: Config, state: ServerState, refused: Callable[[int], None]) -> None:
         super().__init__(config=config, server_state=state, app_state={})
         self._bounds = bounds
+        self._refused = refused
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._in_head = False
@@ -173,9 +180,16 @@ class Connection(HttpToolsProtocol):
             self._writing.cancel()
             self._writing = None
 
+    def _tell_refusal(self, status: HTTPStatus) -> None:
+        if self._answering:
+            self.cycle.scope[REFUSED_WITH] = status.value
+        else:
+            self._refused(status.value)
+
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Say why, where nothing else is being said, and close."""
         if not self.transport.is_closing() and not (self._answering and self.cycle.response_started):
+            self._tell_refusal(status)
             code = status.phrase.lower().replace(" ", "_")
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
             body = json.dumps({"error": error}).encode()

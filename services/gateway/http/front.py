@@ -7,7 +7,7 @@ from services.gateway.http.answers import Desk
 from services.gateway.http.app import make_app
 from services.gateway.http.connection import Bounds
 from services.gateway.http.intake import Authenticate
-from services.gateway.http.server import HttpServer, Observed
+from services.gateway.http.server import HttpServer, Observed, count_refusal
 from services.gateway.observer import GatewayObserver
 from services.gateway.settings import GatewaySettings
 from services.service import Readiness
@@ -24,4 +24,4 @@ def http_server(
     """Make the server of a gateway; with a context, its connections are encrypted."""
     app = Observed(make_app(desk, readiness, authenticate), readiness, observer)
     bounds = Bounds(settings.http_connections, settings.http_read_seconds, settings.http_write_seconds)
-    return HttpServer(app, bounds, context)
+    return HttpServer(app, bounds, context, lambda status: count_refusal(observer, status))

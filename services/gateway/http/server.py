@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any
 
@@ -11,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from services.gateway.http.connection import Bounds, Connection
+from services.gateway.http.connection import REFUSED_WITH, Bounds, Connection
 from services.gateway.observer import GatewayObserver
 from services.service import Readiness
 from services.transport import AddressUnavailable
@@ -29,9 +30,19 @@ _UNREAD_BYTES = 64 * 1024
 class HttpServer:
     """Serves an application."""
 
-    def __init__(self, app: ASGIApp, bounds: Bounds, context: ssl.SSLContext | None = None) -> None:
-        """With a context, connections are encrypted by it."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        bounds: Bounds,
+        context: ssl.SSLContext | None = None,
+        refused: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """With a context, connections are encrypted by it.
+
+        `refused` hears the status of what was answered without the application having seen it.
+        """
         self._bounds = bounds
+        self._refused = refused
         self._context = context
         # It logs what clients do wrong; what goes wrong here is logged by the application.
         self._config = uvicorn.Config(
@@ -56,7 +67,7 @@ class HttpServer:
         listener = _listener(address)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._bounds, self._config, self._state),
+            lambda: Connection(self._bounds, self._config, self._state, self._refused),
             sock=listener,
             ssl=self._context,
             ssl_handshake_timeout=self._bounds.read_seconds if self._context else None,
@@ -94,7 +105,7 @@ class Observed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        status = _CLIENT_CLOSED_REQUEST
+        status: int | None = None
 
         async def send_on(message: Message) -> None:
             nonlocal status
@@ -108,12 +119,18 @@ class Observed:
         finally:
             route: Any = scope.get("route")
             method = scope["method"] if scope["method"] in _METHODS else _UNKNOWN_ROUTE
+            status = status or scope.get(REFUSED_WITH, _CLIENT_CLOSED_REQUEST)
             self._observer.http_request(getattr(route, "path", _UNKNOWN_ROUTE), method, status)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         date = (b"date", formatdate(usegmt=True).encode())
         # A client that comes again should come to another gateway.
         return [date, (b"connection", b"close")] if self._readiness.retired else [date]
+
+
+def count_refusal(observer: GatewayObserver, status: int) -> None:
+    """Tell of an answer to what the application never saw."""
+    observer.http_request(_UNKNOWN_ROUTE, _UNKNOWN_ROUTE, status)
 
 
 def _listener(address: str) -> socket.socket:

@@ -12,7 +12,7 @@ from services.gateway.callers import ANYONE, Caller, Origin
 from services.gateway.http.answers import Responses
 from services.gateway.http.app import make_app
 from services.gateway.http.connection import Bounds
-from services.gateway.http.server import HttpServer, Observed
+from services.gateway.http.server import HttpServer, Observed, count_refusal
 from services.gateway.observer import GatewayObserver
 from services.gateway.tokenizer import Tokenizer
 from services.service import Readiness
@@ -91,7 +91,8 @@ class PlayedServer:
         self.desk, self.readiness, self.observer = Desk(folder), Readiness(), Observer()
         self.readiness.set(True)
         app = Observed(make_app(self.desk, self.readiness, _authenticate), self.readiness, self.observer)
-        self.server = HttpServer(app, Bounds(CONNECTIONS, READ_SECONDS, WRITE_SECONDS))
+        bounds = Bounds(CONNECTIONS, READ_SECONDS, WRITE_SECONDS)
+        self.server = HttpServer(app, bounds, refused=lambda status: count_refusal(self.observer, status))
         self.url = self.run(self.server.start("127.0.0.1:0"))
         self.place = ("127.0.0.1", int(self.url.rpartition(":")[2]))
 

@@ -1,0 +1,211 @@
+"""A Quire whose alerts are to fire: each service a process that can be killed, stopped and started again in its place.
+
+Its KV manager can be damaged (`python -m tests.damaged_kvmanager`), and the links of its engine can be cut.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+
+from quire.v1 import gateway_pb2, kvmanager_pb2_grpc
+from tests.api_keys import Keyed, write_keys
+from tests.forwarder import Forwarder
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, RunningService
+
+POOL_BLOCKS, SEQUENCES, MOST_REQUESTS = 40, 8, 24
+LEASE_SECONDS = 2
+# The second may have one request at a time.
+KEYS = {"a" * 32: 'tenant = "acme"', "b" * 32: 'tenant = "zeta"\nmax_concurrent_requests = 1'}
+
+
+class AlertStack:
+    """KV manager, engine and gateway, each with a place of its own for its metrics."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        """Start them, and wait until a request can come."""
+        keys = write_keys(folder / "keys.toml", KEYS)
+        self.ports = {name: _free_port() for name in ("kvmanager", "engine", "gateway")}
+        self.to_manager = Forwarder(folder / "kvmanager.sock")
+        self.to_engine = Forwarder(folder / "engine.sock")
+        self._commands = {
+            "kvmanager": ("--listen", f"unix:{folder}/kvmanager.sock", "--lease-seconds", str(LEASE_SECONDS)),
+            "engine": (
+                *("--listen", f"unix:{folder}/engine.sock", "--engine-id", "one", "--model", model),
+                *("--kvmanager", self.to_manager.address, "--heartbeat-seconds", "0.2", "--threads", "1"),
+                *("--device-blocks", str(POOL_BLOCKS), "--max-sequences", str(SEQUENCES), "--preemption", "recompute"),
+            ),
+            "gateway": (
+                *("--listen", f"unix:{folder}/gateway.sock", "--engines", self.to_engine.address),
+                *("--api-keys", str(keys), "--http-listen", "127.0.0.1:0", "--failover-seconds", "1"),
+                *("--max-requests", str(MOST_REQUESTS), "--failovers", "1000", "--slow-client-seconds", "1"),
+                *("--max-buffered-tokens", "256"),
+            ),
+        }
+        self._services = {name: self._started(name) for name in self._commands}
+        self._services["gateway"].output.wait_for("gateway is ready")
+        self.acme, self.zeta = self._clients()
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """Where each shows its metrics, by its name in the project's configuration of Prometheus."""
+        return {name: f"127.0.0.1:{port}" for name, port in self.ports.items()}
+
+    @property
+    def kvmanager(self) -> kvmanager_pb2_grpc.KVManagerStub:
+        return kvmanager_pb2_grpc.KVManagerStub(self._services["kvmanager"].channel)
+
+    @property
+    def address(self) -> str:
+        """Where the gateway is."""
+        return self._services["gateway"].address
+
+    def kill(self, name: str) -> None:
+        """End one at once, as a crash would."""
+        self._services[name].kill()
+        self._services[name].close()
+
+    def start(self, name: str) -> None:
+        """Start one again in its place, and wait until the gateway is ready."""
+        after = len(self._services["gateway"].output.lines)
+        self._services[name] = self._started(name)
+        if name == "gateway":
+            self._services[name].output.wait_for("gateway is ready")
+            self.acme, self.zeta = self._clients()
+        elif name == "engine":
+            self._services["gateway"].output.wait_for("gateway is ready", after=after)
+
+    def damage(self) -> None:
+        """Let the KV manager's books of its pools be wrong."""
+        self._signal("kvmanager", signal.SIGUSR1)
+
+    @contextmanager
+    def standing_still(self, name: str) -> Iterator[None]:
+        """Stop a process meanwhile, without ending it."""
+        self._signal(name, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(name, signal.SIGCONT)
+
+    @contextmanager
+    def slowed(self, name: str, still_seconds: float, run_seconds: float) -> Iterator[None]:
+        """Stop a process again and again meanwhile, and let it run for moments."""
+
+        def stop_and_go(ended: threading.Event) -> None:
+            with self.standing_still(name):
+                ended.wait(still_seconds)
+            ended.wait(run_seconds)
+
+        with repeated(stop_and_go):
+            yield
+
+    def post(self) -> None:
+        """Ask for a completion over HTTP; whatever the answer says."""
+        url = self._services["gateway"].output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
+        headers = {"authorization": f"Bearer {next(iter(KEYS))}"}
+        body = {"prompt": "Once", "max_tokens": 2}
+        with suppress(httpx.HTTPError):
+            httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=5)
+
+    def close(self) -> None:
+        for client in (self.acme, self.zeta):
+            client.close()
+        for name in ("gateway", "engine", "kvmanager"):
+            self._services[name].close()
+        for forwarder in (self.to_engine, self.to_manager):
+            forwarder.close()
+
+    def _clients(self) -> tuple[Keyed, Keyed]:
+        acme, zeta = (Keyed(self.address, key) for key in KEYS)
+        return acme, zeta
+
+    def _started(self, name: str) -> RunningService:
+        arguments = (*self._commands[name], "--metrics-listen", f"127.0.0.1:{self.ports[name]}")
+        if name == "kvmanager":
+            return RunningService(name, name, *arguments, module="tests.damaged_kvmanager")
+        return RunningService(name, *arguments)
+
+    def _signal(self, name: str, number: int) -> None:
+        os.kill(self._services[name].process.pid, number)
+
+
+@contextmanager
+def repeated(act: Callable[[threading.Event], None], times: int = 1) -> Iterator[None]:
+    """Do something again and again meanwhile, on so many threads; it is told by an event when to end."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            act(ended)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(times)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(timeout=CALL_SECONDS)
+
+
+@contextmanager
+def clients(
+    stack: AlertStack, count: int, tokens: int, *, timeout: float = CALL_SECONDS, pause: float = 0.02, most: int = 0
+) -> Iterator[None]:
+    """Let so many clients ask for so many tokens each, again and again, whatever they get.
+
+    Each waits for `pause` seconds after an answer. With `most` they leave after so many messages.
+    """
+
+    def ask(ended: threading.Event) -> None:
+        call = stack.acme.gateway.Generate(prompt_request(f"{time.monotonic_ns()} says", tokens), timeout=timeout)
+        read(call, ended, most)
+        ended.wait(pause)
+
+    with repeated(ask, count):
+        yield
+
+
+def read(call: Any, ended: threading.Event, most: int = 0) -> None:
+    """Read a stream to its end, but no more than `most` messages where that is given, and nothing after the event."""
+    with suppress(grpc.RpcError):
+        for number, _ in enumerate(call, start=1):
+            if ended.is_set() or number == most:
+                break
+    call.cancel()
+
+
+@contextmanager
+def unread(stack: AlertStack) -> Iterator[None]:
+    """Begin a stream meanwhile that nobody reads, on a connection of its own with a small window."""
+    options = [
+        *[("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16384), ("grpc.use_local_subchannel_pool", 1)]
+    ]
+    request: gateway_pb2.GenerateRequest = prompt_request("unread", 600)
+    request.output.logprobs = 20
+    with grpc.insecure_channel(stack.address, options=options) as channel:
+        method = channel.unary_stream(
+            "/quire.v1.Gateway/Generate",
+            request_serializer=gateway_pb2.GenerateRequest.SerializeToString,
+            response_deserializer=gateway_pb2.GenerateResponse.FromString,
+        )
+        call = method(request, metadata=stack.acme.metadata, timeout=CALL_SECONDS)
+        yield
+        call.cancel()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

@@ -1,0 +1,112 @@
+"""The alerts, held against promtool, against the metrics that exist, and against what the documentation says to do."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.dashboard import dashboards
+from tests.prometheus import ALERTS, CONFIGURATION, ROOT, NoPrometheus, prometheus_folder
+from tests.services.test_metrics import OF_TLS, SHOWN
+
+CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
+OPERATIONS = ROOT / "docs" / "operations.md"
+PROMETHEUS_OWN = {"up", "process_start_time_seconds"}
+
+Rule = dict[str, Any]
+
+
+def rules() -> list[Rule]:
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def alerts() -> dict[str, Rule]:
+    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def name_of(rule: Rule) -> str:
+    return str(rule.get("alert") or rule.get("record"))
+
+
+@pytest.fixture(scope="module")
+def promtool() -> Path:
+    try:
+        return prometheus_folder() / "promtool"
+    except NoPrometheus as reason:
+        pytest.skip(f"needs Prometheus: {reason}")
+
+
+def run(*command: "str | Path") -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_promtool_accepts_the_rules_and_the_configuration_that_loads_them(promtool: Path) -> None:
+    run(promtool, "check", "rules", ALERTS)
+    assert f"{len(rules())} rules found" in run(promtool, "check", "config", CONFIGURATION)
+
+
+@pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
+def test_every_alert_fires_when_it_should_and_stays_silent_when_it_nearly_should(promtool: Path, cases: Path) -> None:
+    run(promtool, "test", "rules", cases)
+
+
+@pytest.mark.parametrize("alert", alerts())
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(alert: str) -> None:
+    expected = [
+        bool(check["exp_alerts"])
+        for file in CASES
+        for test in yaml.safe_load(file.read_text())["tests"]
+        for check in test["alert_rule_test"]
+        if check["alertname"] == alert
+    ]
+    assert set(expected) == {True, False}
+
+
+@pytest.mark.parametrize("rule", rules(), ids=name_of)
+def test_rules_ask_for_metrics_and_labels_that_are_shown(rule: Rule) -> None:
+    recorded = {str(other["record"]) for other in rules() if "record" in other}
+    shown: dict[str, set[str]] = {name: {"usage"} for name in OF_TLS}
+    for names in SHOWN.values():
+        shown |= {name: {*labels, "model_name", "engine", "le"} for name, labels in names.items()}
+    expression = rule["expr"]
+    found = set(re.findall(r"quire:\w+:\w+|\bquire_\w+|\bup\b|\bprocess_\w+", expression))
+    assert found
+    for name in found - recorded - PROMETHEUS_OWN:
+        family = re.sub(r"_(total|bucket|count)$", "", name)
+        assert family in shown, f"{name} is shown by no service"
+        for selector in re.findall(name + r"\{([^}]*)\}", expression):
+            assert set(re.findall(r"(\w+)\s*(?:=|!)", selector)) <= shown[family], name
+
+
+@pytest.mark.parametrize("alert", alerts())
+def test_every_alert_says_how_urgent_it_is_what_happened_and_where_to_read_on(alert: str) -> None:
+    rule = alerts()[alert]
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{alert.lower()}"
+
+
+def test_the_documentation_says_of_each_alert_what_it_means_where_to_look_and_what_to_do() -> None:
+    text = OPERATIONS.read_text()
+    sections = dict(re.findall(r"^### (Quire\w+)\n\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL))
+    assert list(sections) == list(alerts())
+    for alert, section in sections.items():
+        severity = alerts()[alert]["labels"]["severity"]
+        assert section.startswith(f"*{severity.capitalize()}.*"), alert
+        assert "**Look**" in section, alert
+        assert "**Do**" in section, alert
+
+
+def test_the_documentation_names_panels_that_exist() -> None:
+    titles = {panel.title for board in dashboards() for panel in board.panels}
+    section = " ".join(OPERATIONS.read_text().split("\n## Alerts\n")[1].split("\n## ")[0].split())
+    named = re.findall(r"panels? ((?:\"[^\"]+\"(?:, | and )?)+)", section)
+    found = {title for names in named for title in re.findall(r"\"([^\"]+)\"", names)}
+    assert found
+    assert found <= titles

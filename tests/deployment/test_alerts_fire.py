@@ -1,0 +1,324 @@
+"""Every alert is made to fire once: by what it is for, on running services, in a real Prometheus with the rules.
+
+`make alerts-check` runs this, which takes some minutes, and writes down what was seen in docs/alerts-fired.md. All the
+durations of the rules are divided by 60: a minute is a second. Thresholds are as they are.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from quire.v1 import kvmanager_pb2 as pb
+from tests.alert_stack import MOST_REQUESTS, AlertStack, clients, read, repeated, unread
+from tests.certificates import Authority
+from tests.deployment.test_alerts import alerts as all_alerts
+from tests.load import prompt_request
+from tests.prometheus import ALERTS, ROOT, NoPrometheus, RunningPrometheus, prometheus_folder
+from tests.running_quire import CALL_SECONDS, RunningService
+from tests.scaled_rules import scaled
+from tests.services.kvmanager.attach_stream import Stream
+
+DIVISOR = 60
+INTERVAL = "500ms"
+MOST_SECONDS = 100
+RECORD = ROOT / "docs" / "alerts-fired.md"
+
+HEAD = f"""# Each alert, made to fire
+
+Written by `make alerts-check`: each alert of [alerts.yml](../deploy/prometheus/alerts.yml) was provoked on running
+services with a tiny model, and seen to fire in a real Prometheus that scraped them twice a second. All durations of
+the rules were divided by {DIVISOR}, so that a minute took a second; thresholds were as they are. Where an alert
+speaks of an hour, it was a minute.
+
+| alert | severity | provoked by | fired after | what it said |
+|---|---|---|---|---|
+"""
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+class Fired(NamedTuple):
+    """What was seen of one alert, so many seconds after its provocation had begun."""
+
+    provocation: str
+    seconds: float
+    description: str
+
+
+class Watch:
+    """A Prometheus, and the alerts that fired in it for what was done."""
+
+    def __init__(self, prometheus: RunningPrometheus, fired: dict[str, Fired]) -> None:
+        self._prometheus = prometheus
+        self._fired = fired
+
+    def see(self, provocation: str, names: tuple[str, ...], *acts: AbstractContextManager[None]) -> None:
+        """See that alerts which do not fire before do so while these acts last; `provocation` says what they are."""
+        self._until(lambda: not self._firing().keys() & {*names}, f"{names} do not end")
+        begun = time.monotonic()
+        with ExitStack() as lasting:
+            for act in acts:
+                lasting.enter_context(act)
+            self.wait_for(provocation, names, begun)
+
+    def wait_for(self, provocation: str, names: tuple[str, ...], begun: float) -> None:
+        """Wait until all of these have fired, and note what they say; `begun` is when they were provoked."""
+        self._until(lambda: self._note(provocation, begun, names), f"{names} do not all fire")
+
+    def _note(self, provocation: str, begun: float, names: tuple[str, ...]) -> bool:
+        firing = self._firing()
+        for name in (firing.keys() & {*names}) - self._fired.keys():
+            self._fired[name] = Fired(provocation, time.monotonic() - begun, firing[name])
+        return {*names} <= self._fired.keys()
+
+    def _firing(self) -> dict[str, str]:
+        """The descriptions of the alerts that fire now, by name."""
+        alerts = [one for one in self._prometheus.alerts() if one["state"] == "firing"]
+        return {one["labels"]["alertname"]: one["annotations"]["description"] for one in alerts}
+
+    def _until(self, done: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + MOST_SECONDS
+        while not done():
+            assert time.monotonic() < deadline, f"{otherwise}; firing: {sorted(self._firing())}"
+            time.sleep(0.25)  # what is awaited happens in another process, and only asking tells
+
+
+@pytest.fixture(scope="module")
+def commands() -> Path:
+    try:
+        return prometheus_folder()
+    except NoPrometheus as reason:
+        pytest.skip(f"needs Prometheus: {reason}")
+
+
+@pytest.fixture(scope="module")
+def fired() -> dict[str, Fired]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[AlertStack]:
+    one = AlertStack(tmp_path_factory.mktemp("stack"), str(tiny_model("llama")))
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(
+    commands: Path, fired: dict[str, Fired], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], None]]:
+    """A KV manager with a certificate of one day, whose Prometheus is told of no gateway; waits for its alerts."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    certificate, key = Authority(folder).issue("kvmanager", days=1)
+    manager = RunningService(
+        *("kvmanager", "--listen", "127.0.0.1:0"),
+        *("--tls-certificate", str(certificate), "--tls-key", str(key)),
+    )
+    at = manager.metrics_url.split("/")[2]
+    prometheus = _prometheus(commands, folder, {"kvmanager": at, "engine": at, "gateway": ""})
+    begun = time.monotonic()
+
+    def see() -> None:
+        left = {
+            "a KV manager whose certificate has a day left": ("QuireCertificateExpiresSoon", "QuireCertificateExpires"),
+            "Prometheus has no gateway in its configuration": ("QuireTargetMissing",),
+        }
+        watch = Watch(prometheus, fired)
+        for provocation, names in left.items():
+            watch.wait_for(provocation, names, begun)
+
+    yield see
+    prometheus.close()
+    manager.close()
+
+
+@pytest.fixture(scope="module")
+def watch(
+    commands: Path,
+    stack: AlertStack,
+    elsewhere: Callable[[], None],
+    fired: dict[str, Fired],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Watch]:
+    prometheus = _prometheus(commands, tmp_path_factory.mktemp("prometheus"), stack.targets)
+    prometheus.wait_until("count(up == 1) == 3")
+    with clients(stack, 1, 4):  # some traffic before anything happens
+        prometheus.wait_until("quire:errors:ratio_rate5m == 0")
+    yield Watch(prometheus, fired)
+    prometheus.close()
+
+
+def test_more_than_it_can_take(watch: Watch, stack: AlertStack) -> None:
+    watch.see(
+        f"{2 * MOST_REQUESTS} clients ask for 400 tokens each, of a pool that holds one and a half of them",
+        ("QuirePoolFull", "QuirePreemptionStorm", "QuireRefusesRequests"),
+        clients(stack, 2 * MOST_REQUESTS, 400, pause=0.1),
+    )
+    watch.see(
+        "eight clients ask for 400 tokens each, and others give theirs 0.2 s",
+        ("QuireDeadlinesInQueue",),
+        clients(stack, 8, 400),
+        clients(stack, 2, 400, timeout=0.2),
+    )
+
+
+def test_clients_that_do_not_read_and_tenants_that_ask_for_too_much(watch: Watch, stack: AlertStack) -> None:
+    watch.see(
+        "a tenant that may have one request at a time asks for two, again and again",
+        ("QuireTenantAtItsLimit",),
+        repeated(lambda ended: _ask_as_zeta(stack, ended), 2),
+    )
+    watch.see(
+        "one client after the other does not read its stream",
+        ("QuireSlowClients",),
+        repeated(lambda ended: _read_nothing(stack, ended), 2),
+        clients(stack, 1, 50, pause=0.5),
+    )
+
+
+def test_an_engine_that_is_slow(watch: Watch, stack: AlertStack) -> None:
+    watch.see(
+        "the engine's process is stopped for 0.4 s, and runs for 10 ms, again and again",
+        ("QuireTokensBurnFast", "QuireTokensBurnSlowly"),
+        clients(stack, 4, 40),
+        stack.slowed("engine", 0.4, 0.01),
+    )
+    watch.see(
+        "the engine's process is stopped for 3 s, and runs for 0.1 s, again and again; some clients leave meanwhile",
+        ("QuireFirstTokenBurnFast", "QuireFirstTokenBurnSlowly", "QuireCancelToFreeSlow"),
+        clients(stack, 8, 20),
+        clients(stack, 4, 600, most=2),
+        stack.slowed("engine", 3.0, 0.1),
+    )
+
+
+def test_a_kv_manager_that_is_slow_stands_still_or_is_started_anew(watch: Watch, stack: AlertStack) -> None:
+    watch.see(
+        "the KV manager's process is stopped for 60 ms, and runs for 5 ms, again and again",
+        ("QuireSequencesLeftOut", "QuireKVStepSlow"),
+        clients(stack, 6, 60),
+        stack.slowed("kvmanager", 0.06, 0.005),
+    )
+    watch.see(
+        "the KV manager's process is stopped while requests run",
+        ("QuireEngineStalled",),
+        clients(stack, 4, 60),
+        stack.standing_still("kvmanager"),
+    )
+    watch.see("the KV manager is killed", ("QuireNoKVManager",), _gone(stack, "kvmanager"))
+    watch.see("it is started in its place", ("QuireKVManagerRestarted",), clients(stack, 1, 4))
+
+
+def test_books_that_are_wrong(watch: Watch, stack: AlertStack) -> None:
+    watch.see(
+        "a stream of another engine frees sequences that there are not",
+        ("QuireUnexpectedRefusals",),
+        repeated(lambda ended: _disagree(stack, ended)),
+    )
+    watch.see(
+        "a block of the pool gets a holder that there is not",
+        ("QuireAuditViolation", "QuireBlocksWithheld"),
+        clients(stack, 4, 60),
+        repeated(lambda ended: _damage(stack, ended)),
+    )
+
+
+def test_links_that_break(watch: Watch, stack: AlertStack) -> None:
+    watch.see(
+        "the link between engine and KV manager is cut every second",
+        ("QuireStreamsBreak",),
+        clients(stack, 1, 20),
+        repeated(lambda ended: _cut(stack.to_manager.cut, ended)),
+    )
+    watch.see(
+        "the link between gateway and engine is cut every second while requests run",
+        ("QuireFailoverStorm",),
+        clients(stack, 8, 300),
+        repeated(lambda ended: _cut(stack.to_engine.cut, ended)),
+    )
+
+
+def test_services_that_are_gone(watch: Watch, stack: AlertStack) -> None:
+    watch.see(
+        "the only engine is killed under load, over gRPC and HTTP",
+        (
+            *("QuireNoEngine", "QuireServiceDown", "QuirePoolDisconnected", "QuirePoolLost"),
+            *("QuireErrorsBurnFast", "QuireErrorsBurnSlowly", "QuireHTTPErrors"),
+        ),
+        clients(stack, 8, 600, pause=0.1),
+        repeated(lambda ended: _post(stack, ended)),
+        _gone(stack, "engine"),
+    )
+    watch.see("the only gateway is killed", ("QuireNoGateway",), _gone(stack, "gateway"))
+    watch.see(
+        "the gateway is killed and started again and again",
+        ("QuireServiceRestarting",),
+        repeated(lambda _: _restart(stack, "gateway")),
+    )
+
+
+def test_every_alert_has_fired_and_it_is_written_down(elsewhere: Callable[[], None], fired: dict[str, Fired]) -> None:
+    elsewhere()
+    assert fired.keys() == all_alerts().keys()
+    rows = [
+        f"| {name} | {rule['labels']['severity']} | {fired[name].provocation} | {fired[name].seconds:.0f} s | "
+        f"{fired[name].description} |"
+        for name, rule in all_alerts().items()
+    ]
+    RECORD.write_text(HEAD + "\n".join(rows) + "\n")
+
+
+def _prometheus(commands: Path, folder: Path, targets: dict[str, str]) -> RunningPrometheus:
+    rules = {ALERTS.name: scaled(ALERTS.read_text(), DIVISOR)}
+    return RunningPrometheus(commands, folder, targets, rules, INTERVAL)
+
+
+@contextmanager
+def _gone(stack: AlertStack, name: str) -> Iterator[None]:
+    stack.kill(name)
+    try:
+        yield
+    finally:
+        stack.start(name)
+
+
+def _restart(stack: AlertStack, name: str) -> None:
+    with _gone(stack, name):
+        pass
+
+
+def _ask_as_zeta(stack: AlertStack, ended: threading.Event) -> None:
+    read(stack.zeta.gateway.Generate(prompt_request("two at a time", 300), timeout=CALL_SECONDS), ended)
+    ended.wait(0.1)
+
+
+def _read_nothing(stack: AlertStack, ended: threading.Event) -> None:
+    with unread(stack):
+        ended.wait(2.5)  # the gateway waits for a second, and looks once a second
+
+
+def _disagree(stack: AlertStack, ended: threading.Event) -> None:
+    other = Stream(stack.kvmanager).attach(engine_id="two")
+    while not ended.wait(1):
+        other.apply(frees=[pb.Free(sequence=7, reason=pb.FREE_REASON_FINISHED)])
+    other.half_close()
+
+
+def _damage(stack: AlertStack, ended: threading.Event) -> None:
+    stack.damage()
+    ended.wait(5)
+
+
+def _cut(cut: Callable[[], Any], ended: threading.Event) -> None:
+    cut()
+    ended.wait(1)
+
+
+def _post(stack: AlertStack, ended: threading.Event) -> None:
+    stack.post()
+    ended.wait(0.2)
