@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from quire.v1 import gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
-from tests.failover import FAULTS, Failing, Fault, check_equal, failovers, streams
-from tests.faults import Processes
+from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
+from tests.failover import FAULTS, Failing, Fault, check_equal, cut, failovers, streams, told
+from tests.faults import Processes, prompt
 from tests.load import prompt_request
 from tests.otlp_collector import Collector
 from tests.running_quire import CALL_SECONDS, Answer
 
 STREAMS = 32
 TOKENS = 60
+LONG = 300
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,32 @@ def undisturbed(services: Failing) -> list[Answer]:
     assert running.codes() == {}
     assert failovers(running.answers) == 0
     return running.answers
+
+
+def two_samples(salt: str, *stop_tokens: int) -> gateway_pb2.GenerateRequest:
+    request = prompt(0, 40, LONG, salt)
+    request.sampling.temperature, request.sampling.seed, request.sampling.sample_count = 1.0, 5, 2
+    request.stopping.stop_token_ids.extend(stop_tokens)
+    return request
+
+
+def test_a_sample_that_had_ended_stays_ended_when_the_other_goes_on_elsewhere(services: Failing) -> None:
+    services.mend()
+    free = services.run([two_samples("free")])
+    assert free.codes() == {}
+    first, second = (sample.token_ids for sample in told(free.answers[0]))
+    stop = max(first[:8], key=[*second, *first].index)  # the second sample has it late, or never
+    undisturbed = services.run([two_samples("undisturbed", stop)])
+    assert undisturbed.codes() == {}
+    ended, long = (len(sample.token_ids) for sample in told(undisturbed.answers[0]))
+    assert ended <= 8 < 100 < long
+    running = services.run([two_samples("one", stop), two_samples("another", stop)])  # at each engine one
+    running.wait_for_tokens(60)
+    cut(services, random.Random(0))
+    assert running.codes() == {}
+    check_equal(running.answers, undisturbed.answers * 2)
+    assert failovers(running.answers) > 0
+    services.check_that_nothing_is_left()
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
