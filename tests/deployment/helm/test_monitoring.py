@@ -53,6 +53,7 @@ def test_the_rules_are_those_of_the_files_with_prometheus_own_templates_untouche
     rule = only(render_ci("metrics"), "PrometheusRule")
     assert rule["metadata"]["labels"]["release"] == "prometheus"
     groups = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
+    assert groups
     assert rule["spec"]["groups"] == groups
     assert len({group["name"] for group in groups}) == len(groups)
 
