@@ -36,7 +36,7 @@ _OF_LINKS = ("link_ca", "link_certificate", "link_key", "link_server_name")
 _COMMON = ("grace_seconds", "log_format", "log_level", "otlp_endpoint")
 _NOT_OF_SERVES_GATEWAY = ("engines", "discovery_seconds", "kvmanager", *_COMMON, *_FOR_SEVERAL, *_OF_LINKS)
 _NOT_OF_SERVES_ENGINE = (
-    *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
+    *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure", "metrics_compat"),
     *_OF_LINKS,
 )
 
@@ -125,7 +125,7 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
     settings = _closed(settings_from(KVManagerSettings, values))
     metrics = KVManagerMetrics()
     show_certificates(settings, metrics.registry)
-    shown = Shown.of(settings, metrics.registry, metrics_listen)
+    shown = Shown.of(settings, metrics.registry, metrics_listen, metrics.prepare)
     sys.exit(run_service("kvmanager", lambda: lambda: KVManagerService(settings, metrics), shown))
 
 

@@ -119,7 +119,7 @@ class Observed:
         finally:
             route: Any = scope.get("route")
             method = scope["method"] if scope["method"] in _METHODS else _UNKNOWN_ROUTE
-            status = status or scope.get(REFUSED_WITH, _CLIENT_CLOSED_REQUEST)
+            status = status or scope["state"].get(REFUSED_WITH, _CLIENT_CLOSED_REQUEST)
             self._observer.http_request(getattr(route, "path", _UNKNOWN_ROUTE), method, status)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
