@@ -1,17 +1,19 @@
 """A registry over HTTP, read on the event loop."""
 
 import asyncio
+import socket
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
+from contextlib import suppress
 
 import pytest
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.cli.metrics_page import Shown
+from services.cli.metrics_page import MetricsPage, Shown
 from services.cli.metrics_server import metrics_server
 from services.transport import AddressUnavailable
 from tests.scrape import Scrape
@@ -58,3 +60,65 @@ def test_an_address_that_is_taken_is_refused() -> None:
 
     with pytest.raises(AddressUnavailable, match="Address already in use"):
         asyncio.run(show())
+
+
+def test_more_connections_than_eight_are_refused_and_those_that_end_make_room() -> None:
+    async def crowd() -> tuple[list[bytes], Scrape]:
+        async with metrics_server(shown()) as url:
+            host, _, port = url.split("/")[2].rpartition(":")
+            idle = [socket.create_connection((host, int(port)), timeout=10) for _ in range(8)]
+            refused = [await asyncio.to_thread(_said, host, int(port)) for _ in range(3)]
+            for connection in idle:
+                connection.close()
+            while True:  # until the server has seen that they are closed; each look is a call
+                with suppress(urllib.error.HTTPError):
+                    return refused, await asyncio.to_thread(Scrape.of, url)
+
+    refused, scrape = asyncio.run(crowd())
+    assert all(said.startswith(b"HTTP/1.0 503 ") for said in refused)
+    assert scrape.has("reading_thread")
+
+
+def _said(host: str, port: int) -> bytes:
+    """Connect, send nothing, and return what the server says before it closes."""
+    with socket.create_connection((host, port), timeout=10) as connection:
+        return connection.makefile("rb").read()
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_metrics_are_read_and_nothing_else(method: str) -> None:
+    async def ask() -> int:
+        async with metrics_server(shown()) as url:
+            request = urllib.request.Request(url, method=method)
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                await asyncio.to_thread(urllib.request.urlopen, request, timeout=10)
+            caught.value.close()
+            return caught.value.code
+
+    assert asyncio.run(ask()) == 405
+
+
+def test_a_page_is_made_in_slices_between_which_others_go_on_and_is_that_of_the_library() -> None:
+    registry = CollectorRegistry()
+    many = Gauge("many", "So many that they take several slices.", ("number",), registry=registry)
+    for number in range(3000):
+        many.labels(f'"{number}"\n').set(number / 7)
+    Counter("one", "With another kind.", registry=registry).inc()
+    prepared = []
+
+    async def prepare() -> None:
+        prepared.append(len(registry._names_to_collectors))
+
+    async def make() -> tuple[bytes, int]:
+        page = MetricsPage(Shown(registry, "", prepare))
+        making = asyncio.create_task(page.text())
+        turns = 0
+        while not making.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return await making, turns
+
+    text, turns = asyncio.run(make())
+    assert text == generate_latest(registry)
+    assert turns > 10
+    assert len(prepared) == 1
