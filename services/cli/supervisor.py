@@ -73,7 +73,6 @@ class Supervisor:
             listen=self.engine_address,
             kvmanager=self.kvmanager_address,
             engine_id=engine_id,
-            metrics_compat=gateway.metrics_compat,
         )
         # When the engine ends, so does everything: nothing is to be waited for.
         self._gateway = replace(gateway, engines=self.engine_address, kvmanager=self.kvmanager_address, failovers=0)
@@ -82,7 +81,7 @@ class Supervisor:
             log_format=engine.log_format,
             log_level=engine.log_level,
             otlp_endpoint=engine.otlp_endpoint,
-            metrics_compat=gateway.metrics_compat,
+            metrics_compat=engine.metrics_compat,
         )
         self._show = show
         self._metrics = metrics
