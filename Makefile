@@ -13,7 +13,7 @@ HELM_TESTS := tests/deployment/helm
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test fuzz fuzz-http npm-clients acceptance helm helm-check helm-golden chart compose-check alerts-check gpu-check lint check proto dashboards readme clean model
+.PHONY: help demo serve test fuzz fuzz-http npm-clients acceptance helm helm-check helm-golden chart compose-check alerts-check gpu-check lint check proto dashboards rules readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -88,6 +88,8 @@ lint: .venv/installed ## check format, style, types, imports and generated code
 		diff -rq "$$fresh/dashboards" $$folder >&2 || { echo 'dashboards are stale: run make dashboards' >&2; exit 1; }; \
 	done
 	$(BIN)/python helm/generate.py --check
+	$(BIN)/python deploy/prometheus/vllm_rules.py | diff -q - deploy/prometheus/vllm-rules.yml >&2 || \
+		{ echo 'recording rules are stale: run make rules' >&2; exit 1; }
 	$(BIN)/python -m bench.readme --check
 
 proto: .venv/installed ## generate the Python code of protos/
@@ -98,6 +100,9 @@ dashboards: .venv/installed ## generate the Grafana dashboards
 
 chart: .venv/installed ## generate schema and README of the Helm chart, and copy the rules to it
 	$(BIN)/python helm/generate.py
+
+rules: .venv/installed ## generate the recording rules of vLLM's names
+	$(BIN)/python deploy/prometheus/vllm_rules.py > deploy/prometheus/vllm-rules.yml
 
 clean: ## remove .venv, build outputs and caches, but no downloaded model
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

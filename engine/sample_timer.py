@@ -21,15 +21,16 @@ class SampleTimer:
         """Mark the place behind all that was asked for until now."""
         if not self._on_gpu:
             return self._clock()
-        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
         return event
 
 
 def seconds_between(first: Mark, last: Mark) -> float:
     """Return the seconds that the device took from one mark to a later one; wait until it has come there."""
     if isinstance(first, torch.cuda.Event):
-        last.synchronize()  # type: ignore[union-attr]
-        return float(first.elapsed_time(last)) * _SECONDS_PER_MILLISECOND  # type: ignore[no-untyped-call]
+        assert isinstance(last, torch.cuda.Event), "both marks are of one device"
+        last.synchronize()
+        return float(first.elapsed_time(last)) * _SECONDS_PER_MILLISECOND
     assert not isinstance(last, torch.cuda.Event), "both marks are of one device"
     return last - first

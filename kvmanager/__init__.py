@@ -30,6 +30,7 @@ from kvmanager.manager import KVManager, PoolTotals, Session
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.report import PoolReport, SequenceReport, TierReport, adopt, report_of
+from kvmanager.slots import Slots
 from kvmanager.step import (
     Allocate,
     Commit,
@@ -93,6 +94,7 @@ __all__ = [
     "SequenceReport",
     "Session",
     "SessionReplaced",
+    "Slots",
     "StaleIncarnation",
     "Step",
     "StepItem",

@@ -4,7 +4,7 @@ One door, `apply`: a Step goes in, a StepResult comes out, every item all or not
 """
 
 from collections.abc import Callable, Generator, Iterable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import (
@@ -18,6 +18,7 @@ from kvmanager.errors import (
     UnknownSequence,
 )
 from kvmanager.pool_spec import PoolSpec
+from kvmanager.slots import SlotCount, Slots
 from kvmanager.step import Refusal, Step, StepItem, StepRefusal, StepResult
 from kvmanager.tier import Tier
 from kvmanager.verbs.admission import allocate
@@ -27,6 +28,7 @@ from kvmanager.verbs.pinning import change_pins
 from kvmanager.verbs.swapping import swap_in, swap_out
 
 _Item = TypeVar("_Item")
+_SLICE = 256  # sequences that are counted at a time: some 0.1 ms
 
 _REFUSALS: dict[type[ItemRefused], StepRefusal] = {
     OutOfBlocks: StepRefusal.OUT_OF_BLOCKS,
@@ -38,19 +40,6 @@ _REFUSALS: dict[type[ItemRefused], StepRefusal] = {
 }
 
 
-class Slots(NamedTuple):
-    """What the slots of held device blocks are good for, in tokens, as in Figure 2 of the PagedAttention paper.
-
-    `tokens` are computed, those of shared blocks counted once. `reserved` will be written by the running prefill.
-    `lookahead` are the slots of blocks that were granted ahead, `internal` those left in blocks that are begun.
-    """
-
-    tokens: int
-    reserved: int
-    lookahead: int
-    internal: int
-
-
 class Pool:
     """Block tables of one engine's sequences over a device tier and a host tier."""
 
@@ -58,6 +47,8 @@ class Pool:
         """Start with every block free and no sequence, or go on with `books`."""
         self.books = books or Books(spec, Tier(spec.device_blocks), Tier(spec.host_blocks))
         self.last_step = 0
+        self._pins_counted: list[list[int]] = []
+        self._pinned_blocks = 0
 
     @property
     def spec(self) -> PoolSpec:
@@ -149,48 +140,39 @@ class Pool:
                 sequence.computed = tokens
 
     def computed_tokens(self) -> int:
-        """Return the tokens computed in held device blocks, those of shared blocks counted once.
-
-        Looks at sequences, not at all blocks of their tables: whoever shares a block usually has it full, so only
-        shared blocks that a holder has not filled need a closer look.
-        """
-        size = self.spec.block_size
-        tokens = size * (sum(map(len, self.books.pins.values())) - self.device.saved)
-        tokens += sum(sequence.computed for sequence in self._on_device())
-        for block, fills in self._unfilled_shared_blocks().items():
-            most = size if self.device.count(block) > len(fills) else max(fills)
-            tokens += most - sum(fills) + size * (len(fills) - 1)
-        return tokens
+        """Return the tokens computed in held device blocks, those of shared blocks counted once."""
+        return self.slots().tokens
 
     def slots(self) -> Slots:
         """Say what the slots of held device blocks are good for. Takes time by the number of sequences."""
-        size = self.spec.block_size
-        tokens, reserved, lookahead = self.computed_tokens(), 0, 0
-        for sequence in self._on_device():
-            end = max(sequence.computed, min(sequence.prompt, sequence.room))
-            reserved += end - sequence.computed
-            lookahead += size * (len(sequence.table) - self.books.blocks_for(end))
-        rest = size * self.device.counts.held - tokens - reserved - lookahead
-        return Slots(tokens, reserved, lookahead, max(0, rest))
+        work = self.count_slots()
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                slots: Slots = end.value
+                return slots
 
-    def _unfilled_shared_blocks(self) -> dict[int, list[int]]:
-        """Return the shared blocks that a holder has not filled, with the tokens that each such holder has in them."""
-        unfilled: dict[int, list[int]] = {}
-        for sequence in self._on_device():
-            full, tokens = divmod(sequence.computed, self.spec.block_size)
-            for block in sequence.table[full:]:
-                if self.device.count(block) > 1:
-                    unfilled.setdefault(block, []).append(tokens)
-                tokens = 0
-        return unfilled
+    def count_slots(self) -> Generator[None, None, Slots]:
+        """Say what the slots of held device blocks are good for, a slice of the sequences at a time.
 
-    def _on_device(self) -> Iterable[Sequence]:
-        return (sequence for sequence in self.sequences.values() if not sequence.swapped)
+        Where Steps are applied between two slices, each sequence counts as it was when its slice came.
+        """
+        count = SlotCount(self.device, self.spec.block_size)
+        sequences = list(self.sequences.values())
+        for start in range(0, len(sequences), _SLICE):
+            if start:
+                yield
+            count.add(sequences[start : start + _SLICE])
+        return count.slots(sum(map(len, self.books.pins.values())))
 
     @property
     def pinned_blocks(self) -> int:
-        """Blocks that pins hold."""
-        return len({block for blocks in self.books.pins.values() for block in blocks})
+        """Blocks that pins hold. Looks at them only when pins have changed since it was last asked."""
+        pins = list(self.books.pins.values())
+        if pins != self._pins_counted:
+            self._pins_counted, self._pinned_blocks = pins, len({block for blocks in pins for block in blocks})
+        return self._pinned_blocks
 
     def withhold(self, device: Iterable[int], host: Iterable[int]) -> None:
         """Take blocks out of circulation whose counts are right. The next Step's result lists them."""

@@ -33,7 +33,7 @@ _AT_LEAST_1 = click.IntRange(min=1)
 _FOR_SEVERAL = ("routing", "routing_window_seconds", "routing_slack_tokens", "failovers", "failover_seconds")
 _OF_LINKS = ("link_ca", "link_certificate", "link_key", "link_server_name")
 # Said once for all three.
-_COMMON = ("grace_seconds", "log_format", "log_level", "otlp_endpoint")
+_COMMON = ("grace_seconds", "log_format", "log_level", "otlp_endpoint", "metrics_compat")
 _NOT_OF_SERVES_GATEWAY = ("engines", "discovery_seconds", "kvmanager", *_COMMON, *_FOR_SEVERAL, *_OF_LINKS)
 _NOT_OF_SERVES_ENGINE = (
     *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
@@ -125,7 +125,7 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
     settings = _closed(settings_from(KVManagerSettings, values))
     metrics = KVManagerMetrics()
     show_certificates(settings, metrics.registry)
-    shown = Shown.of(settings, metrics.registry, metrics_listen)
+    shown = Shown.of(settings, metrics.registry, metrics_listen, metrics.prepare)
     sys.exit(run_service("kvmanager", lambda: lambda: KVManagerService(settings, metrics), shown))
 
 
@@ -392,7 +392,7 @@ def model(name: str) -> None:
 
 @cli.command()
 @click.option("--results", type=click.Path(dir_okay=False), help="Also write the measured figures to this JSON file.")
-@options_of(EngineSettings, leave_out=(*_NOT_OF_SERVES_ENGINE, "model_name", "engine_id"))
+@options_of(EngineSettings, leave_out=(*_NOT_OF_SERVES_ENGINE, "model_name", "engine_id", "metrics_compat"))
 def demo(results: str | None, **values: Any) -> None:
     """Start everything, and show what the block pool does.
 

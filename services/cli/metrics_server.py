@@ -2,33 +2,44 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, Metric, start_http_server
-from prometheus_client.registry import Collector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from services.cli.metrics_page import Exposition, MetricsPage
 from services.transport import AddressUnavailable
 
-_SNAPSHOT_SECONDS = 5.0
+_ANSWER_SECONDS = 5.0
+_READ_SECONDS = 5.0
+_MOST_CONNECTIONS = 8
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+
+_Environ = dict[str, Any]
+_StartResponse = Callable[[str, list[tuple[str, str]]], object]
 
 
 @asynccontextmanager
-async def metrics_server(address: str, registry: CollectorRegistry) -> AsyncIterator[str]:
-    """Serve a registry over HTTP, and give the URL. Raises AddressUnavailable.
+async def metrics_server(exposition: Exposition) -> AsyncIterator[str]:
+    """Serve metrics over HTTP, and give the URL. Raises AddressUnavailable.
 
-    Requests are answered on threads of their own, but the registry is read on the running event loop: what its
-    collectors look at has one owner, and one scrape sees one moment.
+    Requests are read on threads of their own, eight at most, but the registry is read and written down on the running
+    event loop: what its collectors look at has one owner.
     """
-    host, _, port = address.rpartition(":")
-    on_loop = CollectorRegistry(support_collectors_without_names=True)
-    on_loop.register(_OnEventLoop(registry))
+    host, _, port = exposition.address.rpartition(":")
     try:
-        server, thread = start_http_server(int(port), host.strip("[]"), on_loop)
+        server = _Server(host.strip("[]"), int(port), MetricsPage(exposition))
     except (ValueError, OverflowError) as error:
-        raise AddressUnavailable(f"cannot show metrics on {address}: it is not host:port") from error
+        raise AddressUnavailable(f"cannot show metrics on {exposition.address}: it is not host:port") from error
     except OSError as error:
-        raise AddressUnavailable(f"cannot show metrics on {address}: {error.strerror}") from error
+        raise AddressUnavailable(f"cannot show metrics on {exposition.address}: {error.strerror}") from error
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     try:
         yield f"http://{host}:{server.server_port}/metrics"
     finally:
@@ -40,20 +51,57 @@ async def metrics_server(address: str, registry: CollectorRegistry) -> AsyncIter
         thread.join()
 
 
-class _OnEventLoop(Collector):
-    """Reads a registry on the event loop that made this."""
+class _Handler(WSGIRequestHandler):
+    timeout = _READ_SECONDS
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Log nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, as long as these are few."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, page: MetricsPage) -> None:
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._page = page
         self._loop = asyncio.get_running_loop()
+        super().__init__((host, port), _Handler)
+        self.set_app(self._answer)
 
-    def describe(self) -> Iterable[Metric]:
-        """Say nothing: the registry behind this knows its names."""
-        return ()
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Take a connection, unless there are too many."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with suppress(OSError):
+            request.sendall(_BUSY)
+        self.shutdown_request(request)
 
-    def collect(self) -> Iterable[Metric]:
-        """Return all metrics of one moment. Raises TimeoutError when the event loop does not answer."""
-        return asyncio.run_coroutine_threadsafe(self._snapshot(), self._loop).result(_SNAPSHOT_SECONDS)
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer what comes over a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
-    async def _snapshot(self) -> list[Metric]:
-        return list(self._registry.collect())
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that go away, or send nothing."""
+
+    def _answer(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            start_response(_status(HTTPStatus.METHOD_NOT_ALLOWED), [("allow", "GET, HEAD")])
+            return [b""]
+        try:
+            text = asyncio.run_coroutine_threadsafe(self._page.text(), self._loop).result(_ANSWER_SECONDS)
+        except TimeoutError:
+            start_response(_status(HTTPStatus.SERVICE_UNAVAILABLE), [])
+            return [b"the event loop does not answer\n"]
+        start_response(_status(HTTPStatus.OK), [("content-type", CONTENT_TYPE_PLAIN_0_0_4)])
+        return [text]
+
+
+def _status(status: HTTPStatus) -> str:
+    return f"{status.value} {status.phrase}"

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from services.cli.health import HealthServicer
+from services.cli.metrics_page import Exposition, nothing
 from services.cli.metrics_server import metrics_server
 from services.logs import Logs, logging_to_stderr
 from services.service import Service
@@ -37,7 +38,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 log = logging.getLogger("quire")
 
 
-class LogSettings(Protocol):
+class ShownSettings(Protocol):
     """The settings of any service."""
 
     @property
@@ -48,20 +49,30 @@ class LogSettings(Protocol):
     def log_level(self) -> str:
         """See services.logs.LEVELS."""
 
+    @property
+    def metrics_compat(self) -> str:
+        """See services.vllm_names.COMPAT."""
+
 
 @dataclass(frozen=True)
 class Shown:
-    """What a process lets be seen of itself: metrics at an address, unless that is empty, and its log."""
+    """What a process lets be seen of itself: its metrics, and its log."""
 
-    metrics: CollectorRegistry
-    metrics_listen: str
+    metrics: Exposition
     log_format: str = "text"
     log_level: str = "info"
 
     @classmethod
-    def of(cls, settings: LogSettings, metrics: CollectorRegistry, metrics_listen: str) -> "Shown":
-        """Return what a service's settings say of its log, with its metrics."""
-        return cls(metrics, metrics_listen, settings.log_format, settings.log_level)
+    def of(
+        cls,
+        settings: ShownSettings,
+        metrics: CollectorRegistry,
+        metrics_listen: str,
+        prepare: Callable[[], Awaitable[None]] = nothing,
+    ) -> "Shown":
+        """Return what a service's settings say of it; `prepare` is awaited before the metrics are read."""
+        exposition = Exposition(metrics, metrics_listen, prepare, settings.metrics_compat)
+        return cls(exposition, settings.log_format, settings.log_level)
 
 
 def run_service(label: str, prepare: Callable[[], Callable[[], Service]], shown: Shown) -> int:
@@ -72,7 +83,7 @@ def run_service(label: str, prepare: Callable[[], Callable[[], Service]], shown:
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # else a second series for each that counts
     with logging_to_stderr(label, shown.log_format, shown.log_level) as logs:
-        shown.metrics.register(_DroppedLines(logs))
+        shown.metrics.registry.register(_DroppedLines(logs))
         return _run_logged(label, prepare, shown)
 
 
@@ -94,7 +105,7 @@ def _run_logged(label: str, prepare: Callable[[], Callable[[], Service]], shown:
         signal.signal(number, _leave)
     try:
         make = _without_garbage(prepare)
-        asyncio.run(_run(label, make, _metrics_shown(label, shown.metrics, shown.metrics_listen)))
+        asyncio.run(_run(label, make, _metrics_shown(label, shown.metrics)))
     except KeyboardInterrupt:
         log.info("%s was stopped before it began", label)
         return 0
@@ -149,13 +160,13 @@ async def _run(label: str, make: Callable[[], Service], metrics_shown: AbstractA
 
 
 @asynccontextmanager
-async def _metrics_shown(label: str, metrics: CollectorRegistry, address: str) -> AsyncIterator[None]:
-    if not address:
+async def _metrics_shown(label: str, metrics: Exposition) -> AsyncIterator[None]:
+    if not metrics.address:
         yield
         return
-    ProcessCollector(registry=metrics)
-    PlatformCollector(registry=metrics)
-    async with metrics_server(address, metrics) as url:
+    ProcessCollector(registry=metrics.registry)
+    PlatformCollector(registry=metrics.registry)
+    async with metrics_server(metrics) as url:
         log.info("%s shows its metrics at %s", label, url)
         yield
 

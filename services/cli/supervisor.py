@@ -69,7 +69,10 @@ class Supervisor:
         # Without a name of its own it would be called after its socket, which has another name at every start.
         engine_id = engine.engine_id or platform.node()
         self._engine = replace(
-            engine, listen=self.engine_address, kvmanager=self.kvmanager_address, engine_id=engine_id
+            engine,
+            listen=self.engine_address,
+            kvmanager=self.kvmanager_address,
+            engine_id=engine_id,
         )
         # When the engine ends, so does everything: nothing is to be waited for.
         self._gateway = replace(gateway, engines=self.engine_address, kvmanager=self.kvmanager_address, failovers=0)
@@ -78,6 +81,7 @@ class Supervisor:
             log_format=engine.log_format,
             log_level=engine.log_level,
             otlp_endpoint=engine.otlp_endpoint,
+            metrics_compat=engine.metrics_compat,
         )
         self._show = show
         self._metrics = metrics

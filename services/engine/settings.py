@@ -8,6 +8,7 @@ from engine.scheduler import Limits
 from services import exposure, logs
 from services.settings import InvalidSetting, check, setting
 from services.tracing import OTLP_ENDPOINT
+from services.vllm_names import COMPAT, METRICS_COMPAT
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class EngineSettings:
     link_key: str = setting("", exposure.LINK_KEY)
     link_server_name: str = setting("", exposure.LINK_SERVER_NAME.format(whom="the KV manager's"))
     insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who reaches it can use it"))
+    metrics_compat: str = setting("none", METRICS_COMPAT, choices=COMPAT)
     grace_seconds: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
     log_format: str = logs.format_setting()
     log_level: str = logs.level_setting()

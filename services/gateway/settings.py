@@ -7,6 +7,7 @@ from services.gateway.discovery import Places
 from services.gateway.routing import Policy
 from services.settings import check, setting
 from services.tracing import OTLP_ENDPOINT
+from services.vllm_names import COMPAT, METRICS_COMPAT
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class GatewaySettings:
     link_key: str = setting("", exposure.LINK_KEY)
     link_server_name: str = setting("", exposure.LINK_SERVER_NAME.format(whom="the engines' and the KV manager's"))
     insecure: bool = setting(False, exposure.INSECURE.format(what="nobody is asked for an API key"))
+    metrics_compat: str = setting("none", METRICS_COMPAT, choices=COMPAT)
     grace_seconds: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
     log_format: str = logs.format_setting()
     log_level: str = logs.level_setting()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from services import exposure, logs
 from services.settings import check, setting
 from services.tracing import OTLP_ENDPOINT
+from services.vllm_names import COMPAT, METRICS_COMPAT
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class KVManagerSettings:
     tls_key: str = setting("", exposure.TLS_KEY)
     tls_client_ca: str = setting("", exposure.TLS_CLIENT_CA)
     insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who reaches it can use it"))
+    metrics_compat: str = setting("none", METRICS_COMPAT, choices=COMPAT)
     grace_seconds: float = setting(45.0, "Seconds that attached engines have to leave after SIGTERM.", least=0)
     log_format: str = logs.format_setting()
     log_level: str = logs.level_setting()

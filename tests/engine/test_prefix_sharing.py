@@ -93,7 +93,10 @@ def test_equal_prompts_that_come_while_the_first_is_prefilled_wait_and_share(
         engine.turn()
     assert engine.tokens["r0"] == []
     ids += [engine.submit(prompt, MAX_TOKENS) for _ in range(7)]
+    engine.turn()
+    assert (engine.scheduler.waiting, engine.scheduler.deferred) in ((7, 7), (7, 0)), "0: a Step is under way"
     engine.run()
+    assert engine.scheduler.deferred == 0
     assert sorted(engine.cached.values()) == [0] + [96] * 7
     assert engine.scheduler.totals.computed_tokens == 96 + 8 * (4 + MAX_TOKENS - 1)
     assert near_ties(engine.folder, [prompt] * 8, [engine.tokens[one] for one in ids], MAX_TOKENS) <= 1

@@ -5,14 +5,17 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
 import pytest
 
 from quire.v1 import gateway_pb2_grpc
+from services.gateway.api_keys import make_key
+from tests.api_keys import Keyed, write_keys
 from tests.load import prompt_request, run_streams
-from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
+from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, RunningService
 from tests.scrape import Scrape
 
 LABELS = {"model_name": "tiny-llama", "engine": platform.node()}
@@ -156,16 +159,121 @@ def test_tokens_are_counted_as_the_clients_saw_them(tiny_quire: RunningQuire) ->
     assert difference("quire_prompt_tokens_total", *engine) == sum(usage.prompt_tokens for usage in usages)
     assert difference("quire_prompt_tokens_cached_total", *engine) == sum(usage.cached_tokens for usage in usages)
     assert difference("quire_generation_tokens_total", *engine) == 8 * 9
+    sources = [now["engine"].values("quire_prompt_tokens_by_source_total", "source") for now in (before, after)]
+    came = {source: sources[1][source] - sources[0][source] for source in sources[1]}
+    cached = sum(usage.cached_tokens for usage in usages)
+    assert came == {"local_cache_hit": cached, "local_compute": sum(one.prompt_tokens for one in usages) - cached}
     assert difference("quire_step_seconds_count", *engine) >= 9
     gateway = before["gateway"], after["gateway"]
     assert difference("quire_time_to_first_token_seconds_count", *gateway) == 8
     assert difference("quire_inter_token_latency_seconds_count", *gateway) == 8 * (9 - 1)
     assert difference("quire_e2e_request_latency_seconds_count", *gateway) == 8
     assert difference("quire_request_success_total", *gateway, finished_reason="length") == 8
+    of_each = {
+        "quire_request_prompt_tokens": sum(usage.prompt_tokens for usage in usages),
+        "quire_request_prefill_kv_computed_tokens": sum(one.prompt_tokens - one.cached_tokens for one in usages),
+        "quire_request_generation_tokens": 8 * 9,
+        "quire_request_max_num_generation_tokens": 8 * 9,
+        "quire_request_params_max_tokens": 8 * 9,
+        "quire_request_params_n": 8,
+        "quire_request_queue_time_seconds": seconds(answers, "queued"),
+        "quire_request_prefill_time_seconds": seconds(answers, "prefill"),
+        "quire_request_decode_time_seconds": seconds(answers, "decode"),
+        "quire_request_inference_time_seconds": seconds(answers, "prefill") + seconds(answers, "decode"),
+        "quire_request_time_per_output_token_seconds": seconds(answers, "decode") / (9 - 1),
+    }
+    for name, total in of_each.items():
+        assert difference(f"{name}_count", *gateway) == 8, name
+        assert difference(f"{name}_sum", *gateway) == pytest.approx(total), name
+    assert difference("quire_iteration_tokens_total_sum", *engine) >= 8 * (9 - 1)
     waited = sum(answer.finished.timing.time_to_first_token.ToTimedelta().total_seconds() for answer in answers)
     assert difference("quire_time_to_first_token_seconds_sum", *gateway) == pytest.approx(waited, rel=0.2, abs=0.02)
     total = sum(answer.finished.timing.total.ToTimedelta().total_seconds() for answer in answers)
     assert difference("quire_e2e_request_latency_seconds_sum", *gateway) == pytest.approx(total, rel=0.2, abs=0.02)
+
+
+def seconds(answers: list[Answer], part: str) -> float:
+    return sum(getattr(answer.finished.timing, part).ToTimedelta().total_seconds() for answer in answers)
+
+
+def test_the_phases_of_the_steps_are_the_time_that_the_engine_was_busy(tiny_quire: RunningQuire) -> None:
+    tiny_quire.generate(prompt_request("warm", 2))
+    tiny_quire.settled_pool()
+    before, begun = scrape(tiny_quire, "engine"), time.monotonic()
+    tiny_quire.generate(prompt_request("a longer answer", 200))
+    after, elapsed = scrape(tiny_quire, "engine"), time.monotonic() - begun
+    steps = difference("quire_step_seconds_count", before, after)
+    spent = {}
+    for phase in ("plan", "wait", "forward", "sample", "publish"):
+        assert difference("quire_step_phase_seconds_count", before, after, phase=phase) == steps >= 200
+        spent[phase] = difference("quire_step_phase_seconds_sum", before, after, phase=phase)
+    ran = difference("quire_step_seconds_sum", before, after)
+    assert spent["forward"] + spent["sample"] == pytest.approx(ran)
+    assert min(spent["plan"], spent["forward"], spent["sample"], spent["publish"]) > 0
+    assert sum(spent.values()) <= elapsed
+
+
+def test_streams_are_shown_as_open_by_what_they_came_over(tiny_quire: RunningQuire) -> None:
+    def open_now() -> dict[str, float]:
+        return {"grpc": 0.0, "http": 0.0} | scrape(tiny_quire, "gateway").values("quire_open_streams", "protocol")
+
+    call = tiny_quire.gateway.Generate(prompt_request("over gRPC", 900))
+    next(call)
+    body = {"prompt": "over HTTP", "max_tokens": 900, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{tiny_quire.http_url}/v1/completions", json=body, timeout=CALL_SECONDS) as response:
+        assert response.status_code == 200, response.read()
+        assert open_now() == {"grpc": 1, "http": 1}
+        call.cancel()
+    deadline = time.monotonic() + CALL_SECONDS
+    while (left := open_now()) != {"grpc": 0, "http": 0} and time.monotonic() < deadline:
+        pass  # each look is a call
+    assert left == {"grpc": 0, "http": 0}
+    tiny_quire.settled_pool()
+
+
+def test_refusals_are_counted_by_what_refused(
+    quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    single, frugal = make_key(), make_key()
+    limits = {single: "max_concurrent_requests = 1", frugal: "tokens_per_minute = 20"}
+    entries = {key: f"tenant = '{number}'\n{limit}" for number, (key, limit) in enumerate(limits.items())}
+    keys = write_keys(tmp_path / "keys.toml", entries)
+    running = quire("--model", str(tiny_model("llama")), "--api-keys", str(keys), "--max-requests", "2")
+    one, other = (Keyed(running.addresses["gateway"], key) for key in limits)
+    calls = []
+
+    def refused(client: Any, max_tokens: int) -> str:
+        before = scrape(running, "gateway").values("quire_admission_rejections_total", "reason")
+        with pytest.raises(grpc.RpcError):
+            list(client.Generate(prompt_request("refused", max_tokens), timeout=CALL_SECONDS))
+        after = scrape(running, "gateway").values("quire_admission_rejections_total", "reason")
+        (reason,) = [reason for reason, count in after.items() if count != before.get(reason, 0)]
+        assert after[reason] == before.get(reason, 0) + 1
+        return reason
+
+    assert refused(running.gateway, 5) == "unauthenticated"
+    calls.append(one.gateway.Generate(prompt_request("runs", 900), timeout=CALL_SECONDS))
+    next(calls[0])
+    assert refused(one.gateway, 5) == "tenant_requests"
+    calls.append(other.gateway.Generate(prompt_request("runs too", 9), timeout=CALL_SECONDS))
+    list(calls[1])
+    assert refused(other.gateway, 19) == "tenant_tokens"
+    calls[0].cancel()
+    one.close()
+    other.close()
+
+
+def test_what_is_refused_because_no_engine_is_there_is_counted_under_no_model(
+    service: Callable[..., RunningService],
+) -> None:
+    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", "127.0.0.1:1")
+    request = prompt_request("nobody is there", 5)
+    request.model = "made-up"
+    with pytest.raises(grpc.RpcError):
+        list(gateway_pb2_grpc.GatewayStub(gateway.channel).Generate(request, timeout=CALL_SECONDS))
+    shown = Scrape.of(gateway.metrics_url)
+    (sample,) = [sample for sample in shown.samples if sample.name == "quire_admission_rejections_total"]
+    assert (sample.labels, sample.value) == ({"model_name": "", "reason": "unavailable"}, 1)
 
 
 def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQuire) -> None:
@@ -195,6 +303,7 @@ def test_while_requests_run_their_blocks_and_tokens_are_shown_as_held(tiny_quire
     call.cancel()
     assert engine.value("quire_num_requests_running") == 1
     assert engine.value("quire_num_requests_waiting") == 0
+    assert engine.values("quire_num_requests_waiting_by_reason", "reason") == {"capacity": 0, "deferred": 0}
     held = manager.value("quire_kv_blocks", tier="device", state="held")
     assert held > 0
     assert manager.value("quire_kv_cache_usage_perc") == pytest.approx(held / 64)

@@ -1,16 +1,19 @@
 """A registry over HTTP, read on the event loop."""
 
 import asyncio
+import socket
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
+from contextlib import suppress
 
 import pytest
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from services.cli.metrics_page import MetricsPage, Shown
 from services.cli.metrics_server import metrics_server
 from services.transport import AddressUnavailable
 from tests.scrape import Scrape
@@ -23,28 +26,28 @@ class Where(Collector):
         yield GaugeMetricFamily("reading_thread", "Identity.", value=threading.get_ident())
 
 
-def registry() -> CollectorRegistry:
-    made = CollectorRegistry()
-    made.register(Where())
-    return made
+def shown(address: str = "127.0.0.1:0") -> Shown:
+    registry = CollectorRegistry()
+    registry.register(Where())
+    return Shown(registry, address)
 
 
 def test_the_registry_is_read_on_the_event_loop_while_others_wait_for_the_answer() -> None:
     async def scrape() -> list[Scrape]:
-        async with metrics_server("127.0.0.1:0", registry()) as url:
+        async with metrics_server(shown()) as url:
             return await asyncio.gather(*(asyncio.to_thread(Scrape.of, url) for _ in range(4)))
 
-    shown = asyncio.run(scrape())
-    assert [one.value("reading_thread") for one in shown] == [threading.get_ident()] * 4
+    scrapes = asyncio.run(scrape())
+    assert [one.value("reading_thread") for one in scrapes] == [threading.get_ident()] * 4
 
 
 def test_nothing_is_shown_after_the_end_and_the_port_is_free_again() -> None:
     async def show_twice() -> None:
-        async with metrics_server("127.0.0.1:0", registry()) as url:
+        async with metrics_server(shown()) as url:
             pass
         with pytest.raises(urllib.error.URLError):
             await asyncio.to_thread(Scrape.of, url)
-        async with metrics_server(url.split("/")[2], registry()) as again:
+        async with metrics_server(shown(url.split("/")[2])) as again:
             assert again == url
 
     asyncio.run(show_twice())
@@ -52,8 +55,70 @@ def test_nothing_is_shown_after_the_end_and_the_port_is_free_again() -> None:
 
 def test_an_address_that_is_taken_is_refused() -> None:
     async def show() -> None:
-        async with metrics_server("127.0.0.1:0", registry()) as url, metrics_server(url.split("/")[2], registry()):
+        async with metrics_server(shown()) as url, metrics_server(shown(url.split("/")[2])):
             pass
 
     with pytest.raises(AddressUnavailable, match="Address already in use"):
         asyncio.run(show())
+
+
+def test_more_connections_than_eight_are_refused_and_those_that_end_make_room() -> None:
+    async def crowd() -> tuple[list[bytes], Scrape]:
+        async with metrics_server(shown()) as url:
+            host, _, port = url.split("/")[2].rpartition(":")
+            idle = [socket.create_connection((host, int(port)), timeout=10) for _ in range(8)]
+            refused = [await asyncio.to_thread(_said, host, int(port)) for _ in range(3)]
+            for connection in idle:
+                connection.close()
+            while True:  # until the server has seen that they are closed; each look is a call
+                with suppress(urllib.error.HTTPError):
+                    return refused, await asyncio.to_thread(Scrape.of, url)
+
+    refused, scrape = asyncio.run(crowd())
+    assert all(said.startswith(b"HTTP/1.0 503 ") for said in refused)
+    assert scrape.has("reading_thread")
+
+
+def _said(host: str, port: int) -> bytes:
+    """Connect, send nothing, and return what the server says before it closes."""
+    with socket.create_connection((host, port), timeout=10) as connection:
+        return connection.makefile("rb").read()
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_metrics_are_read_and_nothing_else(method: str) -> None:
+    async def ask() -> int:
+        async with metrics_server(shown()) as url:
+            request = urllib.request.Request(url, method=method)
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                await asyncio.to_thread(urllib.request.urlopen, request, timeout=10)
+            caught.value.close()
+            return caught.value.code
+
+    assert asyncio.run(ask()) == 405
+
+
+def test_a_page_is_made_in_slices_between_which_others_go_on_and_is_that_of_the_library() -> None:
+    registry = CollectorRegistry()
+    many = Gauge("many", "So many that they take several slices.", ("number",), registry=registry)
+    for number in range(3000):
+        many.labels(f'"{number}"\n').set(number / 7)
+    Counter("one", "With another kind.", registry=registry).inc()
+    prepared = []
+
+    async def prepare() -> None:
+        prepared.append(len(registry._names_to_collectors))
+
+    async def make() -> tuple[bytes, int]:
+        page = MetricsPage(Shown(registry, "", prepare))
+        making = asyncio.create_task(page.text())
+        turns = 0
+        while not making.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return await making, turns
+
+    text, turns = asyncio.run(make())
+    assert text == generate_latest(registry)
+    assert turns > 10
+    assert len(prepared) == 1

@@ -144,7 +144,7 @@ def test_a_switch_in_the_environment_does_not_reach_a_child_that_was_told_otherw
 @pytest.mark.parametrize("name", ["serve", "demo"])
 def test_serve_and_demo_take_the_engines_settings_too(name: str) -> None:
     options = {parameter.name for parameter in cli.commands[name].params if isinstance(parameter, click.Option)}
-    inner = {"listen", "kvmanager", "engine", "model_name", "engine_id", "insecure"}
+    inner = {"listen", "kvmanager", "engine", "model_name", "engine_id", "insecure", "metrics_compat"}
     wanted = {field.name for field in dataclasses.fields(EngineSettings)} - inner
     assert options >= {name for name in wanted if not name.startswith(("tls_", "link_"))}
 

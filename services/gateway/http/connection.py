@@ -15,8 +15,8 @@ _HEAD_BYTES = 32 * 1024
 _MOST_HEADERS = 100
 # Requests that a client may send before the one before them is answered.
 _MOST_PIPELINED = 8
-# In the scope of a request that was answered here while the application worked on it: how.
-REFUSED_WITH = "quire.refused_with"
+# In the state of a request that was answered here while the application worked on it: the status.
+REFUSED_WITH = "refused_with"
 # Of a body that nobody reads any more, because its request has been answered.
 _MOST_UNREAD_BYTES = 64 * 1024 * 1024
 
@@ -182,7 +182,7 @@ class Connection(HttpToolsProtocol):
 
     def _tell_refusal(self, status: HTTPStatus) -> None:
         if self._answering:
-            self.cycle.scope[REFUSED_WITH] = status.value
+            self.cycle.scope["state"][REFUSED_WITH] = status.value
         else:
             self._refused(status.value)
 

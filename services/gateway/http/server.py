@@ -119,7 +119,8 @@ class Observed:
         finally:
             route: Any = scope.get("route")
             method = scope["method"] if scope["method"] in _METHODS else _UNKNOWN_ROUTE
-            status = status or scope.get(REFUSED_WITH, _CLIENT_CLOSED_REQUEST)
+            # What was refused below gets no other answer, whatever the application makes of a client that is gone.
+            status = scope["state"].get(REFUSED_WITH) or status or _CLIENT_CLOSED_REQUEST
             self._observer.http_request(getattr(route, "path", _UNKNOWN_ROUTE), method, status)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:

@@ -9,7 +9,7 @@ import pytest
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.errors import DeadlinePassed, GenerationFailed, Overloaded, ServiceError, SlowClient, Unavailable
 from services.gateway.measured import measured
-from services.gateway.observer import Ending, RequestObserver
+from services.gateway.observer import Ending, FinishedRequest, RequestObserver
 
 ARRIVAL = 100.0
 Response = gateway_pb2.GenerateResponse
@@ -26,6 +26,9 @@ class Heard(RequestObserver):
 
     def next_tokens(self, count: int, seconds: float) -> None:
         self.events.append(("next", count, seconds))
+
+    def finished(self, request: FinishedRequest) -> None:
+        self.events.append(("finished", request))
 
     def ended(self, ending: Ending, seconds: float) -> None:
         self.events.append((ending, seconds))
@@ -68,12 +71,33 @@ def test_tokens_and_the_end_are_told_with_their_times_and_nothing_is_changed() -
     steps = (Response(started=gateway_pb2.Started()), delta(1), delta(2), finished(decoding_pb2.FINISH_REASON_LENGTH))
     got, heard = hear(*steps)
     assert got == list(steps)
-    assert heard.events == [("first", 2.0), ("next", 1, 1.0), (Ending.LENGTH, 4.0)]
+    assert [event for event in heard.events if event[0] != "finished"] == [
+        ("first", 2.0),
+        ("next", 1, 1.0),
+        (Ending.LENGTH, 4.0),
+    ]
 
 
 def test_tokens_that_come_together_share_the_time_and_text_without_a_token_is_no_token() -> None:
     _, heard = hear(delta(1, 2, 3), delta(), delta(4, 5), finished(decoding_pb2.FINISH_REASON_STOP))
-    assert heard.events == [("first", 1.0), ("next", 2, 0.0), ("next", 2, 2.0), (Ending.STOP, 4.0)]
+    *tokens, (_, request), end = heard.events
+    assert tokens == [("first", 1.0), ("next", 2, 0.0), ("next", 2, 2.0)]
+    assert isinstance(request, FinishedRequest)
+    assert request.longest_sample == 5
+    assert end == (Ending.STOP, 4.0)
+
+
+def test_a_finished_request_is_told_with_its_figures_and_the_tokens_of_its_longest_sample() -> None:
+    end = finished(decoding_pb2.FINISH_REASON_LENGTH)
+    end.finished.samples.add(reason=decoding_pb2.FINISH_REASON_STOP)
+    end.finished.usage.CopyFrom(gateway_pb2.Usage(prompt_tokens=7, cached_tokens=4, generated_tokens=5))
+    end.finished.timing.queued.FromMilliseconds(250)
+    end.finished.timing.prefill.FromMilliseconds(500)
+    end.finished.timing.decode.FromMilliseconds(1500)
+    parts = [(0, [1, 2]), (1, [3]), (0, [4, 5])]
+    deltas = [Response(delta=gateway_pb2.Delta(sample=sample, token_ids=ids)) for sample, ids in parts]
+    _, heard = hear(Response(started=gateway_pb2.Started(max_tokens=9)), *deltas, end)
+    assert ("finished", FinishedRequest(7, 4, 5, 4, 2, 9, 0.25, 0.5, 1.5)) in heard.events
 
 
 @pytest.mark.parametrize(

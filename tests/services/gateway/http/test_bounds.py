@@ -338,3 +338,45 @@ def test_a_draining_server_finishes_what_runs_and_sends_others_away(tiny_model: 
         one.run(one.server.answered())
     finally:
         one.close()
+
+
+# What is refused below the application, and counted all the same
+
+
+def heard(server: PlayedServer, refuse: Callable[[], object]) -> list[tuple[str, str, int]]:
+    """Return what the observer hears of what `refuse` does."""
+    before = len(server.observer.heard)
+    refuse()
+    deadline = time.monotonic() + 5
+    while len(server.observer.heard) == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return server.observer.heard[before:]
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: " + b"x" * 40_000 + b"\r\n\r\n", 431),
+        (b"GET /health HT", 408),
+    ],
+    ids=["no HTTP", "large head", "half a head"],
+)
+def test_a_refusal_before_the_path_is_known_is_counted(server: PlayedServer, data: bytes, status: int) -> None:
+    assert heard(server, lambda: raw(server, data)) == [("other", "other", status)]
+
+
+def test_a_body_that_does_not_come_is_counted_once_and_under_its_path(server: PlayedServer) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{"
+    assert heard(server, lambda: raw(server, head)) == [("/v1/completions", "POST", 408)]
+
+
+def test_each_connection_too_many_is_counted(server: PlayedServer) -> None:
+    def crowd() -> None:
+        others = [socket.create_connection(server.place, timeout=5) for _ in range(CONNECTIONS + 2)]
+        for one in others[CONNECTIONS:]:
+            assert b"HTTP/1.1 503" in read_all(one)
+        for one in others:
+            one.close()
+
+    assert [one for one in heard(server, crowd) if one[2] == 503] == [("other", "other", 503)] * 2

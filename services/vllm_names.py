@@ -1,0 +1,82 @@
+"""Which of our metrics are which of vLLM's: dashboards and autoscalers that ask for vLLM's names work unchanged.
+
+One table says it. `--metrics-compat vllm` shows the metrics under both names, and deploy/prometheus/vllm-rules.yml, for
+whoever leaves that off, is written from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+COMPAT = ("none", "vllm")
+METRICS_COMPAT = "Other names that metrics are shown under beside their own: vLLM's, or none."
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """A metric of ours and the names that vLLM has or had for it, without `quire_` and `vllm:`.
+
+    `kind` is gauge, counter, histogram or info. Counters are named without `_total`, infos without `_info`. Where a
+    label's values have other words there, `words` has them by ours; what has none is not shown.
+    """
+
+    kind: str
+    name: str
+    older: tuple[str, ...] = ()
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> str:
+        """Our name."""
+        return f"quire_{self.name}"
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        """VLLM's names, today's first."""
+        return tuple(f"vllm:{name}" for name in (self.name, *self.older))
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What the names of its samples end with."""
+        return _SUFFIXES[self.kind]
+
+    def translated(self, labels: Mapping[str, str]) -> dict[str, str] | None:
+        """Return the labels in vLLM's words, None where it has none for them."""
+        changed = {label: words.get(labels[label]) for label, words in self.words.items()}
+        known = {label: word for label, word in changed.items() if word is not None}
+        return {**labels, **known} if len(known) == len(changed) else None
+
+
+_SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}
+_REJECTIONS = {"max_requests": "max_num_queued_reqs", "max_queued_tokens": "max_num_queued_tokens"}
+
+COUNTERPARTS = (
+    Counterpart("gauge", "num_requests_running"),
+    Counterpart("gauge", "num_requests_waiting"),
+    Counterpart("gauge", "num_requests_waiting_by_reason"),
+    Counterpart("gauge", "kv_cache_usage_perc", ("gpu_cache_usage_perc",)),
+    Counterpart("info", "cache_config"),
+    Counterpart("counter", "prompt_tokens"),
+    Counterpart("counter", "prompt_tokens_by_source"),
+    Counterpart("counter", "prompt_tokens_cached"),
+    Counterpart("counter", "generation_tokens"),
+    Counterpart("counter", "prefix_cache_queries", ("gpu_prefix_cache_queries",)),
+    Counterpart("counter", "prefix_cache_hits", ("gpu_prefix_cache_hits",)),
+    Counterpart("counter", "num_preemptions"),
+    Counterpart("counter", "request_success"),
+    Counterpart("counter", "admission_rejections", words={"reason": _REJECTIONS}),
+    Counterpart("histogram", "iteration_tokens_total"),
+    Counterpart("histogram", "time_to_first_token_seconds"),
+    Counterpart("histogram", "inter_token_latency_seconds", ("time_per_output_token_seconds",)),
+    Counterpart("histogram", "request_time_per_output_token_seconds"),
+    Counterpart("histogram", "e2e_request_latency_seconds"),
+    Counterpart("histogram", "request_queue_time_seconds"),
+    Counterpart("histogram", "request_inference_time_seconds"),
+    Counterpart("histogram", "request_prefill_time_seconds"),
+    Counterpart("histogram", "request_decode_time_seconds"),
+    Counterpart("histogram", "request_prompt_tokens"),
+    Counterpart("histogram", "request_generation_tokens"),
+    Counterpart("histogram", "request_max_num_generation_tokens"),
+    Counterpart("histogram", "request_params_max_tokens"),
+    Counterpart("histogram", "request_params_n"),
+    Counterpart("histogram", "request_prefill_kv_computed_tokens"),
+)
