@@ -5,7 +5,7 @@ are put aside while Steps are applied, and looked at between them, a slice at a 
 """
 
 from array import array
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ def state_of(tier: Tier, block: int) -> BlockState:
 
 
 class Cell(NamedTuple):
-    """What a map says of a block. `count` is 255 where there are more holders.
+    """What a map says of a block. `holders` is 255 where there are more.
 
     `owner` is the sequence that holds the block alone, its id modulo 65536; 0: nobody does, or several do, or a pin.
     """
@@ -51,21 +51,21 @@ class Cell(NamedTuple):
     state: BlockState
     keyed: bool
     pinned: bool
-    count: int
+    holders: int
     owner: int
 
     @classmethod
     def of(cls, packed: int) -> "Cell":
         """Read a number of a map."""
-        state, count = BlockState(packed & 3), packed >> 8 & _MOST_COUNT
-        return cls(state, bool(packed & _KEYED), bool(packed & _PINNED), count, packed >> 16)
+        state, holders = BlockState(packed & 3), packed >> 8 & _MOST_COUNT
+        return cls(state, bool(packed & _KEYED), bool(packed & _PINNED), holders, packed >> 16)
 
 
 class Place(NamedTuple):
-    """An entry of a sequence's table, and the tokens of it that are computed."""
+    """A sequence, which of its logical blocks it is, and the tokens of it that are computed."""
 
     sequence: int
-    index: int
+    logical: int
     tokens: int
 
 
@@ -161,7 +161,7 @@ class BlockMap:
         """Look at these blocks again: something else than a Step has changed them."""
         (self._host if host else self._device).changed.update(blocks)
 
-    def drawing(self) -> Iterator[None]:
+    def drawing(self) -> Generator[None, None, None]:
         """Draw the map for the first time, in slices."""
         yield from self._tables.copying()
         self._reset = True

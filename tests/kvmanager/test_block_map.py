@@ -109,42 +109,45 @@ def test_more_than_255_holders_count_as_255():
     assert cells(drawn.device)[0] == Cell(BlockState.HELD, False, False, 255, 0)
 
 
+class Updating:
+    """A map that is drawn and updated a slice at a time."""
+
+    def __init__(self, manager, session):
+        self.map = manager.draw(session)
+        self._work = self.map.drawing()
+
+    def go_on(self):
+        try:
+            next(self._work)
+        except StopIteration:
+            self._work = self.map.updating()
+
+    def finish(self):
+        for work in (self._work, self.map.updating()):
+            end_of(work)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_a_map_that_is_begun_at_any_time_and_updated_now_and_then_is_right(seed):
     draw = random.Random(seed)
     manager, session = manager_with()
-    pool, number, drawn, work = session.pool, 0, None, None
-    told = {}
-    for _ in range(300):
-        action = draw.random()
-        if action < 0.5:
-            number += 1
-            manager.apply(session, random_step(pool, draw, number))
-        elif drawn is None:
-            drawn = manager.draw(session)
-            work = drawn.drawing()
-        elif work is None:
-            work = drawn.updating()
-        else:
-            try:
-                next(work)
-            except StopIteration as end:
-                work = None
-                if end.value:
-                    told.update(zip(end.value.device[::2], end.value.device[1::2], strict=True))
+    pool, begin = session.pool, draw.randint(0, 200)
+    updating = None
+    for number in range(1, 200):
+        manager.apply(session, random_step(pool, draw, number))
+        if number == begin:
+            updating = Updating(manager, session)
+        for _ in range(draw.randint(0, 3) if updating else 0):
+            updating.go_on()
         if draw.random() < 0.02:
             blocks = [draw.randint(1, pool.device.total)]
             pool.withhold(blocks, [])
-            if drawn:
-                drawn.touch(blocks, host=False)
-    if drawn is None:
-        drawn = manager.draw(session)
-        work = drawn.drawing()
-    for last in (work, drawn.updating(), drawn.updating()):
-        if last:
-            end_of(last)
-    assert cells(drawn.device) == expected(pool, host=False)
-    assert cells(drawn.host) == expected(pool, host=True)
+            if updating:
+                updating.map.touch(blocks, host=False)
+    updating = updating or Updating(manager, session)
+    updating.finish()
+    assert cells(updating.map.device) == expected(pool, host=False)
+    assert cells(updating.map.host) == expected(pool, host=True)
 
 
 def test_what_an_update_tells_makes_the_old_map_the_new_one():

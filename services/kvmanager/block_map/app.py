@@ -56,9 +56,12 @@ class BlockMapApp:
             Route("/api/sandbox/{name}/undo", self.undo, methods=["POST"]),
             Route("/api/sandbox/{name}/reset", self.reset, methods=["POST"]),
         ]
-        handlers = dict.fromkeys((ServiceError, KVManagerError), _on_refusal)
-        missing = dict.fromkeys((details.UnknownSequence, UnknownSandbox), _on_missing)
-        faults: dict[Any, Any] = {**handlers, **missing, HTTPException: _on_fault, Exception: _on_bug}
+        faults: dict[Any, Any] = {
+            **dict.fromkeys((ServiceError, KVManagerError), _on_refusal),
+            UnknownSandbox: _on_missing,
+            HTTPException: _on_fault,
+            Exception: _on_bug,
+        }
         self.asgi = Guard(Starlette(routes=routes, exception_handlers=faults), local=local)
 
     # Pools

@@ -13,10 +13,6 @@ _MOST_SEQUENCES = 500
 _SLICES = 50
 
 
-class UnknownSequence(Exception):
-    """There is no such sequence now."""
-
-
 async def block_json(manager: KVManager, session: Session, block: int, *, host: bool) -> dict[str, Any]:
     """Describe a block: its state, key and holders, and the last events that touched it. Raises InvalidField."""
     pool = session.pool
@@ -40,9 +36,9 @@ async def block_json(manager: KVManager, session: Session, block: int, *, host: 
     }
 
 
-def _holder(pool: Pool, number: int, index: int, tokens: int) -> dict[str, Any]:
+def _holder(pool: Pool, number: int, logical: int, tokens: int) -> dict[str, Any]:
     name = request_name(pool.sequences[number].request_id)
-    return {"sequence": number, "request": name, "index": index, "tokens": tokens}
+    return {"sequence": number, "request": name, "logical": logical, "tokens": tokens}
 
 
 def sequences_json(session: Session) -> list[dict[str, Any]]:
@@ -65,11 +61,11 @@ def _sequence(sequence: Sequence) -> dict[str, Any]:
 
 
 async def sequence_json(manager: KVManager, session: Session, number: int) -> dict[str, Any]:
-    """Describe a sequence: its block table with counts, and its story. Raises UnknownSequence."""
+    """Describe a sequence: its block table with counts, and its story; of one that has ended, that it has."""
     pool = session.pool
     sequence = pool.sequences.get(number)
     if sequence is None:
-        raise UnknownSequence(f"there is no sequence {number} now")
+        return {"sequence": number, "live": False}
     try:
         story = await in_slices(manager.ledger.explaining(sequence.request_id), _SLICES)
         summary = without_tenants(story.summary)
@@ -77,6 +73,7 @@ async def sequence_json(manager: KVManager, session: Session, number: int) -> di
         summary = "What happened to it is no longer kept."
     tier = pool.host if sequence.swapped else pool.device
     return _sequence(sequence) | {
+        "live": True,
         "block_size": pool.spec.block_size,
         "table": sequence.table[:],
         "counts": [tier.count(block) for block in sequence.table],

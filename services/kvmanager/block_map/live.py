@@ -132,8 +132,9 @@ class _LivePool:
 
     def _add(self, news: dict[str, Any], changes: MapChanges) -> None:
         self.version += 1
-        if len(changes.device) + len(changes.host) > len(self._map.device) + len(self._map.host):
-            self.messages.clear()  # the whole map is shorter than so many changes
+        changed, whole = (len(one.device) + len(one.host) for one in (changes, self._map))
+        if changed > max(whole, _PAGE_BLOCKS):
+            self.messages.clear()  # the whole map is shorter, and comes in pages
         else:
             self.messages.append(message("changes", news))
         self._tell()

@@ -92,7 +92,7 @@ class Sandbox:
         self._follow()
 
     def undone(self) -> "Generator[None, None, Sandbox]":
-        """Return, in slices, a sandbox in which all but the last operation was done: the same ones give the same ids."""
+        """Return, in slices, a sandbox in which all but the last operation were done: same operations, same ids."""
         again = Sandbox(self.block_size)
         for operation in self.done[:-1]:
             again.operate(operation)
@@ -176,7 +176,8 @@ class Sandbox:
     def _copied(self, number: int, old: int, new: int, holders: dict[int, list[int]]) -> str:
         others = [str(other) for other in holders[old] if other != number]
         if others:
-            who = f"sequence{'s' if len(others) > 1 else ''} {joined(others)} {'hold' if len(others) > 1 else 'holds'} too"
+            several = len(others) > 1
+            who = f"sequence{'s' if several else ''} {joined(others)} {'hold' if several else 'holds'} too"
             return f"; it wrote into block {old}, which {who}: copied to block {new}"
         return f"; block {old} can be found by its key and is not overwritten: copied to block {new}"
 

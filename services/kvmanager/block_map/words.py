@@ -9,7 +9,7 @@ from services.kvmanager.block_map.phrases import counted
 
 # Where gateways ask for keys, engines know a request as tenant/id.
 _TENANT_IN_WORDS = re.compile(r"\brequest [A-Za-z0-9._-]{1,64}/(?=\S)")
-_MOST_RANGES = 6
+_MOST_RANGES = 4
 
 _DONE = {
     StepItem.COMMIT: "{who} filled {blocks}, which can be found by {its} key from now on",

@@ -3,6 +3,7 @@
 import { CACHED, HELD, WITHHELD, countOf, isPinned, ownerOf, stateOf, told } from "./cells.js";
 
 const SIZES = [2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36];
+const LEAST_FIT = 3; // smaller ones are for those who ask for them
 const FLASH_MS = 700;
 const MOST_FLASHES = 1500;
 const STYLES = ["free", "cached", "held", "shared2", "shared3", "shared5", "withheld"];
@@ -125,11 +126,11 @@ export class BlockGrid {
     const width = this.scroll.clientWidth, height = this.scroll.clientHeight;
     if (!width || !height || !this.total) return;
     const fits = (size) => Math.ceil(this.total / Math.floor(width / size)) * size <= height;
-    this.size = this.zoom || SIZES[0];
+    this.size = this.zoom || LEAST_FIT;
     if (!this.zoom) while (this.size < SIZES.at(-1) && fits(this.size + 1)) this.size++;
     this.columns = Math.max(1, Math.floor(width / this.size));
     this.rows = Math.ceil(this.total / this.columns);
-    this.gap = this.size >= 13 ? 2 : this.size >= 5 ? 1 : this.size >= 3 ? 0.5 : 0;
+    this.gap = this.size >= 13 ? 2 : this.size >= 4 ? 1 : 0;
     this.room.style.height = `${this.rows * this.size}px`;
     const scale = devicePixelRatio;
     this.canvas.width = Math.round(width * scale);
@@ -146,23 +147,23 @@ export class BlockGrid {
     if (!this.columns) return;
     const { context, canvas, size } = this;
     context.clearRect(0, 0, canvas.width, canvas.height);
-    const top = this.scroll.scrollTop;
-    const first = Math.floor(top / size) * this.columns + 1;
-    const last = Math.min(this.total, Math.ceil((top + canvas.height) / size) * this.columns);
-    const buckets = new Map();
+    const top = this.scroll.scrollTop, columns = this.columns, dimming = this.highlight.size > 0;
+    const first = Math.floor(top / size) * columns + 1;
+    const last = Math.min(this.total, Math.ceil((top + canvas.height) / size) * columns);
+    const buckets = new Map(); // a colour is set once for all blocks of it
     for (let block = first; block <= last; block++) {
       const style = this.colourOf(block);
       const bucket = buckets.get(style);
-      if (bucket) bucket.push(block);
-      else buckets.set(style, [block]);
+      if (bucket) bucket.push(block - 1);
+      else buckets.set(style, [block - 1]);
     }
     const side = size - this.gap;
-    for (const [style, blocks] of buckets) {
+    for (const [style, places] of buckets) {
       context.fillStyle = style;
-      for (const block of blocks) {
-        const [x, y] = this.placeOf(block);
-        context.globalAlpha = this.dims(block) ? 0.22 : 1;
-        context.fillRect(x, y, side, side);
+      for (const place of places) {
+        const row = Math.floor(place / columns);
+        if (dimming) context.globalAlpha = this.dims(place + 1) ? 0.22 : 1;
+        context.fillRect((place - row * columns) * size, row * size - top, side, side);
       }
     }
     context.globalAlpha = 1;
@@ -181,8 +182,8 @@ export class BlockGrid {
     context.globalAlpha = this.dims(block) ? 0.22 : 1;
     context.fillStyle = this.colourOf(block);
     context.fillRect(x, y, side, side);
-    if (flash > 0 && !this.still.matches) {
-      context.globalAlpha = 0.8 * flash * flash;
+    if (flash > 0 && !this.still.matches && !this.dims(block)) {
+      context.globalAlpha = (this.size < 6 ? 0.55 : 0.8) * flash * flash;
       context.fillStyle = this.colours.flash;
       context.fillRect(x, y, side, side);
     }

@@ -130,12 +130,16 @@ async function showSequences() {
 
 async function showSelection() {
   const wanted = selection;
-  if (!wanted) return find("#panel").replaceChildren(...emptyPanel());
+  if (!wanted) {
+    find("#panel").className = find("#panel").dataset.sequence = find("#panel").dataset.block = "";
+    return find("#panel").replaceChildren(...emptyPanel());
+  }
   let children;
   try {
     if (wanted.sequence) {
       const sequence = await ask(api(`sequences/${wanted.sequence}`));
       if (wanted !== selection) return;
+      if (!sequence.live) return showEnded(wanted.sequence);
       for (const [tier, grid] of Object.entries(grids)) grid.mark(tier === sequence.tier ? sequence.table : []);
       children = sequencePanel(sequence, chooseBlock, chooseSequence);
     } else {
@@ -146,18 +150,24 @@ async function showSelection() {
     }
   } catch (error) {
     if (wanted !== selection) return;
-    if (wanted.sequence && find("#panel h2")?.textContent.startsWith(`Sequence ${wanted.sequence} `)) {
-      find("#panel").classList.add("over");
-      for (const grid of Object.values(grids)) grid.mark([]);
-      return;
-    }
     children = [make("h2", {}, "Details"), make("p", { class: "none" }, `${error.message}.`)];
   }
   const panel = find("#panel");
   const focused = [...panel.querySelectorAll("button")].indexOf(document.activeElement);
   panel.classList.remove("over");
+  panel.dataset.sequence = wanted.sequence || "";
+  panel.dataset.block = wanted.block || "";
   panel.replaceChildren(closeButton(), ...children.filter((child) => child !== ""));
   if (focused >= 0) panel.querySelectorAll("button")[focused]?.focus();
+}
+
+// What was said of it last stays there.
+function showEnded(sequence) {
+  for (const grid of Object.values(grids)) grid.mark([]);
+  const panel = find("#panel");
+  if (panel.dataset.sequence !== String(sequence)) panel.replaceChildren(closeButton(), make("h2", {}, `Sequence ${sequence}`));
+  if (!panel.classList.contains("over")) find("h2", panel).append(make("small", {}, " has ended"));
+  panel.classList.add("over");
 }
 
 const closeButton = () => make("button", { class: "close", "aria-label": "End the selection", onclick: () => choose(null) }, "×");

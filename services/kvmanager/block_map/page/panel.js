@@ -19,7 +19,7 @@ export function blockPanel(block, choose) {
     holders.length
       ? make("ul", { class: "holders" }, ...holders.map((holder) => make("li", {},
           make("button", { onclick: () => choose(holder.sequence) }, `sequence ${holder.sequence}`),
-          make("span", {}, `${holder.request} · logical block ${holder.index}`),
+          make("span", {}, `${holder.request} · logical block ${holder.logical}`),
           fillBar(holder.tokens, block.block_size))))
       : make("p", { class: "none" }, pins ? "Only a pin holds it." : "None."),
     make("h3", {}, "Key"),
