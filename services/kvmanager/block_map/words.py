@@ -10,6 +10,7 @@ from services.kvmanager.block_map.phrases import counted
 # Where gateways ask for keys, engines know a request as tenant/id.
 _TENANT_IN_WORDS = re.compile(r"\brequest [A-Za-z0-9._-]{1,64}/(?=\S)")
 _MOST_RANGES = 4
+_LONGEST_NAME = 12
 
 _DONE = {
     StepItem.COMMIT: "{who} filled {blocks}, which can be found by {its} key from now on",
@@ -80,7 +81,9 @@ def _deed(event: Event) -> str:
 
 def _who(event: Event) -> str:
     name = f"sequence {event.sequence}" if event.sequence else f"group {event.group}"
-    return f"{name} ({request_name(event.request_id)})" if event.request_id else name
+    request = request_name(event.request_id)
+    shown = request if len(request) <= _LONGEST_NAME else f"{request[:_LONGEST_NAME]}…"
+    return f"{name} ({shown})" if request else name
 
 
 def _evicted(event: Event) -> str:

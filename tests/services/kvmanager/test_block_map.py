@@ -2,8 +2,10 @@
 
 import base64
 import json
+import ssl
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +15,7 @@ import pytest
 from kvmanager import BlockState, Cell
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
+from tests.certificates import Authority
 from tests.running_quire import CALL_SECONDS, START_SECONDS, RunningService, launch
 from tests.services.kvmanager.attach_stream import Stream, commits, extends, pools
 
@@ -321,6 +324,30 @@ def test_the_port_of_another_process_is_told(manager: RunningService) -> None:
     output, _ = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 1
     assert f"cannot listen for HTTP on {taken}: Address already in use" in output
+
+
+def test_with_a_certificate_the_page_is_encrypted_and_asks_for_one_where_the_port_does(
+    service: Callable[..., RunningService], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    (certificate, key), mine = authority.issue("kvmanager"), authority.issue("somebody")
+    files = (
+        "--tls-certificate",
+        str(certificate),
+        "--tls-key",
+        str(key),
+        "--tls-client-ca",
+        str(authority.ca),
+    )
+    # The port of gRPC has no TLS over a Unix socket; the page has.
+    one = service("kvmanager", "--listen", f"unix:{tmp_path}/k.sock", "--map-listen", "localhost:0", *files)
+    url = one.output.wait_for("kvmanager shows its blocks at ").split(" at ")[1].replace("127.0.0.1", "localhost")
+    assert url.startswith("https://")
+    trusting = ssl.create_default_context(cafile=authority.ca)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{url}/api/pools", verify=trusting)
+    trusting.load_cert_chain(*mine)
+    assert httpx.get(f"{url}/api/pools", verify=trusting).json() == {"pools": []}
 
 
 def test_grpc_alone_is_served_where_the_page_is_not_wanted(service: Callable[..., RunningService]) -> None:

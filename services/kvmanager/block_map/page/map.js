@@ -10,8 +10,8 @@ const MOST_EVENTS = 200;
 const REFRESH_MS = 1000;
 
 const LEGEND = [
-  ["free", "free"], ["cached", "cached"], ["held", "held by one"], ["shared2", "by 2"], ["shared3", "by 3 or 4"],
-  ["shared5", "by 5 or more"], ["withheld", "withheld"],
+  ["free", "free"], ["cached", "cached"], ["held", "held by one"], ["shared2", "by 2"], ["shared3", "by 3–4"],
+  ["shared5", "by 5+"], ["withheld", "withheld"],
 ];
 
 let pool = null;

@@ -138,7 +138,7 @@ function showPolicies() {
   const { paged, contiguous, slots, counts, block_size: size } = state;
   const tokens = state.sequences.reduce((sum, one) => sum + one.tokens, 0);
   const rows = { ...contiguous, paged: { used: paged.tokens, reserved: paged.reserved, internal: paged.internal + paged.lookahead, external: 0, free: (counts.free + counts.cached) * size, waiting: 0 } };
-  sync(find("#policies"), POLICIES, () => make("div", { class: "policy" }, make("div", {}, make("h3"), make("small"), make("p", {}, make("b", { class: "share" }), make("small", {}, "of what is taken"))), make("div", {}, make("div", { class: "bar" }), make("small", { class: "note" }))), (element, [kind, title, meaning]) => {
+  sync(find("#policies"), POLICIES, () => make("div", { class: "policy" }, make("div", {}, make("h3"), make("small"), make("p", {}, make("b", { class: "share" }), make("small", {}, "hold tokens"))), make("div", {}, make("div", { class: "bar" }), make("small", { class: "note" }))), (element, [kind, title, meaning]) => {
     const row = rows[kind], taken = slots - row.free;
     element.classList.toggle("paged", kind === "paged");
     element.dataset.policy = kind;
@@ -155,7 +155,7 @@ function showPolicies() {
       { name: "free", value: row.free, style: "free" },
     ], slots);
     body.children[1].textContent = kind === "paged"
-      ? counts.saved ? `sharing saves ${counted(counts.saved, "block")}: ${number(tokens)} tokens of sequences are held in ${number(row.used)} slots` : ""
+      ? counts.saved ? `sharing saves ${counted(counts.saved, "block")}: ${number(tokens)} tokens are held in ${number(row.used)} slots` : ""
       : row.waiting ? `${counted(row.waiting, "sequence")} would have no room and wait` : "";
   });
 }
