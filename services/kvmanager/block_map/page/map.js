@@ -45,7 +45,6 @@ const hear = {
   drawn(maps) {
     for (const tier of Object.keys(grids)) grids[tier].show(maps[tier]);
     stale = true;
-    refresh();
   },
   changes(news) {
     if (news.counts) showCounts(news.counts);
@@ -64,6 +63,7 @@ const hear = {
     find("#waiting").hidden = kind === "live" || pool !== null;
     find("#waiting").textContent = `${text[0].toUpperCase()}${text.slice(1)}. This page goes on by itself.`;
     document.body.classList.toggle("stale", kind !== "live");
+    refresh();
   },
 };
 
@@ -107,7 +107,7 @@ function showEvents(events) {
 
 // Details and lists are asked for again while things change, once a second.
 async function refresh() {
-  if (!stale || !pool || document.hidden) return;
+  if (!stale || document.hidden || document.documentElement.dataset.state !== "live") return;
   stale = false;
   await Promise.allSettled([showSequences(), showSelection()]);
 }
