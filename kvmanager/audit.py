@@ -2,7 +2,7 @@
 
 Tables say who holds which block, counts say how many holders a block has. To compare the two for a range of blocks
 means to know all their holders, and looking through all tables for them would take time by the size of the pool. So
-each audit keeps tables of its own, and from them the number of holders of each block:
+each audit keeps tables of its own (see `kvmanager.following`), and from them the number of holders of each block:
 
 * It copies the pool's tables and pins, some in each slice. A table is *known* from the moment it was copied.
 * It hears of every Step's answer. Answers say how tables change, which is what an engine keeps its own tables by: a
@@ -25,21 +25,19 @@ Two faults that hide each other (a free block lost, another one queued twice) ar
 out twice.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvmanager.books import Books
 from kvmanager.books import Sequence as LiveSequence
-from kvmanager.step import Pin, StepItem, StepResult, TableChange, Unpin
+from kvmanager.following import FollowedTables
+from kvmanager.step import StepResult
 from kvmanager.tier import Fault, Tier
 
 # Blocks, or entries of tables, that are looked at without a pause: about a third of a millisecond.
 _SLICE = 300
 # Entries of a table that are compared in the time of one block.
 _COMPARED_TOGETHER = 64
-# Answers that wait for the next slice at most: together they take less than a millisecond.
-_WAITING_ANSWERS = 32
 
 
 class Violation(NamedTuple):
@@ -65,7 +63,7 @@ class _Holders:
     def of(self, block: int) -> int:
         return self._holders.get(block, 0)
 
-    def change(self, blocks: Iterable[int], by: int) -> None:
+    def change(self, blocks: Iterable[int], by: int, _holder: int) -> None:
         """Add a holder of each block, or take one away. While tables are being copied, a block may have less than 0."""
         holders = self._holders
         for block in blocks:
@@ -109,25 +107,16 @@ class Audit:
         self._books = books
         self._device = _Holders(books.device, host=False)
         self._host = _Holders(books.host, host=True)
-        self._tables: dict[int, tuple[_Holders, list[int]]] = {}
-        self._pins: dict[str, list[int]] = {}
-        self._waiting: list[StepResult] = []
-        self._changes = 0  # answers that were heard of
+        self._tables = FollowedTables(books, self._device, self._host)
 
     def heard(self, result: StepResult) -> None:
         """Hear of a Step that was applied. Keeps its answer for a while, which must not change any more."""
-        if result.deeds or result.tables:
-            self._changes += 1
-            self._waiting.append(result)
-            if len(self._waiting) >= _WAITING_ANSWERS:
-                self._catch_up()
+        self._tables.heard(result)
 
     def slices(self) -> Iterator[list[Violation]]:
         """Do the audit, pausing after each slice with what it found."""
-        self._catch_up()
-        for _ in self._copying():
+        for _ in self._tables.copying():
             yield []
-            self._catch_up()
         told: set[Violation] = set()
         for check in (
             self._sums,
@@ -141,7 +130,7 @@ class Audit:
                 told.update(new)
                 self._take_out(new)
                 yield new
-                self._catch_up()
+                self._tables.catch_up()
 
     def _take_out(self, found: Sequence[Violation]) -> None:
         if not found:
@@ -152,72 +141,6 @@ class Audit:
             if 1 <= block <= holders.tier.total:
                 blocks[host][block] = holders.of(block)
         self._books.withhold(*blocks)
-
-    # The audit's own tables.
-
-    def _copying(self) -> Iterator[None]:
-        """Copy all tables and pins that are not known yet, and count their holders."""
-        copied = 0
-        for number in list(self._books.sequences):
-            sequence = self._books.sequences.get(number)
-            if sequence is not None and number not in self._tables:
-                holders = self._host if sequence.swapped else self._device
-                self._tables[number] = (holders, list(sequence.table))
-                copied = yield from _counting(holders, list(sequence.table), copied)
-        for pin in list(self._books.pins):
-            if pin in self._books.pins and pin not in self._pins:
-                self._pins[pin] = list(self._books.pins[pin])
-                copied = yield from _counting(self._device, list(self._books.pins[pin]), copied)
-        yield
-
-    def _catch_up(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for result in waiting:
-            self._follow(result)
-
-    def _follow(self, result: StepResult) -> None:
-        """Change the known tables as an answer says. Its tables are those of forks, swaps, extends and allocates."""
-        tables = iter(result.tables)
-        for item, number, _, blocks, _, other in result.deeds:
-            if item is StepItem.FORK:
-                self._change_table(next(tables))
-                self._change_table(next(tables))
-            elif item is StepItem.FREE:
-                self._forget(number)
-            elif item is StepItem.SWAP_OUT:
-                self._move(next(tables), self._host)
-            elif item is StepItem.SWAP_IN:
-                self._move(next(tables), self._device)
-            elif item is StepItem.PIN:
-                self._change_pins(other, blocks)
-        for change in tables:
-            self._change_table(change)
-
-    def _change_table(self, change: TableChange) -> None:
-        if not change.first_index and change.sequence not in self._tables:
-            self._tables[change.sequence] = (self._device, [])
-        if change.sequence in self._tables:
-            holders, table = self._tables[change.sequence]
-            holders.change(table[change.first_index :], -1)
-            table[change.first_index :] = change.block_ids
-            holders.change(change.block_ids, 1)
-
-    def _move(self, change: TableChange, holders: _Holders) -> None:
-        self._forget(change.sequence)
-        self._tables[change.sequence] = (holders, list(change.block_ids))
-        holders.change(change.block_ids, 1)
-
-    def _forget(self, sequence: int) -> None:
-        if sequence in self._tables:
-            holders, table = self._tables.pop(sequence)
-            holders.change(table, -1)
-
-    def _change_pins(self, item: object, blocks: Iterable[int]) -> None:
-        if isinstance(item, Pin):
-            self._pins[item.pin_id] = list(blocks)
-            self._device.change(blocks, 1)
-        elif isinstance(item, Unpin) and item.pin_id in self._pins:
-            self._device.change(self._pins.pop(item.pin_id), -1)
 
     # Checks. Each looks at the pool right after it caught up.
 
@@ -238,7 +161,7 @@ class Audit:
 
     def _sequence_violations(self, number: int) -> list[Violation]:
         sequence = self._books.sequences[number]
-        holders, table = self._tables.get(number, (self._device, []))
+        holders, table = self._tables.of(number)
         found = []
         if sequence.table != table or sequence.swapped != holders.host:
             pairs = zip(sequence.table, table, strict=False)
@@ -258,24 +181,12 @@ class Audit:
         return tier.key(block) != sequence.key and not tier.is_out(block)
 
     def _checking_blocks(self, holders: _Holders) -> Iterator[list[Violation]]:
-        tier, changes, keys = holders.tier, self._changes, 0
+        tier, changes, keys = holders.tier, self._tables.changes, 0
         for start in range(1, tier.total + 1, _SLICE):
             faults: list[Fault] = []
             for block in range(start, min(start + _SLICE, tier.total + 1)):
                 faults += tier.block_faults(block, holders.of(block))
                 keys += tier.answers(block)
             yield [*holders.violations(faults), *holders.sums()]
-        if changes == self._changes and keys != tier.index_size:
+        if changes == self._tables.changes and keys != tier.index_size:
             yield holders.violations(tier.index_faults())
-
-
-def _counting(holders: _Holders, table: list[int], done: int) -> Generator[None, None, int]:
-    """Count the holders of a copied table, pausing whenever a slice is full; return how full the last one is."""
-    entries = iter(table)
-    while part := list(islice(entries, _SLICE - done)):
-        holders.change(part, 1)
-        done += len(part)
-        if done >= _SLICE:
-            done = 0
-            yield
-    return done + 1 if done + 1 < _SLICE else 0

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from kvmanager.audit import Audit, Violation
+from kvmanager.block_map import BlockMap
 from kvmanager.errors import SessionReplaced, StaleIncarnation, UnknownPool
 from kvmanager.ledger import Ledger
 from kvmanager.lookup import Holding, look_up
@@ -70,6 +71,7 @@ class Session:
     totals: PoolTotals
     connected: bool = True
     audits: list[Audit] = field(default_factory=list)  # those under way
+    maps: list[BlockMap] = field(default_factory=list)  # those that somebody looks at
 
 
 class KVManager:
@@ -119,6 +121,8 @@ class KVManager:
         self.ledger.record(session.pool.spec.engine_id, step, result)
         for audit in session.audits:
             audit.heard(result)
+        for one in session.maps:
+            one.heard(result)
         return result
 
     def lose(self, session: Session) -> None:
@@ -157,7 +161,7 @@ class KVManager:
                 session.totals.audit_violations += len(found)
                 self._record_withheld(session, found)
                 yield found
-                if not self._live(session):
+                if not self.is_live(session):
                     return
             session.totals.audits += 1
         finally:
@@ -168,6 +172,19 @@ class KVManager:
             blocks = {violation.block for violation in found if violation.block and violation.host == host}
             if blocks:
                 self.ledger.withheld(session.pool.spec.engine_id, sorted(blocks), host=host)
+
+    def draw(self, session: Session) -> BlockMap:
+        """Return a map of a session's pool that follows it until `forget`; it is to be drawn."""
+        session.maps.append(BlockMap(session.pool.books))
+        return session.maps[-1]
+
+    def forget(self, session: Session, drawn: BlockMap) -> None:
+        """Let a map follow its pool no longer. What the audit withheld between Steps it has to be told: see `touch`."""
+        session.maps.remove(drawn)
+
+    def is_live(self, session: Session) -> bool:
+        """Return whether the session has its engine's pool: it has not ended, and none has replaced it."""
+        return self._sessions.get(session.pool.spec.engine_id) is session
 
     def lookup(
         self, token_ids: "array[int]", salt: bytes = b"", model_fingerprint: str = ""
@@ -181,7 +198,4 @@ class KVManager:
             session for session in self.sessions() if model_fingerprint in ("", session.pool.spec.model_fingerprint)
         ]
         holdings = yield from look_up([session.pool.books for session in sessions], token_ids, salt)
-        return [holding for session, holding in zip(sessions, holdings, strict=True) if self._live(session)]
-
-    def _live(self, session: Session) -> bool:
-        return self._sessions.get(session.pool.spec.engine_id) is session
+        return [holding for session, holding in zip(sessions, holdings, strict=True) if self.is_live(session)]

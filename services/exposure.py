@@ -21,7 +21,7 @@ LINK_SERVER_NAME = "Name that {whom} certificate must have. Empty: the host of i
 INSECURE = "Listen beyond this machine although {what}."
 
 _UNIX = "unix:"
-_LISTENING = ("listen", "http_listen")
+_LISTENING = ("listen", "http_listen", "map_listen")
 
 
 def check_tls(settings: Any, links: tuple[str, ...] = ()) -> None:

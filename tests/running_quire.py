@@ -111,6 +111,11 @@ class RunningQuire:
         """Where it says that it listens for HTTP."""
         return self.output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
 
+    @property
+    def map_url(self) -> str:
+        """Where it says that it shows its blocks."""
+        return self.output.wait_for("kvmanager shows its blocks at ").split(" at ")[1]
+
     def generate(self, request: gateway_pb2.GenerateRequest, timeout: float = CALL_SECONDS) -> "Answer":
         """Run a request to its end. Raises grpc.RpcError."""
         return Answer.of(self.gateway.Generate(request, timeout=timeout))
@@ -284,8 +289,9 @@ def open_channel(address: str) -> grpc.Channel:
 
 def launch(*arguments: str, module: str = "services.cli.main", **environment: str) -> subprocess.Popen[str]:
     """Start the command `quire`, or another module, with its output as text in one pipe; HTTP only where asked for."""
-    if arguments[0] in ("serve", "gateway") and "--http-listen" not in arguments:
-        arguments = (arguments[0], "--http-listen", "", *arguments[1:])
+    for option, commands in (("--http-listen", ("serve", "gateway")), ("--map-listen", ("serve", "kvmanager"))):
+        if arguments[0] in commands and option not in arguments:
+            arguments = (arguments[0], option, "", *arguments[1:])
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=Path(__file__).parent.parent,

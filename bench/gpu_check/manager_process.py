@@ -9,7 +9,9 @@ from services.kvmanager.settings import KVManagerSettings
 
 async def main() -> None:
     """Serve, say that it does, and stop when nobody can write to it any more."""
-    service = KVManagerService(KVManagerSettings(listen=f"unix:{sys.argv[1]}", lease_seconds=0, grace_seconds=0))
+    service = KVManagerService(
+        KVManagerSettings(listen=f"unix:{sys.argv[1]}", map_listen="", lease_seconds=0, grace_seconds=0)
+    )
     await service.start()
     running = asyncio.create_task(service.run())
     print("serving", flush=True)

@@ -24,6 +24,7 @@ from services.cli.local_model import engine_with_folder
 from services.cli.supervisor import ServiceFailed, Supervisor, metrics_addresses
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KVManagerSettings
 from services.model_store import ModelUnavailable
 
 _ANSWER_SECONDS = 300.0
@@ -88,7 +89,10 @@ async def _demonstrate(engine: EngineSettings, console: Console, results: str | 
         gateway = GatewaySettings(listen=f"unix:{folder}/gateway.sock", http_listen="")
         lines: list[str] = []
         no_metrics = metrics_addresses("")
-        supervisor = Supervisor(engine, gateway, lambda label, line: lines.append(f"{label}: {line}"), no_metrics)
+        kvmanager = KVManagerSettings(map_listen="")
+        supervisor = Supervisor(
+            kvmanager, engine, gateway, lambda label, line: lines.append(f"{label}: {line}"), no_metrics
+        )
         try:
             await _start(supervisor, console)
             await _show(supervisor, console, results)

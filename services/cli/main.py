@@ -1,6 +1,7 @@
 """The command `quire` and its subcommands. Heavy imports wait until a subcommand needs them."""
 
 import asyncio
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -39,6 +40,11 @@ _NOT_OF_SERVES_ENGINE = (
     *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
     *_OF_LINKS,
 )
+_NOT_OF_SERVES_KVMANAGER = tuple(
+    field.name for field in dataclasses.fields(KVManagerSettings) if field.name != "map_listen"
+)
+# Of the gateway's, they also guard the page of the KV manager.
+_OF_PORTS = ("tls_certificate", "tls_key", "tls_client_ca", "insecure")
 
 _Settings = TypeVar("_Settings", KVManagerSettings, EngineSettings, GatewaySettings)
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -85,6 +91,7 @@ def cli() -> None:
 @cli.command()
 @options_of(GatewaySettings, leave_out=_NOT_OF_SERVES_GATEWAY)
 @options_of(EngineSettings, leave_out=_NOT_OF_SERVES_ENGINE)
+@options_of(KVManagerSettings, leave_out=_NOT_OF_SERVES_KVMANAGER)
 @_metrics_option(
     "127.0.0.1:9151",
     "Address of the gateway's metrics for Prometheus: host:port. The engine's and the KV manager's are on the next two "
@@ -102,11 +109,13 @@ def serve(metrics_listen: str, **values: Any) -> None:
     engine_values = {name: value for name, value in values.items() if name not in _NOT_OF_SERVES_ENGINE}
     engine = settings_from(EngineSettings, engine_values)
     gateway = _closed(settings_from(GatewaySettings, values))
+    of_map = (*_OF_PORTS, "map_listen") if values["map_listen"] else ("map_listen",)
+    kvmanager = _closed(settings_from(KVManagerSettings, {name: values[name] for name in of_map}))
     try:
         metrics = metrics_addresses(metrics_listen)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    sys.exit(run(engine, gateway, metrics))
+    sys.exit(run(kvmanager, engine, gateway, metrics))
 
 
 @cli.command()

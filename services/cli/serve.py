@@ -11,6 +11,7 @@ from services.cli.local_model import engine_with_folder
 from services.cli.supervisor import Print, Supervisor
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KVManagerSettings
 from services.logs import Logs, logging_to_stderr
 from services.model_store import ModelUnavailable
 
@@ -19,15 +20,23 @@ log = logging.getLogger("quire")
 _COLORS = {"kvmanager": "cyan", "engine": "magenta", "gateway": "green", "serve": "bold"}
 
 
-def serve(engine: EngineSettings, gateway: GatewaySettings, metrics: dict[str, str]) -> int:
+def serve(
+    kvmanager: KVManagerSettings, engine: EngineSettings, gateway: GatewaySettings, metrics: dict[str, str]
+) -> int:
     """Run until a signal (status 0) or until a service fails (status 1). `metrics`: where each shows its metrics."""
     if engine.log_format == "json":
         with logging_to_stderr("serve", engine.log_format, engine.log_level) as logs:
-            return _serve(engine, gateway, partial(_pass_on, logs), metrics)
-    return _serve(engine, gateway, partial(_print, Console(stderr=True, highlight=False)), metrics)
+            return _serve(kvmanager, engine, gateway, partial(_pass_on, logs), metrics)
+    return _serve(kvmanager, engine, gateway, partial(_print, Console(stderr=True, highlight=False)), metrics)
 
 
-def _serve(engine: EngineSettings, gateway: GatewaySettings, show: Print, metrics: dict[str, str]) -> int:
+def _serve(
+    kvmanager: KVManagerSettings,
+    engine: EngineSettings,
+    gateway: GatewaySettings,
+    show: Print,
+    metrics: dict[str, str],
+) -> int:
     try:
         engine = engine_with_folder(engine)
     except ModelUnavailable as error:
@@ -36,7 +45,7 @@ def _serve(engine: EngineSettings, gateway: GatewaySettings, show: Print, metric
     except KeyboardInterrupt:
         show("serve", "stopping: asked to")
         return 0
-    return asyncio.run(_supervise(Supervisor(engine, gateway, show, metrics), show))
+    return asyncio.run(_supervise(Supervisor(kvmanager, engine, gateway, show, metrics), show))
 
 
 def _print(console: Console, label: str, line: str) -> None:

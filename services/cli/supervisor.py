@@ -61,7 +61,14 @@ class Supervisor:
     `metrics` says where each shows its metrics, by the name of the service.
     """
 
-    def __init__(self, engine: EngineSettings, gateway: GatewaySettings, show: Print, metrics: dict[str, str]) -> None:
+    def __init__(
+        self,
+        kvmanager: KVManagerSettings,
+        engine: EngineSettings,
+        gateway: GatewaySettings,
+        show: Print,
+        metrics: dict[str, str],
+    ) -> None:
         """Wire the services together; they run from `start` on."""
         self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
         self.kvmanager_address = f"unix:{self._folder / 'kvmanager.sock'}"
@@ -76,7 +83,8 @@ class Supervisor:
         )
         # When the engine ends, so does everything: nothing is to be waited for.
         self._gateway = replace(gateway, engines=self.engine_address, kvmanager=self.kvmanager_address, failovers=0)
-        self._kvmanager = KVManagerSettings(
+        self._kvmanager = replace(
+            kvmanager,
             listen=self.kvmanager_address,
             log_format=engine.log_format,
             log_level=engine.log_level,

@@ -39,7 +39,7 @@ from services.tracing import tracing_to
 _LAST_WORDS_SECONDS = 1.0
 
 if TYPE_CHECKING:  # what HTTP needs is imported only where it is asked for
-    from services.gateway.http.server import HttpServer
+    from services.http.server import HttpServer
 
 log = logging.getLogger("quire.gateway")
 

@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from kvmanager import (
     Allocate,
     BlockCounts,
+    BlockState,
     Commit,
     Extend,
     Fork,
@@ -27,6 +28,7 @@ from kvmanager import (
     TableChange,
     Tier,
     Unpin,
+    state_of,
 )
 from quire.v1 import kvmanager_pb2 as pb
 from services.columns import parted
@@ -35,6 +37,8 @@ from services.errors import InvalidField
 _FREE_REASONS: dict[int, FreeReason] = {
     pb.FreeReason.Value(f"FREE_REASON_{reason.name}"): reason for reason in FreeReason
 }
+
+_STATES = {state: pb.BlockState.Value(f"BLOCK_STATE_{state.name}") for state in BlockState}
 
 _Row = TypeVar("_Row")
 
@@ -224,16 +228,9 @@ def sequence_message(sequence: Sequence, block_size: int) -> pb.SequenceInfo:
 def block_map_message(tier: Tier, first: int, count: int) -> pb.GetBlockMapResponse:
     """Write the states of `count` blocks from `first` on, or of as many as there are."""
     blocks = range(first, min(first + count, tier.total + 1))
-    withheld = set(tier.withheld())
     return pb.GetBlockMapResponse(
         first_block=first,
-        states=[pb.BLOCK_STATE_WITHHELD if block in withheld else _state(tier, block) for block in blocks],
+        states=[_STATES[state_of(tier, block)] for block in blocks],
         counts=[tier.count(block) for block in blocks],
         next_block=blocks.stop if blocks.stop <= tier.total else 0,
     )
-
-
-def _state(tier: Tier, block: int) -> pb.BlockState.ValueType:
-    if tier.count(block):
-        return pb.BLOCK_STATE_HELD
-    return pb.BLOCK_STATE_FREE if tier.key(block) is None else pb.BLOCK_STATE_CACHED

@@ -1,20 +1,27 @@
 """The KV manager's bare server."""
 
 import asyncio
+import logging
 import secrets
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from kvmanager import KVManager
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
-from services import transport
+from services import exposure, transport
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.servicer import KVManagerServicer
 from services.kvmanager.settings import KVManagerSettings
 from services.service import Readiness
-from services.tls import server_tls
+from services.tls import ServerContext, listening_files, server_tls
 from services.tracing import tracing_to
+
+if TYPE_CHECKING:  # what the page needs is imported only where it is asked for
+    from services.http.server import HttpServer
+
+log = logging.getLogger("quire.kvmanager")
 
 
 class KVManagerService:
@@ -33,6 +40,10 @@ class KVManagerService:
         self._tls = server_tls(settings)
         self.manager = KVManager(epoch=secrets.randbits(64))
         self._recorder = OperationsRecorder(settings.record_folder, settings.record_megabytes)
+        self._map_tls: ServerContext | None = None
+        if settings.map_listen and settings.tls_certificate:
+            self._map_tls = ServerContext(listening_files(settings))
+        self._map: HttpServer | None = None
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         self._tracing = tracing_to("kvmanager", settings.otlp_endpoint)
@@ -47,15 +58,27 @@ class KVManagerService:
         kvmanager_pb2_grpc.add_KVManagerServicer_to_server(self._servicer, self.server)
 
     async def start(self) -> str:
-        """Listen; the service is ready at once."""
+        """Listen; the service is ready at once. Raises AddressUnavailable."""
         address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
+        if self._settings.map_listen:
+            await self._start_map(self._settings.map_listen)
         self.readiness.set(True)
         return address
 
+    async def _start_map(self, listen: str) -> None:
+        from services.kvmanager.block_map.server import block_map_server
+
+        context = self._map_tls.context if self._map_tls else None
+        self._map = block_map_server(self.manager, time.monotonic, local=exposure.is_local(listen), context=context)
+        log.info("kvmanager shows its blocks at %s", await self._map.start(listen))
+
     async def run(self) -> None:
         """Work until cancelled."""
-        await self._servicer.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._servicer.run())
+            if self._map_tls:
+                tasks.create_task(self._map_tls.follow())
 
     async def drain(self) -> None:
         """Wait until every engine has left, or the grace time is over."""
@@ -64,7 +87,9 @@ class KVManagerService:
             await asyncio.wait_for(self._servicer.all_left(), self._settings.grace_seconds)
 
     async def stop(self) -> None:
-        """Close the server, and the records."""
+        """Close the servers, and the records."""
+        if self._map:
+            await self._map.stop()
         await self.server.stop(grace=0)
         await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._tracing.close)

@@ -208,7 +208,7 @@ class WireManager:
         self._loop.run(_all_ended())
 
     async def _start(self) -> KVManagerService:
-        service = KVManagerService(KVManagerSettings(listen=self._address, lease_seconds=0))
+        service = KVManagerService(KVManagerSettings(listen=self._address, map_listen="", lease_seconds=0))
         await service.start()
         return service
 

@@ -17,6 +17,7 @@ from kvmanager import (
     PoolSpec,
     Step,
     audit,
+    following,
 )
 from tests.kvmanager.test_report import random_step
 
@@ -24,7 +25,8 @@ from tests.kvmanager.test_report import random_step
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch):
     """So that Steps come between them even in a tiny pool."""
-    monkeypatch.setattr(audit, "_SLICE", 3)
+    for module in (audit, following):
+        monkeypatch.setattr(module, "_SLICE", 3)
 
 
 def manager_with(device_blocks=12, host_blocks=6):
@@ -264,7 +266,7 @@ def test_what_waits_for_the_next_slice_stays_short(lived_in):
     for number in range(100, 1100):
         allocates = [Allocate(number, number, "x", b"", [7, 7], 2)]
         manager.apply(session, Step(number, frees=[Free(number - 1, FreeReason.FINISHED)], allocates=allocates))
-        assert len(session.audits[0]._waiting) < 32
+        assert len(session.audits[0]._tables._waiting) < 32
     assert [one for found in slices for one in found] == []
 
 

@@ -43,7 +43,7 @@ from services.kvmanager.settings import KVManagerSettings
 async def main():
     manager, engine, gateway = (f"unix:{folder}/{name}.sock" for name in ("kvmanager", "engine", "gateway"))
     services = [
-        KVManagerService(KVManagerSettings(listen=manager, grace_seconds=0)),  # the engine leaves later
+        KVManagerService(KVManagerSettings(listen=manager, map_listen="", grace_seconds=0)),  # the engine leaves later
         EngineService(EngineSettings(listen=engine, kvmanager=manager, model=model, dtype="float32", device_blocks=16)),
         GatewayService(GatewaySettings(listen=gateway, engines=engine, http_listen="")),
     ]

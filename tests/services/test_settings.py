@@ -149,6 +149,14 @@ def test_serve_and_demo_take_the_engines_settings_too(name: str) -> None:
     assert options >= {name for name in wanted if not name.startswith(("tls_", "link_"))}
 
 
+def test_serve_takes_of_the_kvmanagers_settings_where_its_page_listens() -> None:
+    names = [parameter.name for parameter in cli.commands["serve"].params]
+    own = {field.name for kind in (EngineSettings, GatewaySettings) for field in dataclasses.fields(kind)}
+    assert [
+        name for name in names if name in {field.name for field in dataclasses.fields(KVManagerSettings)} - own
+    ] == ["map_listen"]
+
+
 def test_serve_takes_what_concerns_the_gateways_port_and_nothing_of_the_links_inside() -> None:
     options = {parameter.name for parameter in cli.commands["serve"].params}
     assert options >= {"api_keys", "prefixes", "insecure", "tls_certificate", "tls_key", "tls_client_ca"}
@@ -174,6 +182,8 @@ def run(*arguments: str, **environment: str) -> tuple[int, str]:
         (("engine", "--device", "abacus"), {}, "'abacus' is not one of 'auto', 'cpu', 'cuda'"),
         (("serve", "--listen", "[::]:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
         (("gateway", "--listen", "0.0.0.0:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
+        (("kvmanager", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which others than this machine can"),
+        (("serve", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which others than this machine can"),
     ],
 )
 def test_the_command_refuses_a_bad_setting_at_once_naming_it(
@@ -252,7 +262,7 @@ def test_a_bare_server_refuses_it_as_well(label: str) -> None:
         ("gateway", {"link_ca": "a", "engines": "unix:/x, unix:/y"}, "link_ca is given, but engines is a Unix socket"),
         (
             "kvmanager",
-            {"tls_certificate": "c", "tls_key": "k", "listen": "unix:/x"},
+            {"tls_certificate": "c", "tls_key": "k", "listen": "unix:/x", "map_listen": ""},
             "tls_certificate is given, but listen is unix:/x",
         ),
     ],

@@ -16,9 +16,10 @@ from services.gateway.http import faults, requests, responses
 from services.gateway.http.answers import Desk
 from services.gateway.http.chats import ChatCompletion
 from services.gateway.http.completions import Completion
-from services.gateway.http.events import EventStream, while_connected
+from services.gateway.http.events import EventStream
 from services.gateway.http.intake import ApiRoute, Authenticate
 from services.gateway.http.translation import FieldNames, chat
+from services.http.presence import while_connected
 from services.service import Readiness
 
 _ERRORS: dict[int | str, dict[str, Any]] = {

@@ -2,15 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-T = TypeVar("T")
+from services.http.presence import ClientGone, while_connected
+
 Events = AsyncGenerator[bytes, None]
 
 DONE = b"data: [DONE]\n\n"
@@ -19,33 +20,9 @@ DONE = b"data: [DONE]\n\n"
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-class ClientGone(Exception):
-    """The client closed its connection before it had its answer."""
-
-
 def event(value: Any) -> bytes:
     """Return one event with a JSON value."""
     return b"data: %b\n\n" % to_json(value).encode()
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work, and cancel it as soon as the client is gone. The body must have been read. Raises ClientGone."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class EventStream(Response):

@@ -5,11 +5,12 @@ import ssl
 from services.gateway.callers import ANYONE
 from services.gateway.http.answers import Desk
 from services.gateway.http.app import make_app
-from services.gateway.http.connection import Bounds
 from services.gateway.http.intake import Authenticate
-from services.gateway.http.server import HttpServer, Observed, count_refusal
+from services.gateway.http.observed import Observed, count_refusal
 from services.gateway.observer import GatewayObserver
 from services.gateway.settings import GatewaySettings
+from services.http.connection import Bounds
+from services.http.server import HttpServer
 from services.service import Readiness
 
 

@@ -8,9 +8,9 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from services.gateway.callers import Caller
-from services.gateway.http.events import ClientGone
 from services.gateway.http.faults import Fault
 from services.gateway.http.json_body import MalformedJson, parse
+from services.http.presence import ClientGone
 from services.transport import CLIENT_MESSAGE_BYTES
 
 Authenticate = Callable[[str | None], Caller]

@@ -48,7 +48,7 @@ class Engine:
 @asynccontextmanager
 async def running() -> AsyncIterator[tuple[KVManagerService, pb_grpc.KVManagerStub, KVManagerMetrics]]:
     metrics = KVManagerMetrics()
-    service = KVManagerService(KVManagerSettings(listen="127.0.0.1:0", lease_seconds=0), metrics)
+    service = KVManagerService(KVManagerSettings(listen="127.0.0.1:0", map_listen="", lease_seconds=0), metrics)
     address = await service.start()
     work = asyncio.ensure_future(service.run())
     try:

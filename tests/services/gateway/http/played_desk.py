@@ -11,10 +11,11 @@ from services.errors import Unauthenticated, UnknownModel
 from services.gateway.callers import ANYONE, Caller, Origin
 from services.gateway.http.answers import Responses
 from services.gateway.http.app import make_app
-from services.gateway.http.connection import Bounds
-from services.gateway.http.server import HttpServer, Observed, count_refusal
+from services.gateway.http.observed import Observed, count_refusal
 from services.gateway.observer import GatewayObserver
 from services.gateway.tokenizer import Tokenizer
+from services.http.connection import Bounds
+from services.http.server import HttpServer
 from services.service import Readiness
 
 Response = gateway_pb2.GenerateResponse

@@ -1,25 +1,18 @@
-"""The HTTP server inside the gateway's process, on its event loop."""
+"""The HTTP server inside a service's process, on its event loop."""
 
 import asyncio
 import logging
 import socket
 import ssl
 from collections.abc import Callable
-from email.utils import formatdate
-from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from services.gateway.http.connection import REFUSED_WITH, Bounds, Connection
-from services.gateway.observer import GatewayObserver
-from services.service import Readiness
+from services.http.connection import Bounds, Connection
 from services.transport import AddressUnavailable
 
-_UNKNOWN_ROUTE = "other"
-_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-_CLIENT_CLOSED_REQUEST = 499
 _LAST_SECONDS = 1.0
 # Longer than clients and load balancers keep a connection: it is they who close it, so no request meets a closed one.
 _KEEP_ALIVE_SECONDS = 75
@@ -93,45 +86,6 @@ class HttpServer:
             await asyncio.wait(self._state.tasks, timeout=_LAST_SECONDS)
         for connection in list(self._state.connections):
             connection.transport.close()
-
-
-class Observed:
-    """An application around another: what every answer has, and who hears of it."""
-
-    def __init__(self, app: ASGIApp, readiness: Readiness, observer: GatewayObserver) -> None:
-        self._app = app
-        self._readiness = readiness
-        self._observer = observer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        status: int | None = None
-
-        async def send_on(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], *self._headers()]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_on)
-        finally:
-            route: Any = scope.get("route")
-            method = scope["method"] if scope["method"] in _METHODS else _UNKNOWN_ROUTE
-            # What was refused below gets no other answer, whatever the application makes of a client that is gone.
-            status = scope["state"].get(REFUSED_WITH) or status or _CLIENT_CLOSED_REQUEST
-            self._observer.http_request(getattr(route, "path", _UNKNOWN_ROUTE), method, status)
-
-    def _headers(self) -> list[tuple[bytes, bytes]]:
-        date = (b"date", formatdate(usegmt=True).encode())
-        # A client that comes again should come to another gateway.
-        return [date, (b"connection", b"close")] if self._readiness.retired else [date]
-
-
-def count_refusal(observer: GatewayObserver, status: int) -> None:
-    """Tell of an answer to what the application never saw."""
-    observer.http_request(_UNKNOWN_ROUTE, _UNKNOWN_ROUTE, status)
 
 
 def _listener(address: str) -> socket.socket:

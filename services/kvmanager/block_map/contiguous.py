@@ -1,0 +1,109 @@
+"""What contiguous reservation would hold for the same sequences, as the PagedAttention paper's Figure 2 counts it.
+
+Each sequence gets one slab when it begins, in the first hole that is large enough, and shares nothing. What has no room
+waits, and takes what is given back in its order. Three ways to choose a slab: the longest that a sequence may
+become (Orca's Max), the next power of two above what it will become (Pow2), and exactly that (Oracle).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Demand(NamedTuple):
+    """What a sequence has now, and what it will have in the end, in tokens."""
+
+    sequence: int
+    tokens: int
+    final: int
+
+
+class Slots(NamedTuple):
+    """What slots are good for. They sum to the memory's size.
+
+    `used` hold tokens, `reserved` will, `internal` never will, `external` are free, but in holes that are too small for
+    the next slab, `free` are the rest. `waiting` counts sequences that have no room, and is no slot.
+    """
+
+    used: int
+    reserved: int
+    internal: int
+    external: int
+    free: int
+    waiting: int
+
+
+@dataclass
+class _Slab:
+    start: int
+    size: int
+
+
+def next_power_of_two(tokens: int) -> int:
+    """Return the least power of two that is not below `tokens`."""
+    return 1 << max(tokens - 1, 0).bit_length()
+
+
+class ContiguousMemory:
+    """Slabs of sequences in one stretch of slots. `size_of` says from the final length how large a slab is."""
+
+    def __init__(self, slots: int, size_of: Callable[[int], int]) -> None:
+        """Begin with one hole."""
+        self._slots = slots
+        self._size_of = size_of
+        self._slabs: dict[int, _Slab] = {}
+        self._last_size = size_of(1)  # of the slab that was asked for last: what the next one may be
+
+    def follow(self, demands: Iterable[Demand]) -> Slots:
+        """Give back what has ended, make room for what began or outgrew its slab, and count."""
+        wanted = {one.sequence: one for one in demands}
+        for sequence in list(self._slabs):
+            if sequence not in wanted or self._slabs[sequence].size < self._size_of(wanted[sequence].final):
+                del self._slabs[sequence]
+        for one in wanted.values():
+            if one.sequence not in self._slabs:
+                self._last_size = self._size_of(one.final)
+                start = self._first_fit(self._last_size)
+                if start is not None:
+                    self._slabs[one.sequence] = _Slab(start, self._last_size)
+        return self._counted(wanted)
+
+    def slabs(self) -> list[tuple[int, int, int]]:
+        """Return sequence, first slot and size of each slab, in order of their places."""
+        return sorted(
+            ((sequence, slab.start, slab.size) for sequence, slab in self._slabs.items()), key=lambda one: one[1]
+        )
+
+    def _counted(self, wanted: dict[int, Demand]) -> Slots:
+        placed = [(wanted[sequence], slab.size) for sequence, slab in self._slabs.items()]
+        used = sum(one.tokens for one, _ in placed)
+        reserved = sum(one.final - one.tokens for one, _ in placed)
+        internal = sum(size - one.final for one, size in placed)
+        waiting = [one for sequence, one in wanted.items() if sequence not in self._slabs]
+        needed = self._size_of(waiting[0].final) if waiting else self._last_size
+        holes = [size for _, size in self._holes()]
+        external = sum(size for size in holes if size < needed)
+        free = sum(holes) - external
+        return Slots(used, reserved, internal, external, free, len(waiting))
+
+    def _first_fit(self, size: int) -> int | None:
+        return next((start for start, hole in self._holes() if hole >= size), None)
+
+    def _holes(self) -> list[tuple[int, int]]:
+        holes, end = [], 0
+        for slab in sorted(self._slabs.values(), key=lambda slab: slab.start):
+            if slab.start > end:
+                holes.append((end, slab.start - end))
+            end = slab.start + slab.size
+        if end < self._slots:
+            holes.append((end, self._slots - end))
+        return holes
+
+
+def policies(longest: int) -> dict[str, Callable[[int], int]]:
+    """Return the three ways by their names; `longest` is what a sequence may become at most."""
+    return {
+        "max": lambda _: longest,
+        "pow2": lambda final: min(next_power_of_two(final), longest),
+        "exact": lambda final: final,
+    }

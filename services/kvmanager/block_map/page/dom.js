@@ -1,0 +1,45 @@
+// Makes elements. All text goes in as text: nothing that comes from a server is ever read as HTML.
+
+export const find = (selector, within = document) => within.querySelector(selector);
+
+export function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value === true) element.setAttribute(key, "");
+    else if (value !== false && value !== undefined) element.setAttribute(key, value);
+  }
+  element.append(...children.filter((child) => child !== undefined && child !== ""));
+  return element;
+}
+
+const plain = new Intl.NumberFormat("en");
+export const number = (value) => plain.format(value);
+export const counted = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
+
+// A bar of parts that sum to something, with a row of labels. Parts: { name, value, title, style }.
+export function drawBar(place, parts, total) {
+  const shown = parts.filter((part) => part.value > 0 || !part.quiet);
+  if (place.childElementCount !== 2) place.replaceChildren(make("div", { class: "parts" }), make("ul", { class: "labels" }));
+  const [row, labels] = place.children;
+  sync(row, shown, () => make("span"), (element, part) => {
+    element.className = `part ${part.style}`;
+    element.style.flexGrow = total ? part.value / total : 0;
+    element.title = `${part.name}: ${number(part.value)}`;
+  });
+  sync(labels, shown, () => make("li", {}, make("i"), make("span"), make("b")), (element, part) => {
+    const [swatch, name, value] = element.children;
+    swatch.className = `swatch ${part.style}`;
+    name.textContent = part.name;
+    value.textContent = number(part.value);
+    value.dataset.count = part.name;
+    element.title = part.title || "";
+  });
+}
+
+// Gives a parent as many children as there are values, and lets each show its value.
+export function sync(parent, values, create, show) {
+  while (parent.childElementCount > values.length) parent.lastElementChild.remove();
+  while (parent.childElementCount < values.length) parent.append(create());
+  values.forEach((value, place) => show(parent.children[place], value, place));
+}

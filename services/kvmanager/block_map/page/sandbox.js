@@ -1,0 +1,200 @@
+// The sandbox: a pool driven by hand. The server does what is asked for; this page shows it.
+
+import { counted, drawBar, find, make, number, sync } from "./dom.js";
+import { ask, send } from "./feed.js";
+
+const PLAY_MS = 1400;
+const POLICIES = [
+  ["paged", "Paged", "blocks on demand, shared where they can be"],
+  ["exact", "Exact", "one slab of the final length, foreseen (Orca Oracle)"],
+  ["pow2", "Power of two", "the next one above the final length (Orca Pow2)"],
+  ["max", "Maximum length", "whatever comes (Orca Max)"],
+];
+const KEY = "quire-sandbox";
+
+let name = null;
+let state = null;
+let chosen = 0; // a sequence
+let playing = 0;
+let turn = Promise.resolve(); // one request at a time
+
+function say(kind, text) {
+  find("#status").className = document.documentElement.dataset.state = kind;
+  find("#status span").textContent = text;
+}
+
+async function begin() {
+  const size = Number(find("#size").value);
+  show(await send("/api/sandbox", { block_size: size }));
+}
+
+// Asks, and shows the answer; a sandbox that is gone is begun anew.
+function act(path, body) {
+  turn = turn.then(async () => {
+    try {
+      show(await send(`/api/sandbox/${name}${path}`, body));
+    } catch (error) {
+      stop();
+      if (error.message.includes("is gone")) await begin().catch(() => say("away", "the KV manager does not answer"));
+      else say("away", error instanceof TypeError ? "the KV manager does not answer" : error.message);
+    }
+  });
+  return turn;
+}
+
+const operate = (operation, more = {}) => act("/operations", { operation, ...more });
+
+function show(news) {
+  const before = state && state.name === news.name ? state : null;
+  state = news;
+  name = news.name;
+  sessionStorage.setItem(KEY, name);
+  find("#size").value = state.block_size;
+  find("#new input").max = state.longest;
+  if (!state.sequences.some((one) => one.sequence === chosen)) chosen = 0;
+  document.documentElement.dataset.operation = state.log.length;
+  showBlocks(before);
+  showSequences();
+  showPolicies();
+  showLog();
+  find("#undo").disabled = !state.undoable;
+  const { stage, stages } = state.beam;
+  find("#beam").textContent = stage ? `beam search: step ${stage + 1} of ${stages}` : "beam search: first step";
+  say("live", "ready");
+}
+
+function showBlocks(before) {
+  const { counts } = state;
+  const table = new Set(state.sequences.find((one) => one.sequence === chosen)?.table);
+  sync(find("#pool64"), state.blocks, () => make("button", { onclick: (event) => chooseHolder(Number(event.currentTarget.dataset.block)) },
+    make("span", { class: "ink" }), make("b"), make("i")), (element, block, place) => {
+    const old = before?.blocks[place];
+    const fresh = old && (old.count !== block.count || old.state !== block.state || old.fill !== block.fill);
+    const many = block.count > 4 ? "n5" : block.count > 2 ? "n3" : block.count > 1 ? "n2" : "";
+    const marks = table.size ? (table.has(block.block) ? "told" : "dim") : "";
+    element.className = [block.state, many, marks].filter(Boolean).join(" ");
+    if (fresh) {
+      void element.offsetWidth; // begins the animation anew
+      element.classList.add("fresh");
+    }
+    element.dataset.block = block.block;
+    element.title = `block ${block.block}: ${block.state}, count ${block.count}${block.keyed ? ", has a key" : ""}${block.state === "free" ? "" : `, ${block.fill} of ${state.block_size} tokens`}${block.holders.length ? `, of sequence ${block.holders.join(", ")}` : ""}`;
+    element.setAttribute("aria-label", element.title);
+    element.children[0].style.height = `${block.state === "free" ? 0 : (100 * block.fill) / state.block_size}%`;
+    element.children[1].textContent = block.block;
+    element.children[2].textContent = block.count > 1 ? `×${block.count}` : block.state === "cached" ? "•" : "";
+  });
+  find("#blocks-told").textContent = `block size ${state.block_size}; colour rises with the fill, ×n is the reference count, • cached`;
+  drawBar(find("#blocks-bar"), [
+    { name: "held by one", value: counts.held - counts.shared, style: "held" },
+    { name: "shared", value: counts.shared, style: "shared2" },
+    { name: "cached", value: counts.cached, style: "cached" },
+    { name: "free", value: counts.free, style: "free" },
+  ], state.blocks.length);
+}
+
+// A click on a block shows who holds it; a click on it again, the next one of them.
+function chooseHolder(block) {
+  const { holders } = state.blocks[block - 1];
+  chosen = holders.length ? holders[(holders.indexOf(chosen) + 1) % holders.length] : 0;
+  showBlocks(state);
+  showSequences();
+}
+
+function showSequences() {
+  const cards = find("#cards");
+  if (!state.sequences.length) {
+    cards.replaceChildren(make("p", { class: "none" }, "None yet. Begin with a new sequence, fork it, and append to the fork."));
+    return;
+  }
+  cards.replaceChildren(...state.sequences.map(card));
+}
+
+function card(one) {
+  const id = one.sequence, size = state.block_size;
+  const amount = make("input", { type: "number", min: 1, max: state.longest, value: find(`#append-${id}`)?.value || 1, id: `append-${id}`, "aria-label": `Tokens to append to sequence ${id}` });
+  const button = (text, title, action) => make("button", { title, onclick: action, "data-do": `${text} ${id}` }, text);
+  return make("article", { class: `sequence${id === chosen ? " chosen" : ""}`, "data-sequence": id },
+    make("div", { class: "top" },
+      make("b", {}, `Sequence ${id}`, make("small", {}, ` ${counted(one.tokens, "token")}${one.parent ? `, forked from ${one.parent}` : ""}`)),
+      button("append", "Let it go on by so many tokens", () => operate("append", { sequence: id, tokens: Number(amount.value) || 1 })), amount,
+      button("fork", "Another sequence with all that this one has", () => operate("fork", { sequence: id })),
+      button("write to last block", "Write its last token anew", () => operate("write", { sequence: id })),
+      button("free", "Give its blocks back", () => operate("free", { sequence: id }))),
+    make("ol", { class: "table" }, ...one.table.map((block, index) => {
+      const fill = Math.min(size, one.tokens - index * size);
+      const count = state.blocks[block - 1].count;
+      const words = one.words.slice(index * size, (index + 1) * size).filter(Boolean).join(" ");
+      const inner = make("span");
+      inner.style.width = `${(100 * fill) / size}%`;
+      return make("li", { class: count > 1 ? "shared" : "", title: `logical block ${index} → physical block ${block}, ${fill} of ${size} tokens, count ${count}` },
+        make("span", {}, make("small", {}, `${index} → `), make("b", {}, String(block)), count > 1 ? make("small", {}, ` ×${count}`) : ""),
+        make("span", { class: "level" }, inner), words ? make("span", { class: "words" }, words) : "");
+    })));
+}
+
+function showPolicies() {
+  find("#slots").textContent = number(state.slots);
+  const { paged, contiguous, slots, counts, block_size: size } = state;
+  const tokens = state.sequences.reduce((sum, one) => sum + one.tokens, 0);
+  const rows = { ...contiguous, paged: { used: paged.tokens, reserved: paged.reserved, internal: paged.internal + paged.lookahead, external: 0, free: (counts.free + counts.cached) * size, waiting: 0 } };
+  sync(find("#policies"), POLICIES, () => make("div", { class: "policy" }, make("div", {}, make("h3"), make("small"), make("p", {}, make("b", { class: "share" }), make("small", {}, "hold tokens"))), make("div", {}, make("div", { class: "bar" }), make("small", { class: "note" }))), (element, [kind, title, meaning]) => {
+    const row = rows[kind], taken = slots - row.free;
+    element.classList.toggle("paged", kind === "paged");
+    element.dataset.policy = kind;
+    const [head, body] = element.children;
+    head.children[0].textContent = title;
+    head.children[1].textContent = meaning;
+    head.children[2].firstChild.textContent = taken ? `${((100 * row.used) / taken).toFixed(1)} %` : "–";
+    head.children[2].title = "Share of the slots that cannot be given to others which holds tokens";
+    drawBar(body.children[0], [
+      { name: "used", value: row.used, style: "held", title: "Slots that hold tokens" },
+      { name: "reserved", value: row.reserved, style: "reserved", title: "Will hold tokens of the same sequence" },
+      { name: "internal", value: row.internal, style: "internal", title: "Never used: internal fragmentation" },
+      { name: "external", value: row.external, style: "external", title: "Free, but in holes too small for the next slab" },
+      { name: "free", value: row.free, style: "free" },
+    ], slots);
+    body.children[1].textContent = kind === "paged"
+      ? counts.saved ? `sharing saves ${counted(counts.saved, "block")}: ${number(tokens)} tokens are held in ${number(row.used)} slots` : ""
+      : row.waiting ? `${counted(row.waiting, "sequence")} would have no room and wait` : "";
+  });
+}
+
+function showLog() {
+  const log = find("#log");
+  log.replaceChildren(...state.log.map((line) => make("li", { class: line.refused ? "refused" : "" }, make("small", {}, String(line.operation)), make("span", {}, line.text))).reverse());
+}
+
+function stop() {
+  clearInterval(playing);
+  playing = 0;
+  find("#play").textContent = "play it";
+}
+
+find("#new").addEventListener("submit", (event) => {
+  event.preventDefault();
+  operate("new", { tokens: Number(event.target.tokens.value) || 1 });
+});
+find("#text").addEventListener("submit", (event) => {
+  event.preventDefault();
+  operate("new", { text: event.target.text.value });
+});
+find("#beam").addEventListener("click", () => operate("beam"));
+find("#play").addEventListener("click", () => {
+  if (playing) return stop();
+  find("#play").textContent = "stop";
+  const step = () => operate("beam").then(() => state.beam.stage === 0 && stop());
+  playing = setInterval(step, PLAY_MS);
+  return step();
+});
+find("#undo").addEventListener("click", () => act("/undo"));
+find("#reset").addEventListener("click", () => act("/reset"));
+find("#size").addEventListener("change", () => {
+  stop();
+  chosen = 0;
+  turn = turn.then(begin).catch(() => say("away", "the KV manager does not answer"));
+});
+
+// A page that is loaded again goes on with its pool, while there is one.
+const kept = sessionStorage.getItem(KEY);
+turn = (kept ? ask(`/api/sandbox/${kept}`).then(show, begin) : begin()).catch(() => say("away", "the KV manager does not answer"));

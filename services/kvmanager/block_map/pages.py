@@ -1,0 +1,39 @@
+"""The files of the page, read once: they are few and small."""
+
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from http import HTTPStatus
+from importlib import resources
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_NAMES = {"index.html": "/", "sandbox.html": "/sandbox"}
+
+Page = Callable[[Request], Awaitable[Response]]
+
+
+def pages() -> dict[str, Page]:
+    """Return what answers each path."""
+    folder = resources.files(__package__) / "page"
+    files = [file for file in folder.iterdir() if file.name.endswith(tuple(_TYPES))]
+    return {_NAMES.get(file.name, f"/{file.name}"): _page(file.name, file.read_bytes()) for file in files}
+
+
+def _page(name: str, contents: bytes) -> Page:
+    kind = _TYPES[name[name.rindex(".") :]]
+    # Asked for each time, and mostly not sent again: a page and its scripts are always of one version.
+    headers = {"etag": f'"{sha256(contents).hexdigest()[:16]}"', "cache-control": "no-cache"}
+
+    async def answer(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        return Response(contents, headers=headers, media_type=kind)
+
+    return answer

@@ -1,0 +1,224 @@
+"""The live block map, in a real browser: what is drawn is what the KV manager says, and stays so."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from quire.v1 import kvmanager_pb2 as pb
+from quire.v1 import kvmanager_pb2_grpc
+from tests.browser.conftest import Watched, map_url
+from tests.load import prompt_request
+from tests.running_quire import RunningQuire, RunningService, start_quire
+from tests.services.kvmanager.attach_stream import Stream, commits, extends
+
+Stub = kvmanager_pb2_grpc.KVManagerStub
+
+TALLY = "() => window.blockMap.tally('device')"
+SHOWN = """() => Object.fromEntries([...document.querySelectorAll('#blocks-bar [data-count]')].map(one =>
+    [one.dataset.count, Number(one.textContent.replaceAll(',', ''))]))"""
+HELD = "held => window.blockMap.tally('device').held === held"
+# The middle of a block on the page.
+PLACE = """block => {
+    const grid = window.blockMap.grids.device, box = grid.canvas.getBoundingClientRect(), [x, y] = grid.placeOf(block);
+    return [box.x + x + grid.size / 2, box.y + y + grid.size / 2];
+}"""
+
+
+@pytest.fixture(scope="module")
+def quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
+    folder = str(tiny_model("llama"))
+    one = start_quire(
+        "--model", folder, "--device-blocks", "64", "--max-sequences", "16", "--map-listen", "127.0.0.1:0"
+    )
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def engine(manager: Callable[..., RunningService]) -> tuple[str, Stream]:
+    """A page's address, and a scripted engine with 20 blocks of 4 tokens."""
+    one = manager()
+    return map_url(one), Stream(Stub(one.channel)).attach()
+
+
+def click(watched: Watched, block: int) -> None:
+    watched.page.mouse.click(*watched.page.evaluate(PLACE, block))
+
+
+def panel(watched: Watched) -> str:
+    return watched.page.inner_text("#panel")
+
+
+def test_under_load_the_grid_comes_to_what_the_manager_counts(quire: RunningQuire, watched: Watched) -> None:
+    watched.open(quire.map_url)
+    request = prompt_request("The quick brown fox jumps over the lazy dog " * 4, 60)
+    with ThreadPoolExecutor(12) as together:
+        running = [together.submit(quire.generate, request) for _ in range(12)]
+        watched.wait_for("() => window.blockMap.tally('device').held > 0 && window.blockMap.tally('device').shared > 0")
+        for one in running:
+            one.result()
+    pool = quire.settled_pool()
+    assert pool.totals.granted_blocks > 0
+    watched.wait_for(HELD, pool.device.held)
+    watched.wait_for("cached => window.blockMap.tally('device').cached === cached", pool.device.cached)
+    tally, shown = watched.evaluate(TALLY), watched.evaluate(SHOWN)
+    assert {name: tally[name] for name in ("free", "cached", "held", "withheld")} == {
+        name: getattr(pool.device, name) for name in ("free", "cached", "held", "withheld")
+    }
+    assert sum(shown.values()) == pool.device_blocks, "the parts of the bar sum to the pool"
+    assert shown["cached"] == pool.device.cached
+
+
+def test_what_changes_is_drawn_and_told_as_it_happens(engine: tuple[str, Stream], watched: Watched) -> None:
+    url, stream = engine
+    watched.open(url)
+    assert watched.evaluate(TALLY)["held"] == 0
+    stream.allocate(1, 9)
+    watched.wait_for(HELD, 3)
+    watched.page.wait_for_selector("#events >> text=Sequence 1 (request-1) began with 3 blocks (1-3).")
+    stream.step(commits=commits((1, 0, [1] * 8)), forks=[pb.Fork(parent=1, child=2, length=9)])
+    watched.wait_for("() => window.blockMap.tally('device').shared === 3")
+    stream.step(extends=extends((1, [(2, 10)])))
+    watched.wait_for(HELD, 4)
+    assert watched.evaluate(TALLY) == {"free": 16, "cached": 0, "held": 4, "withheld": 0, "shared": 2, "saved": 2}
+    assert watched.evaluate(SHOWN) == {"held by one": 2, "shared": 2, "cached": 0, "free": 16}
+
+
+def test_a_click_on_a_block_shows_who_holds_it_and_leads_to_the_sequence(
+    engine: tuple[str, Stream], watched: Watched
+) -> None:
+    url, stream = engine
+    stream.allocate(1, 9)
+    stream.step(commits=commits((1, 0, [1] * 8)), length_sequences=[1], length_tokens=[9])
+    stream.step(forks=[pb.Fork(parent=1, child=2, length=9)])
+    stream.step(extends=extends((1, [(2, 10)])), length_sequences=[2], length_tokens=[9])
+    watched.open(url)
+    click(watched, 2)
+    watched.page.wait_for_selector("#panel[data-block='2']")
+    text = panel(watched)
+    assert "Block 2" in text
+    assert "reference count 2" in text
+    assert "logical block 1" in text
+    assert "was forked" in text
+    watched.page.click("#panel .holders button >> text=sequence 2")
+    watched.page.wait_for_selector("#panel[data-sequence='2']")
+    strip = watched.page.eval_on_selector_all("#panel .strip b", "found => found.map(one => Number(one.textContent))")
+    assert strip == [1, 2, 4]
+    assert watched.page.locator("#panel .strip .shared").count() == 2
+    assert "of room for 12" in panel(watched)
+    assert "It was admitted by engine engine in step 1." in panel(watched)
+    assert watched.evaluate("() => [...window.blockMap.grids.device.highlight]") == [1, 2, 4]
+    stream.step(frees=[pb.Free(sequence=2, reason=pb.FREE_REASON_FINISHED)])
+    watched.page.wait_for_selector("#panel.over >> text=has ended")
+    watched.page.keyboard.press("Escape")
+    watched.page.wait_for_selector("#panel >> text=Click a block")
+
+
+def test_the_keyboard_alone_finds_a_block(engine: tuple[str, Stream], watched: Watched) -> None:
+    url, stream = engine
+    stream.allocate(1, 9)
+    watched.open(url)
+    watched.page.focus("#device canvas")
+    watched.page.keyboard.press("ArrowRight")
+    watched.page.keyboard.press("ArrowRight")
+    assert watched.page.inner_text("#spoken") == "Block 3 · held · sequence 1 · being filled"
+    watched.page.keyboard.press("Enter")
+    watched.page.wait_for_selector("#panel[data-block='3']")
+    watched.page.click("#sequences button")
+    watched.page.wait_for_selector("#panel[data-sequence='1']")
+
+
+def test_tiers_are_shown_apart(manager: Callable[..., RunningService], watched: Watched) -> None:
+    one = manager()
+    stream = Stream(Stub(one.channel)).attach(host_blocks=10)
+    stream.allocate(1, 9)
+    stream.step(swap_outs=[1])
+    watched.open(map_url(one))
+    assert watched.page.is_visible("#host")
+    assert watched.evaluate(TALLY)["held"] == 0
+    assert watched.evaluate("() => window.blockMap.tally('host').held") == 3
+    watched.page.click("#sequences button")
+    watched.page.wait_for_selector("#panel >> text=3 in host memory")
+    assert watched.evaluate("() => [...window.blockMap.grids.host.highlight].length") == 3
+
+
+def test_fifty_thousand_blocks_are_drawn_and_the_page_stays_responsive(
+    manager: Callable[..., RunningService], watched: Watched
+) -> None:
+    one = manager()
+    stream = Stream(Stub(one.channel)).attach(device_blocks=50_000, block_size=16)
+    for sequence in range(1, 101):
+        stream.allocate(sequence, 16 * 400)
+    watched.open(map_url(one))
+    assert watched.evaluate(TALLY)["held"] == 40_000
+    for round_ in range(3):
+        for sequence in range(1, 101):
+            number = 1000 * (round_ + 1) + sequence
+            old = sequence if not round_ else 1000 * round_ + sequence
+            stream.step(frees=[pb.Free(sequence=old, reason=pb.FREE_REASON_FINISHED)])
+            stream.allocate(number, 16 * 300)
+        click(watched, 7)
+        watched.page.wait_for_selector("#panel[data-block='7']")
+        watched.page.click("#zoom-in")
+        watched.page.keyboard.press("Escape")
+        watched.page.wait_for_selector("#panel >> text=Click a block")
+    watched.wait_for(HELD, 30_000)
+
+
+def test_a_manager_that_is_started_again_is_found_again(
+    manager: Callable[..., RunningService], watched: Watched
+) -> None:
+    one = manager()
+    url = map_url(one)
+    first = Stream(Stub(one.channel)).attach()
+    first.allocate(1, 9)
+    watched.open(url)
+    watched.wait_for(HELD, 3)
+    one.kill()
+    watched.page.wait_for_selector("html[data-state=away]")
+    again = manager("--map-listen", url.removeprefix("http://"))
+    watched.page.wait_for_selector("html[data-state=waiting]")
+    second = Stream(Stub(again.channel)).attach()
+    second.allocate(1, 20)
+    watched.page.wait_for_selector("html[data-state=live]")
+    watched.wait_for(HELD, 5)
+    for stream in (first, second):
+        stream.break_off()
+    # A browser says in its console that nobody answered.
+    assert [error for error in watched.errors if "net::ERR_" not in error] == []
+    watched.errors.clear()
+
+
+def test_the_pools_of_several_engines_are_chosen_from(manager: Callable[..., RunningService], watched: Watched) -> None:
+    one = manager()
+    first = Stream(Stub(one.channel)).attach(engine_id="a")
+    second = Stream(Stub(one.channel)).attach(engine_id="unix:/tmp/b.sock", device_blocks=30)
+    first.allocate(1, 4)
+    second.allocate(1, 40)
+    watched.open(map_url(one))
+    watched.wait_for(HELD, 1)
+    watched.page.select_option("#pool", "unix:/tmp/b.sock")
+    watched.wait_for(HELD, 10)
+    assert watched.page.inner_text("#blocks-total") == "30 in all"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_states_are_told_apart_by_lightness_or_by_signs(
+    engine: tuple[str, Stream], watched: Watched, scheme: str
+) -> None:
+    """Of what a colour-blind eye sees, the lightness is left."""
+    watched.page.emulate_media(color_scheme=scheme)
+    watched.open(engine[0])
+    luminance = watched.evaluate("""() => {
+        const colours = window.blockMap.grids.device.colours;
+        const bright = (hex) => [1, 3, 5].map(at => (parseInt(hex.slice(at, at + 2), 16) / 255) ** 2.2)
+            .reduce((sum, value, place) => sum + value * [0.2126, 0.7152, 0.0722][place], 0);
+        return Object.fromEntries(["free", "held", "shared2", "cached"].map(name => [name, bright(colours[name])]));
+    }""")
+    ratios = [
+        (max(luminance[one], luminance[other]) + 0.05) / (min(luminance[one], luminance[other]) + 0.05)
+        for one, other in (("free", "held"), ("held", "shared2"), ("held", "cached"))
+    ]
+    assert min(ratios) > 1.5
