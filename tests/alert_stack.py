@@ -84,6 +84,14 @@ class AlertStack:
         elif name == "engine":
             self._services["gateway"].output.wait_for("gateway is ready", after=after)
 
+    def ended(self) -> dict[str, list[str]]:
+        """The last lines of those that have ended by themselves."""
+        return {
+            name: service.output.lines[-20:]
+            for name, service in self._services.items()
+            if service.process.poll() is not None
+        }
+
     def damage(self) -> None:
         """Let the KV manager's books of its pools be wrong."""
         self._signal("kvmanager", signal.SIGUSR1)
