@@ -25,5 +25,5 @@ def _damage(service: KVManagerService) -> None:
 
 
 if __name__ == "__main__":
-    KVManagerService.start = _started  # type: ignore[method-assign]
+    KVManagerService.start = _started  # type: ignore[assignment,method-assign]
     main()
