@@ -1,11 +1,14 @@
-"""Draws the panels of the dashboard "Block utilization" as a real Prometheus saw them while Quire was at work.
+"""Draws panels of the dashboard "Block utilization" as a real Prometheus saw them while Quire was at work.
 
-Sessions of several turns talk to the demo model: a few at first, then more than its pool can hold.
+Sessions of several turns talk to the demo model: a few at first, then more than its pool can hold. With a folder as its
+argument it draws every panel of every dashboard into that, and publishes nothing.
 """
 
 import math
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +21,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rich.progress import Progress
 
 from bench.report import ROOT, Row, publish, row
-from tests.dashboard import Panel, Query, panels
+from tests.dashboard import Panel, Query, dashboards
 from tests.load import prompt_request
-from tests.prometheus import RunningPrometheus, prometheus_folder
+from tests.prometheus import ALERTS, RunningPrometheus, prometheus_folder
 from tests.running_quire import RunningQuire, start_quire
 
 PICTURE = ROOT / "docs" / "images" / "block-utilization.png"
@@ -38,7 +41,12 @@ _BEGINNING = (
 )
 _CARGOES = ("grain", "salt", "wool", "letters", "wine", "rope", "timber", "tin", "herring", "oranges")
 _COLUMNS = 3
-_STATE_COLORS = {"held": "#3274D9", "cached": "#8AB8FF", "free": "#E4E4E4", "withheld": "#E02F44"}
+_SHOWN = (
+    *("Blocks by state", "Share of the pool that is held", "Share of slots holding tokens"),
+    *("Sharing", "Prefix cache hit rate", "Blocks granted, evicted and copied"),
+    *("Preemptions", "What preemptions cost", "Refused block operations"),
+    *("Requests", "Step latency of the engine", "Step latency of the KV manager"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,14 +62,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         quire = start_quire("--model", "demo", "--device-blocks", str(POOL_BLOCKS))
         targets = {name: url.split("/")[2] for name, url in quire.metrics_urls.items()}
-        prometheus = RunningPrometheus(prometheus_folder(), Path(folder), targets)
+        rules = {ALERTS.name: ALERTS.read_text()}
+        prometheus = RunningPrometheus(prometheus_folder(), Path(folder), targets, rules)
         try:
             prometheus.wait_until("quire_kv_pool_blocks")
             start = time.time()
             _load(quire)
             quire.settled_pool()
             span = _Span(start, time.time())
-            _draw(prometheus, span)
+            if sys.argv[1:]:
+                _draw_all(prometheus, span, Path(sys.argv[1]))
+                return
+            panels = {panel.title: panel for board in dashboards() for panel in board.panels}
+            _draw(prometheus, span, [panels[title] for title in _SHOWN], PICTURE)
             seconds = _scrape_seconds(prometheus, span)
             rows = _rows(prometheus, span, seconds)
             publish("dashboard", rows, 1, picture=str(PICTURE.relative_to(ROOT)), scrape_seconds=seconds)
@@ -108,23 +121,28 @@ def _rows(prometheus: RunningPrometheus, span: _Span, values: list[float]) -> li
     ]
 
 
-def _draw(prometheus: RunningPrometheus, span: _Span) -> None:
+def _draw_all(prometheus: RunningPrometheus, span: _Span, folder: Path) -> None:
+    for board in dashboards():
+        _draw(prometheus, span, board.panels, folder / f"{board.uid}.png")
+
+
+def _draw(prometheus: RunningPrometheus, span: _Span, panels: Sequence[Panel], picture: Path) -> None:
     mpl.rcParams.update({"font.size": 8, "font.family": "DejaVu Sans", "axes.titlesize": 9.5})
-    all_panels = panels()
-    figure, grid = plt.subplots(
-        math.ceil(len(all_panels) / _COLUMNS), _COLUMNS, figsize=(13, 11.5), layout="constrained", squeeze=False
-    )
-    for axes, panel in zip(grid.flat, all_panels, strict=True):
+    rows = math.ceil(len(panels) / _COLUMNS)
+    figure, grid = plt.subplots(rows, _COLUMNS, figsize=(13, 2.9 * rows), layout="constrained", squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.axis("off")
+    for axes, panel in zip(grid.flat, panels, strict=False):
         _draw_panel(axes, panel, prometheus, span)
-    figure.savefig(PICTURE, dpi=110)
+    figure.savefig(picture, dpi=110)
     plt.close(figure)
 
 
 def _draw_panel(axes: Axes, panel: Panel, prometheus: RunningPrometheus, span: _Span) -> None:
     lines = [line for query in panel.queries for line in _lines(query, prometheus, span)]
-    if panel.stacked:
+    if panel.stacked and lines:
         times = lines[0][1]
-        colors = [_STATE_COLORS[name] for name, _, _ in lines]
+        colors = [panel.colors[name] for name, _, _ in lines]
         axes.stackplot(times, *(values for _, _, values in lines), labels=[name for name, _, _ in lines], colors=colors)
     else:
         for name, times, values in lines:

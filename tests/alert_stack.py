@@ -84,6 +84,14 @@ class AlertStack:
         elif name == "engine":
             self._services["gateway"].output.wait_for("gateway is ready", after=after)
 
+    def ended(self) -> dict[str, list[str]]:
+        """The last lines of those that have ended by themselves."""
+        return {
+            name: service.output.lines[-20:]
+            for name, service in self._services.items()
+            if service.process.poll() is not None
+        }
+
     def damage(self) -> None:
         """Let the KV manager's books of its pools be wrong."""
         self._signal("kvmanager", signal.SIGUSR1)
@@ -161,27 +169,27 @@ def repeated(act: Callable[[threading.Event], None], times: int = 1) -> Iterator
 
 @contextmanager
 def clients(
-    stack: AlertStack, count: int, tokens: int, *, timeout: float = CALL_SECONDS, pause: float = 0.02, most: int = 0
+    stack: AlertStack, count: int, tokens: int, *, timeout: float = CALL_SECONDS, pause: float = 0.02
 ) -> Iterator[None]:
     """Let so many clients ask for so many tokens each, again and again, whatever they get.
 
-    Each waits for `pause` seconds after an answer. With `most` they leave after so many messages.
+    Each waits for `pause` seconds after an answer.
     """
 
     def ask(ended: threading.Event) -> None:
         call = stack.acme.gateway.Generate(prompt_request(f"{time.monotonic_ns()} says", tokens), timeout=timeout)
-        read(call, ended, most)
+        read(call, ended)
         ended.wait(pause)
 
     with repeated(ask, count):
         yield
 
 
-def read(call: Any, ended: threading.Event, most: int = 0) -> None:
-    """Read a stream to its end, but no more than `most` messages where that is given, and nothing after the event."""
+def read(call: Any, ended: threading.Event) -> None:
+    """Read a stream to its end, however that is, but no further after the event."""
     with suppress(grpc.RpcError):
-        for number, _ in enumerate(call, start=1):
-            if ended.is_set() or number == most:
+        for _ in call:
+            if ended.is_set():
                 break
     call.cancel()
 
@@ -189,9 +197,8 @@ def read(call: Any, ended: threading.Event, most: int = 0) -> None:
 @contextmanager
 def unread(stack: AlertStack) -> Iterator[None]:
     """Begin a stream meanwhile that nobody reads, on a connection of its own with a small window."""
-    options = [
-        *[("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16384), ("grpc.use_local_subchannel_pool", 1)]
-    ]
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16384)]
+    options.append(("grpc.use_local_subchannel_pool", 1))
     request: gateway_pb2.GenerateRequest = prompt_request("unread", 600)
     request.output.logprobs = 20
     with grpc.insecure_channel(stack.address, options=options) as channel:

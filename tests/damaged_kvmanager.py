@@ -1,6 +1,6 @@
 """`python -m tests.damaged_kvmanager kvmanager ARGUMENTS...` is `quire kvmanager` with broken memory.
 
-At SIGUSR1 a block of each pool that is in use gets a holder that there is not, as a bug or bad memory would make them.
+At SIGUSR1 a cached block of every pool gets a holder that there is not, as a bug would give it.
 """
 
 import asyncio
@@ -21,10 +21,9 @@ async def _started(service: KVManagerService) -> str:
 def _damage(service: KVManagerService) -> None:
     for session in service.manager.sessions():
         pool: Any = session.pool
-        for sequence in list(pool.sequences.values())[:1]:
-            pool.device.hold(sequence.table[0])  # by nobody
+        pool.device.hold(pool.device.eviction_order()[-1])  # by nobody
 
 
 if __name__ == "__main__":
-    KVManagerService.start = _started  # type: ignore[method-assign]
+    KVManagerService.start = _started  # type: ignore[assignment,method-assign]
     main()

@@ -6,6 +6,7 @@ from string import ascii_uppercase
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
+    GraphTresholdsStyleMode,
     LegendDisplayMode,
     LegendPlacement,
     StackingMode,
@@ -192,7 +193,7 @@ def _lines(panel: Panel) -> timeseries.Panel:
         lines = _on_each_other(lines, panel.stacked)
     if panel.warn is not None and panel.alarm is not None:
         lines = lines.thresholds(_thresholds(panel.warn, panel.alarm)).thresholds_style(
-            common.GraphThresholdsStyleConfig().mode("dashed")
+            common.GraphThresholdsStyleConfig().mode(GraphTresholdsStyleMode.DASHED)
         )
     for target in _targets(panel):
         lines = lines.with_target(target.range())

@@ -7,6 +7,7 @@ durations of the rules are divided by 60: a minute is a second. Thresholds are a
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +71,12 @@ class Watch:
         """Wait until all of these have fired, and note what they say; `begun` is when they were provoked."""
         self._until(lambda: self._note(provocation, begun, names), f"{names} do not all fire")
 
+    @contextmanager
+    def once(self, expression: str) -> Iterator[None]:
+        """Wait until a query returns something."""
+        self._prometheus.wait_until(expression)
+        yield
+
     def _note(self, provocation: str, begun: float, names: tuple[str, ...]) -> bool:
         firing = self._firing()
         for name in (firing.keys() & {*names}) - self._fired.keys():
@@ -125,14 +132,17 @@ def elsewhere(
 
     def see() -> None:
         left = {
-            "a KV manager whose certificate has a day left": ("QuireCertificateExpiresSoon", "QuireCertificateExpires"),
             "Prometheus has no gateway in its configuration": ("QuireTargetMissing",),
+            "a KV manager whose certificate has a day left": ("QuireCertificateExpiresSoon", "QuireCertificateExpires"),
         }
         watch = Watch(prometheus, fired)
         for provocation, names in left.items():
-            watch.wait_for(provocation, names, begun)
+            for name in names:
+                watch.wait_for(provocation, (name,), begun)
 
-    yield see
+    with ThreadPoolExecutor(1) as beside:
+        seen = beside.submit(see)
+        yield seen.result
     prometheus.close()
     manager.close()
 
@@ -151,6 +161,48 @@ def watch(
         prometheus.wait_until("quire:errors:ratio_rate5m == 0")
     yield Watch(prometheus, fired)
     prometheus.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_ends_by_itself(stack: AlertStack) -> Iterator[None]:
+    yield
+    assert stack.ended() == {}
+
+
+def test_an_engine_that_is_slow(watch: Watch, stack: AlertStack) -> None:
+    watch.see(
+        "the engine's process is stopped for 0.4 s, and runs for 10 ms, again and again",
+        ("QuireTokensBurnFast", "QuireTokensBurnSlowly"),
+        clients(stack, 4, 40),
+        stack.slowed("engine", 0.4, 0.01),
+    )
+    watch.see(
+        "the engine's process is stopped for 3 s, and runs for 0.1 s, again and again; some clients leave meanwhile",
+        ("QuireFirstTokenBurnFast", "QuireFirstTokenBurnSlowly", "QuireCancelToFreeSlow"),
+        clients(stack, 8, 20),
+        repeated(lambda ended: _leave(stack, ended), 4),
+        stack.slowed("engine", 3.0, 0.1),
+    )
+
+
+def test_services_that_are_gone(watch: Watch, stack: AlertStack) -> None:
+    watch.see(
+        "the only engine is killed under load, over gRPC and HTTP",
+        (
+            *("QuireNoEngine", "QuireServiceDown", "QuirePoolDisconnected", "QuirePoolLost"),
+            *("QuireErrorsBurnFast", "QuireErrorsBurnSlowly", "QuireHTTPErrors"),
+        ),
+        clients(stack, MOST_REQUESTS, 600, pause=0.1),
+        watch.once("quire_num_requests_running >= 2"),
+        repeated(lambda ended: _post(stack, ended)),
+        _gone(stack, "engine"),
+    )
+    watch.see("the only gateway is killed", ("QuireNoGateway",), _gone(stack, "gateway"))
+    watch.see(
+        "the gateway is killed and started again and again",
+        ("QuireServiceRestarting",),
+        repeated(lambda _: _restart(stack, "gateway")),
+    )
 
 
 def test_more_than_it_can_take(watch: Watch, stack: AlertStack) -> None:
@@ -181,22 +233,6 @@ def test_clients_that_do_not_read_and_tenants_that_ask_for_too_much(watch: Watch
     )
 
 
-def test_an_engine_that_is_slow(watch: Watch, stack: AlertStack) -> None:
-    watch.see(
-        "the engine's process is stopped for 0.4 s, and runs for 10 ms, again and again",
-        ("QuireTokensBurnFast", "QuireTokensBurnSlowly"),
-        clients(stack, 4, 40),
-        stack.slowed("engine", 0.4, 0.01),
-    )
-    watch.see(
-        "the engine's process is stopped for 3 s, and runs for 0.1 s, again and again; some clients leave meanwhile",
-        ("QuireFirstTokenBurnFast", "QuireFirstTokenBurnSlowly", "QuireCancelToFreeSlow"),
-        clients(stack, 8, 20),
-        clients(stack, 4, 600, most=2),
-        stack.slowed("engine", 3.0, 0.1),
-    )
-
-
 def test_a_kv_manager_that_is_slow_stands_still_or_is_started_anew(watch: Watch, stack: AlertStack) -> None:
     watch.see(
         "the KV manager's process is stopped for 60 ms, and runs for 5 ms, again and again",
@@ -221,10 +257,9 @@ def test_books_that_are_wrong(watch: Watch, stack: AlertStack) -> None:
         repeated(lambda ended: _disagree(stack, ended)),
     )
     watch.see(
-        "a block of the pool gets a holder that there is not",
+        "a cached block of the pool gets a holder that there is not",
         ("QuireAuditViolation", "QuireBlocksWithheld"),
-        clients(stack, 4, 60),
-        repeated(lambda ended: _damage(stack, ended)),
+        _damaged(stack),
     )
 
 
@@ -240,25 +275,6 @@ def test_links_that_break(watch: Watch, stack: AlertStack) -> None:
         ("QuireFailoverStorm",),
         clients(stack, 8, 300),
         repeated(lambda ended: _cut(stack.to_engine.cut, ended)),
-    )
-
-
-def test_services_that_are_gone(watch: Watch, stack: AlertStack) -> None:
-    watch.see(
-        "the only engine is killed under load, over gRPC and HTTP",
-        (
-            *("QuireNoEngine", "QuireServiceDown", "QuirePoolDisconnected", "QuirePoolLost"),
-            *("QuireErrorsBurnFast", "QuireErrorsBurnSlowly", "QuireHTTPErrors"),
-        ),
-        clients(stack, 8, 600, pause=0.1),
-        repeated(lambda ended: _post(stack, ended)),
-        _gone(stack, "engine"),
-    )
-    watch.see("the only gateway is killed", ("QuireNoGateway",), _gone(stack, "gateway"))
-    watch.see(
-        "the gateway is killed and started again and again",
-        ("QuireServiceRestarting",),
-        repeated(lambda _: _restart(stack, "gateway")),
     )
 
 
@@ -297,6 +313,12 @@ def _ask_as_zeta(stack: AlertStack, ended: threading.Event) -> None:
     ended.wait(0.1)
 
 
+def _leave(stack: AlertStack, ended: threading.Event) -> None:
+    call = stack.acme.gateway.Generate(prompt_request("left after a second", 600), timeout=CALL_SECONDS)
+    ended.wait(1)
+    call.cancel()
+
+
 def _read_nothing(stack: AlertStack, ended: threading.Event) -> None:
     with unread(stack):
         ended.wait(2.5)  # the gateway waits for a second, and looks once a second
@@ -309,9 +331,10 @@ def _disagree(stack: AlertStack, ended: threading.Event) -> None:
     other.half_close()
 
 
-def _damage(stack: AlertStack, ended: threading.Event) -> None:
+@contextmanager
+def _damaged(stack: AlertStack) -> Iterator[None]:
     stack.damage()
-    ended.wait(5)
+    yield
 
 
 def _cut(cut: Callable[[], Any], ended: threading.Event) -> None:
