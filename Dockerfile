@@ -5,16 +5,21 @@
 #
 # TORCH_BUILD   `cpu` (default), `cuda` (what a plain `pip install torch` gives), or a build by its name, such as cu130
 # TORCH_INDEX_URL   one more package index, where yours does not carry that build
+# PYTHON_IMAGE   the base; name it with its digest, `python:3.11-slim-bookworm@sha256:...`, to have the same one each time
+# VERSION, REVISION, SOURCE_DATE_EPOCH   for the labels; the last one is the date of all files as well
 
-FROM python:3.11-slim-bookworm AS build
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
 ARG TORCH_BUILD=cpu
 ARG TORCH_INDEX_URL=
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off
-ENV PATH=/opt/quire/bin:$PATH
+ENV PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
+ENV PATH=/opt/quire/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
+ENV PIP_CONSTRAINT="/source/constraints.txt /source/image_constraints.txt"
 WORKDIR /source
 RUN python -m venv /opt/quire
 # torch first: it is nearly all of the image, and its layer stays while the code changes.
-COPY constraints.txt deploy/install_torch.sh ./
+COPY constraints.txt deploy/image_constraints.txt deploy/install_torch.sh ./
 RUN sh install_torch.sh
 # Kernels of the CPU are compiled here, for each kind of CPU: the image itself carries no compiler.
 RUN apt-get update -q && apt-get install -q -y --no-install-recommends g++
@@ -23,16 +28,35 @@ COPY protos protos
 COPY kvmanager kvmanager
 COPY engine engine
 COPY services services
-RUN pip install -q -c constraints.txt '.[serve,tracing]'
+# With the pinned setuptools, not the newest. pip stays: models can come from package indexes.
+RUN pip install -q setuptools && pip install -q --no-build-isolation '.[serve,tracing]'
 RUN cd / && if [ "$(uname -m)" = x86_64 ]; then python -m engine.native.ready_made; fi
+ARG SOURCE_DATE_EPOCH=0
+COPY deploy/finish_image.py /
+RUN cd / && PYTHONPYCACHEPREFIX=/opt/quire/bytecode python finish_image.py /opt/quire/bytecode
 
-FROM python:3.11-slim-bookworm
+FROM ${PYTHON_IMAGE}
+ARG TORCH_BUILD=cpu
+# Triton compiles what launches its kernels where they run, so that builds for GPUs do carry a compiler.
+RUN if [ "$TORCH_BUILD" != cpu ]; then \
+        apt-get update -q && apt-get install -q -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
+    fi
 COPY --from=build /opt/quire /opt/quire
-RUN useradd --uid 10001 --user-group --home-dir /nonexistent --no-create-home quire \
-    && install -d -o quire -g quire /var/cache/quire
-ENV PATH=/opt/quire/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# Models are kept here: make it a volume.
-ENV QUIRE_CACHE=/var/cache/quire HF_HOME=/var/cache/quire/huggingface
+# Volumes get the owner of the folder that they are first mounted on.
+RUN echo 'quire:x:10001:' >> /etc/group && echo 'quire:x:10001:10001::/nonexistent:/usr/sbin/nologin' >> /etc/passwd \
+    && for name in authority kvmanager engine gateway; do install -d -o 10001 -g 10001 /etc/quire/certificates/$name; done \
+    && install -d -o 10001 -g 10001 /var/cache/quire /etc/quire/tls
+ENV PATH=/opt/quire/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPYCACHEPREFIX=/opt/quire/bytecode
+# Models and kernels are kept here: make it a volume.
+ENV QUIRE_CACHE=/var/cache/quire HF_HOME=/var/cache/quire/huggingface \
+    TRITON_CACHE_DIR=/var/cache/quire/triton TORCHINDUCTOR_CACHE_DIR=/var/cache/quire/inductor
+ARG VERSION=
+ARG REVISION=
+LABEL org.opencontainers.image.title="Quire" \
+    org.opencontainers.image.description="Serves large language models from paged memory" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="$VERSION" \
+    org.opencontainers.image.revision="$REVISION"
 USER 10001:10001
 ENTRYPOINT ["quire"]
 CMD ["--help"]

@@ -27,7 +27,11 @@ serve: .venv/installed ## serve a model; options go into ARGS
 check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
+<<<<<<< HEAD
 	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/browser --ignore=tests/deployment/test_compose.py \
+=======
+	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/deployment/compose \
+>>>>>>> compose
 		--ignore=$(HELM_TESTS) --ignore=tests/deployment/test_alerts_fire.py $(ARGS)
 
 fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 minutes
@@ -64,7 +68,7 @@ helm-golden: helm ## write what the chart renders to, after a change that is mea
 compose-check: .venv/installed ## build and run the stack of docker-compose.yml; needs a Docker daemon
 	docker info >/dev/null 2>&1 || \
 		{ echo 'no Docker daemon answers: start one, or name it in DOCKER_HOST' >&2; exit 1; }
-	$(BIN)/pytest tests/deployment/test_compose.py -v $(ARGS)
+	$(BIN)/pytest tests/deployment/compose -v $(ARGS)
 
 alerts-check: .venv/installed model ## make each alert fire on running services, and write down what was seen
 	$(BIN)/pytest tests/deployment/test_alerts_fire.py -v $(ARGS)

@@ -6,6 +6,7 @@ keep what they began with. TLS 1.2 and 1.3 are spoken.
 """
 
 import asyncio
+import copy
 import logging
 import ssl
 from collections.abc import Callable
@@ -144,6 +145,17 @@ class ClientTLS:
         self.files = files
         self._contents = _Reloaded(files, self._read)
         self.server_name = server_name
+
+    def named(self, name: str) -> "ClientTLS":
+        """Return the same for a service whose address was found by a name, which certificates must have then.
+
+        A server name that is set goes before it. The files are read once for both.
+        """
+        if self.server_name or not name:
+            return self
+        other = copy.copy(self)
+        other.server_name = name
+        return other
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Return credentials for a new channel, of the files as they are now."""

@@ -21,13 +21,15 @@ class Authority:
         builder = self._builder(self._name, self._key, 1).add_extension(x509.BasicConstraints(True, None), True)
         self._write(self.ca, builder.sign(self._key, hashes.SHA256()))
 
-    def issue(self, name: str, *, host: str = "localhost", days: float = 1) -> tuple[Path, Path]:
-        """Write a certificate of `name` for 127.0.0.1 and `host`, and its key; negative days: it expired so long ago.
+    def issue(
+        self, name: str, *, host: str = "localhost", days: float = 1, address: str = "127.0.0.1"
+    ) -> tuple[Path, Path]:
+        """Write a certificate of `name` for `address` and `host`, and its key; negative days: it expired so long ago.
 
         Issued again, it replaces the files of before.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [x509.DNSName(host), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        names = [x509.DNSName(host), x509.IPAddress(ipaddress.ip_address(address))]
         builder = self._builder(_name(name), key, days).add_extension(x509.SubjectAlternativeName(names), False)
         paths = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         encoding, form, none = (

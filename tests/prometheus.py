@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import yaml
+
 from services.model_store import default_cache
 from tests.running_quire import Output
 
@@ -144,8 +146,10 @@ class RunningPrometheus:
 def _configured(text: str, targets: dict[str, str], interval: str) -> str:
     """Return the configuration with another interval, and other addresses in the place of its own."""
     text = re.sub(r"(scrape_interval|scrape_timeout|evaluation_interval): \d+s", rf"\1: {interval}", text)
-    for name, addresses in targets.items():
-        quoted = ", ".join(f'"{address}"' for address in addresses.split(",") if address)
-        text, count = re.subn(rf'"{name}:\d+"', quoted, text)
-        assert count == 1, f"{name} is not scraped"
-    return text
+    configuration, left = yaml.safe_load(text), dict(targets)
+    for job in configuration["scrape_configs"]:
+        names = [name for found in job.pop("dns_sd_configs", []) for name in found["names"]]
+        addresses = [address for name in names for address in left.pop(name).split(",") if address]
+        job["static_configs"] = [{"targets": addresses}]
+    assert not left, f"{', '.join(left)} not scraped"
+    return yaml.safe_dump(configuration)

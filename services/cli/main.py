@@ -15,6 +15,7 @@ import click
 
 from services.cli.bench import bench
 from services.cli.connection_options import connection_options
+from services.cli.issue_certificates import certificates
 from services.cli.options import options_of, settings_from
 from services.cli.plan import plan
 from services.engine.settings import EngineSettings
@@ -449,6 +450,7 @@ def replay(file: str, as_json: bool, **options: Any) -> None:
 
 
 cli.add_command(plan)
+cli.add_command(certificates)
 cli.add_command(bench)
 
 

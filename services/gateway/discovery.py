@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from services.settings import InvalidSetting
@@ -39,17 +39,19 @@ def _name_and_port(entry: str) -> tuple[str, int]:
     return name, int(port)
 
 
-async def discovered(places: Places, every_seconds: float) -> AsyncIterator[frozenset[str]]:
+async def discovered(places: Places, every_seconds: float) -> AsyncIterator[Mapping[str, str]]:
     """Yield the addresses of the engines, and again each time that they have changed.
 
-    Names are looked up again that often. A name that cannot be looked up keeps the addresses that it had.
+    Each comes with the name that it was found by, which is empty for those that were given as addresses. Names are
+    looked up again that often. A name that cannot be looked up keeps the addresses that it had.
     """
     found: dict[tuple[str, int], frozenset[str]] = {}
-    told: frozenset[str] | None = None
+    told: Mapping[str, str] | None = None
     while True:
         for name in places.names:
             found[name] = await _addresses(*name, found.get(name, frozenset()))
-        now = frozenset(places.addresses).union(*found.values())
+        by_name = {address: name for (name, _), addresses in reversed(found.items()) for address in addresses}
+        now = by_name | dict.fromkeys(places.addresses, "")
         if now != told:
             told = now
             yield now

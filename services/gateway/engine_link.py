@@ -153,10 +153,10 @@ class Greeter(Protocol):
 class EngineLink:
     """Keeps the stream to one engine, and hands what it says to the requests concerned."""
 
-    def __init__(self, address: str, options: LinkOptions, greeter: Greeter) -> None:
-        """Remember where the engine is; `run` connects."""
+    def __init__(self, address: str, options: LinkOptions, greeter: Greeter, name: str = "") -> None:
+        """Remember where the engine is, and the host's name that its certificate has then; `run` connects."""
         self.address = address
-        self._tls = options.tls
+        self._tls = options.tls and options.tls.named(name)
         self._greeter = greeter
         self._timeout_seconds = options.timeout_seconds
         self._max_buffered_tokens = options.max_buffered_tokens

@@ -105,16 +105,16 @@ class Fleet:
         async with asyncio.TaskGroup() as tasks:
             running: dict[EngineLink, asyncio.Task[None]] = {}
             async for addresses in discovered(self._places, self._discovery_seconds):
-                for address in sorted(addresses - self._links.keys()):
-                    link = self._links[address] = self._new_link(address)
+                for address in sorted(addresses.keys() - self._links.keys()):
+                    link = self._links[address] = self._new_link(address, addresses[address])
                     running[link] = tasks.create_task(self._keep(link, tasks))
-                for address in sorted(self._links.keys() - addresses):
+                for address in sorted(self._links.keys() - addresses.keys()):
                     link = self._links.pop(address)
                     log.info("engine at %s is no longer listed", address)
                     tasks.create_task(self._retire(link, running.pop(link)))
 
-    def _new_link(self, address: str) -> EngineLink:
-        return EngineLink(address, self._options, self)
+    def _new_link(self, address: str, name: str) -> EngineLink:
+        return EngineLink(address, self._options, self, name)
 
     async def _keep(self, link: EngineLink, tasks: asyncio.TaskGroup) -> None:
         follower = tasks.create_task(self._follow(link))

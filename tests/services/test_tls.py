@@ -352,6 +352,28 @@ def test_an_answer_comes_through_mutual_tls_on_every_link_and_is_explained(encry
     assert "NOT_FOUND" in explained.stderr
 
 
+def test_an_engine_that_was_found_by_a_name_has_that_name_in_its_certificate_not_its_address(
+    encrypted: Encrypted,
+    service: Callable[..., RunningService],
+    tiny_model: Callable[[str], Path],
+    authority: Authority,
+) -> None:
+    ca = encrypted.ca
+    certificate, key = map(str, authority.issue("elsewhere", address="10.0.0.7"))
+    engine = service(
+        *("engine", "--listen", "127.0.0.1:0", "--kvmanager", encrypted.kvmanager.address, "--link-ca", ca),
+        *("--tls-certificate", certificate, "--tls-key", key, "--tls-client-ca", ca),
+        *("--model", str(tiny_model("llama")), "--device-blocks", "16"),
+    )
+    named = f"dns:localhost:{engine.address.rsplit(':', 1)[1]}"
+    link = ("--link-ca", ca, "--link-certificate", encrypted.certificate, "--link-key", encrypted.key)
+    by_name = service("gateway", "--listen", "127.0.0.1:0", "--http-listen", "", "--engines", named, *link)
+    by_name.output.wait_for("gateway is ready")
+    ask = ("health", engine.address, "--service", "quire.v1.Engine")
+    assert "UNAVAILABLE" in encrypted.command(*ask).stderr
+    assert encrypted.command(*ask, "--server-name", "localhost").stdout == "SERVING\n"
+
+
 @pytest.mark.parametrize("which", ["gateway", "kvmanager"])
 def test_no_port_answers_without_a_certificate_or_without_tls(encrypted: Encrypted, which: str) -> None:
     address = getattr(encrypted, which).address

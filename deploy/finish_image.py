@@ -1,0 +1,92 @@
+"""Last step of the image's build: removes what no service reads, and compiles what services import.
+
+`python finish_image.py FOLDER` works on the environment that it runs in; the bytecode comes below FOLDER, where
+PYTHONPYCACHEPREFIX has it found, that of the standard library included. Modules that are imported only now and then
+have none, and are compiled in memory when they are. The same environment always gives the same files.
+"""
+
+import compileall
+import importlib
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from py_compile import PycInvalidationMode
+
+PACKAGES = Path(sysconfig.get_path("purelib"))
+OWN = ("kvmanager", "engine", "services", "quire")
+# What an engine loads when it knows its model: most are of Llama's shape.
+LOADED_LATER = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.llama.tokenization_llama",
+    "transformers.generation.utils",
+    "transformers.tokenization_utils_tokenizers",
+)
+TESTED_ELSEWHERE = ("numpy", "sympy", "networkx", "mpmath")
+NEEDED_OF_TORCHS_PROGRAMS = "torch_shm_manager"
+
+
+def main(folder: str) -> None:
+    """Trim the environment, compile what is imported into `folder`, and give every file one date."""
+    trim()
+    # Another process imports: what this one has loaded and interned would show in the bytecode.
+    command = [sys.executable, __file__, folder, "--list"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    files = done.stdout.split()
+    for file in files:
+        if not compileall.compile_file(file, quiet=1, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH):
+            sys.exit(f"{file} cannot be compiled")
+    date = int(os.environ.get("SOURCE_DATE_EPOCH") or 0)
+    for path in sorted(Path(sys.prefix).rglob("*")):
+        os.utime(path, (date, date), follow_symlinks=False)
+
+
+def trim() -> None:
+    """Remove tests, programs for tests, and, where there will be no compiler, headers."""
+    torch = PACKAGES / "torch"
+    for program in (torch / "bin").iterdir():
+        if program.name != NEEDED_OF_TORCHS_PROGRAMS:
+            _remove(program)
+    _remove(torch / "test")
+    if os.environ.get("TORCH_BUILD") == "cpu":
+        _remove(torch / "include")
+        _remove(torch / "share")
+    for package in TESTED_ELSEWHERE:
+        for tests in sorted((PACKAGES / package).rglob("tests")):
+            _remove(tests)
+    for cache in sorted(Path(sys.prefix).rglob("__pycache__")):
+        _remove(cache)
+
+
+def imported() -> list[str]:
+    """Import all of Quire, and what comes with it; return the files that all this is in, sorted."""
+    names = [*LOADED_LATER, *OWN, "encodings.idna"]
+    for package in OWN:
+        paths = importlib.import_module(package).__path__
+        names += [found.name for found in pkgutil.walk_packages(paths, f"{package}.", onerror=lambda _: None)]
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:  # what needs a GPU's packages
+            sys.stderr.write(f"{name} is left out: {error}\n")
+    found = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return sorted(file for file in found if file and file.endswith(".py") and file != __file__)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["--list"]:
+        sys.stdout.write("\n".join(imported()))
+    else:
+        main(sys.argv[1])

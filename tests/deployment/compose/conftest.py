@@ -1,0 +1,48 @@
+"""The image, built once; and the report of a run in which everything passed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deployment.compose.report import Report
+from tests.deployment.compose.stack import Stack, build
+
+_REPORT = pytest.StashKey[Report]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_REPORT] = Report()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The image of this source, and no volume from before: the stacks that follow keep theirs, with the model in it."""
+    build()
+    stack = Stack(tmp_path_factory.mktemp("stack"))
+    stack.down(volumes=True)
+    yield
+    stack.down(volumes=True)
+
+
+@pytest.fixture(scope="session")
+def report(pytestconfig: pytest.Config) -> Report:
+    """What docs/compose-check.md will say."""
+    return pytestconfig.stash[_REPORT]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
+    made = yield
+    if made.when == "call" or made.skipped:
+        sentence = item.name.removeprefix("test_").replace("_", " ")
+        item.config.stash[_REPORT].outcomes.append((sentence, made.outcome, made.duration))
+    return made
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the page, but not after a part of the tests alone."""
+    complete = {item.path for item in session.items} >= set(Path(__file__).parent.glob("test_*.py"))
+    chosen = session.config.option.keyword or session.config.option.markexpr
+    if exitstatus == 0 and complete and not chosen:
+        session.config.stash[_REPORT].write()

@@ -1,0 +1,87 @@
+"""What the check of the stack found, for docs/compose-check.md."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.deployment.compose.stack import ROOT, compose_command, docker, run
+
+PATH = ROOT / "docs" / "compose-check.md"
+_MEGABYTE = 1_000_000
+_HOW = (
+    "Two engines, two gateways, TLS and API keys on. Clients ask again and again, greedy, while a service's containers",
+    "are restarted one after the other by `deploy/compose/rolling_restart.sh`. Every answer had the tokens that it has",
+    "when nothing happens. Engines were given half a second to finish, so that what runs there has to move.",
+)
+_COLUMNS = ("service", "containers", "requests", "failed", "tokens", "moved to another engine")
+_COLUMNS += ("longest pause in a stream", "undisturbed")
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What clients met while the containers of a service were restarted one after the other."""
+
+    service: str
+    containers: int
+    requests: int
+    tokens: int
+    moved: int
+    longest_pause: float
+    undisturbed_pause: float
+
+    def row(self) -> str:
+        """Return a line of the table."""
+        pauses = f"{self.longest_pause:.1f} s | {self.undisturbed_pause:.1f} s"
+        counts = f"{self.containers} | {self.requests} | 0 | {self.tokens} | {self.moved}"
+        return f"| {self.service} | {counts} | {pauses} |"
+
+
+@dataclass
+class Report:
+    """Collected while the tests run."""
+
+    outcomes: list[tuple[str, str, float]] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
+
+    def text(self) -> str:
+        """Return the page."""
+        lines = [
+            "# Compose check",
+            "",
+            "Written by `make compose-check` when it last passed: the image of this source, built and run with",
+            "`docker-compose.yml`.",
+            "",
+            *(f"* {line}" for line in _circumstances()),
+            "",
+            "## Restarts under load",
+            "",
+            *_HOW,
+            "",
+            f"| {' | '.join(_COLUMNS)} |",
+            f"|{'---|' * len(_COLUMNS)}",
+            *(restart.row() for restart in self.restarts),
+            "",
+            "## What was seen",
+            "",
+            *(f"* {sentence}: {outcome}, {seconds:.1f} s" for sentence, outcome, seconds in self.outcomes),
+            "",
+        ]
+        return "\n".join(lines)
+
+    def write(self, path: Path = PATH) -> None:
+        """Replace the page."""
+        path.write_text(self.text())
+
+
+def _circumstances() -> list[str]:
+    commit = run("git", "rev-parse", "--short", "HEAD").stdout.strip() or "unknown"
+    server = docker("version", "--format", "{{(index .Server.Components 0).Name}} {{.Server.Version}}").strip()
+    compose = run(*compose_command(), "version", "--short").stdout.strip()
+    size = int(docker("image", "inspect", "quire", "--format", "{{.Size}}")) / _MEGABYTE
+    own = int(docker("run", "--rm", "--entrypoint", "du", "quire", "-sb", "/opt/quire").split()[0]) / _MEGABYTE
+    return [
+        f"{datetime.now(UTC):%Y-%m-%d}, Quire {version('quire')} on top of {commit}",
+        f"{server}, docker compose {compose}",
+        f"image: {own:.0f} MB above its base of {size - own:.0f} MB",
+    ]

@@ -1,0 +1,128 @@
+"""The project's stack, run by docker compose from a copy of its files, and clients outside of it."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+PROJECT = "quire-check"
+SERVICES = ("kvmanager", "engine", "gateway")
+METRICS_PORTS = {"gateway": 9151, "engine": 9152, "kvmanager": 9153}
+GRPC_PORT, HTTP_PORT = "50051/tcp", "8000/tcp"
+BUILD_SECONDS, START_SECONDS, DOWN_SECONDS = 1800, 900, 120
+# All that docker compose reads; what else lies beside it, such as keys of whoever runs this, is not for tests.
+_FILES = ("docker-compose.yml", ".env", "deploy/compose/tls/*", "deploy/compose/api_keys/o*.env")
+_FILES += ("deploy/compose/api_keys/off.toml", "deploy/compose/*.sh", "deploy/prometheus/*", "deploy/grafana/**/*")
+
+Run = subprocess.CompletedProcess[str]
+
+
+def run(*command: str, seconds: float = 60, folder: Path = ROOT, environment: Mapping[str, str] | None = None) -> Run:
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+def docker(*arguments: str, seconds: float = 60) -> str:
+    """Run docker, which must succeed, and return what it prints."""
+    done = run("docker", *arguments, seconds=seconds)
+    assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stderr}"
+    return done.stdout
+
+
+@cache
+def compose_command() -> tuple[str, ...]:
+    """Return docker compose, or docker-compose where it is a command of its own."""
+    return ("docker", "compose") if run("docker", "compose", "version").returncode == 0 else ("docker-compose",)
+
+
+@cache
+def takes_port_ranges() -> bool:
+    """Whether containers of one service can share a range of ports: Podman takes none, but keeps the ports it chose."""
+    return "podman" not in docker("version").lower()
+
+
+class Stack:
+    """The stack in a folder of its own, with values for the variables of .env."""
+
+    def __init__(self, folder: Path, override: str = "", **variables: str) -> None:
+        """Copy the files; `override` becomes docker-compose.override.yml."""
+        self.folder = folder
+        for pattern in _FILES:
+            for path in ROOT.glob(pattern):
+                if path.is_file():
+                    copy = folder / path.relative_to(ROOT)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, copy)
+        if override:
+            (folder / "docker-compose.override.yml").write_text(override)
+        others = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "COMPOSE_"))}
+        self.environment = others | {"COMPOSE_PROJECT_NAME": PROJECT} | variables
+
+    def compose(self, *arguments: str, seconds: float = 60) -> Run:
+        """Run docker compose on the copy."""
+        return run(*compose_command(), *arguments, seconds=seconds, folder=self.folder, environment=self.environment)
+
+    def succeed(self, *arguments: str, seconds: float = 60) -> str:
+        done = self.compose(*arguments, seconds=seconds)
+        assert done.returncode == 0, f"compose {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    def up(self) -> None:
+        """Start Quire's part, and wait until all health checks pass."""
+        self.succeed("up", "--detach", "--no-build", *SERVICES, seconds=START_SECONDS)
+        for service in SERVICES:
+            self.wait_until_healthy(service)
+
+    def down(self, *, volumes: bool = False) -> None:
+        """Remove its containers, and where that is wanted all that they kept."""
+        options = ("--volumes",) if volumes else ()
+        self.succeed("down", "--remove-orphans", *options, seconds=DOWN_SECONDS)
+
+    def containers(self, service: str) -> list[str]:
+        """Return the ids of a service's containers."""
+        return self.compose("ps", "--quiet", service).stdout.split()
+
+    def container(self, service: str) -> str:
+        return self.containers(service)[0]
+
+    def wait_until_healthy(self, service: str, seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        for container in self.containers(service):
+            while (status := inspect(container)["State"]["Health"]["Status"]) != "healthy":
+                assert time.monotonic() < deadline, f"{service} is {status}: {docker('logs', container)}"
+                time.sleep(1)  # Docker pushes no health
+
+    def run_inside(self, service: str, *command: str, **variables: str) -> Run:
+        """Run a command in a container, with other values for variables of its environment."""
+        given = [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
+        return run("docker", "exec", *given, self.container(service), *command)
+
+    def published(self, port: str) -> list[str]:
+        """Return where each gateway's port is on this machine."""
+        bound = [inspect(one)["NetworkSettings"]["Ports"][port][0] for one in self.containers("gateway")]
+        return [f"{place['HostIp']}:{place['HostPort']}" for place in bound]
+
+    def metrics_addresses(self, service: str) -> list[str]:
+        """Return where Prometheus finds a service: this machine reaches its containers, too."""
+        addresses = []
+        for container in self.containers(service):
+            (network,) = inspect(container)["NetworkSettings"]["Networks"].values()
+            addresses.append(f"{network['IPAddress']}:{METRICS_PORTS[service]}")
+        return addresses
+
+
+def inspect(container: str) -> dict[str, Any]:
+    return json.loads(docker("inspect", container))[0]
+
+
+def build() -> None:
+    """Build the image, as docker compose does it. Its layers stay from run to run."""
+    done = run(*compose_command(), "--project-name", PROJECT, "build", "gateway", seconds=BUILD_SECONDS)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
