@@ -14,7 +14,7 @@ from services.vllm_names import COUNTERPARTS, Counterpart
 
 _HEAD = """\
 # vLLM's names for Quire's metrics, for whoever does not start the services with --metrics-compat vllm: name this file
-# under rule_files. With both, each series would be there twice.
+# under rule_files, as prometheus.yml does. With both, each series would be there twice.
 #
 # Made by deploy/prometheus/vllm_rules.py (make rules).
 groups:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generat
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.cli.metrics_page import MetricsPage, Shown
+from services.cli.metrics_page import MetricsPage, Exposition
 from services.cli.metrics_server import metrics_server
 from services.transport import AddressUnavailable
 from tests.scrape import Scrape
@@ -26,10 +26,10 @@ class Where(Collector):
         yield GaugeMetricFamily("reading_thread", "Identity.", value=threading.get_ident())
 
 
-def shown(address: str = "127.0.0.1:0") -> Shown:
+def shown(address: str = "127.0.0.1:0") -> Exposition:
     registry = CollectorRegistry()
     registry.register(Where())
-    return Shown(registry, address)
+    return Exposition(registry, address)
 
 
 def test_the_registry_is_read_on_the_event_loop_while_others_wait_for_the_answer() -> None:
@@ -110,7 +110,7 @@ def test_a_page_is_made_in_slices_between_which_others_go_on_and_is_that_of_the_
         prepared.append(len(registry._names_to_collectors))
 
     async def make() -> tuple[bytes, int]:
-        page = MetricsPage(Shown(registry, "", prepare))
+        page = MetricsPage(Exposition(registry, "", prepare))
         making = asyncio.create_task(page.text())
         turns = 0
         while not making.done():
