@@ -27,11 +27,7 @@ serve: .venv/installed ## serve a model; options go into ARGS
 check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
-<<<<<<< HEAD
-	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/browser --ignore=tests/deployment/test_compose.py \
-=======
-	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/deployment/compose \
->>>>>>> compose
+	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/browser --ignore=tests/deployment/compose \
 		--ignore=$(HELM_TESTS) --ignore=tests/deployment/test_alerts_fire.py $(ARGS)
 
 fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 minutes

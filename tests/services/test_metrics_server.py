@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generat
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.cli.metrics_page import MetricsPage, Exposition
+from services.cli.metrics_page import Exposition, MetricsPage
 from services.cli.metrics_server import metrics_server
 from services.transport import AddressUnavailable
 from tests.scrape import Scrape
