@@ -20,7 +20,7 @@ import grpc
 from rich.progress import track
 
 import kvmanager
-from bench.kv import BLOCK_SIZE, SEQUENCES, Decoding, _attach, _round_trip
+from bench.kv import BLOCK_SIZE, POOL_BLOCKS, SEQUENCES, Decoding, _attach, _round_trip
 from bench.report import Row, publish, row
 from engine import blocks
 from services import transport
@@ -29,8 +29,8 @@ from tests.running_quire import RunningService
 
 REPETITIONS = 5
 BLOCKS = 50_000
-POOL_OF_THE_ENGINE = 100_000
-STEPS = 600
+STEPS = 900
+WARM_UP_STEPS = 50
 STEP_SECONDS = 0.005
 SCRAPE_SECONDS = 0.1
 ALLOCATED_AT_ONCE = 100
@@ -91,10 +91,13 @@ def _measure(case: Case) -> list[dict[str, float]]:
 async def _measure_at(case: Case, service: RunningService) -> list[dict[str, float]]:
     async with transport.channel(service.address) as channel:
         calls = [await _filled(channel, case, number) for number in range(case.pools)]
-        call = await _attach(channel, kvmanager.PoolSpec("engine", 1, "model", BLOCK_SIZE, POOL_OF_THE_ENGINE))
-        steps = Decoding(SEQUENCES).steps(2 * REPETITIONS * STEPS + STEPS)
-        await _trips(call, steps)  # warm-up
-        runs = [await _compared(call, steps, service.metrics_url) for _ in range(REPETITIONS)]
+        runs = []
+        for number in range(REPETITIONS):
+            call = await _attach(channel, kvmanager.PoolSpec(f"engine-{number}", 1, "model", BLOCK_SIZE, POOL_BLOCKS))
+            steps = Decoding(SEQUENCES).steps(WARM_UP_STEPS + 2 * STEPS)
+            await _trips(call, steps, WARM_UP_STEPS)
+            runs.append(await _compared(call, steps, service.metrics_url))
+            call.cancel()
         assert len(calls) == case.pools
         return runs
 
@@ -147,10 +150,10 @@ async def _compared(call: Any, steps: Iterator[blocks.Step], url: str) -> dict[s
     }
 
 
-async def _trips(call: Any, steps: Iterator[blocks.Step]) -> list[float]:
+async def _trips(call: Any, steps: Iterator[blocks.Step], count: int = STEPS) -> list[float]:
     """Return the microseconds of each of the next Steps."""
     trips, due = [], time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(count):
         trips.append(await _round_trip(call, step_message(next(steps))))
         due = max(due + STEP_SECONDS, time.perf_counter())
         await asyncio.sleep(due - time.perf_counter())
