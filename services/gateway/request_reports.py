@@ -64,7 +64,7 @@ class RequestReport:
         self._origin = origin
         self._arrival = arrival
         self._clock = clock
-        self._model = request.model[:_MOST_NAME]
+        self._model = ""  # what a client asks for is no name before there is such a model
         self._request_id = request.request_id[:_MOST_NAME]
         self._generation: Generation | None = None
         self._finished: gateway_pb2.Finished | None = None

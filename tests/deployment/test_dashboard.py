@@ -22,7 +22,7 @@ from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
 STREAMS = 16
 POOL_BLOCKS = 40
 HOST_BLOCKS = 16
-LEAST_SCRAPES = 8
+LEAST_SCRAPES, SCRAPES_OF_THE_END = 8, 4
 BEGINNING = "The library of a small town opens at nine and closes at six. Today somebody asks: "
 QUESTIONS = ("where is the atlas", "who wrote the letters", "when does it open", "what do sailors write home")
 # The second may have one request at a time, and asks for two.
@@ -110,6 +110,11 @@ class Load:
         assert answer.status_code == 200
 
 
+def scraped_since(moment: float, times: int) -> str:
+    """Ask whether every service was scraped so many times since a moment, in seconds since 1970."""
+    return f"count(count_over_time(up[{math.ceil(time.time() - moment) or 1}s]) >= {times}) == 3"
+
+
 @pytest.fixture(scope="module")
 def watched(
     commands: Path, tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
@@ -127,9 +132,12 @@ def watched(
     prometheus.wait_until("quire_kv_pool_blocks")
     start = time.time()
     load = Load(quire)
-    while not prometheus.query(f"count_over_time(up[{math.ceil(time.time() - start)}s]) >= {LEAST_SCRAPES}"):
+    while not prometheus.query(scraped_since(start, LEAST_SCRAPES)):
         load.run()
     quire.settled_pool()
+    done = time.time()
+    while not prometheus.query(scraped_since(done, SCRAPES_OF_THE_END)):
+        load.run()  # on a slow machine what ended the load may be seen by one scrape alone, and that is no rate
     yield Watched(prometheus, start, time.time())
     load.close()
     prometheus.close()
@@ -186,7 +194,7 @@ def test_what_the_load_did_is_seen(watched: Watched) -> None:
     """Queries that return data could all return zeros."""
     assert watched.most("quire_num_requests_running") >= STREAMS / 4
     assert watched.most("quire_num_requests_waiting") > 0
-    assert watched.most("quire_kv_cache_usage_perc") >= 0.8
+    assert watched.most("quire_kv_cache_usage_perc") >= 0.6
     assert watched.most("quire_kv_saved_blocks") >= STREAMS / 4
     assert watched.most("quire_prefix_cache_hits_total") > 0
     assert watched.most("quire_kv_evicted_blocks_total") > 0

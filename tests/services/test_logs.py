@@ -43,6 +43,12 @@ class Pipe:
         with os.fdopen(self._read, encoding="utf-8") as read:
             return read.read().splitlines()
 
+    def abandon(self) -> list[str]:
+        """Close the reading end, and return what came. The writing end stays: its number is not for another pipe."""
+        with os.fdopen(self._read, encoding="utf-8") as read:
+            os.set_blocking(self._read, False)
+            return read.buffer.raw.readall().decode().splitlines()
+
 
 class TestText:
     def test_shows_the_message_and_then_the_fields(self) -> None:
@@ -123,7 +129,7 @@ class TestLogs:
         for number in range(LINES):
             logs.put(record(f"{number} {'x' * 100}"))
         logs.close()
-        assert len(pipe.lines()) < LINES
+        assert len(pipe.abandon()) < LINES
 
     def test_a_line_that_cannot_be_written_is_no_end_of_the_log(self) -> None:
         pipe = Pipe()

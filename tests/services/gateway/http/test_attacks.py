@@ -112,10 +112,10 @@ def guarded(
         "launch code",
         "heron",
         "bluebells",
-        "evil",
         "passwd",
     ):
         assert secret not in log
+    assert [line for line in gateway.output.lines if "evil" in line and not line.startswith("request ended ")] == []
 
 
 def texts_over_http(client: httpx.Client) -> Pieces:
