@@ -41,6 +41,8 @@ _BEGINNING = (
 )
 _CARGOES = ("grain", "salt", "wool", "letters", "wine", "rope", "timber", "tin", "herring", "oranges")
 _COLUMNS = 3
+# There is one of each, so no legend names it.
+_UNTOLD = {"engine": "", "model_name": "", "tenant": "", "instance": ""}
 _SHOWN = (
     *("Blocks by state", "Share of the pool that is held", "Share of slots holding tokens"),
     *("Sharing", "Prefix cache hit rate", "Blocks granted, evicted and copied"),
@@ -157,7 +159,8 @@ def _draw_panel(axes: Axes, panel: Panel, prometheus: RunningPrometheus, span: _
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if len(lines) > 1:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=4, frameon=False)
+        ncols = 4 if sum(len(name) for name, _, _ in lines) < 50 else 2
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=ncols, frameon=False)
 
 
 def _lines(query: Query, prometheus: RunningPrometheus, span: _Span) -> list[tuple[str, list[float], list[float]]]:
@@ -165,7 +168,7 @@ def _lines(query: Query, prometheus: RunningPrometheus, span: _Span) -> list[tup
     found = prometheus.query_range(query.executable(RATE_SECONDS), span.start, span.end)
     lines = []
     for series in found:
-        name = query.legend_of(series["metric"] | {"engine": ""}).strip()
+        name = query.legend_of(series["metric"] | _UNTOLD).strip()
         times = [at - span.start for at, _ in series["values"]]
         lines.append((name, times, [float(value) for _, value in series["values"]]))
     return lines

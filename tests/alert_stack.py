@@ -22,7 +22,7 @@ from tests.forwarder import Forwarder
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningService
 
-POOL_BLOCKS, SEQUENCES, MOST_REQUESTS = 40, 8, 24
+POOL_BLOCKS, SEQUENCES, MOST_REQUESTS = 40, 24, 24
 LEASE_SECONDS = 2
 # The second may have one request at a time.
 KEYS = {"a" * 32: 'tenant = "acme"', "b" * 32: 'tenant = "zeta"\nmax_concurrent_requests = 1'}

@@ -207,14 +207,14 @@ def test_services_that_are_gone(watch: Watch, stack: AlertStack) -> None:
 
 def test_more_than_it_can_take(watch: Watch, stack: AlertStack) -> None:
     watch.see(
-        f"{2 * MOST_REQUESTS} clients ask for 400 tokens each, of a pool that holds one and a half of them",
+        f"{2 * MOST_REQUESTS} clients ask for 150 tokens each, of a pool that holds four of them",
         ("QuirePoolFull", "QuirePreemptionStorm", "QuireRefusesRequests"),
-        clients(stack, 2 * MOST_REQUESTS, 400, pause=0.1),
+        clients(stack, 2 * MOST_REQUESTS, 150, pause=0.1),
     )
     watch.see(
-        "eight clients ask for 400 tokens each, and others give theirs 0.2 s",
+        "20 clients ask for 400 tokens each, and two others give theirs 0.2 s",
         ("QuireDeadlinesInQueue",),
-        clients(stack, 8, 400),
+        clients(stack, 20, 400),
         clients(stack, 2, 400, timeout=0.2),
     )
 
@@ -235,10 +235,10 @@ def test_clients_that_do_not_read_and_tenants_that_ask_for_too_much(watch: Watch
 
 def test_a_kv_manager_that_is_slow_stands_still_or_is_started_anew(watch: Watch, stack: AlertStack) -> None:
     watch.see(
-        "the KV manager's process is stopped for 60 ms, and runs for 5 ms, again and again",
+        "the KV manager's process is stopped for 40 ms, and runs for 3 ms, again and again",
         ("QuireSequencesLeftOut", "QuireKVStepSlow"),
         clients(stack, 6, 60),
-        stack.slowed("kvmanager", 0.06, 0.005),
+        stack.slowed("kvmanager", 0.04, 0.003),
     )
     watch.see(
         "the KV manager's process is stopped while requests run",
