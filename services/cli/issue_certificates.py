@@ -57,9 +57,9 @@ def create(folder: Path, services: Sequence[str], hosts: Sequence[str], days: fl
 @click.option("--within-days", type=_WITHIN, default=30.0, show_default=True, help="Renew those that end so soon.")
 @click.option("--all", "everything", is_flag=True, help="Renew all, whenever they end.")
 def renew(folder: Path, days: float, within_days: float, *, everything: bool) -> None:
-    """Replace certificates in FOLDER that end soon by new ones of the same names.
+    """Replace certificates in FOLDER that end soon.
 
-    Services that run take them for their next connections, without a restart.
+    The new ones have the same names. Services that run take them for their next connections, without a restart.
     """
     from services.cli.authority import open_authority
 
