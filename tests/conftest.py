@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 import torch
 
@@ -25,6 +26,10 @@ if not torch.cuda.is_available():
 
 from services.model_store import default_cache, resolve
 from tests.tiny_models import make_tiny_model
+
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("quire", deadline=None)
+hypothesis.settings.load_profile("quire")
 
 if TYPE_CHECKING:  # what starts servers needs packages that tests of the core do without
     from tests.running_quire import RunningQuire

@@ -122,6 +122,7 @@ def test_serve_ends_when_a_service_is_killed_while_the_others_still_start(
 ) -> None:
     process = launch("serve", *some_listen(tmp_path), "--model", str(tiny_model("llama")))
     output = Output(process)
+    output.wait_for("kvmanager listens on")
     output.wait_for(f"{label} listens on")
     services = children_of(process.pid)
     os.kill(services[label], signal.SIGKILL)

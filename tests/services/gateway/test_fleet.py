@@ -99,11 +99,17 @@ def test_a_prompt_goes_to_the_engine_that_has_its_beginning_and_others_to_the_on
 
 
 def test_the_manager_knows_of_prefixes_that_came_by_another_gateway(several: Several) -> None:
-    text = "A prompt that another gateway has seen, long enough for some blocks of sixteen."
     other = several.service("gateway", "--listen", "127.0.0.1:0", "--engines", several.engines["b"].address)
     other.output.wait_for("gateway is ready")
-    Answer.of(gateway_pb2_grpc.GatewayStub(other.channel).Generate(prompt_request(text, 4), timeout=CALL_SECONDS))
-    assert several.generate(text + "!").started.cached_tokens >= 16
+    stub = gateway_pb2_grpc.GatewayStub(other.channel)
+
+    def cached_tokens(number: int) -> int:
+        text = f"Prompt {number} that another gateway has seen, long enough for some blocks of sixteen."
+        Answer.of(stub.Generate(prompt_request(text, 4), timeout=CALL_SECONDS))
+        return several.generate(text + "!").started.cached_tokens
+
+    # A manager that does not answer in time is not waited for: on a slow machine a prompt may come to the other engine.
+    assert any(cached_tokens(number) >= 16 for number in range(5))
     other.close()
 
 
