@@ -63,7 +63,7 @@ def test_no_container_has_capabilities_or_gets_more_rights_or_is_reached_from_be
     assert container["cap_drop"] == ["ALL"]
     assert container["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in container.get("ports", []))
-    assert bool(container.get("ports")) == (service in ("gateway", "prometheus", "grafana"))
+    assert bool(container.get("ports")) == (service in ("kvmanager", "gateway", "prometheus", "grafana"))
 
 
 @pytest.mark.parametrize("service", ["kvmanager", "engine", "engine-gpu", "gateway"])

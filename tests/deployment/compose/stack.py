@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 PROJECT = "quire-check"
 SERVICES = ("kvmanager", "engine", "gateway")
 METRICS_PORTS = {"gateway": 9151, "engine": 9152, "kvmanager": 9153}
-GRPC_PORT, HTTP_PORT = "50051/tcp", "8000/tcp"
+GRPC_PORT, HTTP_PORT, MAP_PORT = "50051/tcp", "8000/tcp", "8053/tcp"
 BUILD_SECONDS, START_SECONDS, DOWN_SECONDS = 1800, 900, 120
 # All that docker compose reads; what else lies beside it, such as keys of whoever runs this, is not for tests.
 _FILES = ("docker-compose.yml", ".env", "deploy/compose/tls/*", "deploy/compose/api_keys/o*.env")

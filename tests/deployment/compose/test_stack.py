@@ -19,6 +19,7 @@ from tests.deployment.compose.stack import (
     DOWN_SECONDS,
     GRPC_PORT,
     HTTP_PORT,
+    MAP_PORT,
     ROOT,
     SERVICES,
     START_SECONDS,
@@ -94,13 +95,15 @@ def test_nothing_runs_as_root_or_can_write_outside_its_folders(stack: Plain, ser
     assert inspect(stack.container(service))["HostConfig"]["ReadonlyRootfs"]
 
 
-def test_only_the_gateway_is_published_and_on_this_machine_alone(stack: Plain) -> None:
+def test_the_gateway_and_the_page_of_blocks_are_published_and_on_this_machine_alone(stack: Plain) -> None:
     published = {service: inspect(stack.container(service))["HostConfig"]["PortBindings"] or {} for service in SERVICES}
+    ports = {"kvmanager": [MAP_PORT], "engine": [], "gateway": [GRPC_PORT, HTTP_PORT]}
     assert published == {
-        "kvmanager": {},
-        "engine": {},
-        "gateway": {port: [{"HostIp": "127.0.0.1", "HostPort": port.split("/")[0]}] for port in (GRPC_PORT, HTTP_PORT)},
+        service: {port: [{"HostIp": "127.0.0.1", "HostPort": port.split("/")[0]}] for port in own}
+        for service, own in ports.items()
     }
+    with urllib.request.urlopen("http://127.0.0.1:8053/", timeout=CALL_SECONDS) as page:
+        assert b"<html" in page.read()
 
 
 def test_the_gateway_answers_over_http_from_outside(stack: Plain) -> None:
@@ -133,6 +136,7 @@ def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(stack
         requests = [prompt_request(f"Sailor number {number} wrote", 64) for number in range(STREAMS)]
         while not prometheus.query(f"count_over_time(up[{math.ceil(time.time() - start)}s]) >= {LEAST_SCRAPES}"):
             run_streams(stack, requests, STREAMS)
+        prometheus.wait_until("quire:errors:ratio_rate5m")  # of requests that ended, which a scrape has to see first
         end = time.time()
         asked = [query for query in queries() if not query.needs(*AFTER_FAULTS, *ON_DEMAND)]
         empty = [query for query in asked if not prometheus.query_range(query.executable(), start, end)]
