@@ -42,7 +42,7 @@ def main(folder: str) -> None:
         if not compileall.compile_file(file, quiet=1, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH):
             sys.exit(f"{file} cannot be compiled")
     date = int(os.environ.get("SOURCE_DATE_EPOCH") or 0)
-    for path in (*Path(sys.prefix).rglob("*"), Path(sys.prefix)):
+    for path in sorted(Path(sys.prefix).rglob("*")):
         os.utime(path, (date, date), follow_symlinks=False)
 
 
