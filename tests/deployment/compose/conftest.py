@@ -36,7 +36,8 @@ def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def
     made = yield
     if made.when == "call" or made.skipped:
         sentence = item.name.removeprefix("test_").replace("_", " ")
-        item.config.stash[_REPORT].outcomes.append((sentence, made.outcome, made.duration))
+        why = f" ({made.longrepr[2].removeprefix('Skipped: ')})" if made.skipped else ""
+        item.config.stash[_REPORT].outcomes.append((sentence, made.outcome + why, made.duration))
     return made
 
 
