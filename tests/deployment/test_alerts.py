@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.dashboard import dashboards
-from tests.prometheus import ALERTS, CONFIGURATION, ROOT, NoPrometheus, prometheus_folder
+from tests.prometheus import ALERTS, CONFIGURATION, ROOT
 from tests.services.test_metrics import OF_TLS, SHOWN
 
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
@@ -33,11 +33,8 @@ def name_of(rule: Rule) -> str:
 
 
 @pytest.fixture(scope="module")
-def promtool() -> Path:
-    try:
-        return prometheus_folder() / "promtool"
-    except NoPrometheus as reason:
-        pytest.skip(f"needs Prometheus: {reason}")
+def promtool(commands: Path) -> Path:
+    return commands / "promtool"
 
 
 def run(*command: "str | Path") -> str:

@@ -19,7 +19,7 @@ from tests.alert_stack import MOST_REQUESTS, AlertStack, clients, read, repeated
 from tests.certificates import Authority
 from tests.deployment.test_alerts import alerts as all_alerts
 from tests.load import prompt_request
-from tests.prometheus import ALERTS, ROOT, NoPrometheus, RunningPrometheus, prometheus_folder
+from tests.prometheus import ALERTS, ROOT, RunningPrometheus
 from tests.running_quire import CALL_SECONDS, RunningService
 from tests.scaled_rules import scaled
 from tests.services.kvmanager.attach_stream import Stream
@@ -93,14 +93,6 @@ class Watch:
         while not done():
             assert time.monotonic() < deadline, f"{otherwise}; firing: {sorted(self._firing())}"
             time.sleep(0.25)  # what is awaited happens in another process, and only asking tells
-
-
-@pytest.fixture(scope="module")
-def commands() -> Path:
-    try:
-        return prometheus_folder()
-    except NoPrometheus as reason:
-        pytest.skip(f"needs Prometheus: {reason}")
 
 
 @pytest.fixture(scope="module")

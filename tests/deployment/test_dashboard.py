@@ -16,7 +16,7 @@ import pytest
 from tests.api_keys import Keyed, write_keys
 from tests.dashboard import AFTER_FAULTS, Dashboard, Query, dashboards, queries
 from tests.load import prompt_request
-from tests.prometheus import ALERTS, NoPrometheus, RunningPrometheus, prometheus_folder
+from tests.prometheus import ALERTS, RunningPrometheus
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
 
 STREAMS = 16
@@ -53,15 +53,6 @@ class Watched:
             for at, value in series["values"]:
                 by_time.setdefault(at, []).append(float(value))
         return by_time
-
-
-@pytest.fixture(scope="module")
-def commands() -> Path:
-    """The folder with prometheus and promtool."""
-    try:
-        return prometheus_folder()
-    except NoPrometheus as reason:
-        pytest.skip(f"needs Prometheus: {reason}")
 
 
 class Load:

@@ -14,7 +14,7 @@ import pytest
 
 from services.vllm_names import COUNTERPARTS
 from tests.load import prompt_request, run_streams
-from tests.prometheus import CONFIGURATION, NoPrometheus, RunningPrometheus, prometheus_folder
+from tests.prometheus import CONFIGURATION, RunningPrometheus
 from tests.running_quire import RunningQuire, start_quires
 from tests.scrape import Scrape
 
@@ -47,14 +47,6 @@ class Watched:
         found = self.prometheus.query_range(query, self.start, self.end)
         numbers = [float(value) for series in found for _, value in series["values"]]
         return [number for number in numbers if math.isfinite(number)]
-
-
-@pytest.fixture(scope="module")
-def commands() -> Path:
-    try:
-        return prometheus_folder()
-    except NoPrometheus as reason:
-        pytest.skip(f"needs Prometheus: {reason}")
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.callers import Origin
 from services.gateway.http import requests
-from services.gateway.http.events import Events, to_json
+from services.gateway.http.events import to_json
 from services.gateway.tokenizer import Tokenizer
+from services.http.server_sent_events import Events
 
 Responses = AsyncGenerator[gateway_pb2.GenerateResponse, None]
 

@@ -10,7 +10,7 @@ from services.errors import UnsupportedField
 from services.gateway.callers import Origin
 from services.gateway.http import answers, logprobs, requests
 from services.gateway.http.answers import Desk, Gathered
-from services.gateway.http.events import Events, event, to_json
+from services.gateway.http.events import event, to_json
 from services.gateway.http.translation import chat_call
 from services.gateway.tool_calls import (
     ArgumentsOnly,
@@ -23,6 +23,7 @@ from services.gateway.tool_calls import (
     ToolFormat,
     reader_of,
 )
+from services.http.server_sent_events import Events
 
 _GOING_ON = b'},"logprobs":null,"finish_reason":null}]'
 _ID_BYTES = 5  # Mistral's templates want ids of nine letters and digits

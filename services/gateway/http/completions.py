@@ -10,8 +10,9 @@ from services.errors import InvalidField, UnsupportedField
 from services.gateway.callers import Origin
 from services.gateway.http import answers, logprobs, requests
 from services.gateway.http.answers import Desk, Gathered
-from services.gateway.http.events import Events, event, merged, to_json
+from services.gateway.http.events import event, merged, to_json
 from services.gateway.http.translation import completion_call
+from services.http.server_sent_events import Events
 
 _GOING_ON = b',"logprobs":null,"finish_reason":null}]'
 

@@ -1,18 +1,12 @@
-"""Server-sent events as bytes, and a response of them that ends as soon as its client is gone."""
+"""Server-sent events as bytes, and a response of them as OpenAI's clients expect it."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from http import HTTPStatus
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
-from services.http.presence import ClientGone, while_connected
-
-Events = AsyncGenerator[bytes, None]
+from services.http.server_sent_events import Events, ServerSentEvents
 
 DONE = b"data: [DONE]\n\n"
 
@@ -25,39 +19,24 @@ def event(value: Any) -> bytes:
     return b"data: %b\n\n" % to_json(value).encode()
 
 
-class EventStream(Response):
-    """A response of events. `first` has been awaited by whoever makes this, so what is refused has its own status."""
-
-    media_type = "text/event-stream"
+class EventStream(ServerSentEvents):
+    """A response in OpenAI's way: the last event says that it is done, and one before it what went wrong, if it did."""
 
     def __init__(
         self, first: bytes, rest: Events, fault: Callable[[Exception], Mapping[str, Any]], headers: Mapping[str, str]
     ) -> None:
         """`fault` tells what the client hears of an error in mid-stream."""
-        self.status_code = HTTPStatus.OK
-        self.background = None
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
-        self._first = first
-        self._rest = rest
-        self._fault = fault
+        super().__init__(first, _with_its_end(rest, fault), {"cache-control": "no-cache", **headers})
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything, or what a client that leaves waits for."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        with suppress(ClientGone):
-            await while_connected(receive, self._send_all(send))
 
-    async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._rest) as rest:
-            try:
-                if self._first:
-                    await send({"type": "http.response.body", "body": self._first, "more_body": True})
-                async for one in rest:
-                    if one:
-                        await send({"type": "http.response.body", "body": one, "more_body": True})
-            except Exception as error:  # the status is sent: all that is left is to say it here
-                await send({"type": "http.response.body", "body": event(self._fault(error)), "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+async def _with_its_end(events: Events, fault: Callable[[Exception], Mapping[str, Any]]) -> Events:
+    async with aclosing(events):
+        try:
+            async for one in events:
+                yield one
+        except Exception as error:  # the status is sent: all that is left is to say it here
+            yield event(fault(error))
+    yield DONE
 
 
 async def merged(streams: Sequence[Events]) -> Events:

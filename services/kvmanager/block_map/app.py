@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -14,14 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from kvmanager import KVManager, KVManagerError
 from services.errors import InvalidField, ServiceError, status_of
-from services.http.presence import ClientGone, while_connected
+from services.http.server_sent_events import ServerSentEvents
 from services.kvmanager.block_map import details, operations
 from services.kvmanager.block_map.guard import Guard
-from services.kvmanager.block_map.live import LiveMaps, Messages, pool_json
+from services.kvmanager.block_map.live import LiveMaps, pool_json
 from services.kvmanager.block_map.pages import pages
 from services.kvmanager.block_map.sandbox import Sandbox
 from services.kvmanager.block_map.sandbox_view import sandbox_json
@@ -73,7 +71,7 @@ class BlockMapApp:
     async def watch(self, request: Request) -> Response:
         """Stream a pool's map: all of it, then what changes."""
         messages = self._live.watch(request.path_params["engine"])
-        return _Messages(await anext(messages), messages)
+        return ServerSentEvents(await anext(messages), messages, {"cache-control": "no-store"})
 
     async def list_sequences(self, request: Request) -> Response:
         """List a pool's latest sequences."""
@@ -125,32 +123,6 @@ class BlockMapApp:
 
     def _sandbox(self, name: str) -> Response:
         return _json({"name": name} | sandbox_json(self._sandboxes.get(name)))
-
-
-class _Messages(Response):
-    """Server-sent events until they end or the client is gone. The first has been awaited: a refusal has its status."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, first: bytes, rest: Messages) -> None:
-        self.status_code = HTTPStatus.OK
-        self.background = None
-        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
-        self._first = first
-        self._rest = rest
-
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        with suppress(ClientGone):
-            await while_connected(receive, self._send_all(send))
-
-    async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._rest) as rest:
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            async for one in rest:
-                await send({"type": "http.response.body", "body": one, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _body(request: Request, adapter: TypeAdapter[T]) -> T:

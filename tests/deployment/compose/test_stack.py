@@ -28,7 +28,7 @@ from tests.deployment.compose.stack import (
     run,
 )
 from tests.load import prompt_request, run_streams
-from tests.prometheus import ALERTS, NoPrometheus, RunningPrometheus, prometheus_folder
+from tests.prometheus import ALERTS, RunningPrometheus
 from tests.running_quire import CALL_SECONDS, Answer, open_channel
 
 STREAMS = 16
@@ -123,11 +123,9 @@ def test_everything_in_the_image_is_pinned(stack: Plain) -> None:
     assert {f"{name}=={number}" for name, number in installed.items() if pinned.get(name) != number} == set()
 
 
-def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(stack: Plain, tmp_path: Path) -> None:
-    try:
-        commands = prometheus_folder()
-    except NoPrometheus as reason:
-        pytest.skip(f"needs Prometheus: {reason}")
+def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(
+    stack: Plain, commands: Path, tmp_path: Path
+) -> None:
     targets = {service: stack.metrics_addresses(service)[0] for service in SERVICES}
     prometheus = RunningPrometheus(commands, tmp_path, targets, {ALERTS.name: ALERTS.read_text()})
     try:

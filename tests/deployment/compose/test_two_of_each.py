@@ -4,6 +4,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,7 +15,6 @@ from tests.deployment.compose.load import Asked, Load, channel_to
 from tests.deployment.compose.report import Report, Restart
 from tests.deployment.compose.stack import GRPC_PORT, HTTP_PORT, Stack, docker, inspect, run, takes_port_ranges
 from tests.load import prompt_request
-from tests.prometheus import NoPrometheus, prometheus_folder
 from tests.running_quire import CALL_SECONDS, Answer
 from tests.scrape import Scrape
 
@@ -87,16 +87,17 @@ def test_both_engines_have_a_pool_and_serve_with_unique_names(stack: Stack, undi
     assert all(len(asked.answer.token_ids) == TOKENS for asked in undisturbed)
 
 
-def test_prometheus_finds_every_container_by_the_projects_configuration(stack: Stack) -> None:
+def test_prometheus_finds_every_container_by_the_projects_configuration(stack: Stack, commands: Path) -> None:
     """Prometheus of this machine, in a container on the stack's network, where names mean all containers."""
-    try:
-        command = prometheus_folder() / "prometheus"
-    except NoPrometheus as reason:
-        pytest.skip(f"needs Prometheus: {reason}")
     (network,) = inspect(stack.container("gateway"))["NetworkSettings"]["Networks"]
     prometheus = docker(
         *("run", "--detach", "--rm", "--network", network, "--tmpfs", "/data:mode=1777"),
-        *("--volume", f"{command}:/prometheus:ro", "--volume", f"{stack.folder}/deploy/prometheus:/etc/prometheus:ro"),
+        *(
+            "--volume",
+            f"{commands / 'prometheus'}:/prometheus:ro",
+            "--volume",
+            f"{stack.folder}/deploy/prometheus:/etc/prometheus:ro",
+        ),
         *("--entrypoint", "/prometheus", "quire", "--config.file=/etc/prometheus/prometheus.yml"),
         *("--storage.tsdb.path=/data", "--web.listen-address=0.0.0.0:9090"),
     ).strip()
