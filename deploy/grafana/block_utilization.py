@@ -1,5 +1,6 @@
 """The dashboard "Block utilization": what the pool's blocks are used for, and what managing them costs."""
 
+from deploy.grafana.engine_panels import HELD_SHARE, PREEMPTIONS, PREFIX_CACHE_HIT_RATE
 from deploy.grafana.panels import (
     OF_ENGINE,
     OF_TENANT,
@@ -37,15 +38,7 @@ _POOL = (
         ),
         stacked=STATES,
     ),
-    Panel(
-        "Share of the pool that is held",
-        "Near 1, new requests wait and running ones are preempted.",
-        (Query(f"quire_kv_cache_usage_perc{{{OF_ENGINE}}}", "{{engine}}"),),
-        unit="percentunit",
-        most=1,
-        warn=0.9,
-        alarm=0.98,
-    ),
+    HELD_SHARE,
     Panel(
         "Blocks granted, evicted and copied",
         "Evicted: cached blocks whose contents were given up for space. Copied: shared blocks before they were "
@@ -136,18 +129,7 @@ _SHARING = (
         "Held by pins, whoever else holds them: they are not there for others.",
         (Query(f"quire_kv_pinned_blocks{{{OF_ENGINE}}}", "{{engine}}"),),
     ),
-    Panel(
-        "Prefix cache hit rate",
-        "Tokens of prompts that were found in the cache, of all that were looked for.",
-        (
-            Query(
-                ratio(rate("quire_prefix_cache_hits_total"), rate("quire_prefix_cache_queries_total")),
-                "{{engine}}",
-            ),
-        ),
-        unit="percentunit",
-        most=1,
-    ),
+    PREFIX_CACHE_HIT_RATE,
     Panel(
         "Prompt tokens",
         "Computed, or found in the cache and not computed.",
@@ -166,14 +148,7 @@ _SHARING = (
     ),
 )
 _PREEMPTION = (
-    Panel(
-        "Preemptions",
-        "Running requests that lost their blocks to others, a second.",
-        (Query(rate("quire_num_preemptions_total"), "{{engine}}"),),
-        unit="/s",
-        warn=0.001,
-        alarm=1,
-    ),
+    PREEMPTIONS,
     Panel(
         "What preemptions cost",
         "Tokens computed again, and tokens moved to host memory instead.",

@@ -1,6 +1,7 @@
 """The dashboard "Overview": whether everything is there, what comes in, and what clients get."""
 
-from deploy.grafana.panels import OF_ENGINE, OF_MODEL, RATE, Board, Figure, Panel, Query, Row, quantiles, rate, ratio
+from deploy.grafana.engine_panels import HELD_SHARE, PREEMPTIONS, PREFIX_CACHE_HIT_RATE
+from deploy.grafana.panels import OF_MODEL, RATE, Board, Figure, Panel, Query, Row, quantiles, rate, ratio
 
 _JOBS = 'job=~".*quire.*"'
 
@@ -145,35 +146,9 @@ _CLIENTS = (
     ),
 )
 _ENGINES = (
-    Panel(
-        "Share of the pool that is held",
-        "Near 1, new requests wait and running ones are preempted.",
-        (Query(f"quire_kv_cache_usage_perc{{{OF_ENGINE}}}", "{{engine}}"),),
-        unit="percentunit",
-        most=1,
-        warn=0.9,
-        alarm=0.98,
-    ),
-    Panel(
-        "Prefix cache hit rate",
-        "Tokens of prompts that were found in the cache, of all that were looked for.",
-        (
-            Query(
-                ratio(rate("quire_prefix_cache_hits_total"), rate("quire_prefix_cache_queries_total")),
-                "{{engine}}",
-            ),
-        ),
-        unit="percentunit",
-        most=1,
-    ),
-    Panel(
-        "Preemptions",
-        "Running requests that lost their blocks to others, a second.",
-        (Query(rate("quire_num_preemptions_total"), "{{engine}}"),),
-        unit="/s",
-        warn=0.001,
-        alarm=1,
-    ),
+    HELD_SHARE,
+    PREFIX_CACHE_HIT_RATE,
+    PREEMPTIONS,
     Panel(
         "Sequences in a step",
         "On average: how full the batch is.",
