@@ -1,0 +1,158 @@
+"""The commands that start services: all of them, or one by one. Heavy imports wait until a command needs them."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from services.cli.options import options_of, settings_from
+from services.engine.settings import EngineSettings
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KVManagerSettings
+from services.settings import InvalidSetting
+
+if TYPE_CHECKING:
+    from services.service import Service
+
+# `quire serve` has one engine, and puts it and the KV manager behind Unix sockets.
+_FOR_SEVERAL = ("routing", "routing_window_seconds", "routing_slack_tokens", "failovers", "failover_seconds")
+_OF_LINKS = ("link_ca", "link_certificate", "link_key", "link_server_name")
+# Said once for all three.
+_COMMON = ("grace_seconds", "log_format", "log_level", "otlp_endpoint", "metrics_compat")
+_NOT_OF_SERVES_GATEWAY = ("engines", "discovery_seconds", "kvmanager", *_COMMON, *_FOR_SEVERAL, *_OF_LINKS)
+NOT_OF_SERVES_ENGINE = (
+    *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
+    *_OF_LINKS,
+)
+_NOT_OF_SERVES_KVMANAGER = tuple(
+    field.name for field in dataclasses.fields(KVManagerSettings) if field.name != "map_listen"
+)
+# Of the gateway's, they also guard the page of the KV manager.
+_OF_PORTS = ("tls_certificate", "tls_key", "tls_client_ca", "insecure")
+
+_Settings = TypeVar("_Settings", KVManagerSettings, EngineSettings, GatewaySettings)
+_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _metrics_option(default: str, meaning: str = "Address of the metrics for Prometheus: host:port.") -> _Decorator:
+    return click.option("--metrics-listen", default=default, show_default=True, help=f"{meaning} Empty: none.")
+
+
+def _closed(settings: _Settings) -> _Settings:
+    """Return the settings unless they leave a service open; it would say so itself, but later. Raises UsageError."""
+    try:
+        settings.check_exposure()
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
+    return settings
+
+
+@click.command()
+@options_of(GatewaySettings, leave_out=_NOT_OF_SERVES_GATEWAY)
+@options_of(EngineSettings, leave_out=NOT_OF_SERVES_ENGINE)
+@options_of(KVManagerSettings, leave_out=_NOT_OF_SERVES_KVMANAGER)
+@_metrics_option(
+    "127.0.0.1:9151",
+    "Address of the gateway's metrics for Prometheus: host:port. The engine's and the KV manager's are on the next two "
+    "ports.",
+)
+def serve(metrics_listen: str, **values: Any) -> None:
+    """Start KV manager, engine and gateway as three processes.
+
+    They speak gRPC over Unix sockets; clients reach the gateway at --listen. Each line of their logs begins with the
+    service's name. Ctrl-C or SIGTERM lets running requests finish, then stops all three.
+    """
+    from services.cli.serve import serve as run
+    from services.cli.supervisor import metrics_addresses
+
+    engine_values = {name: value for name, value in values.items() if name not in NOT_OF_SERVES_ENGINE}
+    engine = settings_from(EngineSettings, engine_values)
+    gateway = _closed(settings_from(GatewaySettings, values))
+    of_map = (*_OF_PORTS, "map_listen") if values["map_listen"] else ("map_listen",)
+    kvmanager = _closed(settings_from(KVManagerSettings, {name: values[name] for name in of_map}))
+    try:
+        metrics = metrics_addresses(metrics_listen)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    sys.exit(run(kvmanager, engine, gateway, metrics))
+
+
+@click.command()
+@options_of(KVManagerSettings)
+@_metrics_option("127.0.0.1:9153")
+def kvmanager(metrics_listen: str, **values: Any) -> None:
+    """Start a KV manager: the bookkeeping of blocks.
+
+    Any number of engines can attach to it, each with a pool of its own.
+    """
+    from services.cli.certificates import show_certificates
+    from services.cli.run_service import Shown, run_service
+    from services.kvmanager.metrics import KVManagerMetrics
+    from services.kvmanager.server import KVManagerService
+
+    settings = _closed(settings_from(KVManagerSettings, values))
+    metrics = KVManagerMetrics()
+    show_certificates(settings, metrics.registry)
+    shown = Shown.of(settings, metrics.registry, metrics_listen, metrics.prepare)
+    sys.exit(run_service("kvmanager", lambda: lambda: KVManagerService(settings, metrics), shown))
+
+
+@click.command()
+@options_of(EngineSettings)
+@_metrics_option("127.0.0.1:9152")
+def engine(metrics_listen: str, **values: Any) -> None:
+    """Start an engine: one model with its KV cache.
+
+    It needs a KV manager, and waits for one that is not there yet.
+    """
+    from services.cli.certificates import show_certificates
+    from services.cli.local_model import engine_with_folder
+    from services.cli.run_service import Shown, run_service
+    from services.engine.metrics import EngineMetrics
+
+    settings = _closed(settings_from(EngineSettings, values))
+    metrics = EngineMetrics()
+    show_certificates(settings, metrics.registry)
+
+    def prepare() -> "Callable[[], Service]":
+        local = engine_with_folder(settings)
+        # Compute threads that spin while they wait take the core away from the other services of a small machine, and
+        # then wait for each other. The OpenMP runtime reads this when torch is imported.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from transformers.utils import logging as transformers_logging
+
+        from services.engine.assembly import assemble
+        from services.engine.server import EngineService
+
+        transformers_logging.disable_default_handler()
+        transformers_logging.enable_propagation()
+        return lambda: EngineService(local, metrics, assemble)
+
+    sys.exit(run_service("engine", prepare, Shown.of(settings, metrics.registry, metrics_listen)))
+
+
+@click.command()
+@options_of(GatewaySettings)
+@_metrics_option("127.0.0.1:9151")
+def gateway(metrics_listen: str, **values: Any) -> None:
+    """Start a gateway: what clients call.
+
+    It needs an engine, and waits for one that is not there yet. Engines tell it which models they serve.
+    """
+    from services.cli.certificates import show_certificates
+    from services.cli.run_service import Shown, run_service
+    from services.gateway.metrics import GatewayMetrics
+
+    settings = _closed(settings_from(GatewaySettings, values))
+    metrics = GatewayMetrics()
+    show_certificates(settings, metrics.registry)
+
+    def prepare() -> "Callable[[], Service]":
+        from services.gateway.server import GatewayService
+
+        return lambda: GatewayService(settings, metrics)
+
+    sys.exit(run_service("gateway", prepare, Shown.of(settings, metrics.registry, metrics_listen)))
