@@ -4,6 +4,7 @@ Pure and synchronous: values in, values out, no clock, no network, no tensor.
 """
 
 from kvmanager.audit import Audit, Violation
+from kvmanager.block_lives import BlockLives, Observed
 from kvmanager.block_map import BlockMap, BlockState, Cell, MapChanges, Place, places_of, state_of
 from kvmanager.books import Sequence
 from kvmanager.errors import (
@@ -60,6 +61,7 @@ __all__ = [
     "Allocate",
     "Audit",
     "BlockCounts",
+    "BlockLives",
     "BlockMap",
     "BlockState",
     "Cell",
@@ -83,6 +85,7 @@ __all__ = [
     "Ledger",
     "Length",
     "MapChanges",
+    "Observed",
     "OutOfBlocks",
     "Pin",
     "PinChange",

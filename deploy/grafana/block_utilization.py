@@ -167,6 +167,28 @@ _PREEMPTION = (
         alarm=0.1,
     ),
 )
+_LIVES = (
+    Panel(
+        "How long blocks live",
+        "From when a block is handed out until it is handed out again, of a sample of blocks.",
+        quantiles("quire_kv_block_lifetime_seconds"),
+        unit="s",
+    ),
+    Panel(
+        "Idle at the end of their lives",
+        "Since a block was last handed out or found in the prefix cache. Where it is hardly shorter than the lives, "
+        "blocks are kept for nothing.",
+        quantiles("quire_kv_block_idle_before_evict_seconds"),
+        unit="s",
+    ),
+    Panel(
+        "Found again after",
+        "Between two times that a block was found. Where it comes near the length of the lives, a larger pool would be "
+        "hit more.",
+        quantiles("quire_kv_block_reuse_gap_seconds"),
+        unit="s",
+    ),
+)
 _TENANTS = (
     Panel(
         "Tokens under way",
@@ -264,6 +286,7 @@ BLOCK_UTILIZATION = Board(
         Row("Pool", _POOL),
         Row("Waste", _WASTE),
         Row("Sharing", _SHARING),
+        Row("Lives of blocks", _LIVES),
         Row("Preemption", _PREEMPTION),
         Row("Tenants", _TENANTS),
         Row("The books", _BOOKS),

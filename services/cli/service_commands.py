@@ -27,8 +27,9 @@ NOT_OF_SERVES_ENGINE = (
     *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
     *_OF_LINKS,
 )
+_OF_SERVES_KVMANAGER = ("map_listen", "kv_cache_metrics_sample")
 _NOT_OF_SERVES_KVMANAGER = tuple(
-    field.name for field in dataclasses.fields(KVManagerSettings) if field.name != "map_listen"
+    field.name for field in dataclasses.fields(KVManagerSettings) if field.name not in _OF_SERVES_KVMANAGER
 )
 # Of the gateway's, they also guard the page of the KV manager.
 _OF_PORTS = ("tls_certificate", "tls_key", "tls_client_ca", "insecure")
@@ -71,8 +72,8 @@ def serve(metrics_listen: str, **values: Any) -> None:
     engine_values = {name: value for name, value in values.items() if name not in NOT_OF_SERVES_ENGINE}
     engine = settings_from(EngineSettings, engine_values)
     gateway = _closed(settings_from(GatewaySettings, values))
-    of_map = (*_OF_PORTS, "map_listen") if values["map_listen"] else ("map_listen",)
-    kvmanager = _closed(settings_from(KVManagerSettings, {name: values[name] for name in of_map}))
+    of_kvmanager = (*_OF_PORTS, *_OF_SERVES_KVMANAGER) if values["map_listen"] else _OF_SERVES_KVMANAGER
+    kvmanager = _closed(settings_from(KVManagerSettings, {name: values[name] for name in of_kvmanager}))
     try:
         metrics = metrics_addresses(metrics_listen)
     except ValueError as error:
@@ -94,7 +95,7 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
     from services.kvmanager.server import KVManagerService
 
     settings = _closed(settings_from(KVManagerSettings, values))
-    metrics = KVManagerMetrics()
+    metrics = KVManagerMetrics(settings.kv_cache_metrics_sample)
     show_certificates(settings, metrics.registry)
     shown = Shown.of(settings, metrics.registry, metrics_listen, metrics.prepare)
     sys.exit(run_service("kvmanager", lambda: lambda: KVManagerService(settings, metrics), shown))

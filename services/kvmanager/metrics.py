@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from kvmanager import Session, Slots, StepRefusal, Tier
+from kvmanager import Session, Slots, StepRefusal, StepResult, Tier
 from services.histograms import Histogram
+from services.kvmanager.block_life_metrics import BlockLifeMetrics
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.slices import in_slices
 
@@ -185,7 +186,8 @@ class KVManagerMetrics(PoolObserver, Collector):
     A pool's series begin with its session and end with it: what only grows starts anew when an engine attaches again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sample: float = 0.0) -> None:
+        """`sample` is the share of blocks whose lives are followed, 0 to 1."""
         self.registry = CollectorRegistry()
         self._sessions: dict[str, Session] = {}
         self._readings: list[_Reading] | None = None
@@ -199,6 +201,7 @@ class KVManagerMetrics(PoolObserver, Collector):
         self._sessions_begun, self._broken_streams, self._expired_leases = (
             Counter(name, meaning, _LABELS[:1], registry=self.registry) for name, meaning in _LIFE_COUNTERS
         )
+        self._block_lives = BlockLifeMetrics(self.registry, sample)
         self.registry.register(self)
 
     def attached(self, session: Session) -> None:
@@ -211,10 +214,12 @@ class KVManagerMetrics(PoolObserver, Collector):
             self._forget(replaced)
         self._sessions[session.pool.spec.engine_id] = session
         self._step_seconds.of(*_labels_of(session))
+        self._block_lives.attached(session)
 
-    def stepped(self, session: Session, seconds: float) -> None:
+    def stepped(self, session: Session, result: StepResult, seconds: float) -> None:
         """Count a Step."""
         self._step_seconds.of(*_labels_of(session)).observe(seconds)
+        self._block_lives.stepped(session, result)
 
     def lost(self, session: Session) -> None:
         """Count a broken stream."""
@@ -232,6 +237,7 @@ class KVManagerMetrics(PoolObserver, Collector):
     def _forget(self, session: Session) -> None:
         del self._sessions[session.pool.spec.engine_id]
         self._step_seconds.remove(*_labels_of(session))
+        self._block_lives.detached(session)
 
     async def prepare(self) -> None:
         """Read all pools for the next `collect`, a slice at a time: Steps are answered in between."""

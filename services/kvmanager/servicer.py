@@ -227,7 +227,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         step = codec.step_of(request.step)
         result = self._manager.apply(session, step)
         message = codec.result_message(result)
-        self._observer.stepped(session, self._clock() - begun)
+        self._observer.stepped(session, result, self._clock() - begun)
         self._recorder.applied(session, step, result)
         if self._traces is not None:
             self._traces.applied(session, request.step, message)

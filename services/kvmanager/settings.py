@@ -23,6 +23,9 @@ class KVManagerSettings:
     tls_client_ca: str = setting("", exposure.TLS_CLIENT_CA)
     insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who reaches it can use it"))
     metrics_compat: str = setting("none", METRICS_COMPAT, choices=COMPAT)
+    kv_cache_metrics_sample: float = setting(
+        0.01, "Share of blocks whose lives the metrics tell of: how long, and how often found again.", least=0, most=1
+    )
     grace_seconds: float = setting(45.0, "Seconds that attached engines have to leave after SIGTERM.", least=0)
     log_format: str = logs.format_setting()
     log_level: str = logs.level_setting()

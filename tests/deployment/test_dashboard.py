@@ -115,6 +115,7 @@ def watched(
     quire = start_quire(
         *("--model", str(tiny_model("llama")), "--device-blocks", str(POOL_BLOCKS), "--api-keys", str(keys)),
         *("--host-blocks", str(HOST_BLOCKS), "--preemption", "recompute", "--http-listen", "127.0.0.1:0"),
+        *("--kv-cache-metrics-sample", "1"),
     )
     targets = {name: url.split("/")[2] for name, url in quire.metrics_urls.items()}
     rules = {ALERTS.name: ALERTS.read_text()}

@@ -97,6 +97,9 @@ SHOWN = {
         "quire_kv_broken_streams": (),
         "quire_kv_expired_leases": (),
         "quire_kv_step_seconds": (),
+        "quire_kv_block_lifetime_seconds": (),
+        "quire_kv_block_idle_before_evict_seconds": (),
+        "quire_kv_block_reuse_gap_seconds": (),
     },
 }
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import generate_latest
 
-from kvmanager import Allocate, Extend, Fork, KVManager, PoolSpec, Step
+from kvmanager import Allocate, Commit, Extend, Fork, Free, FreeReason, KVManager, PoolSpec, Step
 from services.kvmanager.metrics import KVManagerMetrics
 from tests.scrape import Scrape
 
@@ -19,7 +19,7 @@ def test_an_engine_that_attaches_again_is_shown_once_and_from_the_beginning() ->
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     first = manager.attach(spec("one", 1, 8, "old"))
     metrics.attached(first)
-    metrics.stepped(first, 0.01)
+    metrics.stepped(first, manager.apply(first, Step(1)), 0.01)
     assert shown(metrics).values("quire_kv_step_seconds_count", "model_name") == {"old": 1}
 
     second = manager.attach(spec("one", 2, 9, "new"))
@@ -97,3 +97,35 @@ def test_what_becomes_of_sessions_is_counted_for_longer_than_they_live() -> None
     metrics.detached(session)
     names = ("quire_kv_attaches_total", "quire_kv_broken_streams_total", "quire_kv_expired_leases_total")
     assert [shown(metrics).values(name, "model_name") for name in names] == [{"model": 2}, {"model": 2}, {"model": 1}]
+
+
+def test_lives_of_blocks_are_observed_and_their_series_begin_and_end_with_a_session() -> None:
+    manager, metrics = KVManager(epoch=1), KVManagerMetrics(sample=1)
+    names = [f"quire_kv_block_{name}_seconds_count" for name in ("lifetime", "idle_before_evict", "reuse_gap")]
+
+    def counts() -> list[dict[str, float]]:
+        return [shown(metrics).values(name, "engine") for name in names]
+
+    for incarnation in (1, 2):
+        session = manager.attach(PoolSpec("one", incarnation, "fingerprint", 2, 3, model="model"))
+        metrics.attached(session)
+        assert counts() == [{"one": 0}] * 3
+        for number in range(1, 5):
+            prompt = Allocate(number, number, "r", b"", [1, 1, number], 3)
+            metrics.stepped(session, manager.apply(session, Step(2 * number, allocates=[prompt])), 0.01)
+            commit = [Commit(number, 0, [1, 1])] if number == 1 else []
+            step = Step(2 * number + 1, commits=commit, frees=[Free(number, FreeReason.FINISHED)])
+            metrics.stepped(session, manager.apply(session, step), 0.01)
+        # Three blocks: one is found three times, the others are handed out in turn, four times in all.
+        assert counts() == [{"one": 2}, {"one": 2}, {"one": 2}]
+    metrics.detached(session)
+    assert counts() == [{}] * 3
+
+
+def test_no_lives_are_followed_where_none_are_asked_for() -> None:
+    manager, metrics = KVManager(epoch=1), KVManagerMetrics(sample=0)
+    session = manager.attach(spec("one", 1, 8, "model"))
+    metrics.attached(session)
+    step = Step(1, allocates=[Allocate(1, 1, "r", b"", [1], 1)])
+    metrics.stepped(session, manager.apply(session, step), 0.01)
+    assert not shown(metrics).has("quire_kv_block_lifetime_seconds_count")

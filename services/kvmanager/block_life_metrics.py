@@ -1,0 +1,69 @@
+"""How long blocks live and how often they are found again, as histograms: under vLLM's names, with vLLM's buckets."""
+
+import random
+import time
+
+from prometheus_client import CollectorRegistry
+
+from kvmanager import BlockLives, Session, StepResult
+from services.histograms import Histogram
+
+_LABELS = ("model_name", "engine")
+_SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0),
+    *(600.0, 1200.0, 1800.0),
+)
+
+
+class BlockLifeMetrics:
+    """Follows a sample of every pool's lives."""
+
+    def __init__(self, registry: CollectorRegistry, share: float) -> None:
+        """`share` of all lives is followed, 0 to 1; the histograms have no series while it is 0."""
+        self._share = share
+        self._lives: dict[Session, BlockLives] = {}
+        self._histograms = [  # in the order of what is observed
+            Histogram(registry, name, meaning, _LABELS, _SECONDS)
+            for name, meaning in (
+                (
+                    "quire_kv_block_lifetime_seconds",
+                    "Seconds from when a block was handed out until it was handed out again; of a sample.",
+                ),
+                (
+                    "quire_kv_block_idle_before_evict_seconds",
+                    "Seconds of that after the block was last handed out or found in the prefix cache; of a sample.",
+                ),
+                (
+                    "quire_kv_block_reuse_gap_seconds",
+                    "Seconds between two times that a block was found in the prefix cache; of a sample.",
+                ),
+            )
+        ]
+
+    def attached(self, session: Session) -> None:
+        """Follow a new session's pool; the lives of what it holds already are unknown."""
+        if self._share:
+            self._lives[session] = BlockLives(self._share, random.Random())  # noqa: S311  (no secret)
+            for histogram in self._histograms:
+                histogram.of(*_labels_of(session))
+
+    def stepped(self, session: Session, result: StepResult) -> None:
+        """Take in what a Step has just done."""
+        observed = self._lives[session].heard(result, time.monotonic()) if session in self._lives else None
+        if observed is None:
+            return
+        for histogram, values in zip(self._histograms, observed, strict=True):
+            if values:
+                series = histogram.of(*_labels_of(session))
+                for value in values:
+                    series.observe(value)
+
+    def detached(self, session: Session) -> None:
+        """Forget a session that is shown no longer, and its series."""
+        self._lives.pop(session, None)
+        for histogram in self._histograms:
+            histogram.remove(*_labels_of(session))
+
+
+def _labels_of(session: Session) -> tuple[str, str]:
+    return session.pool.spec.model, session.pool.spec.engine_id
