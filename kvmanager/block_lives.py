@@ -5,8 +5,7 @@ held or cached. The three figures are those of vLLM's KV cache residency metrics
 """
 
 import math
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvmanager.step import StepItem, StepResult
@@ -36,8 +35,11 @@ class _Life:
 class BlockLives:
     """Follows a random sample of the lives that begin from now on in one pool."""
 
-    def __init__(self, share: float, draw: random.Random) -> None:
-        """Each life is followed with the probability `share`, above 0 and at most 1."""
+    def __init__(self, share: float, draw: Callable[[], float]) -> None:
+        """Each life is followed with the probability `share`, above 0 and at most 1.
+
+        `draw` gives random numbers from 0 up to 1, each alike.
+        """
         self._log_unfollowed = math.log1p(-share) if share < 1 else -math.inf
         self._draw = draw
         self._lives: dict[int, _Life] = {}  # by block
@@ -93,4 +95,4 @@ class BlockLives:
 
     def _drawn_skip(self) -> int:
         """Draw how many lives are not followed before the next one that is: geometric."""
-        return int(math.log(1 - self._draw.random()) / self._log_unfollowed)
+        return int(math.log(1 - self._draw()) / self._log_unfollowed)

@@ -43,7 +43,7 @@ class BlockLifeMetrics:
     def attached(self, session: Session) -> None:
         """Follow a new session's pool; the lives of what it holds already are unknown."""
         if self._share:
-            self._lives[session] = BlockLives(self._share, random.Random())  # noqa: S311  (no secret)
+            self._lives[session] = BlockLives(self._share, random.random)
             for histogram in self._histograms:
                 histogram.of(*_labels_of(session))
 

@@ -25,7 +25,7 @@ def apply(pool, lives, now, **items):
 
 
 def all_lives():
-    return BlockLives(1, random.Random(0))
+    return BlockLives(1, random.Random(0).random)
 
 
 def prompt(sequence, tokens):
@@ -128,7 +128,7 @@ def test_a_block_that_comes_back_from_the_host_begins_a_life_in_the_device():
 
 def test_the_sample_is_the_share_that_was_asked_for_and_drawn_alike_from_one_seed():
     def followed(seed):
-        pool, lives = pool_of(1000), BlockLives(0.1, random.Random(seed))
+        pool, lives = pool_of(1000), BlockLives(0.1, random.Random(seed).random)
         ended = []
         for number in range(1, 21):
             observed = apply(pool, lives, float(number * 2), allocates=[prompt(number, [0] * 1000)])
