@@ -33,9 +33,7 @@ from services.model_store import default_cache, resolve
 from tests.tiny_models import make_tiny_model
 
 # How long an example takes says more of the machine than of the code.
-hypothesis.settings.register_profile(
-    "quire", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+hypothesis.settings.register_profile("quire", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("quire")
 
 if TYPE_CHECKING:  # what starts servers needs packages that tests of the core do without
