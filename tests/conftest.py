@@ -1,6 +1,8 @@
 """What many tests need: real models, small and smaller, and a running Quire."""
 
 import os
+import signal
+import threading
 
 # As in the engine's own process, and before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -9,6 +11,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 if "PYTEST_XDIST_WORKER" in os.environ:  # the others have the other cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What runs in the background may have SIGINT ignored, and so would the processes that tests interrupt.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests fill what torch allocates, which it does in its deterministic mode alone; on a GPU that wants this.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -28,7 +33,7 @@ from services.model_store import default_cache, resolve
 from tests.tiny_models import make_tiny_model
 
 # How long an example takes says more of the machine than of the code.
-hypothesis.settings.register_profile("quire", deadline=None)
+hypothesis.settings.register_profile("quire", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("quire")
 
 if TYPE_CHECKING:  # what starts servers needs packages that tests of the core do without

@@ -70,9 +70,8 @@ def test_a_worker_is_stopped_whenever_it_is_not_asked(tmp_path: Path) -> None:
 
 
 def _is_stopped(process: psutil.Process) -> bool:
-    """Wait a moment for it to be so: a signal takes effect when the process is next looked at."""
-    for _ in range(100):
-        if process.status() == psutil.STATUS_STOPPED:
-            return True
+    """Wait for it to be so: a signal takes effect when the process is next looked at."""
+    deadline = time.monotonic() + 60
+    while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
         time.sleep(0.01)
-    return False
+    return process.status() == psutil.STATUS_STOPPED

@@ -15,7 +15,7 @@ from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
 from tests.engine_in_process import FickleBlocks
 
-SECONDS = 20  # far more than anything here takes
+SECONDS = 120  # far more than anything here takes
 ENGINE = "engine"
 
 _T = TypeVar("_T")
@@ -32,6 +32,9 @@ class Link(Protocol):
 
     def wait(self) -> None:
         """Return when `receive` may have something new."""
+
+    def wait_until_broken(self) -> None:
+        """Return when the stream has ended, whoever has heard of it."""
 
 
 class Manager(Protocol):
@@ -140,6 +143,9 @@ class _CoreLink:
     def wait(self) -> None:
         raise AssertionError("answers of the core are there at once, and there is none")
 
+    def wait_until_broken(self) -> None:
+        """It breaks where another takes its place, and at once."""
+
 
 class _CoreBlocks(FickleBlocks):
     """Attached to a manager that others use too; who is replaced is away for good."""
@@ -215,12 +221,10 @@ class WireManager:
 
 async def _all_ended() -> None:
     """Check that no task is left: one for each broken stream would add up."""
-    for _ in range(1000):
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        if not others:
-            return
+    deadline = asyncio.get_running_loop().time() + SECONDS / 2
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        assert asyncio.get_running_loop().time() < deadline, f"tasks are left: {others}"
         await asyncio.wait(others, timeout=0.01)
-    raise AssertionError(f"tasks are left: {others}")
 
 
 class WireLink:
@@ -243,7 +247,6 @@ class WireLink:
         self._news.clear()
 
     def wait_until_broken(self) -> None:
-        """Return when the stream has ended, whoever has heard of it."""
         self._loop.run(asyncio.wait_for(self.blocks.detached.wait(), SECONDS))
 
     def close(self) -> None:

@@ -33,10 +33,11 @@ def test_70_a_retry_while_the_first_attempt_is_under_way_leads_to_one_grant(mana
         link.blocks.send(Step(2, allocates=[allocate(2, [1, 2, 3])]))
     result = answer(again, Step(3, allocates=[allocate(1, [1, 2, 3])]))
     assert result.tables == [TableChange(1, 0, [1, 2], 4, 0)]
-    wait_until_away_whatever_comes(link)
+    link.wait_until_broken()  # once it has heard of that, it attaches again
     assert list(manager.pool().sequences) == [1]
     assert manager.pool().device.counts.held == 2
     assert answer(again, Step(4)).available_blocks == 4
+    wait_until_away_whatever_comes(link)
 
 
 @pytest.mark.parametrize("steps", [1, 5])

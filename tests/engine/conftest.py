@@ -19,6 +19,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """What a test draws does not depend on which others have drawn before it."""
+    torch.manual_seed(20240229)
+
+
 @pytest.fixture
 def random_prompt() -> Callable[[int], list[int]]:
     """Makes prompts of the given length, the same ones in each run of a test."""

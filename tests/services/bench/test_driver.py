@@ -41,7 +41,7 @@ class Answering:
     def __init__(self, clock: Callable[[], float], failing: int = -1) -> None:
         self._clock = clock
         self._failing = failing
-        self.running = self.most = 0
+        self.running = self.most = self.answered = 0
 
     def prepare(self, prompt: Prompt, output_tokens: int) -> tuple[int, int]:
         return length(prompt), output_tokens
@@ -51,6 +51,7 @@ class Answering:
         self.most = max(self.most, self.running)
         try:
             await asyncio.sleep(ANSWER_SECONDS)
+            self.answered += 1
             if request[0] == self._failing:
                 raise RequestFailed("UNAVAILABLE", "draining", 2.0)
             record.came(request[1], self._clock())
@@ -72,11 +73,20 @@ def run(
     bounds: Bounds = UNBOUNDED,
     failing: int = -1,
     cancel_after: float | None = None,
+    seconds_of_answer: float | None = None,
 ) -> tuple[list[Record], Answering, Driver]:
+    """Run a load; with `seconds_of_answer` on a clock on which nothing but an answer takes time, and each so much."""
+
     async def drive() -> tuple[list[Record], Answering, Driver]:
         begun = time.monotonic()
-        client = Answering(lambda: time.monotonic() - begun, failing)
-        driver = Driver(client, Load(Sessions(*sessions), arrivals, bounds), (0, 1), lambda: time.monotonic() - begun)
+
+        def clock() -> float:
+            if seconds_of_answer is None:
+                return time.monotonic() - begun
+            return client.answered * seconds_of_answer
+
+        client = Answering(clock, failing)
+        driver = Driver(client, Load(Sessions(*sessions), arrivals, bounds), (0, 1), clock)
         task = asyncio.create_task(driver.run())
         if cancel_after is not None:
             await asyncio.sleep(cancel_after)
@@ -121,8 +131,8 @@ def test_a_limit_keeps_arrivals_waiting_and_their_records_say_how_long() -> None
 def test_nothing_is_sent_after_the_time_that_bounds_a_run() -> None:
     sessions = [session(100) for _ in range(2)]
     for arrivals in (ClosedLoop(2), TraceTimes()):
-        records, _, _ = run(arrivals, *sessions, bounds=Bounds(seconds=0.2))
-        assert 2 <= len(records) <= 22
+        records, _, _ = run(arrivals, *sessions, bounds=Bounds(seconds=0.2), seconds_of_answer=0.01)
+        assert 20 <= len(records) <= 22
         assert all(record.due < 0.2 for record in records)
 
 

@@ -36,6 +36,7 @@ def test_a_real_engine_with_the_options_that_it_prints_has_its_pool_and_stays_wi
     line = re.search(r"^quire engine (.*)$", shown, re.MULTILINE)
     assert line
     running = quire("--model", str(tiny_model("llama")), *line[1].split())
+    running.output.wait_for("engine is ready")  # its pool is attached, which a gateway does not wait for
     pool = running.pool()
     assert (pool.device_blocks, pool.host_blocks) == (planned["device_blocks"], planned["host_blocks"])
     status = Path(f"/proc/{running.children()['engine']}/status").read_text()

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
-from tests.running_quire import RunningService
+from tests.running_quire import STOP_SECONDS, RunningService
 from tests.services.engine.test_serve import Link
 
 GRACE_SECONDS = 1.0
+# One runs at a time, each for seconds: however late the signal comes, some are left when the grace time is over.
+LONG = [f"long {number}" for number in range(20)]
 
 
 @pytest.fixture
@@ -30,20 +32,21 @@ def engine(tiny_model: Callable[[str], Path], service: Callable[..., RunningServ
 def test_gateways_hear_of_a_drain_at_once_and_of_each_end_before_their_streams_end(engine: RunningService) -> None:
     stub = engine_pb2_grpc.EngineStub(engine.channel)
     idle, busy = Link(stub), Link(stub)
-    busy.submit("long", 1900)
-    busy.submit("short", 5)
-    busy.finish("short")
+    for name in LONG:
+        busy.submit(name, 1900)
+    busy.read_until(lambda response: response.step.tokens)
     assert not idle.read_until(lambda response: response.HasField("heartbeat")).draining
-    engine.process.terminate()
     begun = time.monotonic()
-    assert idle.read_until(lambda response: response.draining).HasField("heartbeat")
-    assert time.monotonic() - begun < GRACE_SECONDS, "while those that run go on"
+    engine.process.terminate()
+    told = idle.read_until(lambda response: response.draining)
+    assert told.HasField("heartbeat")
+    assert told.load.running or told.load.waiting, "those that are there go on"
     idle.submit("late", 5)
     assert idle.refusal("late").reason == engine_pb2.REFUSAL_REASON_UNAVAILABLE
-    (end,) = busy.finish("long").samples
+    (end,) = busy.finish(LONG[-1]).samples
     assert end.reason == decoding_pb2.FINISH_REASON_CANCELLED
-    assert time.monotonic() - begun > 0.8 * GRACE_SECONDS
+    assert time.monotonic() - begun >= GRACE_SECONDS
     busy.half_close()  # reads the stream to its end, which is none by an error
     idle.half_close()
     assert all(response.draining for response in busy.responses[-2:])
-    assert engine.close() == 0
+    assert engine.process.wait(STOP_SECONDS) == 0  # one signal is enough, and it may get no second one while it ends

@@ -217,7 +217,7 @@ def test_what_cannot_is_found_out_in_bounded_time_and_in_one_line(
     assert fault in said
     assert 0 < len(said) < 400
     assert "\n" not in said
-    assert time.monotonic() - begun < 11
+    assert time.monotonic() - begun < 60, "it is given up after 10 seconds at most, and would take minutes"
 
 
 def test_a_trial_that_is_closed_ends_its_process_and_begins_another_when_asked_again(trial: Trial) -> None:

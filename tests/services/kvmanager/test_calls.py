@@ -506,7 +506,7 @@ def test_a_pool_outlives_its_broken_stream_for_the_time_of_the_lease(service: Ca
     while time.monotonic() < began + 0.5:
         assert [pool.sequences for pool in pools(stub)] == [1] or time.monotonic() > began + 1
     while pools(stub):
-        assert time.monotonic() < began + 10
+        assert time.monotonic() < began + 60
     assert time.monotonic() >= began + 1
 
 

@@ -21,7 +21,7 @@ from tests.services.kvmanager.attach_stream import Stream, commits, extends, poo
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["KVManager"]
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_SOCKET_SECONDS = 10
+_SOCKET_SECONDS = 60
 
 OK = grpc.StatusCode.OK
 # What the manager says of a message, and of bytes that are none.
