@@ -115,6 +115,8 @@ def _run_logged(label: str, prepare: Callable[[], Callable[[], Service]], shown:
         log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause), exc_info=stack)
         return 1
     finally:
+        for number in _STOP_SIGNALS:  # it ends already, and not by being asked once more
+            signal.signal(number, signal.SIG_IGN)
         gc.collect()  # gRPC waits 2 s at the exit for credentials that are still there
     return 0
 
