@@ -5,6 +5,7 @@ BIN := .venv/bin
 PROTOS := $(wildcard protos/quire/v1/*.proto)
 # Two workers fill two cores; make test ARGS=-n4 starts more. What the tests of a file share is started once.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+EXTRAS := serve,tracing,bench,dev
 DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 # The one on the PATH, else the one that `make helm` fetches.
 HELM ?= $(or $(shell command -v helm),$(CURDIR)/build/tools/helm)
@@ -119,8 +120,17 @@ PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
 endef
 
+# tried COMMAND: runs it, and twice again after a while where it fails, as a network does at times.
+define tried
+for pause in 5 30 end; do \
+	if $(1); then break; fi; \
+	if [ $$pause = end ]; then exit 1; fi; \
+	echo "That failed: trying again in $$pause s." >&2; sleep $$pause; \
+done
+endef
+
 model: .venv/installed
-	$(BIN)/python -m services.model_store demo >/dev/null
+	$(call tried,$(BIN)/python -m services.model_store demo >/dev/null)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -130,6 +140,6 @@ model: .venv/installed
 	echo 'Installing into .venv; the first time this takes minutes.'
 	[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv
 	if [ -t 1 ] && [ -z "$$CI" ]; then quiet=; else quiet='-q --progress-bar off'; fi; \
-	$(BIN)/pip install $$quiet --disable-pip-version-check -c constraints.txt \
-		$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') -e '.[serve,tracing,bench,dev]'
+	$(call tried,$(BIN)/pip install $$quiet --disable-pip-version-check --timeout 60 -c constraints.txt \
+		$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') -e '.[$(EXTRAS)]')
 	touch $@

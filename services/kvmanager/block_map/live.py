@@ -176,6 +176,8 @@ class _LivePool:
 
     def _whole(self) -> Iterator[bytes]:
         slots = self.session.pool.slots()._asdict()
+        # The next ticks tell what is other than they told before; what is told here may be other than that.
+        self._counts, self._slots = {}, {}
         yield message("pool", pool_json(self.session) | {"slots": slots})
         for tier, cells in (("device", self._map.device), ("host", self._map.host)):
             for first in range(1, len(cells), _PAGE_BLOCKS):

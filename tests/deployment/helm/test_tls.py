@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,10 @@ from tests.deployment.helm.chart import (
     variables,
     volumes,
 )
-from tests.running_quire import Output, launch
+from tests.running_quire import STOP_SECONDS, Output, launch
 
 WITH_TLS = [name for name in CI_VALUES if ci(name).get("tls", {}).get("enabled")]
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
-STOP_SECONDS = 30
 KEY = "quire-0123456789abcdef0123456789abcdef"
 
 
@@ -155,9 +155,17 @@ class Deployed:
         )
 
     def close(self) -> None:
-        for process in reversed(self.processes.values()):
-            process.terminate()
-            process.wait(timeout=STOP_SECONDS)
+        with ExitStack() as ends:  # those that others need end last, and all of them, whatever becomes of one
+            for process in self.processes.values():
+                ends.callback(_end, process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=STOP_SECONDS)
+    finally:
+        process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +213,7 @@ def test_the_services_start_with_the_charts_settings_and_helm_test_passes(deploy
         assert done.stdout.strip()
 
 
-def until_it_is_ready(run: Callable[[], Any], seconds: float = 60) -> Any:
+def until_it_is_ready(run: Callable[[], Any], seconds: float = 120) -> Any:
     """Run a command until it succeeds, as a probe that comes again does; return its last result."""
     deadline = time.monotonic() + seconds
     while True:

@@ -153,6 +153,7 @@ async function showSelection() {
     children = [make("h2", {}, "Details"), make("p", { class: "none" }, `${error.message}.`)];
   }
   const panel = find("#panel");
+  if (panel.matches(":active")) return (stale = true); // a button that went while it is pressed would get no click
   const focused = [...panel.querySelectorAll("button")].indexOf(document.activeElement);
   panel.classList.remove("over");
   panel.dataset.sequence = wanted.sequence || "";
