@@ -133,6 +133,13 @@ class Forwarder:
             self._do(connection.downwards.open.clear)
         return connection
 
+    def hold_answers(self) -> Connection:
+        """Keep back what the service of the one connection says from now on; it goes on to hear its client."""
+        self._wait(lambda: len(self._alive()) == 1)
+        (connection,) = self._alive()
+        self._do(connection.downwards.open.clear)
+        return connection
+
     def hold_next(self) -> None:
         """Keep back all that the client of the next connection says."""
         self._holding_next = True
