@@ -35,7 +35,7 @@ ENTRIES = {
     A: "tenant = 'a'",
     B: "tenant = 'b'",
     OPERATOR: "tenant = 'ops'\noperator = true",
-    EXPIRED: "tenant = 'a'\nexpires = 2026-01-01T00:00:00Z",
+    EXPIRED: "tenant = 'a'\nexpires = 2020-01-01T00:00:00Z",
     LEAVING: "tenant = 'leaving'",
     SINGLE: "tenant = 'single'\nmax_concurrent_requests = 1",
     FRUGAL: "tenant = 'frugal'\ntokens_per_minute = 100",

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-import time
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -210,16 +210,15 @@ def test_a_deadline_that_passes_while_a_constraint_is_compiled_ends_the_request(
 
 def serve(quire: RunningQuire, *requests: engine_pb2.ServeRequest) -> Iterator[engine_pb2.ServeResponse]:
     """Speak to the engine as a gateway; the link stays open until the call is cancelled."""
-    sent = iter(requests)
-    forever = iter(lambda: time.sleep(0.05), 0)
+    ended = threading.Event()
 
     def outgoing() -> Iterator[engine_pb2.ServeRequest]:
-        yield from sent
-        for _ in forever:
-            if not call.is_active():
-                return
+        yield from requests
+        ended.wait()
 
     call: Any = quire.engine.Serve(outgoing(), timeout=CALL_SECONDS)
+    if not call.add_callback(ended.set):
+        ended.set()
     return call
 
 
@@ -289,7 +288,9 @@ def test_a_link_that_breaks_leaves_nothing_of_its_requests(tiny_quire: RunningQu
     long = {"regex": "[a-z]{400,}"}
     with standing_still(trial_of(tiny_quire)):
         before = steps(tiny_quire)
-        call = serve(tiny_quire, submission("r", {"regex": "[a-z]{401,}"}), submission("s", long), submission("s", long))
+        call = serve(
+            tiny_quire, submission("r", {"regex": "[a-z]{401,}"}), submission("s", long), submission("s", long)
+        )
         assert news(call, lambda step: step.refused).refused[0].request_id == "s"  # the engine has all of them
         call.cancel()
     tiny_quire.generate(request(8, regex="ef"))  # compiled after those
