@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_WAIT_SECONDS = 30
+_WAIT_SECONDS = 60
 _SILENCE_SECONDS = 0.2
 _CHUNK_BYTES = 65536
 
