@@ -201,7 +201,7 @@ def trial_of(quire: RunningQuire) -> int:
 
 
 def test_a_deadline_that_passes_while_a_constraint_is_compiled_ends_the_request(tiny_quire: RunningQuire) -> None:
-    wanted = request(regex="late[a-z]")
+    wanted = request(**slow(4))
     wanted.timeout.FromTimedelta(timedelta(seconds=0.2))
     with standing_still(trial_of(tiny_quire)), pytest.raises(grpc.RpcError) as caught:
         tiny_quire.generate(wanted)
@@ -246,7 +246,7 @@ def test_a_cancel_ends_a_request_whose_constraint_is_compiled_and_its_id_is_free
     with standing_still(trial_of(tiny_quire)):
         call = serve(
             tiny_quire,
-            submission("r", {"regex": "ab*"}, samples=twice),
+            submission("r", slow(5), samples=twice),
             submission("r", {"regex": "ab"}),
             cancel,
             submission("r", {"regex": "ab"}, samples=twice[:1]),
@@ -254,9 +254,7 @@ def test_a_cancel_ends_a_request_whose_constraint_is_compiled_and_its_id_is_free
         (refused,) = news(call, lambda step: step.refused).refused
         assert refused.reason == engine_pb2.REFUSAL_REASON_ALREADY_EXISTS
         call.cancel()
-        call = serve(
-            tiny_quire, submission("r", {"regex": "a*b"}, samples=twice), cancel, submission("r", {"regex": "ab"})
-        )
+        call = serve(tiny_quire, submission("r", slow(6), samples=twice), cancel, submission("r", {"regex": "ab"}))
         (cancelled,) = news(call, lambda step: step.finished).finished
         assert [sample.reason for sample in cancelled.samples] == [decoding_pb2.FINISH_REASON_CANCELLED] * 2
     (ended,) = news(call, lambda step: step.finished).finished
