@@ -47,12 +47,14 @@ class Failing:
             *("--engines", ",".join(forwarder.address for forwarder in self.forwarders.values())),
             *("--link-timeout-seconds", str(LINK_SECONDS), "--failovers", "10", "--failover-seconds", "60"),
         )
+        self._streams: Streams | None = None
         for name in NAMES:
             self._wait_for_link(name, after=0)
 
     def run(self, requests: Sequence[gateway_pb2.GenerateRequest], seconds: float = 60) -> Streams:
         """Begin streams that all end within so many seconds."""
-        return Streams(gateway_pb2_grpc.GatewayStub(self.gateway.channel), requests, seconds)
+        self._streams = Streams(gateway_pb2_grpc.GatewayStub(self.gateway.channel), requests, seconds)
+        return self._streams
 
     def mend(self) -> None:
         """Start again what has ended, and wait until the gateway has all of its links."""
@@ -63,11 +65,19 @@ class Failing:
                 self.engines[name] = self._start_engine(name)
                 self._wait_for_link(name, after)
         for name in NAMES:
-            wait_until(lambda name=name: self._is_linked(name), f"engine {name} has its link", 30)  # type: ignore[misc]
+            wait_until(lambda name=name: self._is_linked(name), f"engine {name} has its link")  # type: ignore[misc]
 
     def wait_for_loss(self, name: str, after: int) -> None:
-        """Wait until the gateway lets a request leave an engine, in its output from line `after` on."""
-        self.gateway.output.wait_for(f"leaves engine {name}", after=after)
+        """Wait until the gateway lets a request leave an engine, in its output from line `after` on.
+
+        Return also when all streams have ended: then there is no such request any more.
+        """
+
+        def left() -> bool:
+            lines = self.gateway.output.lines[after:]
+            return any(f"leaves engine {name}" in line for line in lines) or not self._any_stream_runs()
+
+        wait_until(left, f"a request leaves engine {name}")
 
     def check_that_nothing_is_left(self) -> None:
         """Once all streams have ended, no engine that runs holds a block for them."""
@@ -77,7 +87,7 @@ class Failing:
             pools = kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest(), timeout=10).pools
             return sum(pool.sequences for pool in pools)
 
-        wait_until(lambda: held() == 0, "all sequences are gone", 30)
+        wait_until(lambda: held() == 0, "all sequences are gone")
 
     def close(self) -> list[int]:
         """Stop what runs; return the exit statuses of gateway and manager."""
@@ -87,6 +97,9 @@ class Failing:
         for forwarder in self.forwarders.values():
             forwarder.close()
         return [gateway, self.manager.close()]
+
+    def _any_stream_runs(self) -> bool:
+        return self._streams is not None and self._streams.running() > 0
 
     def _is_linked(self, name: str) -> bool:
         address = self.forwarders[name].address

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_WAIT_SECONDS = 30
+_WAIT_SECONDS = 60
 _SILENCE_SECONDS = 0.2
 _CHUNK_BYTES = 65536
 
@@ -131,6 +131,13 @@ class Forwarder:
         self._do(connection.upwards.open.clear)
         if answers:
             self._do(connection.downwards.open.clear)
+        return connection
+
+    def hold_answers(self) -> Connection:
+        """Keep back what the service of the one connection says from now on; it goes on to hear its client."""
+        self._wait(lambda: len(self._alive()) == 1)
+        (connection,) = self._alive()
+        self._do(connection.downwards.open.clear)
         return connection
 
     def hold_next(self) -> None:

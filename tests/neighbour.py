@@ -34,7 +34,7 @@ class Neighbour:
         """Wait until it has heard what was not there before."""
         with self._news:
             seen = self.heard
-            assert self._news.wait_for(lambda: self.heard > seen or self.faults, timeout=30)
+            assert self._news.wait_for(lambda: self.heard > seen or self.faults, timeout=CALL_SECONDS)
         assert self.faults == []
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2
 from services.errors import FIELD_METADATA
+from tests.faults import wait_until
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
 from tests.scrape import Scrape
 from tests.tiny_models import VOCABULARY
@@ -386,7 +387,11 @@ def check_that_nothing_is_left(quire: RunningQuire) -> None:
     assert (pool.sequences, pool.groups, pool.computed_tokens) == (0, 0, 0)
     assert (pool.device.held, pool.host.held) == (0, 0)
     assert (pool.device.free + pool.device.cached, pool.host.free + pool.host.cached) == (BLOCKS, BLOCKS)
-    engine = Scrape.of(quire.metrics_urls["engine"])
-    assert (engine.value("quire_num_requests_running"), engine.value("quire_num_requests_waiting")) == (0, 0)
+    wait_until(lambda: _engine_requests(quire) == (0, 0), "the engine has no request left")
     assert list(quire.kvmanager.Audit(kvmanager_pb2.AuditRequest(), timeout=10).violations) == []
     assert pool.totals.audit_violations == 0
+
+
+def _engine_requests(quire: RunningQuire) -> tuple[float, float]:
+    engine = Scrape.of(quire.metrics_urls["engine"])
+    return engine.value("quire_num_requests_running"), engine.value("quire_num_requests_waiting")

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from quire.v1 import (
     kvmanager_pb2_grpc,
 )
 from services import transport
+from tests.scrape import Scrape
 
 START_SECONDS = 150
 STOP_SECONDS = 60
@@ -123,7 +125,7 @@ class RunningQuire:
     def pool(self) -> kvmanager_pb2.PoolInfo:
         return self.kvmanager.GetPool(kvmanager_pb2.GetPoolRequest(), timeout=10).pool
 
-    def settled_pool(self, seconds: float = 20, sequences: int = 0) -> kvmanager_pb2.PoolInfo:
+    def settled_pool(self, seconds: float = 60, sequences: int = 0) -> kvmanager_pb2.PoolInfo:
         """Return the pool once no more than these sequences are left in it: frees follow the last tokens by a step."""
         deadline = threading.Event()
         timer = threading.Timer(seconds, deadline.set)
@@ -134,6 +136,11 @@ class RunningQuire:
             return pool
         finally:
             timer.cancel()
+
+    def open_streams(self) -> float:
+        """Return how many generations the gateway has under way for clients of gRPC."""
+        shown = Scrape.of(self.metrics_urls["gateway"])
+        return shown.values("quire_open_streams", "protocol").get("grpc", 0)
 
     def children(self) -> dict[str, int]:
         """Process ids of the services by name."""
@@ -280,6 +287,16 @@ def children_of(pid: int) -> dict[str, int]:
     ).stdout.splitlines()
     found = [re.match(r"\s*(\d+) .*services\.cli\.main (\w+)", row) for row in rows]
     return {match[2]: int(match[1]) for match in found if match}
+
+
+@contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    """Inside, a process does nothing: what it has under way stays so."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def open_channel(address: str) -> grpc.Channel:

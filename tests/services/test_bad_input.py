@@ -4,16 +4,18 @@ import shutil
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.errors import FIELD_METADATA
+from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.neighbour import Neighbour, tokens_over_grpc
-from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
+from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService, standing_still
+from tests.scrape import Scrape
 from tests.tiny_models import CONTEXT, VOCABULARY
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -221,9 +223,11 @@ def test_tokenize_refuses_token_ids_outside_the_vocabulary(tiny_quire: RunningQu
 def test_the_id_of_a_live_request_is_refused_and_free_again_after_it(tiny_quire: RunningQuire) -> None:
     request = prompt_request(PROMPT, 400)
     request.request_id = "twice"
-    live = tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS)
+    with standing_still(tiny_quire.children()["engine"]):
+        live = tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS)
+        wait_until(lambda: tiny_quire.open_streams() == 2, "it is under way, and the neighbour's stream")
+        code, message, blamed = refuse(tiny_quire, request)
     assert next(live).HasField("started")
-    code, message, blamed = refuse(tiny_quire, request)
     assert (code, blamed) == (grpc.StatusCode.ALREADY_EXISTS, "request_id")
     assert "twice" in message
     assert next(live).delta.token_ids, "the refusal ended the live request"
@@ -234,13 +238,18 @@ def test_the_id_of_a_live_request_is_refused_and_free_again_after_it(tiny_quire:
 
 def answer_of_freed_id(quire: RunningQuire, request: gateway_pb2.GenerateRequest) -> list[int]:
     """Try until the gateway has heard of the cancellation, which gives no event."""
-    for _ in range(1000):
+    answers: list[list[int]] = []
+
+    def answered() -> bool:
         try:
-            return quire.generate(request).token_ids
+            answers.append(quire.generate(request).token_ids)
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.ALREADY_EXISTS:
                 raise
-    raise AssertionError("the id stays in use after its request was cancelled")
+        return bool(answers)
+
+    wait_until(answered, "the id is free again after its request was cancelled")
+    return answers[0]
 
 
 # Bytes that are no message
@@ -310,12 +319,27 @@ def test_a_prompt_that_takes_long_to_tokenize_is_refused_without_holding_up_othe
 # A gateway of its own
 
 
+class Strict(NamedTuple):
+    """A gateway and its engine."""
+
+    gateway: RunningService
+    engine: RunningService
+
+    @property
+    def stub(self) -> gateway_pb2_grpc.GatewayStub:
+        return gateway_pb2_grpc.GatewayStub(self.gateway.channel)
+
+    def open_streams(self) -> float:
+        shown = Scrape.of(self.gateway.metrics_url)
+        return shown.values("quire_open_streams", "protocol").get("grpc", 0)
+
+
 @pytest.fixture(scope="module")
-def strict_gateway(
+def strict(
     tiny_model: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
     service: Callable[..., RunningService],
-) -> RunningService:
+) -> Strict:
     """A gateway that takes one request at a time, and whose chat template wants the user to speak first."""
     folder = tmp_path_factory.mktemp("strict") / "model"
     shutil.copytree(tiny_model("llama"), folder)
@@ -330,28 +354,24 @@ def strict_gateway(
     )
     one = service("gateway", "--listen", "127.0.0.1:0", "--max-requests", "1", "--engines", engine.address)
     one.output.wait_for("gateway is ready")
-    return one
+    return Strict(one, engine)
 
 
-def test_a_chat_that_the_template_rejects_is_refused_with_the_templates_words(strict_gateway: RunningService) -> None:
+def test_a_chat_that_the_template_rejects_is_refused_with_the_templates_words(strict: Strict) -> None:
     request = base()
     request.prompt.chat.messages.add(role="assistant", content="Hello?")
-    stub = gateway_stub(strict_gateway)
-    code, message, blamed = refusal(stub.Generate(request, timeout=CALL_SECONDS))
+    code, message, blamed = refusal(strict.stub.Generate(request, timeout=CALL_SECONDS))
     assert (code, blamed) == (INVALID, "prompt.chat")
     assert message.startswith("prompt.chat: ")
     assert message.endswith("The user speaks first.")
 
 
-def test_a_gateway_with_as_many_requests_as_it_may_have_refuses_the_next(strict_gateway: RunningService) -> None:
-    stub = gateway_stub(strict_gateway)
-    live = stub.Generate(prompt_request(PROMPT, 300), timeout=CALL_SECONDS)
+def test_a_gateway_with_as_many_requests_as_it_may_have_refuses_the_next(strict: Strict) -> None:
+    with standing_still(strict.engine.process.pid):
+        live = strict.stub.Generate(prompt_request(PROMPT, 300), timeout=CALL_SECONDS)
+        wait_until(lambda: strict.open_streams() == 1, "it is under way")
+        code, message, blamed = refusal(strict.stub.Generate(base(), timeout=CALL_SECONDS))
     assert next(live).HasField("started")
-    code, message, blamed = refusal(stub.Generate(base(), timeout=CALL_SECONDS))
     assert (code, blamed) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "")
     assert "1 request" in message
     live.cancel()
-
-
-def gateway_stub(gateway: RunningService) -> gateway_pb2_grpc.GatewayStub:
-    return gateway_pb2_grpc.GatewayStub(gateway.channel)

@@ -12,7 +12,7 @@ from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.errors import FIELD_METADATA
 from tests.load import run_streams
 from tests.reference import beam_reference
-from tests.running_quire import Answer, RunningQuire
+from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
 
 PROMPT = tuple(range(40, 77))
 # The tiny model's weights are so wide that float32 sums in another order differ by a little more than 1e-4.
@@ -50,8 +50,9 @@ def only(token: int) -> gateway_pb2.GenerateRequest:
 
 
 def steps(quire: RunningQuire) -> int:
-    """Return how many steps the engine has executed: a new stream begins with a heartbeat."""
-    call = quire.engine.Serve(iter(()), timeout=10)
+    """Return how many steps the engine has executed when nothing runs: a new stream begins with a heartbeat."""
+    quire.settled_pool()
+    call = quire.engine.Serve(iter(()), timeout=CALL_SECONDS)
     response: engine_pb2.ServeResponse = next(call)
     call.cancel()
     return response.heartbeat.steps
@@ -118,7 +119,7 @@ def test_searches_samples_and_greedy_answers_run_together_and_are_what_each_is_a
 
 
 def test_a_cancelled_search_gives_all_its_blocks_back(tiny_quire: RunningQuire) -> None:
-    call = tiny_quire.gateway.Generate(beam_request(6, 6, 100), timeout=30)
+    call = tiny_quire.gateway.Generate(beam_request(6, 6, 100), timeout=CALL_SECONDS)
     assert next(call).HasField("started")
     call.cancel()
     pool = tiny_quire.settled_pool()

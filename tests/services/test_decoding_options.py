@@ -10,6 +10,7 @@ import torch
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from quire.v1 import decoding_pb2, gateway_pb2
+from tests.faults import wait_until
 from tests.load import prompt_request, run_streams
 from tests.reference import reference_logprobs, reference_model
 from tests.running_quire import Answer, RunningQuire
@@ -184,8 +185,14 @@ def test_each_delta_has_as_many_as_tokens_while_text_is_held_back(
 ) -> None:
     request = ids_request(max_tokens=150, seed=11)
     request.output.logprobs = 2
-    free = tiny_quire.generate(request)
-    assert any(delta.token_ids and not delta.text for delta in free.deltas), "no text is held back"
+    answers: list[Answer] = []
+
+    def held_back() -> bool:
+        answers.append(tiny_quire.generate(request))
+        return any(delta.token_ids and not delta.text for delta in answers[-1].deltas)
+
+    wait_until(held_back, "some text is held back, unless all of it came together")
+    free = answers[-1]
     request.stopping.stop_strings.extend([free.text[40:43], "\0never"])
     stopped = tiny_quire.generate(request)
     assert 0 < len(stopped.token_ids) < 150

@@ -28,8 +28,9 @@ from services.engine.tokenizer_files import TokenizerFiles
 from services.gateway import engine_news
 from services.gateway.api_keys import make_key
 from tests.api_keys import bearer, write_keys
+from tests.faults import wait_until
 from tests.load import prompt_request
-from tests.running_quire import RunningService
+from tests.running_quire import CALL_SECONDS, RunningService
 
 Status = grpc.StatusCode
 
@@ -146,7 +147,9 @@ def gateway(
             *("--max-requests", "2", "--link-timeout-seconds", "600"),
         )
         one.output.wait_for("gateway is ready")
-        yield gateway_pb2_grpc.GatewayStub(one.channel)
+        stub = gateway_pb2_grpc.GatewayStub(one.channel)
+        stub.GetModel(gateway_pb2.GetModelRequest())  # from now on calls reach it in their order
+        yield stub
         server.stop(grace=0).wait()
 
 
@@ -231,13 +234,13 @@ def test_an_engine_that_shuts_down_makes_a_request_unavailable_not_finished(
 
 def attach(manager: kvmanager_pb2_grpc.KVManagerStub, *messages: dict[str, Any]) -> Any:
     requests = [kvmanager_pb2.PoolRequest(**message) for message in messages]
-    return manager.Attach(iter(requests), timeout=10)
+    return manager.Attach(iter(requests), timeout=CALL_SECONDS)
 
 
-def register(incarnation: int = 1) -> dict[str, Any]:
+def register(incarnation: int = 1, engine_id: str = "e") -> dict[str, Any]:
     return {
         "register": kvmanager_pb2.Register(
-            engine_id="e", incarnation=incarnation, model_fingerprint="m", block_size=4, device_blocks=4
+            engine_id=engine_id, incarnation=incarnation, model_fingerprint="m", block_size=4, device_blocks=4
         )
     }
 
@@ -250,11 +253,11 @@ STEP = {"step": kvmanager_pb2.Step(step=1)}
 class Held:
     """A stream that stays open while others are tried."""
 
-    def __init__(self, manager: kvmanager_pb2_grpc.KVManagerStub, incarnation: int) -> None:
+    def __init__(self, manager: kvmanager_pb2_grpc.KVManagerStub, incarnation: int, engine_id: str) -> None:
         self.outgoing: queue.SimpleQueue[kvmanager_pb2.PoolRequest | None] = queue.SimpleQueue()
-        for message in (register(incarnation), REPORT):
+        for message in (register(incarnation, engine_id), REPORT):
             self.outgoing.put(kvmanager_pb2.PoolRequest(**message))
-        self.call = manager.Attach(iter(self.outgoing.get, None), timeout=10)
+        self.call = manager.Attach(iter(self.outgoing.get, None), timeout=CALL_SECONDS)
         next(self.call)
 
     def close(self) -> None:
@@ -263,16 +266,16 @@ class Held:
 
 
 def stale_incarnation(_gateway: Any, manager: kvmanager_pb2_grpc.KVManagerStub) -> Status:
-    newer = Held(manager, 9)
+    newer = Held(manager, 9, "stale")
     try:
-        return failure_of(attach(manager, register(8), REPORT))[0]
+        return failure_of(attach(manager, register(8, "stale"), REPORT))[0]
     finally:
         newer.close()
 
 
 def session_replaced(_gateway: Any, manager: kvmanager_pb2_grpc.KVManagerStub) -> Status:
-    older = Held(manager, 10)
-    newer = Held(manager, 11)
+    older = Held(manager, 10, "replaced")
+    newer = Held(manager, 11, "replaced")
     try:
         older.outgoing.put(kvmanager_pb2.PoolRequest(**STEP))
         return failure_of(older.call)[0]
@@ -298,6 +301,11 @@ def while_unanswered(
     finally:
         for call in calls:
             call.cancel()
+        wait_until(lambda: has_room(gateway), "the gateway has heard of a cancellation")
+
+
+def has_room(gateway: gateway_pb2_grpc.GatewayStub) -> bool:
+    return generate(gateway, request_id="REFUSAL_REASON_INVALID") == Status.INVALID_ARGUMENT
 
 
 def prompt_with_id(request_id: str) -> gateway_pb2.GenerateRequest:
