@@ -1,7 +1,7 @@
 """What makes tests hold on a machine that is slow, or stands still for moments."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import psutil
@@ -34,4 +34,5 @@ def standing_still(pid: int) -> Iterator[None]:
         wait_until(stopped, "it stands still")
         yield
     finally:
-        process.resume()
+        with suppress(psutil.NoSuchProcess):
+            process.resume()

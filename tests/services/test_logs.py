@@ -244,7 +244,7 @@ def ends(quire: RunningQuire, request_id: str, *services: str) -> dict[str, dict
 def cut_off(
     quire: RunningQuire, name: str, cut: Callable[[gateway_pb2.GenerateRequest], None], *services: str
 ) -> dict[str, dict[str, Any]]:
-    """Let `cut` end a long request, and return what is told of that; one that was over before is followed by another."""
+    """Let `cut` end a long request, and return what is told of that; where one was over before, another follows."""
     numbers = count()
 
     def ended_early() -> dict[str, dict[str, Any]] | None:
