@@ -33,8 +33,6 @@ def quires(tiny_model: Callable[[str], Path]) -> Iterator[dict[str, RunningQuire
     common = ("--model", str(tiny_model("llama")), *pool, "--http-listen", "127.0.0.1:0")
     # Engines that stand still in between are not gone.
     common = (*common, "--link-timeout-seconds", str(CALL_SECONDS))
-    # Engines that stand still in between are not gone.
-    common = (*common, "--link-timeout-seconds", str(CALL_SECONDS))
     short = ("--grace-seconds", str(SHORT_GRACE_SECONDS))
     started = start_quires(common, common, (*common, *short))
     yield dict(zip(("SIGTERM", "SIGINT", "short grace"), started, strict=True))
@@ -141,6 +139,8 @@ def test_a_grace_time_that_is_too_short_cuts_requests_off_and_ends_all_the_same(
         calls = begin(quire, 2)
         with standing_still(services["engine"]), ThreadPoolExecutor(len(calls)) as clients:
             if quire.pool().sequences < len(calls):
+                for call in calls:
+                    call.cancel()
                 return None
             begun = time.monotonic()
             quire.terminate()
