@@ -11,6 +11,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+_HOST = "127.0.76.67"
+
 
 @dataclass(frozen=True)
 class SpanEvent:
@@ -44,7 +46,7 @@ class CollectedSpan:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Listens on loopback."""
+    """Listens on loopback, at an address where nobody else does: after a close, its port is still free."""
 
     def __init__(self) -> None:
         self._spans: list[CollectedSpan] = []
@@ -54,13 +56,13 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{_HOST}:{self._port}"
 
     def open(self) -> None:
         """Listen, after a close at the same port."""
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
-        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self._port = self._server.add_insecure_port(f"{_HOST}:{self._port}")
         self._server.start()
 
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -85,7 +87,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         with self._news:
             return list(self._spans)
 
-    def wait_for(self, trace_id: str, *names: str, seconds: float = 20) -> list[CollectedSpan]:
+    def wait_for(self, trace_id: str, *names: str, seconds: float = 60) -> list[CollectedSpan]:
         """Return the spans of a trace once each of these names is among them, as often as it is given."""
         deadline = time.monotonic() + seconds
         with self._news:

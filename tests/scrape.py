@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-SCRAPE_SECONDS = 10
+SCRAPE_SECONDS = 60
 
 
 class Scrape:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,15 @@ import pytest
 from quire.v1 import gateway_pb2, kvmanager_pb2
 from services.logs import Logs, TextFormatter, json_formatter, logging_to_stderr
 from services.stage_display import StageLog
+from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Output, RunningQuire, launch, start_quire
 from tests.scrape import Scrape
+from tests.timing import in_time
 
 LINES = 20_000
+# Tokens. The pool holds no more of one request.
+LONG = 900
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
@@ -48,6 +53,12 @@ class Pipe:
         with os.fdopen(self._read, encoding="utf-8") as read:
             os.set_blocking(self._read, False)
             return read.buffer.raw.readall().decode().splitlines()
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a Logs that is closed write all that waits, however long that takes."""
+    monkeypatch.setattr("services.logs._LAST_SECONDS", CALL_SECONDS)
 
 
 class TestText:
@@ -131,7 +142,7 @@ class TestLogs:
         logs.close()
         assert len(pipe.abandon()) < LINES
 
-    def test_a_line_that_cannot_be_written_is_no_end_of_the_log(self) -> None:
+    def test_a_line_that_cannot_be_written_is_no_end_of_the_log(self, patience: None) -> None:
         pipe = Pipe()
         logs = Logs(TextFormatter(), pipe.write)
         logs.put(record("%d", args=("no number",)))
@@ -141,7 +152,7 @@ class TestLogs:
         assert first.startswith("a line of the log could not be written: TypeError")
         assert second == "after it"
 
-    def test_a_reader_that_has_gone_costs_lines_and_nothing_else(self) -> None:
+    def test_a_reader_that_has_gone_costs_lines_and_nothing_else(self, patience: None) -> None:
         read, write = os.pipe()
         os.close(read)
         logs = Logs(TextFormatter(), write)
@@ -214,20 +225,35 @@ def quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
     assert {"engine attached"} <= {line["message"] for line in lines if line["service"] == "kvmanager"}
 
 
-def ends(quire: RunningQuire, request_id: str) -> dict[str, dict[str, Any]]:
-    """Wait until gateway and engine have told a request's end, and return what each says."""
-    deadline = threading.Event()
-    timer = threading.Timer(20, deadline.set)
-    timer.start()
-    try:
-        while True:
-            lines = [json.loads(line) for line in list(quire.lines) if f'"{request_id}"' in line]
-            found = [line for line in lines if line["message"] == "request ended"]
-            if len(found) >= 2 or deadline.wait(0.02):
-                assert sorted(line["service"] for line in found) == ["engine", "gateway"], "one line each"
-                return {line["service"]: line for line in found}
-    finally:
-        timer.cancel()
+def ends(quire: RunningQuire, request_id: str, *services: str) -> dict[str, dict[str, Any]]:
+    """Wait until these services, or gateway and engine, have told a request's end, and return what each says."""
+    services = services or ("engine", "gateway")
+    found: list[dict[str, Any]] = []
+
+    def told() -> bool:
+        lines = [json.loads(line) for line in list(quire.lines) if f'"{request_id}"' in line]
+        found[:] = [line for line in lines if line["message"] == "request ended"]
+        return {line["service"] for line in found} >= set(services)
+
+    wait_until(told, "the end of the request is told")
+    own = [line for line in found if line["service"] in services]
+    assert sorted(line["service"] for line in own) == sorted(services), "one line each"
+    return {line["service"]: line for line in own}
+
+
+def cut_off(
+    quire: RunningQuire, name: str, cut: Callable[[gateway_pb2.GenerateRequest], None], *services: str
+) -> dict[str, dict[str, Any]]:
+    """Let `cut` end a long request, and return what is told of that; where one was over before, another follows."""
+    numbers = count()
+
+    def ended_early() -> dict[str, dict[str, Any]] | None:
+        request = named(prompt_request("Once", LONG), f"{name} {next(numbers)}")
+        cut(request)
+        told = ends(quire, request.request_id, *services)
+        return None if told["gateway"]["status"] == "OK" else told
+
+    return in_time(ended_early, "a request is cut off before it has ended by itself")
 
 
 def named(request: gateway_pb2.GenerateRequest, request_id: str) -> gateway_pb2.GenerateRequest:
@@ -260,7 +286,8 @@ def test_the_end_of_a_request_is_one_line_of_the_gateway_and_one_of_the_engine(q
 
 def test_the_id_that_http_answers_with_leads_to_the_log_and_to_explain(quire: RunningQuire) -> None:
     body = {"model": "tiny-llama", "prompt": "Once", "max_tokens": 3}
-    answer = httpx.post(f"{quire.http_url}/v1/completions", json=body, headers={"x-request-id": "from-outside"})
+    headers = {"x-request-id": "from-outside"}
+    answer = httpx.post(f"{quire.http_url}/v1/completions", json=body, headers=headers, timeout=CALL_SECONDS)
     name = answer.headers["x-request-id"]
     assert "from-outside" in name
     assert ends(quire, name)["gateway"]["protocol"] == "http"
@@ -269,10 +296,12 @@ def test_the_id_that_http_answers_with_leads_to_the_log_and_to_explain(quire: Ru
 
 
 def test_a_client_that_leaves_is_told_as_such(quire: RunningQuire) -> None:
-    call = quire.gateway.Generate(named(prompt_request("Once", 400), "left"), timeout=CALL_SECONDS)
-    next(call)
-    call.cancel()
-    told = ends(quire, "left")
+    def leave(request: gateway_pb2.GenerateRequest) -> None:
+        call = quire.gateway.Generate(request, timeout=CALL_SECONDS)
+        next(call)
+        call.cancel()
+
+    told = cut_off(quire, "left", leave)
     expected = {"status": "CANCELLED", "client_gone": True, "finish_reason": "abort"}
     assert told["gateway"].items() >= expected.items()
     assert told["engine"]["finish_reason"] == "cancelled"
@@ -280,11 +309,13 @@ def test_a_client_that_leaves_is_told_as_such(quire: RunningQuire) -> None:
 
 
 def test_a_deadline_is_told_as_such(quire: RunningQuire) -> None:
-    request = named(prompt_request("Once", 400), "late")
-    request.timeout.FromMilliseconds(150)
-    with pytest.raises(grpc.RpcError):
-        quire.generate(request)
-    assert ends(quire, "late")["gateway"]["status"] == "DEADLINE_EXCEEDED"
+    def wait(request: gateway_pb2.GenerateRequest) -> None:
+        request.timeout.FromMilliseconds(150)
+        with suppress(grpc.RpcError):
+            quire.generate(request)
+
+    # A gateway that stood still has nothing for the engine any more.
+    assert cut_off(quire, "late", wait, "gateway")["gateway"]["status"] == "DEADLINE_EXCEEDED"
 
 
 def test_a_refused_request_names_the_field_and_repeats_nothing_of_it(quire: RunningQuire) -> None:

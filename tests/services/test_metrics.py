@@ -4,20 +4,21 @@ import platform
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import grpc
 import httpx
 import pytest
 
-from quire.v1 import gateway_pb2_grpc
-from services.gateway.api_keys import make_key
-from tests.api_keys import Keyed, write_keys
+from quire.v1 import kvmanager_pb2
+from tests.faults import wait_until
 from tests.load import prompt_request, run_streams
-from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, RunningService
+from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
 from tests.scrape import Scrape
+from tests.timing import in_time
 
+# Tokens. The pool of the running Quire holds no more of one request.
+LONG = 900
 LABELS = {"model_name": "tiny-llama", "engine": platform.node()}
 
 # The names are an interface: dashboards and autoscalers ask for them. Beside each, its labels beyond LABELS.
@@ -122,6 +123,22 @@ def scrape(quire: RunningQuire, service: str) -> Scrape:
     return Scrape.of(quire.metrics_urls[service])
 
 
+def quiet(quire: RunningQuire) -> None:
+    """Wait until no request is left, neither in the pool nor at the gateway."""
+
+    def left() -> float:
+        return sum(scrape(quire, "gateway").values("quire_open_streams", "protocol").values())
+
+    wait_until(lambda: left() == 0, "no stream is open")
+    assert quire.settled_pool().sequences == 0
+
+
+def quiet_with_series(quire: RunningQuire) -> None:
+    """Wait until no request is left; one has been there, so that its series are shown."""
+    quire.generate(prompt_request("Once", 1))
+    quiet(quire)
+
+
 def difference(name: str, before: Scrape, after: Scrape, **labels: str) -> float:
     return after.value(name, **labels) - before.value(name, **labels)
 
@@ -129,7 +146,7 @@ def difference(name: str, before: Scrape, after: Scrape, **labels: str) -> float
 @pytest.mark.parametrize("service", SHOWN)
 def test_each_service_shows_its_metrics_under_their_names_and_labels(tiny_quire: RunningQuire, service: str) -> None:
     tiny_quire.generate(prompt_request("Once", 2))
-    httpx.get(f"{tiny_quire.http_url}/health")
+    httpx.get(f"{tiny_quire.http_url}/health", timeout=CALL_SECONDS)
     families = scrape(tiny_quire, service).families
     assert {name for name in families if name.startswith("quire_")} == SHOWN[service].keys() | OF_EVERY_SERVICE
     for name, labels in SHOWN[service].items():
@@ -149,11 +166,20 @@ def test_each_process_shows_its_memory_and_no_series_of_creation_times(tiny_quir
 
 
 def test_tokens_are_counted_as_the_clients_saw_them(tiny_quire: RunningQuire) -> None:
+    quiet_with_series(tiny_quire)
     before = {service: scrape(tiny_quire, service) for service in SHOWN}
     prompt = "the same beginning of some length, so that whole blocks of it can be shared, and then number "
-    first = [tiny_quire.generate(prompt_request(f"{prompt}{number}", 9)) for number in range(2)]
-    answers = [*first, *run_streams(tiny_quire, [prompt_request(f"{prompt}{n}", 9) for n in range(2, 8)], 6)]
-    tiny_quire.settled_pool()
+    waits: list[float] = []
+
+    def answer(number: int) -> Answer:
+        begun = time.monotonic()
+        answer = tiny_quire.generate(prompt_request(f"{prompt}{number}", 9))
+        waits.append(time.monotonic() - begun)
+        return answer
+
+    with ThreadPoolExecutor(6) as clients:
+        answers = [*map(answer, range(2)), *clients.map(answer, range(2, 8))]
+    quiet(tiny_quire)
     after = {service: scrape(tiny_quire, service) for service in SHOWN}
 
     usages = [answer.finished.usage for answer in answers]
@@ -190,9 +216,13 @@ def test_tokens_are_counted_as_the_clients_saw_them(tiny_quire: RunningQuire) ->
         assert difference(f"{name}_sum", *gateway) == pytest.approx(total), name
     assert difference("quire_iteration_tokens_total_sum", *engine) >= 8 * (9 - 1)
     waited = sum(answer.finished.timing.time_to_first_token.ToTimedelta().total_seconds() for answer in answers)
-    assert difference("quire_time_to_first_token_seconds_sum", *gateway) == pytest.approx(waited, rel=0.2, abs=0.02)
     total = sum(answer.finished.timing.total.ToTimedelta().total_seconds() for answer in answers)
-    assert difference("quire_e2e_request_latency_seconds_sum", *gateway) == pytest.approx(total, rel=0.2, abs=0.02)
+    first_token = difference("quire_time_to_first_token_seconds_sum", *gateway)
+    end_to_end = difference("quire_e2e_request_latency_seconds_sum", *gateway)
+    rounding = 1e-4
+    # What is told is what was so far, and the client's wait is the longest.
+    assert waited - rounding <= first_token <= end_to_end
+    assert total - rounding <= end_to_end <= sum(waits)
 
 
 def seconds(answers: list[Answer], part: str) -> float:
@@ -201,9 +231,11 @@ def seconds(answers: list[Answer], part: str) -> float:
 
 def test_the_phases_of_the_steps_are_the_time_that_the_engine_was_busy(tiny_quire: RunningQuire) -> None:
     tiny_quire.generate(prompt_request("warm", 2))
-    tiny_quire.settled_pool()
-    before, begun = scrape(tiny_quire, "engine"), time.monotonic()
+    quiet(tiny_quire)
+    begun = time.monotonic()
+    before = scrape(tiny_quire, "engine")
     tiny_quire.generate(prompt_request("a longer answer", 200))
+    quiet(tiny_quire)  # a step is counted after its tokens were told, and before the blocks are given back
     after, elapsed = scrape(tiny_quire, "engine"), time.monotonic() - begun
     steps = difference("quire_step_seconds_count", before, after)
     spent = {}
@@ -220,69 +252,31 @@ def test_streams_are_shown_as_open_by_what_they_came_over(tiny_quire: RunningQui
     def open_now() -> dict[str, float]:
         return {"grpc": 0.0, "http": 0.0} | scrape(tiny_quire, "gateway").values("quire_open_streams", "protocol")
 
-    call = tiny_quire.gateway.Generate(prompt_request("over gRPC", 900))
-    next(call)
-    body = {"prompt": "over HTTP", "max_tokens": 900, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{tiny_quire.http_url}/v1/completions", json=body, timeout=CALL_SECONDS) as response:
-        assert response.status_code == 200, response.read()
-        assert open_now() == {"grpc": 1, "http": 1}
-        call.cancel()
-    deadline = time.monotonic() + CALL_SECONDS
-    while (left := open_now()) != {"grpc": 0, "http": 0} and time.monotonic() < deadline:
-        pass  # each look is a call
-    assert left == {"grpc": 0, "http": 0}
+    body = {"prompt": "over HTTP", "max_tokens": LONG, "stream": True, "ignore_eos": True}
+
+    def seen() -> bool | None:
+        call = tiny_quire.gateway.Generate(prompt_request("over gRPC", LONG))
+        next(call)
+        with httpx.stream("POST", f"{tiny_quire.http_url}/v1/completions", json=body, timeout=CALL_SECONDS) as response:
+            assert response.status_code == 200, response.read()
+            shown = open_now()
+            call.cancel()
+        wait_until(lambda: open_now() == {"grpc": 0, "http": 0}, "no stream is open", CALL_SECONDS)
+        return shown == {"grpc": 1, "http": 1} or None
+
+    quiet(tiny_quire)
+    assert in_time(seen, "two streams are open at a time")
     tiny_quire.settled_pool()
-
-
-def test_refusals_are_counted_by_what_refused(
-    quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    single, frugal = make_key(), make_key()
-    limits = {single: "max_concurrent_requests = 1", frugal: "tokens_per_minute = 20"}
-    entries = {key: f"tenant = '{number}'\n{limit}" for number, (key, limit) in enumerate(limits.items())}
-    keys = write_keys(tmp_path / "keys.toml", entries)
-    running = quire("--model", str(tiny_model("llama")), "--api-keys", str(keys), "--max-requests", "2")
-    one, other = (Keyed(running.addresses["gateway"], key) for key in limits)
-    calls = []
-
-    def refused(client: Any, max_tokens: int) -> str:
-        before = scrape(running, "gateway").values("quire_admission_rejections_total", "reason")
-        with pytest.raises(grpc.RpcError):
-            list(client.Generate(prompt_request("refused", max_tokens), timeout=CALL_SECONDS))
-        after = scrape(running, "gateway").values("quire_admission_rejections_total", "reason")
-        (reason,) = [reason for reason, count in after.items() if count != before.get(reason, 0)]
-        assert after[reason] == before.get(reason, 0) + 1
-        return reason
-
-    assert refused(running.gateway, 5) == "unauthenticated"
-    calls.append(one.gateway.Generate(prompt_request("runs", 900), timeout=CALL_SECONDS))
-    next(calls[0])
-    assert refused(one.gateway, 5) == "tenant_requests"
-    calls.append(other.gateway.Generate(prompt_request("runs too", 9), timeout=CALL_SECONDS))
-    list(calls[1])
-    assert refused(other.gateway, 19) == "tenant_tokens"
-    calls[0].cancel()
-    one.close()
-    other.close()
-
-
-def test_what_is_refused_because_no_engine_is_there_is_counted_under_no_model(
-    service: Callable[..., RunningService],
-) -> None:
-    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", "127.0.0.1:1")
-    request = prompt_request("nobody is there", 5)
-    request.model = "made-up"
-    with pytest.raises(grpc.RpcError):
-        list(gateway_pb2_grpc.GatewayStub(gateway.channel).Generate(request, timeout=CALL_SECONDS))
-    shown = Scrape.of(gateway.metrics_url)
-    (sample,) = [sample for sample in shown.samples if sample.name == "quire_admission_rejections_total"]
-    assert (sample.labels, sample.value) == ({"model_name": "", "reason": "unavailable"}, 1)
 
 
 def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQuire) -> None:
     run_streams(tiny_quire, [prompt_request(f"prompt number {number}", 5) for number in range(12)], 6)
-    pool = tiny_quire.settled_pool()
-    shown = scrape(tiny_quire, "kvmanager")
+
+    def at_one_moment() -> tuple[kvmanager_pb2.PoolInfo, Scrape] | None:
+        pool, shown = tiny_quire.settled_pool(), scrape(tiny_quire, "kvmanager")
+        return (pool, shown) if tiny_quire.pool() == pool else None
+
+    pool, shown = in_time(at_one_moment, "nothing happens while both are read")
     states = shown.values("quire_kv_blocks", "state", tier="device")
     assert states == {"free": pool.device.free, "cached": pool.device.cached, "held": 0, "withheld": 0}
     assert states["cached"] > 0
@@ -299,11 +293,20 @@ def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQui
 
 
 def test_while_requests_run_their_blocks_and_tokens_are_shown_as_held(tiny_quire: RunningQuire) -> None:
-    call = tiny_quire.gateway.Generate(prompt_request("a prompt that is a little longer than one block", 900))
-    for _ in range(6):
-        next(call)
-    engine, manager = scrape(tiny_quire, "engine"), scrape(tiny_quire, "kvmanager")
-    call.cancel()
+    quiet(tiny_quire)
+
+    def while_it_runs() -> tuple[Scrape, Scrape] | None:
+        call = tiny_quire.gateway.Generate(prompt_request("a prompt that is a little longer than one block", LONG))
+        tokens = 0
+        while tokens < 6:  # after which the manager has heard of some that were computed
+            tokens += len(next(call).delta.token_ids)
+        shown = scrape(tiny_quire, "engine"), scrape(tiny_quire, "kvmanager")
+        still_there = tiny_quire.pool().sequences == 1
+        call.cancel()
+        quiet(tiny_quire)
+        return shown if still_there else None
+
+    engine, manager = in_time(while_it_runs, "a request runs while the metrics are read")
     assert engine.value("quire_num_requests_running") == 1
     assert engine.value("quire_num_requests_waiting") == 0
     assert engine.values("quire_num_requests_waiting_by_reason", "reason") == {"capacity": 0, "deferred": 0}
@@ -313,41 +316,6 @@ def test_while_requests_run_their_blocks_and_tokens_are_shown_as_held(tiny_quire
     assert manager.value("quire_kv_held_slots") == held * 16
     assert 0 < manager.value("quire_kv_held_tokens") <= held * 16
     assert manager.value("quire_kv_sequences") == 1
-    tiny_quire.settled_pool()
-
-
-def test_a_request_left_by_its_client_counts_as_aborted_and_a_refused_one_not_at_all(tiny_quire: RunningQuire) -> None:
-    before = scrape(tiny_quire, "gateway")
-    call = tiny_quire.gateway.Generate(prompt_request("left", 900))
-    for _ in range(3):
-        next(call)
-    call.cancel()
-    with pytest.raises(grpc.RpcError):
-        tiny_quire.generate(prompt_request("too long " * 1000, 5))
-    with pytest.raises(grpc.RpcError):
-        tiny_quire.generate(prompt_request("late", 500), timeout=0.05)
-    late_by_its_own_limit = prompt_request("late", 500)
-    late_by_its_own_limit.timeout.FromMilliseconds(50)
-    with pytest.raises(grpc.RpcError):
-        tiny_quire.generate(late_by_its_own_limit)
-    tiny_quire.settled_pool()
-    after = scrape(tiny_quire, "gateway")
-    reasons = {
-        reason: difference("quire_request_success_total", before, after, finished_reason=reason)
-        for reason in ("stop", "length", "abort", "error")
-    }
-    assert reasons == {"stop": 0, "length": 0, "abort": 3, "error": 0}
-    assert difference("quire_e2e_request_latency_seconds_count", before, after) == 0
-
-
-def test_a_stop_string_counts_as_stop(tiny_quire: RunningQuire) -> None:
-    text = tiny_quire.generate(prompt_request("What follows", 20)).text
-    before = scrape(tiny_quire, "gateway")
-    request = prompt_request("What follows", 20)
-    request.stopping.stop_strings.append(text[5:8])
-    tiny_quire.generate(request)
-    after = scrape(tiny_quire, "gateway")
-    assert difference("quire_request_success_total", before, after, finished_reason="stop") == 1
 
 
 def test_a_pool_that_is_too_small_shows_evictions_preemptions_and_what_they_cost(
@@ -362,34 +330,6 @@ def test_a_pool_that_is_too_small_shows_evictions_preemptions_and_what_they_cost
     assert engine.value("quire_num_preemptions_total") == preemptions == pool.totals.preemptions > 0
     assert engine.value("quire_recomputed_tokens_total") == recomputed > 0
     assert manager.value("quire_kv_evicted_blocks_total") == pool.totals.evicted_blocks > 0
-
-
-def test_an_engine_that_dies_takes_its_series_along_and_its_requests_end_as_errors(
-    service: Callable[..., RunningService], tiny_model: Callable[[str], Path]
-) -> None:
-    model = str(tiny_model("llama"))
-    manager = service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0.5")
-    engine = service(
-        *("engine", "--listen", "127.0.0.1:0", "--kvmanager", manager.address, "--model", model),
-        *("--device-blocks", "64", "--engine-id", "one"),
-    )
-    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", engine.address)
-    gateway.output.wait_for("gateway is ready")
-    assert Scrape.of(manager.metrics_url).values("quire_kv_pool_blocks", "engine") == {"one": 64}
-
-    quire = gateway_pb2_grpc.GatewayStub(gateway.channel)
-    call = quire.Generate(prompt_request("cut short", 500))
-    for _ in range(3):
-        next(call)
-    engine.kill()
-    with pytest.raises(grpc.RpcError):
-        list(call)
-    ended = Scrape.of(gateway.metrics_url).values("quire_request_success_total", "finished_reason")
-    assert ended == {"stop": 0, "length": 0, "abort": 0, "error": 1}
-    deadline = time.monotonic() + CALL_SECONDS
-    while (shown := Scrape.of(manager.metrics_url)).has("quire_kv_pool_blocks") and time.monotonic() < deadline:
-        pass  # each look is a call
-    assert [sample for sample in shown.samples if "engine" in sample.labels] == []
 
 
 def test_the_documentation_lists_exactly_these_metrics() -> None:

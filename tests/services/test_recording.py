@@ -24,8 +24,9 @@ from services.kvmanager.settings import KVManagerSettings
 from services.record_file import RecordFile, create
 from services.settings import InvalidSetting
 from tests.load import prompt_request
-from tests.running_quire import START_SECONDS, Answer, RunningQuire, RunningService, launch
+from tests.running_quire import CALL_SECONDS, START_SECONDS, Answer, RunningQuire, RunningService, launch
 
+SECONDS = 60
 OPENING = "Blocks of keys and values are kept like pages of memory. "
 SPEC = PoolSpec("host:unix:/tmp/engine", 1, "model", 4, 8)
 
@@ -64,7 +65,7 @@ class Recorded:
 
     def generate(self, prompt: str, max_tokens: int, seed: int | None = None) -> Answer:
         stub = gateway_pb2_grpc.GatewayStub(self.gateway.channel)
-        return Answer.of(stub.Generate(prompt_request(prompt, max_tokens, seed=seed), timeout=60))
+        return Answer.of(stub.Generate(prompt_request(prompt, max_tokens, seed=seed), timeout=CALL_SECONDS))
 
     def stop(self) -> None:
         assert [one.close() for one in (self.gateway, self.engine, self.kvmanager)] == [0, 0, 0]
@@ -115,14 +116,15 @@ def test_a_manager_that_was_killed_and_its_successor_record_sessions_that_are_re
     recorded = Recorded(service, tiny_model("llama"), tmp_path)
     recorded.generate(OPENING * 2, 20)
     first = recorded.operations
+    recorded.engine.output.wait_for("engine is ready")
+    known = len(recorded.engine.output.lines)
     recorded.kvmanager.kill()
     assert replayed(first)["end"].startswith("its writer was cut off")
-    recorded.engine.output.wait_for("engine is not ready", 20)
-    known = len(recorded.engine.output.lines)
+    recorded.engine.output.wait_for("engine is not ready", after=known)
     recorded.kvmanager = service(
         "kvmanager", "--listen", recorded.kvmanager.address, "--record-folder", str(recorded.folder)
     )
-    recorded.engine.output.wait_for("engine is ready", 30, after=known)
+    recorded.engine.output.wait_for("engine is ready", after=known)
     assert recorded.generate(OPENING * 2, 5).started.cached_tokens > 0
     recorded.stop()
     (second,) = set(recorded.folder.iterdir()) - {first}
@@ -196,7 +198,7 @@ def test_a_file_stops_at_its_size_with_a_last_line_that_says_so(
     for number in range(200):
         file.write(lambda number=number: ["x" * 100 + str(number)])
     file.finish("not the reason")
-    file.join(10)
+    file.join(SECONDS)
     assert file.stopped
     lines = path.read_text().splitlines()
     assert 4000 < path.stat().st_size <= 5000
@@ -215,7 +217,7 @@ class SlowDisk(io.BytesIO):
         self.content = b""
 
     def write(self, data: Any) -> int:
-        assert self.goes_on.wait(10)
+        assert self.goes_on.wait(SECONDS)
         return super().write(data)
 
     def close(self) -> None:
@@ -230,7 +232,7 @@ def test_nobody_waits_for_a_slow_disk_recording_stops_and_says_so(caplog: pytest
         file.write(lambda number=number: [str(number)])
     assert file.stopped
     disk.goes_on.set()
-    file.join(10)
+    file.join(SECONDS)
     *numbers, last = disk.content.decode().splitlines()
     assert [int(number) for number in numbers] == list(range(len(numbers)))
     assert 10 <= len(numbers) <= 12
@@ -242,7 +244,7 @@ def test_nobody_waits_for_a_slow_disk_recording_stops_and_says_so(caplog: pytest
 def test_a_full_disk_is_said_in_one_line_and_nobody_else_hears_of_it(caplog: pytest.LogCaptureFixture) -> None:
     file = RecordFile(os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"), "record", end)
     file.write(lambda: ["a line"])
-    file.join(10)
+    file.join(SECONDS)
     assert file.stopped
     assert file.closed
     file.write(lambda: ["another one"])
@@ -256,7 +258,7 @@ def test_what_cannot_be_written_stops_the_record_alone(caplog: pytest.LogCapture
     file = RecordFile(opened, "record", end)
     file.write(lambda: ["a line"])
     file.write(lambda: [str(1 // 0)])
-    file.join(10)
+    file.join(SECONDS)
     assert path.read_text() == "a line\n"
     assert "recording stops: ZeroDivisionError" in caplog.messages[0]
 

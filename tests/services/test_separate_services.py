@@ -1,10 +1,10 @@
 """The three services started one by one: health, reflection, and what happens when one goes away and comes back."""
 
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from quire.v1 import engine_pb2, engine_pb2_grpc, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
+from tests.faults import wait_until
 from tests.load import prompt_request
-from tests.running_quire import Answer, HealthWatch, RunningService
+from tests.running_quire import CALL_SECONDS, Answer, HealthWatch, RunningService, open_channel
+from tests.scrape import Scrape
+from tests.timing import in_time, standing_still
 from tests.tiny_models import CONTEXT
 
 NAMES = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
 PATIENCE_SECONDS = 4
-LINK_TIMEOUT_SECONDS = 3
+LINK_TIMEOUT_SECONDS = 5
 LEASE_SECONDS = 1
 MAX_SEQUENCES, MAX_WAITING = 4, 2
 PROMPT = "Blocks of keys and values"
@@ -49,6 +52,18 @@ class Services:
     def start(self, name: str) -> None:
         self.running[name] = self.start_another(name, self.addresses[name])
 
+    def start_successor(self, name: str) -> RunningService:
+        """Start a service that is there already, but cannot be found before `succeed`."""
+        return self.start_another(name, f"{self.addresses[name]}.next")
+
+    def succeed(self, name: str, successor: RunningService) -> None:
+        """Let it be found at the address of the one that is gone, without anybody waiting for a process to start."""
+        path = Path(self.addresses[name].removeprefix("unix:"))
+        path.with_name(f"{path.name}.next").replace(path)
+        successor.channel.close()
+        successor.address, successor.channel = self.addresses[name], open_channel(self.addresses[name])
+        self.running[name] = successor
+
     def start_another(self, name: str, address: str) -> RunningService:
         return RunningService(name, "--listen", address, *self._arguments[name])
 
@@ -64,26 +79,32 @@ class Services:
         return kvmanager_pb2_grpc.KVManagerStub(self.running["kvmanager"].channel)
 
     def generate(self, max_tokens: int = 5) -> Answer:
-        return Answer.of(self.gateway.Generate(prompt_request(PROMPT, max_tokens), timeout=60))
+        return Answer.of(self.gateway.Generate(prompt_request(PROMPT, max_tokens), timeout=CALL_SECONDS))
 
     def live_sequences(self) -> int:
-        return sum(pool.sequences for pool in self.kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest()).pools)
+        return sum(pool.sequences for pool in self.pools())
+
+    def pools(self) -> list[kvmanager_pb2.PoolInfo]:
+        return list(self.kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest(), timeout=CALL_SECONDS).pools)
+
+    def engine_metric(self, name: str) -> float:
+        return Scrape.of(self.running["engine"].metrics_url).value(name)
 
 
 class Stream:
     """A long generation that is read by a thread of its own."""
 
     def __init__(self, gateway: gateway_pb2_grpc.GatewayStub, request: gateway_pb2.GenerateRequest) -> None:
-        self._call = gateway.Generate(request, timeout=60)
+        self._call = gateway.Generate(request, timeout=CALL_SECONDS)
         self._first_delta = threading.Event()
         self._end: queue.SimpleQueue[Answer | grpc.RpcError] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def wait_for_delta(self) -> None:
-        assert self._first_delta.wait(30)
+        assert self._first_delta.wait(CALL_SECONDS)
 
     def end(self) -> Answer | grpc.RpcError:
-        return self._end.get(timeout=60)
+        return self._end.get(timeout=2 * CALL_SECONDS)
 
     def failure(self) -> grpc.RpcError:
         end = self.end()
@@ -106,17 +127,19 @@ class Stream:
 def services(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     all_three = Services(tmp_path_factory.mktemp("sockets"), tiny_model("llama"))
     yield all_three
-    statuses = [all_three.running[name].close() for name in ("gateway", "engine", "kvmanager")]
-    assert statuses == [0, 0, 0]
+    statuses = {name: all_three.running[name].close() for name in reversed(NAMES) if name in all_three.running}
+    assert not any(statuses.values()), statuses
 
 
 @pytest.fixture(scope="module")
 def ready(services: Services) -> Services:
     """All three, started in the wrong order: each waits for what it needs."""
-    for name in ("gateway", "engine"):
-        services.start(name)
-    gateway, engine = services.watch("gateway"), services.watch("engine")
-    assert (gateway.next(), engine.next()) == ("NOT_SERVING", "NOT_SERVING")
+    services.start("gateway")
+    gateway = services.watch("gateway")
+    assert gateway.next() == "NOT_SERVING"
+    services.start("engine")
+    engine = services.watch("engine")
+    assert engine.next() == "NOT_SERVING"
     assert gateway.next() == "SERVING", "the engine's model is loaded"
     services.start("kvmanager")
     assert engine.next() == "SERVING"
@@ -133,26 +156,24 @@ def expected(ready: Services) -> list[int]:
 
 def check(service: RunningService, name: str) -> str:
     stub: Any = health_pb2_grpc.HealthStub(service.channel)
-    status = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10).status
+    status = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=CALL_SECONDS).status
     return health_pb2.HealthCheckResponse.ServingStatus.Name(status)
 
 
 # Before anything else is there
 
 
-def test_a_gateway_without_an_engine_lives_but_is_not_ready_and_refuses_at_once(services: Services) -> None:
-    services.start("gateway")
-    gateway = services.running["gateway"]
+def test_a_gateway_without_an_engine_lives_but_is_not_ready_and_refuses_at_once(
+    service: Callable[..., RunningService], tmp_path: Path
+) -> None:
+    engines = ("--engines", f"unix:{tmp_path}/nobody.sock")
+    waits = ("--link-timeout-seconds", "3600", "--failover-seconds", "3600")
+    gateway = service("gateway", "--listen", f"unix:{tmp_path}/gateway.sock", *engines, *waits)
     assert (check(gateway, ""), check(gateway, NAMES["gateway"])) == ("SERVING", "NOT_SERVING")
-    begun = time.monotonic()
     with pytest.raises(grpc.RpcError) as caught:
-        services.generate()
-    assert (caught.value.code(), caught.value.details()) == (
-        UNAVAILABLE,
-        "no engine is there yet",
-    )
-    assert time.monotonic() - begun < LINK_TIMEOUT_SECONDS
-    assert gateway.close() == 0
+        list(gateway_pb2_grpc.GatewayStub(gateway.channel).Generate(prompt_request(PROMPT, 5), timeout=CALL_SECONDS))
+    # Whoever waits for one is told that the deadline has passed.
+    assert (caught.value.code(), caught.value.details()) == (UNAVAILABLE, "no engine is there yet")
 
 
 # Health and reflection
@@ -185,24 +206,38 @@ def test_without_max_tokens_a_stream_goes_on_until_the_context_is_full(ready: Se
     request = prompt_request("")
     request.prompt.token_ids.ids.extend([5] * (CONTEXT - 6))
     request.stopping.ClearField("max_tokens")
-    answer = Answer.of(ready.gateway.Generate(request, timeout=60))
+    answer = Answer.of(ready.gateway.Generate(request, timeout=CALL_SECONDS))
     assert answer.started.max_tokens == len(answer.token_ids) == 6
 
 
 def test_a_full_queue_refuses_and_takes_again_when_a_place_is_free(ready: Services) -> None:
-    calls = []
-    for _ in range(MAX_SEQUENCES):
-        calls.append(ready.gateway.Generate(prompt_request(PROMPT, 1500), timeout=60))
-        assert next(calls[-1]).HasField("started")
-    waiting = [ready.gateway.Generate(prompt_request(PROMPT, 3), timeout=60) for _ in range(MAX_WAITING)]
-    ready.gateway.GetModel(gateway_pb2.GetModelRequest())  # when it is answered, those before it are in the queue
-    with pytest.raises(grpc.RpcError) as caught:
-        ready.generate()
-    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert str(MAX_WAITING) in caught.value.details()
-    for call in calls:
-        call.cancel()
-    assert [len(Answer.of(call).token_ids) for call in waiting] == [3] * MAX_WAITING
+    def refused() -> Any:
+        """Return the refusal; None where a request that is to fill the engine was over before."""
+        error = None
+        calls = []
+        for _ in range(MAX_SEQUENCES):
+            calls.append(ready.gateway.Generate(prompt_request(PROMPT, 900), timeout=CALL_SECONDS))
+            assert next(calls[-1]).HasField("started")
+        waiting = [ready.gateway.Generate(prompt_request(PROMPT, 3), timeout=CALL_SECONDS) for _ in range(MAX_WAITING)]
+        wait_until(
+            lambda: (
+                ready.engine_metric("quire_num_requests_waiting") == MAX_WAITING
+                or ready.engine_metric("quire_num_requests_running") < MAX_SEQUENCES
+            ),
+            "they are in the queue",
+        )
+        try:
+            ready.generate()
+        except grpc.RpcError as caught:
+            error = caught
+        for call in calls:
+            call.cancel()
+        assert [len(Answer.of(call).token_ids) for call in waiting] == [3] * MAX_WAITING
+        return error
+
+    error = in_time(refused, "the queue is full")
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(MAX_WAITING) in error.details()
     assert len(ready.generate().token_ids) == 5
 
 
@@ -215,10 +250,11 @@ def test_requests_survive_a_kv_manager_that_dies_and_comes_back(ready: Services,
     other.close()  # one watcher that leaves must not silence the others
     running = Stream(ready.gateway, prompt_request(PROMPT, 300))
     running.wait_for_delta()
+    successor = ready.start_successor("kvmanager")
     ready.running["kvmanager"].kill()
     assert engine.next() == "NOT_SERVING"
     new = Stream(ready.gateway, prompt_request(PROMPT, 300))
-    ready.start("kvmanager")
+    ready.succeed("kvmanager", successor)
     assert engine.next() == "SERVING"
     for stream in (running, new):
         end = stream.end()
@@ -230,21 +266,34 @@ def test_requests_survive_a_kv_manager_that_dies_and_comes_back(ready: Services,
 def test_requests_fail_when_the_kv_manager_stays_away(ready: Services) -> None:
     engine = ready.watch("engine")
     assert engine.next() == "SERVING"
-    running = Stream(ready.gateway, prompt_request(PROMPT, 1500))
-    running.wait_for_delta()
-    ready.running["kvmanager"].kill()
-    begun = time.monotonic()
-    failure = running.failure()
-    waited = time.monotonic() - begun
+
+    def failed() -> tuple[grpc.RpcError, float] | None:
+        running = Stream(ready.gateway, prompt_request(PROMPT, 1900))
+        running.wait_for_delta()
+        begun = time.monotonic()
+        ready.running["kvmanager"].kill()
+        end = running.end()
+        if isinstance(end, grpc.RpcError):
+            return end, time.monotonic() - begun
+        ready.start("kvmanager")
+        assert (engine.next(), engine.next()) == ("NOT_SERVING", "SERVING")
+        return None
+
+    failure, waited = in_time(failed, "a stream has not ended when the KV manager dies")
     assert (failure.code(), failure.details()) == (
         UNAVAILABLE,
         f"the engine has been without its KV manager for more than {PATIENCE_SECONDS} s",
     )
-    assert PATIENCE_SECONDS * 0.9 < waited < PATIENCE_SECONDS + 10
-    begun = time.monotonic()
-    with pytest.raises(grpc.RpcError) as caught:
-        ready.generate()
-    assert (caught.value.code(), time.monotonic() - begun < PATIENCE_SECONDS) == (UNAVAILABLE, True)
+    assert waited > PATIENCE_SECONDS * 0.9
+
+    def refused_at_once() -> bool | None:
+        begun = time.monotonic()
+        with pytest.raises(grpc.RpcError) as caught:
+            ready.generate()
+        assert caught.value.code() == UNAVAILABLE
+        return time.monotonic() - begun < PATIENCE_SECONDS or None
+
+    assert in_time(refused_at_once, "a new request is not kept for as long")
     ready.start("kvmanager")
     assert engine.next() == "NOT_SERVING"
     assert engine.next() == "SERVING"
@@ -256,18 +305,22 @@ def test_requests_fail_when_the_kv_manager_stays_away(ready: Services) -> None:
 
 
 def test_a_killed_gateways_requests_give_their_blocks_back(ready: Services, tmp_path: Path) -> None:
-    second = ready.start_another("gateway", f"unix:{tmp_path}/second.sock")
-    second.output.wait_for("gateway is ready")
-    stream = Stream(gateway_pb2_grpc.GatewayStub(second.channel), prompt_request(PROMPT, 1900))
-    stream.wait_for_delta()
-    assert ready.live_sequences() == 1
-    second.kill()
-    assert stream.failure().code() == UNAVAILABLE
-    deadline = time.monotonic() + 20
-    while ready.live_sequences() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert ready.live_sequences() == 0
-    second.channel.close()
+    numbers = count()
+
+    def failed() -> grpc.RpcError | None:
+        gateway = ready.start_another("gateway", f"unix:{tmp_path}/{next(numbers)}.sock")
+        gateway.output.wait_for("gateway is ready")
+        stream = Stream(gateway_pb2_grpc.GatewayStub(gateway.channel), prompt_request(PROMPT, 1900))
+        stream.wait_for_delta()
+        held = ready.live_sequences()
+        gateway.kill()
+        end = stream.end()
+        gateway.channel.close()
+        return end if isinstance(end, grpc.RpcError) and held == 1 else None
+
+    wait_until(lambda: ready.live_sequences() == 0, "nothing else is held")
+    assert in_time(failed, "a stream has not ended when its gateway dies").code() == UNAVAILABLE
+    wait_until(lambda: ready.live_sequences() == 0, "its blocks are given back")
 
 
 # The engine goes away
@@ -276,15 +329,17 @@ def test_a_killed_gateways_requests_give_their_blocks_back(ready: Services, tmp_
 def test_an_engine_that_stands_still_counts_as_gone_until_it_goes_on(ready: Services) -> None:
     gateway = ready.watch("gateway")
     assert gateway.next() == "SERVING"
-    stream = Stream(ready.gateway, prompt_request(PROMPT, 1500))
-    stream.wait_for_delta()
-    ready.running["engine"].process.send_signal(signal.SIGSTOP)
-    try:
-        assert gateway.next(LINK_TIMEOUT_SECONDS + 5) == "NOT_SERVING"
-        assert stream.failure().code() == UNAVAILABLE
-    finally:
-        ready.running["engine"].process.send_signal(signal.SIGCONT)
-    assert gateway.next() == "SERVING"
+
+    def failed() -> grpc.RpcError | None:
+        stream = Stream(ready.gateway, prompt_request(PROMPT, 1900))
+        stream.wait_for_delta()
+        with standing_still(ready.running["engine"].process.pid):
+            assert gateway.next() == "NOT_SERVING"
+            end = stream.end()
+        assert gateway.next() == "SERVING"
+        return end if isinstance(end, grpc.RpcError) else None
+
+    assert in_time(failed, "a stream has not ended when its engine stands still").code() == UNAVAILABLE
     assert len(ready.generate().token_ids) == 5
     gateway.close()
 
@@ -294,23 +349,51 @@ def test_an_engine_that_dies_makes_the_gateway_refuse_at_once_until_there_is_a_n
 ) -> None:
     gateway = ready.watch("gateway")
     assert gateway.next() == "SERVING"
-    stream = Stream(ready.gateway, prompt_request(PROMPT, 1500))
-    stream.wait_for_delta()
-    begun = time.monotonic()
-    ready.running["engine"].kill()
-    assert stream.failure().code() == UNAVAILABLE
-    assert gateway.next() == "NOT_SERVING"
-    with pytest.raises(grpc.RpcError) as caught:
-        ready.generate()
-    assert caught.value.code() == UNAVAILABLE
-    assert time.monotonic() - begun < LINK_TIMEOUT_SECONDS
-    while ready.kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest()).pools:
-        assert time.monotonic() - begun < LEASE_SECONDS + 10
-    ready.start("engine")
-    engine = engine_pb2_grpc.EngineStub(ready.running["engine"].channel)
-    with pytest.raises(grpc.RpcError) as loading:
-        engine.GetEngine(engine_pb2.GetEngineRequest())
-    assert (loading.value.code(), loading.value.details()) == (UNAVAILABLE, "the model is being loaded")
-    assert gateway.next() == "SERVING"
+
+    def killed() -> Answer | grpc.RpcError:
+        """Kill the engine under a stream, and return how that ended."""
+        stream = Stream(ready.gateway, prompt_request(PROMPT, 1900))
+        stream.wait_for_delta()
+        with standing_still(ready.running["engine"].process.pid):
+            if ready.live_sequences() == 1:
+                ready.running["engine"].kill()
+        return stream.end()
+
+    def refused_at_once() -> bool | None:
+        """None where the stream was over before, or where it took so long that a silent engine would count as gone."""
+        begun, end = time.monotonic(), killed()
+        if isinstance(end, Answer):
+            return None
+        assert end.code() == UNAVAILABLE
+        assert gateway.next() == "NOT_SERVING"
+        with pytest.raises(grpc.RpcError) as caught:
+            ready.generate()
+        assert caught.value.code() == UNAVAILABLE
+        if time.monotonic() - begun < LINK_TIMEOUT_SECONDS:
+            return True
+        ready.start("engine")
+        assert gateway.next() == "SERVING"
+        return None
+
+    def found_loading() -> grpc.RpcError | None:
+        """None where the model was loaded before it was asked."""
+        ready.start("engine")
+        engine = engine_pb2_grpc.EngineStub(ready.running["engine"].channel)
+        try:
+            engine.GetEngine(engine_pb2.GetEngineRequest(), timeout=CALL_SECONDS)
+        except grpc.RpcError as loading:
+            return loading
+        ready.running["engine"].kill()
+        wait_until(lambda: not serving(), "the gateway knows")
+        return None
+
+    def serving() -> bool:
+        return check(ready.running["gateway"], NAMES["gateway"]) == "SERVING"
+
+    assert in_time(refused_at_once, "the gateway refuses at once")
+    wait_until(lambda: not ready.pools(), "its pool is gone", CALL_SECONDS)
+    loading = in_time(found_loading, "the engine is asked while it loads its model")
+    assert (loading.code(), loading.details()) == (UNAVAILABLE, "the model is being loaded")
+    wait_until(serving, "the gateway has found the new one", CALL_SECONDS)
     assert ready.generate(300).token_ids == expected
     gateway.close()

@@ -4,15 +4,19 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
 
+from services.gateway.settings import GatewaySettings
+from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Answer, HealthWatch, RunningQuire, start_quires
+from tests.timing import in_time, standing_still
 
 GATEWAY = "quire.v1.Gateway"
 STREAMS = 6
@@ -27,6 +31,8 @@ def quires(tiny_model: Callable[[str], Path]) -> Iterator[dict[str, RunningQuire
     """One Quire for each way to end it, started together because that takes less time."""
     pool = ("--device-blocks", "256", "--max-sequences", "16")
     common = ("--model", str(tiny_model("llama")), *pool, "--http-listen", "127.0.0.1:0")
+    # Engines that stand still in between are not gone.
+    common = (*common, "--link-timeout-seconds", str(CALL_SECONDS))
     short = ("--grace-seconds", str(SHORT_GRACE_SECONDS))
     started = start_quires(common, common, (*common, *short))
     yield dict(zip(("SIGTERM", "SIGINT", "short grace"), started, strict=True))
@@ -83,14 +89,24 @@ def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(
     with (
         ThreadPoolExecutor(STREAMS + 2) as clients,
         httpx.Client(base_url=quire.http_url, timeout=CALL_SECONDS) as http,
+        ExitStack() as meanwhile,  # the engine stands still
     ):
-        streamed, whole = clients.submit(over_http, http, stream=True), clients.submit(over_http, http, stream=False)
-        while quire.pool().sequences < 2 and not streamed.done():
-            time.sleep(0.005)
-        calls = begin(quire, STREAMS)
+
+        def all_under_way() -> tuple[list["Future[str]"], list[grpc.Call]] | None:
+            answers = [clients.submit(over_http, http, stream=stream) for stream in (True, False)]
+            wait_until(lambda: quire.pool().sequences == 2 or any(one.done() for one in answers), "they have begun")
+            calls = begin(quire, STREAMS)
+            meanwhile.enter_context(standing_still(services["engine"]))
+            if quire.pool().sequences == 2 + STREAMS:
+                return answers, calls
+            meanwhile.close()
+            for one in [*(clients.submit(finish, call) for call in calls), *answers]:
+                one.result()
+            return None
+
+        (streamed, whole), calls = in_time(all_under_way, "no request is over when the last has begun")
         quire.process.send_signal(signal.Signals[name])
         assert watch.next() == "NOT_SERVING"
-        assert not any(one.done() for one in (streamed, whole)), "they were over before: this proves nothing"
         late = http.post("/v1/completions", json={"prompt": PROMPT})
         assert (late.status_code, late.headers["connection"]) == (503, "close")
         assert http.get("/ready").status_code == 503
@@ -100,7 +116,9 @@ def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(
             grpc.StatusCode.UNAVAILABLE,
             "the gateway is draining",
         )
-        assert all(call.is_active() for call in calls), "the requests were over before: this proves nothing"
+        assert all(call.is_active() for call in calls)
+        assert not any(one.done() for one in (streamed, whole))
+        meanwhile.close()
         answers = list(clients.map(finish, calls))
         assert streamed.result() == whole.result() != ""
     assert [isinstance(answer, Answer) and answer.token_ids for answer in answers] == [expected] * STREAMS
@@ -114,12 +132,21 @@ def test_a_grace_time_that_is_too_short_cuts_requests_off_and_ends_all_the_same(
 ) -> None:
     quire = quires["short grace"]
     services = quire.children()
-    calls = begin(quire, 2)
-    quire.terminate()
     begun = time.monotonic()
-    with ThreadPoolExecutor(len(calls)) as clients:
-        codes = list(clients.map(finish, calls))
-    assert codes == [grpc.StatusCode.UNAVAILABLE] * 2
+
+    def cut_off() -> list[Answer | grpc.StatusCode] | None:
+        nonlocal begun
+        calls = begin(quire, 2)
+        with standing_still(services["engine"]), ThreadPoolExecutor(len(calls)) as clients:
+            if quire.pool().sequences < len(calls):
+                for call in calls:
+                    call.cancel()
+                return None
+            begun = time.monotonic()
+            quire.terminate()
+            return list(clients.map(finish, calls))
+
+    assert in_time(cut_off, "both requests run when it is stopped") == [grpc.StatusCode.UNAVAILABLE] * 2
     assert quire.ended() == 0
-    assert time.monotonic() - begun < 10, "3 services with half a second each"
+    assert time.monotonic() - begun < GatewaySettings().grace_seconds, "3 services with half a second each"
     assert_nothing_is_left(quire, services)

@@ -9,7 +9,7 @@ import psutil
 
 from tests.running_quire import RunningQuire
 
-STOP_SECONDS = 30
+STOP_SECONDS = 120
 
 
 def test_the_services_end_when_their_supervisor_is_killed(

@@ -2,8 +2,8 @@
 
 import secrets
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -15,6 +15,7 @@ from services.tracing import NO_SPAN, Tracing, tracing_to
 from tests.load import prompt_request
 from tests.otlp_collector import CollectedSpan, Collector
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
+from tests.timing import in_time
 
 BLOCKS = 24
 SERVICES = {
@@ -72,9 +73,12 @@ class Client:
     def parent(self, *, sampled: bool = True) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{'01' if sampled else '00'}"
 
-    def generate(self, quire: RunningQuire, request: gateway_pb2.GenerateRequest, *, sampled: bool = True) -> Answer:
+    def begin(self, quire: RunningQuire, request: gateway_pb2.GenerateRequest, *, sampled: bool = True) -> Any:
         metadata = (("traceparent", self.parent(sampled=sampled)),)
-        return Answer.of(quire.gateway.Generate(request, timeout=CALL_SECONDS, metadata=metadata))
+        return quire.gateway.Generate(request, timeout=CALL_SECONDS, metadata=metadata)
+
+    def generate(self, quire: RunningQuire, request: gateway_pb2.GenerateRequest, *, sampled: bool = True) -> Answer:
+        return Answer.of(self.begin(quire, request, sampled=sampled))
 
     def spans(self, collector: Collector, *names: str) -> list[CollectedSpan]:
         """Wait until the trace is there, and what a request leaves at least."""
@@ -130,7 +134,8 @@ def test_a_prompt_that_is_found_in_the_cache_says_so_where_its_blocks_are_grante
 
 def test_http_continues_the_clients_trace_as_well(quire: RunningQuire, collector: Collector) -> None:
     client, body = Client(), {"model": "tiny-llama", "prompt": ["Once", "Twice"], "max_tokens": 3}
-    answer = httpx.post(f"{quire.http_url}/v1/completions", json=body, headers={"traceparent": client.parent()})
+    headers = {"traceparent": client.parent()}
+    answer = httpx.post(f"{quire.http_url}/v1/completions", json=body, headers=headers, timeout=CALL_SECONDS)
     assert answer.status_code == 200
     spans = client.spans(collector, *(name for name in SERVICES for _ in range(2)))
     roots = [span for span in spans if span.name == "generate"]
@@ -154,11 +159,14 @@ def test_a_request_that_is_not_sampled_leaves_no_span(quire: RunningQuire, colle
 
 
 def test_a_preemption_shows_in_the_engines_span_and_in_the_managers(quire: RunningQuire, collector: Collector) -> None:
-    clients = [Client(), Client()]
-    with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda client: client.generate(quire, prompt_request("A long one", 240)), clients))
-    (victim,) = [number for number, answer in enumerate(answers) if answer.finished.timing.preemptions == 1]
-    spans = clients[victim].spans(collector, *SERVICES, "hold blocks")
+    def preempted() -> Client | None:
+        """Return the one of two that was preempted; None where they met too late."""
+        clients = [Client(), Client()]
+        calls = [client.begin(quire, prompt_request("A long one", 240)) for client in clients]
+        preemptions = [Answer.of(call).finished.timing.preemptions for call in calls]
+        return clients[preemptions.index(1)] if sum(preemptions) == 1 else None
+
+    spans = in_time(preempted, "one preempts the other, once").spans(collector, *SERVICES, "hold blocks")
     (request,) = [span for span in spans if span.name == "llm_request"]
     assert request.begun < request.event("preempted").at < request.event("resumed").at < request.ended
     first, second = [span for span in spans if span.name == "hold blocks"]
@@ -168,13 +176,16 @@ def test_a_preemption_shows_in_the_engines_span_and_in_the_managers(quire: Runni
 
 
 def test_a_client_that_leaves_ends_its_spans(quire: RunningQuire, collector: Collector) -> None:
-    client = Client()
-    call = quire.gateway.Generate(
-        prompt_request("Once", 300), timeout=CALL_SECONDS, metadata=(("traceparent", client.parent()),)
-    )
-    next(call)
-    call.cancel()
-    spans = by_name(client.spans(collector, *(name for name in SERVICES if name != "decode")))
+    def left() -> dict[str, CollectedSpan] | None:
+        """Return the spans; None where all had been answered before."""
+        client = Client()
+        call = client.begin(quire, prompt_request("Once", 300))
+        next(call)
+        call.cancel()
+        spans = by_name(client.spans(collector, *(name for name in SERVICES if name != "decode")))
+        return spans if spans["generate"].fault else None
+
+    spans = in_time(left, "a client leaves before its answer is complete")
     assert spans["generate"].fault == "CANCELLED"
     assert spans["hold blocks"].event("free").attributes["quire.kv.reason"] == "cancelled"
 

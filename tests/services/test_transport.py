@@ -14,13 +14,15 @@ from services import transport
 from services.cli.health import HealthServicer
 from services.service import Readiness
 from tests.load import prompt_request
-from tests.running_quire import RunningQuire
+from tests.running_quire import CALL_SECONDS, RunningQuire
 
 MIB = 1024 * 1024
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 # The fastest that gRPC's own clients ping is once a second. Four pings too early are too many.
 OBSERVED_SECONDS = 8
+# Longer than anything takes here, and shorter than what gRPC does by itself.
+LONG_SECONDS = 60
 
 
 def quiet_server(fastest_ping_seconds: int, monkeypatch: pytest.MonkeyPatch) -> grpc.aio.Server:
@@ -31,7 +33,7 @@ def quiet_server(fastest_ping_seconds: int, monkeypatch: pytest.MonkeyPatch) -> 
     return server
 
 
-async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int) -> str | None:
+async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int, seconds: float) -> str | None:
     """Hold a stream on which nothing happens, pinging all the time; return how the server ended it, None if not."""
     address = transport.bind(server, "127.0.0.1:0")
     await server.start()
@@ -40,7 +42,7 @@ async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int) ->
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="quiet"))
         await call.read()
         try:
-            await asyncio.wait_for(call.read(), OBSERVED_SECONDS)
+            await asyncio.wait_for(call.read(), seconds)
         except TimeoutError:
             return None
         except grpc.aio.AioRpcError as error:
@@ -56,7 +58,9 @@ def test_a_client_that_pings_too_often_is_sent_away_and_one_within_bounds_is_not
 ) -> None:
     async def both() -> list[str | None]:
         patient, strict = quiet_server(1, monkeypatch), quiet_server(5, monkeypatch)
-        return await asyncio.gather(end_of_idle_stream(patient, 1300), end_of_idle_stream(strict, 1000))
+        return await asyncio.gather(
+            end_of_idle_stream(patient, 1300, OBSERVED_SECONDS), end_of_idle_stream(strict, 1000, LONG_SECONDS)
+        )
 
     assert asyncio.run(both()) == [None, "Too many pings"]
 
@@ -82,33 +86,36 @@ def test_two_servers_do_not_share_a_port() -> None:
     asyncio.run(bind_twice())
 
 
-async def seconds_until_closed(address: str, greeting: bytes) -> float:
-    """Return how long a connection stays on which only this is said; more than a few are not waited for."""
+async def is_closed(address: str, greeting: bytes) -> bool:
+    """Return whether a connection is closed on which only this is said."""
     host, _, port = address.rpartition(":")
-    begun = asyncio.get_running_loop().time()
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(greeting)
-    with suppress(TimeoutError, ConnectionResetError):
-        async with asyncio.timeout(OBSERVED_SECONDS):
-            while await reader.read(1024):
-                pass
-    writer.close()
-    return asyncio.get_running_loop().time() - begun
+    try:
+        async with asyncio.timeout(LONG_SECONDS):
+            with suppress(ConnectionResetError):
+                while await reader.read(1024):
+                    pass
+    except TimeoutError:
+        return False
+    finally:
+        writer.close()
+    return True
 
 
 def test_a_connection_that_does_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_HANDSHAKE_SECONDS", 1)
 
-    async def wait() -> list[float]:
+    async def wait() -> list[bool]:
         server = transport.server(MIB)
         address = transport.bind(server, "127.0.0.1:0")
         await server.start()
         try:
-            return await asyncio.gather(*(seconds_until_closed(address, said) for said in (b"", PREFACE[:7], PREFACE)))
+            return await asyncio.gather(*(is_closed(address, said) for said in (b"", PREFACE[:7], PREFACE)))
         finally:
             await server.stop(grace=0)
 
-    assert max(asyncio.run(wait())) < OBSERVED_SECONDS / 2
+    assert asyncio.run(wait()) == [True] * 3
 
 
 def test_no_more_connections_are_taken_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +129,10 @@ def test_no_more_connections_are_taken_than_the_bound(monkeypatch: pytest.Monkey
         for _ in range(5):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(PREFACE + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-            taken.append(bool(await reader.read(9)))
+            try:
+                taken.append(bool(await reader.read(9)))
+            except ConnectionResetError:  # closed before all was read
+                taken.append(False)
             writers.append(writer)
         for writer in writers:
             writer.close()
@@ -146,7 +156,7 @@ def register(mib: float) -> list[kvmanager_pb2.PoolRequest]:
 
 
 def test_the_kv_manager_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
-    responses = tiny_quire.kvmanager.Attach(iter(register(5)), timeout=60)
+    responses = tiny_quire.kvmanager.Attach(iter(register(5)), timeout=CALL_SECONDS)
     with pytest.raises(grpc.RpcError, match="model_fingerprint has 5242880 characters, 200 at most"):
         next(responses)  # it was read
 
@@ -160,10 +170,10 @@ def test_the_engine_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
 
     def requests() -> Iterator[engine_pb2.ServeRequest]:
         yield from submission(5)
-        answered.wait(60)  # half-closed, the link would be over before the answer
+        answered.wait(CALL_SECONDS)  # half-closed, the link would be over before the answer
 
     try:
-        refusals = (response.step.refused for response in tiny_quire.engine.Serve(requests(), timeout=60))
+        refusals = (response.step.refused for response in tiny_quire.engine.Serve(requests(), timeout=CALL_SECONDS))
         assert next(refused for refused in refusals if refused)[0].field == "prompt"
     finally:
         answered.set()
@@ -176,7 +186,7 @@ def test_no_link_takes_messages_above_64_mib(tiny_quire: RunningQuire, service: 
     method = "/quire.v1.KVManager/Attach" if service == "kvmanager" else "/quire.v1.Engine/Serve"
     requests = register(64.1) if service == "kvmanager" else submission(64.1)
     with grpc.insecure_channel(address, options=unbounded) as channel:
-        call = channel.stream_stream(method)(iter([requests[0].SerializeToString()]), timeout=60)
+        call = channel.stream_stream(method)(iter([requests[0].SerializeToString()]), timeout=CALL_SECONDS)
         with pytest.raises(grpc.RpcError) as caught:
             list(call)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -1,0 +1,173 @@
+"""How requests end is what the services show to Prometheus: answered, refused, left, or cut short."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from quire.v1 import gateway_pb2_grpc
+from services.gateway.api_keys import make_key
+from tests.api_keys import Keyed, write_keys
+from tests.faults import wait_until
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
+from tests.scrape import Scrape
+from tests.services.test_metrics import LONG, difference, quiet, quiet_with_series, scrape
+from tests.timing import in_time, standing_still
+
+
+def test_refusals_are_counted_by_what_refused(
+    quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    single, frugal = make_key(), make_key()
+    limits = {single: "max_concurrent_requests = 1", frugal: "tokens_per_minute = 20"}
+    entries = {key: f"tenant = '{number}'\n{limit}" for number, (key, limit) in enumerate(limits.items())}
+    keys = write_keys(tmp_path / "keys.toml", entries)
+    running = quire("--model", str(tiny_model("llama")), "--api-keys", str(keys), "--max-requests", "2")
+    one, other = (Keyed(running.addresses["gateway"], key) for key in limits)
+
+    def reasons() -> dict[str, float]:
+        return scrape(running, "gateway").values("quire_admission_rejections_total", "reason")
+
+    def refused(client: Any, max_tokens: int) -> str | None:
+        before = reasons()
+        try:
+            list(client.Generate(prompt_request("refused", max_tokens), timeout=CALL_SECONDS))
+        except grpc.RpcError:
+            after = reasons()
+            (reason,) = [reason for reason, count in after.items() if count != before.get(reason, 0)]
+            assert after[reason] == before.get(reason, 0) + 1
+            return reason
+        return None
+
+    def refused_beside_another() -> str | None:
+        call = one.gateway.Generate(prompt_request("runs", 1900), timeout=CALL_SECONDS)
+        next(call)
+        reason = refused(one.gateway, 5)
+        call.cancel()
+        return reason
+
+    assert refused(running.gateway, 5) == "unauthenticated"
+    assert in_time(refused_beside_another, "the first request runs") == "tenant_requests"
+    list(other.gateway.Generate(prompt_request("runs too", 9), timeout=CALL_SECONDS))
+    assert refused(other.gateway, 19) == "tenant_tokens"
+    one.close()
+    other.close()
+
+
+def test_what_is_refused_because_no_engine_is_there_is_counted_under_no_model(
+    service: Callable[..., RunningService],
+) -> None:
+    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", "127.0.0.1:1")
+    request = prompt_request("nobody is there", 5)
+    request.model = "made-up"
+    with pytest.raises(grpc.RpcError):
+        list(gateway_pb2_grpc.GatewayStub(gateway.channel).Generate(request, timeout=CALL_SECONDS))
+    shown = Scrape.of(gateway.metrics_url)
+    (sample,) = [sample for sample in shown.samples if sample.name == "quire_admission_rejections_total"]
+    assert (sample.labels, sample.value) == ({"model_name": "", "reason": "unavailable"}, 1)
+
+
+def leave(quire: RunningQuire) -> None:
+    call = quire.gateway.Generate(prompt_request("left", LONG))
+    next(call)
+    call.cancel()
+
+
+def hang_up(quire: RunningQuire) -> None:
+    with suppress(grpc.RpcError):
+        quire.generate(prompt_request("late", LONG), timeout=0.1)
+
+
+def set_a_limit(quire: RunningQuire) -> None:
+    request = prompt_request("late", LONG)
+    request.timeout.FromMilliseconds(50)
+    with suppress(grpc.RpcError):
+        quire.generate(request)
+
+
+def reasons_of_ends(quire: RunningQuire, before: Scrape) -> dict[str, float]:
+    """Wait until no request is left, and return how many have ended since then, by reason; none is left out."""
+    quiet(quire)
+    after = scrape(quire, "gateway")
+    name, ends = "quire_request_success_total", ("stop", "length", "abort", "error")
+    return {reason: difference(name, before, after, finished_reason=reason) for reason in ends}
+
+
+@pytest.mark.parametrize("give_up", [leave, hang_up, set_a_limit])
+def test_a_request_left_by_its_client_counts_as_aborted(
+    tiny_quire: RunningQuire, give_up: Callable[[RunningQuire], None]
+) -> None:
+    """One that had ended before, or had not come to the gateway, is followed by another."""
+
+    def aborted() -> Scrape | None:
+        before = scrape(tiny_quire, "gateway")
+        give_up(tiny_quire)
+        return before if reasons_of_ends(tiny_quire, before)["abort"] else None
+
+    quiet_with_series(tiny_quire)
+    before = in_time(aborted, "a request is left before it has ended")
+    after = scrape(tiny_quire, "gateway")
+    assert difference("quire_e2e_request_latency_seconds_count", before, after) == 0
+
+
+def test_a_refused_request_is_not_counted_at_all(tiny_quire: RunningQuire) -> None:
+    quiet_with_series(tiny_quire)
+    before = scrape(tiny_quire, "gateway")
+    with pytest.raises(grpc.RpcError):
+        tiny_quire.generate(prompt_request("too long " * 1000, 5))
+    assert reasons_of_ends(tiny_quire, before) == {"stop": 0, "length": 0, "abort": 0, "error": 0}
+    assert difference("quire_e2e_request_latency_seconds_count", before, scrape(tiny_quire, "gateway")) == 0
+
+
+def test_a_stop_string_counts_as_stop(tiny_quire: RunningQuire) -> None:
+    text = tiny_quire.generate(prompt_request("What follows", 20)).text
+    before = scrape(tiny_quire, "gateway")
+    request = prompt_request("What follows", 20)
+    request.stopping.stop_strings.append(text[5:8])
+    tiny_quire.generate(request)
+    after = scrape(tiny_quire, "gateway")
+    assert difference("quire_request_success_total", before, after, finished_reason="stop") == 1
+
+
+def test_an_engine_that_dies_takes_its_series_along_and_its_requests_end_as_errors(
+    service: Callable[..., RunningService], tiny_model: Callable[[str], Path]
+) -> None:
+    model = str(tiny_model("llama"))
+    manager = service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0.5")
+    engine = service(
+        *("engine", "--listen", "127.0.0.1:0", "--kvmanager", manager.address, "--model", model),
+        *("--device-blocks", "128", "--engine-id", "one"),
+    )
+    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", engine.address)
+    gateway.output.wait_for("gateway is ready")
+    engine.output.wait_for("engine is ready")  # its pool is attached
+    assert Scrape.of(manager.metrics_url).values("quire_kv_pool_blocks", "engine") == {"one": 128}
+
+    quire = gateway_pb2_grpc.GatewayStub(gateway.channel)
+
+    def killed_under_a_stream() -> bool | None:
+        call = quire.Generate(prompt_request("cut short", 1900))
+        next(call)
+        with standing_still(engine.process.pid):
+            if Scrape.of(manager.metrics_url).value("quire_kv_sequences") == 1:
+                engine.kill()
+        if engine.process.poll() is None:
+            list(call)
+            return None
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        return True
+
+    assert in_time(killed_under_a_stream, "a stream has not ended when its engine dies")
+    ended = Scrape.of(gateway.metrics_url).values("quire_request_success_total", "finished_reason")
+    del ended["length"]  # of those that had
+    assert ended == {"stop": 0, "abort": 0, "error": 1}
+
+    def gone() -> bool:
+        return not [sample for sample in Scrape.of(manager.metrics_url).samples if "engine" in sample.labels]
+
+    wait_until(gone, "its series are gone", CALL_SECONDS)
