@@ -23,14 +23,14 @@ def node_path() -> str:
         raise NoNodeClient("node is not installed: the Node client is not tried")
     version = json.loads(PACKAGE.read_text())["dependencies"]["openai"]
     folder = default_cache().parent / "npm-clients" / f"openai-{version}"
-    if not folder.exists():
+    if not (folder / "node_modules" / "openai").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         _install(folder)
     return str(folder / "node_modules")
 
 
 def _install(folder: Path) -> None:
-    """Install it beside its folder, which is there only when it is whole, whoever else does the same."""
+    """Install it beside its folder, which is whole when it is there."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         new = Path(place) / "new"
         new.mkdir()
@@ -42,11 +42,8 @@ def _install(folder: Path) -> None:
             raise NoNodeClient("npm does not come to an end with the Node client") from error
         if done.returncode:
             raise NoNodeClient(f"npm cannot install the Node client: {done.stderr.strip().splitlines()[:1]}")
-        try:
-            new.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
+        shutil.rmtree(folder, ignore_errors=True)  # what was begun and not ended
+        new.rename(folder)
 
 
 if __name__ == "__main__":
