@@ -39,12 +39,14 @@ class Desk:
         self.hold = asyncio.Event()
         self.hold.set()
         self.running = 0
+        self.begun = 0  # never fewer
 
     async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin) -> Responses:
         self.callers.append(origin.caller)
         if self.refusal:
             raise self.refusal
         self.running += 1
+        self.begun += 1
         try:
             sampling = decoding_pb2.Sampling(sample_count=1)
             yield Response(started=gateway_pb2.Started(model="played", sampling=sampling))
