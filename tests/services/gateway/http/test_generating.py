@@ -274,7 +274,7 @@ def test_a_client_that_leaves_ends_its_request(tiny_quire: RunningQuire, stream:
             if stream:
                 assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
             wait_until(lambda: tiny_quire.pool().sequences == 1 or endings() != before, "it has begun")  # noqa: B023
-        wait_until(lambda: endings() != before, "it has ended")  # noqa: B023
+        wait_until(lambda: endings() != before, "it has ended", CALL_SECONDS)  # noqa: B023
         if endings()["abort"] > before["abort"]:
             break
         # Else it was over before its client left, which proves nothing.

@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.faults import wait_until
 from tests.running_quire import RunningQuire
 from tests.services.gateway.held import held_stream
 
@@ -112,7 +113,11 @@ def test_a_request_past_its_time_says_so(http: httpx.Client) -> None:
 
 
 def test_a_request_id_in_use_is_refused(tiny_quire: RunningQuire, http: httpx.Client) -> None:
-    with held_stream(tiny_quire.http_url, {"x-request-id": "live"}):
+    def again() -> httpx.Response:
         asked = {"messages": MESSAGES, "max_tokens": 8, "request_id": "live"}
-        again = http.post("/v1/chat/completions", json=asked)
-        assert (again.status_code, again.json()["error"]["code"]) == (409, "request_is_live")
+        return http.post("/v1/chat/completions", json=asked)
+
+    with held_stream(tiny_quire.http_url, {"x-request-id": "live"}):
+        refused = again()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "request_is_live")
+    wait_until(lambda: again().status_code == 200, "it is in use no more")
