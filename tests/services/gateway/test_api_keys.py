@@ -137,7 +137,7 @@ def test_a_changed_file_counts_at_once_and_a_wrong_one_changes_nothing_but_the_l
         following = asyncio.create_task(one.follow())
 
         async def logged(text: str) -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while text not in caplog.text:
                     await asyncio.sleep(0.01)
 

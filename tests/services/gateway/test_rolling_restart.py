@@ -49,7 +49,8 @@ def test_a_rolling_restart_of_two_gateways_loses_no_request(
         gateway.output.wait_for("gateway is ready")
         return gateway
 
-    gateways = [start("127.0.0.1:0") for _ in range(2)]
+    # Of an address of their own, so that nobody gets the port of one that is away.
+    gateways = [start("127.0.0.2:0") for _ in range(2)]
     addresses = [gateway.address for gateway in gateways]
     options = [*transport.channel_options(), *OPTIONS]
     over, answered = threading.Event(), threading.Semaphore(0)

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from services.gateway.tokenizer import Tokenizer
 from services.http.connection import Bounds
 from services.http.server import HttpServer
 from services.service import Readiness
+from tests.running_quire import CALL_SECONDS
 
 Response = gateway_pb2.GenerateResponse
-READ_SECONDS = 0.3
-WRITE_SECONDS = 0.5
 CONNECTIONS = 8
+# Nobody who does what a test says is given up, on however slow a machine.
+PATIENT = Bounds(CONNECTIONS, read_seconds=60, write_seconds=60)
+# For the tests of just that.
+HASTY = Bounds(CONNECTIONS, read_seconds=0.3, write_seconds=0.5)
 
 
 class Desk:
@@ -35,12 +39,14 @@ class Desk:
         self.hold = asyncio.Event()
         self.hold.set()
         self.running = 0
+        self.begun = 0  # never fewer
 
     async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin) -> Responses:
         self.callers.append(origin.caller)
         if self.refusal:
             raise self.refusal
         self.running += 1
+        self.begun += 1
         try:
             sampling = decoding_pb2.Sampling(sample_count=1)
             yield Response(started=gateway_pb2.Started(model="played", sampling=sampling))
@@ -85,20 +91,19 @@ class Observer(GatewayObserver):
 class PlayedServer:
     """A server on a thread with an event loop of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bounds: Bounds = PATIENT) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.desk, self.readiness, self.observer = Desk(folder), Readiness(), Observer()
         self.readiness.set(True)
         app = Observed(make_app(self.desk, self.readiness, _authenticate), self.readiness, self.observer)
-        bounds = Bounds(CONNECTIONS, READ_SECONDS, WRITE_SECONDS)
         self.server = HttpServer(app, bounds, refused=lambda status: count_refusal(self.observer, status))
         self.url = self.run(self.server.start("127.0.0.1:0"))
         self.place = ("127.0.0.1", int(self.url.rpartition(":")[2]))
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_SECONDS)
 
     def call(self, work: Callable[[], object]) -> None:
         """Do something on the server's own loop."""
@@ -107,6 +112,31 @@ class PlayedServer:
             work()
 
         self.run(done())
+
+    def settle(self) -> None:
+        """Wait until nobody is connected and the observer has heard of everything."""
+
+        async def quiet() -> None:
+            while self.server._state.connections or self.server._state.tasks:
+                await asyncio.sleep(0.005)
+
+        self.run(quiet())
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Inside, it does nothing; afterwards it finds together what has come one after the other."""
+        stands, go_on = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            stands.set()
+            go_on.wait(CALL_SECONDS)
+
+        self._loop.call_soon_threadsafe(stand)
+        assert stands.wait(CALL_SECONDS)
+        try:
+            yield
+        finally:
+            go_on.set()
 
     def close(self) -> None:
         self.run(self.server.stop())

@@ -5,6 +5,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.faults import wait_until
+from tests.running_quire import RunningQuire
+from tests.services.gateway.held import held_stream
+
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
@@ -108,9 +112,12 @@ def test_a_request_past_its_time_says_so(http: httpx.Client) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_passed")
 
 
-def test_a_request_id_in_use_is_refused(http: httpx.Client) -> None:
-    body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "request_id": "live"}
-    with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
-        assert response.status_code == 200
-        again = http.post("/v1/completions", json=body)
-        assert (again.status_code, again.json()["error"]["code"]) == (409, "request_is_live")
+def test_a_request_id_in_use_is_refused(tiny_quire: RunningQuire, http: httpx.Client) -> None:
+    def again() -> httpx.Response:
+        asked = {"messages": MESSAGES, "max_tokens": 8, "request_id": "live"}
+        return http.post("/v1/chat/completions", json=asked)
+
+    with held_stream(tiny_quire.http_url, {"x-request-id": "live"}):
+        refused = again()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "request_is_live")
+    wait_until(lambda: again().status_code == 200, "it is in use no more")

@@ -146,7 +146,7 @@ def test_tools_and_calls_reach_the_model_by_http_as_by_grpc(tiny_quire: RunningQ
     prompt.chat.messages.add(role="user", content="Add.")
     prompt.chat.messages.add(role="assistant").tool_calls.add(id="1", name="sum", arguments='{"a": 1}')
     prompt.chat.messages.add(role="tool", tool_call_id="1", content="2")
-    own = tiny_quire.gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=prompt), timeout=10)
+    own = tiny_quire.gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=prompt), timeout=60)
     assert list(own.token_ids) == ids
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from services.model_store import default_cache
@@ -23,13 +24,26 @@ def node_path() -> str:
     version = json.loads(PACKAGE.read_text())["dependencies"]["openai"]
     folder = default_cache().parent / "npm-clients" / f"openai-{version}"
     if not (folder / "node_modules" / "openai").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(PACKAGE, folder)
-        install = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-        done = subprocess.run(install, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _install(folder)
+    return str(folder / "node_modules")
+
+
+def _install(folder: Path) -> None:
+    """Install it beside its folder, which is whole when it is there."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+        new = Path(place) / "new"
+        new.mkdir()
+        shutil.copy(PACKAGE, new)
+        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+        try:
+            done = subprocess.run(command, cwd=new, capture_output=True, text=True, check=False, timeout=100)
+        except subprocess.TimeoutExpired as error:
+            raise NoNodeClient("npm does not come to an end with the Node client") from error
         if done.returncode:
             raise NoNodeClient(f"npm cannot install the Node client: {done.stderr.strip().splitlines()[:1]}")
-    return str(folder / "node_modules")
+        shutil.rmtree(folder, ignore_errors=True)  # what was begun and not ended
+        new.rename(folder)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.running_quire import RunningQuire
+from tests.running_quire import CALL_SECONDS, RunningQuire
 
 ASK = "Why is the sky blue?"
 
@@ -26,7 +26,7 @@ class Pet(BaseModel):
 @pytest.fixture(scope="module")
 def langchain(tiny_quire: RunningQuire) -> Iterator[dict[str, Any]]:
     """What langchain's classes are made with."""
-    with httpx.Client() as client:
+    with httpx.Client(timeout=CALL_SECONDS) as client:
         # A model without sense likes to put blanks where JSON may have them.
         blanks = client.post(f"{tiny_quire.http_url}/tokenize", json={"prompt": "\t\n\r "}).json()["tokens"]
         yield {
@@ -87,7 +87,7 @@ def litellm() -> Iterator[Any]:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network
     import litellm  # slow to import
 
-    with httpx.Client() as client:
+    with httpx.Client(timeout=CALL_SECONDS) as client:
         litellm.client_session = client
         yield litellm
     litellm.module_level_client.close()
@@ -115,6 +115,7 @@ def test_litellm_gets_what_it_streams(tiny_quire: RunningQuire, litellm: Any) ->
         api_base=f"{tiny_quire.http_url}/v1",
         api_key="none",
         max_tokens=8,
+        temperature=0,
     )
     assert text.choices[0].text
 

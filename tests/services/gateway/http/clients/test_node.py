@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.load import prompt_request
-from tests.running_quire import RunningQuire
+from tests.running_quire import CALL_SECONDS, RunningQuire
 from tests.services.gateway.http.clients.node_client import SCRIPT, NoNodeClient, node_path
 
 
@@ -17,7 +17,7 @@ def test_the_node_client_gets_what_grpc_generates(tiny_quire: RunningQuire) -> N
     except NoNodeClient as reason:
         pytest.skip(str(reason))
     done = subprocess.run(
-        ["node", str(SCRIPT)], env=environment, capture_output=True, text=True, check=False, timeout=50
+        ["node", str(SCRIPT)], env=environment, capture_output=True, text=True, check=False, timeout=CALL_SECONDS
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
