@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -287,16 +286,6 @@ def children_of(pid: int) -> dict[str, int]:
     ).stdout.splitlines()
     found = [re.match(r"\s*(\d+) .*services\.cli\.main (\w+)", row) for row in rows]
     return {match[2]: int(match[1]) for match in found if match}
-
-
-@contextmanager
-def standing_still(pid: int) -> Iterator[None]:
-    """Inside, a process does nothing: what it has under way stays so."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def open_channel(address: str) -> grpc.Channel:

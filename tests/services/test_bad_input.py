@@ -14,8 +14,9 @@ from services.errors import FIELD_METADATA
 from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.neighbour import Neighbour, tokens_over_grpc
-from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService, standing_still
+from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
 from tests.scrape import Scrape
+from tests.timing import standing_still
 from tests.tiny_models import CONTEXT, VOCABULARY
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

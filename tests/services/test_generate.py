@@ -11,7 +11,8 @@ import tokenizers
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2
 from tests.faults import wait_until
 from tests.load import prompt_request
-from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, standing_still
+from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
+from tests.timing import standing_still
 from tests.tiny_models import CONTEXT, VOCABULARY
 
 EOS = 0

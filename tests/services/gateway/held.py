@@ -1,7 +1,5 @@
 """Requests that are certain to go on for as long as a test needs them to."""
 
-import os
-import signal
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
@@ -35,13 +33,3 @@ def held_stream(
     ):
         assert response.status_code == 200, response.read()
         yield response
-
-
-@contextmanager
-def standing_still(pid: int) -> Iterator[None]:
-    """Inside, a process does nothing: what it works on does not end. It should be for less than its leases last."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)

@@ -11,7 +11,7 @@ from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
 from tests.scrape import Scrape
-from tests.services.gateway.held import standing_still
+from tests.timing import standing_still
 
 PROMPT = "the same beginning, of which whole blocks are cached, and then"
 

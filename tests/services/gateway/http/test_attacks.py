@@ -27,8 +27,9 @@ from tests.certificates import Authority
 from tests.faults import wait_until
 from tests.neighbour import NEIGHBOUR_TOKENS, Neighbour, Pieces
 from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
-from tests.services.gateway.held import LONG_CHAT, RECEIVE_BYTES, held_stream, standing_still
+from tests.services.gateway.held import LONG_CHAT, RECEIVE_BYTES, held_stream
 from tests.services.test_tls import name_shown, version_spoken
+from tests.timing import standing_still
 
 SECRET_PROMPT = "The launch code of the heron is seventeen bluebells and a teapot"
 READ_SECONDS = 2
