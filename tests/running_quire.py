@@ -122,7 +122,7 @@ class RunningQuire:
         return Answer.of(self.gateway.Generate(request, timeout=timeout))
 
     def pool(self) -> kvmanager_pb2.PoolInfo:
-        return self.kvmanager.GetPool(kvmanager_pb2.GetPoolRequest(), timeout=10).pool
+        return self.kvmanager.GetPool(kvmanager_pb2.GetPoolRequest(), timeout=CALL_SECONDS).pool
 
     def settled_pool(self, seconds: float = 60, sequences: int = 0) -> kvmanager_pb2.PoolInfo:
         """Return the pool once no more than these sequences are left in it: frees follow the last tokens by a step."""
@@ -130,8 +130,8 @@ class RunningQuire:
         timer = threading.Timer(seconds, deadline.set)
         timer.start()
         try:
-            while (pool := self.pool()).sequences > sequences and not deadline.wait(0.02):
-                pass
+            while (pool := self.pool()).sequences > sequences:
+                assert not deadline.wait(0.02), f"not within {seconds} s: {sequences} sequences or fewer, of {pool}"
             return pool
         finally:
             timer.cancel()

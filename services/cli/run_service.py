@@ -115,7 +115,7 @@ def _run_logged(label: str, prepare: Callable[[], Callable[[], Service]], shown:
         log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause), exc_info=stack)
         return 1
     finally:
-        for number in _STOP_SIGNALS:  # it ends already, and not by being asked once more
+        for number in _STOP_SIGNALS:  # the interpreter would let them kill it while it ends
             signal.signal(number, signal.SIG_IGN)
         gc.collect()  # gRPC waits 2 s at the exit for credentials that are still there
     return 0
@@ -202,8 +202,13 @@ async def _work(label: str, service: Service, asked_to_stop: asyncio.Event) -> N
 def _stop_signals() -> asyncio.Event:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in _STOP_SIGNALS:
-        loop.add_signal_handler(number, asked.set)
+
+    def ask(*_: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(asked.set)
+
+    for number in _STOP_SIGNALS:  # not by the loop, which would let them kill the process from its own end on
+        signal.signal(number, ask)
     if os.environ.get(STOP_WITH_STDIN):
         loop.add_reader(sys.stdin, lambda: _stop_at_end(loop, asked))
     return asked

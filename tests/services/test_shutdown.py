@@ -2,10 +2,11 @@
 
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
@@ -15,7 +16,7 @@ import pytest
 from services.gateway.settings import GatewaySettings
 from tests.faults import wait_until
 from tests.load import prompt_request
-from tests.running_quire import CALL_SECONDS, Answer, HealthWatch, RunningQuire, start_quires
+from tests.running_quire import CALL_SECONDS, Answer, HealthWatch, RunningQuire, RunningService, start_quires
 from tests.timing import in_time, standing_still
 
 GATEWAY = "quire.v1.Gateway"
@@ -150,3 +151,15 @@ def test_a_grace_time_that_is_too_short_cuts_requests_off_and_ends_all_the_same(
     assert quire.ended() == 0
     assert time.monotonic() - begun < GatewaySettings().grace_seconds, "3 services with half a second each"
     assert_nothing_is_left(quire, services)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_service_that_ends_is_not_killed_by_being_asked_again_and_again(
+    service: Callable[..., RunningService], name: str
+) -> None:
+    one = service("kvmanager", "--listen", "127.0.0.1:0", "--grace-seconds", "0")
+    while one.process.poll() is None:
+        one.process.send_signal(signal.Signals[name])
+        with suppress(subprocess.TimeoutExpired):
+            one.process.wait(0.005)
+    assert one.process.returncode == 0
