@@ -1,5 +1,6 @@
 """langchain-openai and litellm, unchanged."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -87,9 +88,12 @@ def litellm() -> Iterator[Any]:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network
     import litellm  # slow to import
 
-    with httpx.Client(timeout=CALL_SECONDS) as client:
+    with httpx.Client(timeout=CALL_SECONDS) as client, asyncio.Runner() as runner:
+        # It asks for the thread's event loop, would make one, and close it never: some later test would be blamed.
+        asyncio.set_event_loop(runner.get_loop())
         litellm.client_session = client
         yield litellm
+        asyncio.set_event_loop(None)
     litellm.module_level_client.close()
 
 
