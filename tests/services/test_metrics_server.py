@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
 from services.cli.metrics_page import Exposition, MetricsPage
@@ -24,6 +24,26 @@ class Where(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("reading_thread", "Identity.", value=threading.get_ident())
+
+
+class Odd(Collector):
+    """Shows metrics of each kind, and what has to be written with care."""
+
+    def collect(self) -> Iterable[Metric]:
+        texts = ("", " ", '"', "\\", "\n", "\\n", "a,b", 'a="b"', "}", "\x85", "\u2028", "漢", "0.0", "\r")
+        values = (0, 1.5, -1e-9, 1e6, 1e7, 12345678.9, 1e300, float("inf"), float("-inf"), float("nan"), True)
+        odd = GaugeMetricFamily("odd", 'Of \\ and\nanother line, "quoted".', labels=("text", "and"))
+        for text in texts:
+            odd.add_metric((text, f"x{text}"), 1)
+        numbers = GaugeMetricFamily("numbers", "Values.", labels=("number",))
+        for number, value in enumerate(values):
+            numbers.add_metric((str(number),), value)
+        counter = CounterMetricFamily("vllm:counter", "Counts.", labels=("b", "a"))
+        counter.add_metric(("1", "2"), 3)
+        histogram = HistogramMetricFamily("histogram", "Spreads.", labels=("a",))
+        histogram.add_metric(("1",), [("0.5", 1), ("+Inf", 2)], 3.5)
+        yield from (odd, numbers, counter, histogram, GaugeMetricFamily("none", "Has no series.", labels=("a",)))
+        yield InfoMetricFamily("info", "Tells.", {"version": "1"})
 
 
 def shown(address: str = "127.0.0.1:0") -> Exposition:
@@ -105,7 +125,7 @@ def test_a_page_is_made_in_slices_between_which_others_go_on_and_is_that_of_the_
     many = Gauge("many", "So many that they take several slices.", ("number",), registry=registry)
     for number in range(3000):
         many.labels(f'"{number}"\n').set(number / 7)
-    Counter("one", "With another kind.", registry=registry).inc()
+    registry.register(Odd())
     prepared = []
 
     async def prepare() -> None:
