@@ -5,11 +5,13 @@ One thread observes; whoever is scraped reads. Those of prometheus-client take a
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 
@@ -32,6 +34,14 @@ class Buckets:
         return list(accumulate(list(self._counts))), self._sum
 
 
+class _Series(NamedTuple):
+    """A series, its labels, and the labels of each of its buckets."""
+
+    buckets: Buckets
+    labels: dict[str, str]
+    of_each: list[dict[str, str]]
+
+
 class Histogram(Collector):
     """A histogram with labels, kept for as long as its registry."""
 
@@ -44,15 +54,19 @@ class Histogram(Collector):
         self._labels = labels
         self._bounds = bounds
         self._written = [*map(floatToGoString, bounds), "+Inf"]
-        self._series: dict[tuple[str, ...], Buckets] = {}
+        self._series: dict[tuple[str, ...], _Series] = {}
         registry.register(self)
 
     def of(self, *labels: str) -> Buckets:
         """Return the series with these values of the labels; it is shown from the first time on."""
-        series = self._series.get(labels)
-        if series is None:
-            series = self._series[labels] = Buckets(self._bounds)
-        return series
+        series = self._series.get(labels) or self._begin(labels)
+        return series.buckets
+
+    def _begin(self, values: tuple[str, ...]) -> _Series:
+        labels = dict(zip(self._labels, values, strict=True))
+        of_each = [labels | {"le": bound} for bound in self._written]
+        self._series[values] = _Series(Buckets(self._bounds), labels, of_each)
+        return self._series[values]
 
     def remove(self, *labels: str) -> None:
         """Show the series with these values of the labels no longer."""
@@ -61,9 +75,11 @@ class Histogram(Collector):
     def collect(self) -> Iterable[Metric]:
         """Read all series."""
         family = HistogramMetricFamily(self._name, self._meaning, labels=self._labels)
-        for labels, series in list(self._series.items()):
-            counts, total = series.read()
-            family.add_metric(labels, list(zip(self._written, counts, strict=True)), total)
+        for buckets, labels, of_each in list(self._series.values()):
+            counts, total = buckets.read()
+            family.samples += map(Sample, repeat(f"{self._name}_bucket"), of_each, counts)
+            family.add_sample(f"{self._name}_count", labels, counts[-1])
+            family.add_sample(f"{self._name}_sum", labels, total)
         return [family]
 
     def describe(self) -> Iterable[Metric]:
