@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 
 from kvmanager import BlockLives, Session, StepResult
 from services.histograms import Histogram
+from services.kvmanager.pool_labels import POOL_LABELS, pool_labels
 
-_LABELS = ("model_name", "engine")
 _SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0),
     *(600.0, 1200.0, 1800.0),
@@ -23,7 +23,7 @@ class BlockLifeMetrics:
         self._share = share
         self._lives: dict[Session, BlockLives] = {}
         self._histograms = [  # in the order of what is observed
-            Histogram(registry, name, meaning, _LABELS, _SECONDS)
+            Histogram(registry, name, meaning, POOL_LABELS, _SECONDS)
             for name, meaning in (
                 (
                     "quire_kv_block_lifetime_seconds",
@@ -45,7 +45,7 @@ class BlockLifeMetrics:
         if self._share:
             self._lives[session] = BlockLives(self._share, random.random)
             for histogram in self._histograms:
-                histogram.of(*_labels_of(session))
+                histogram.of(*pool_labels(session))
 
     def stepped(self, session: Session, result: StepResult) -> None:
         """Take in what a Step has just done."""
@@ -54,7 +54,7 @@ class BlockLifeMetrics:
             return
         for histogram, values in zip(self._histograms, observed, strict=True):
             if values:
-                series = histogram.of(*_labels_of(session))
+                series = histogram.of(*pool_labels(session))
                 for value in values:
                     series.observe(value)
 
@@ -62,8 +62,4 @@ class BlockLifeMetrics:
         """Forget a session that is shown no longer, and its series."""
         self._lives.pop(session, None)
         for histogram in self._histograms:
-            histogram.remove(*_labels_of(session))
-
-
-def _labels_of(session: Session) -> tuple[str, str]:
-    return session.pool.spec.model, session.pool.spec.engine_id
+            histogram.remove(*pool_labels(session))

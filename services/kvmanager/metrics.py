@@ -14,9 +14,9 @@ from kvmanager import Session, Slots, StepRefusal, StepResult, Tier
 from services.histograms import Histogram
 from services.kvmanager.block_life_metrics import BlockLifeMetrics
 from services.kvmanager.observer import PoolObserver
+from services.kvmanager.pool_labels import POOL_LABELS, pool_labels
 from services.kvmanager.slices import in_slices
 
-_LABELS = ("model_name", "engine")
 _STEP_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 
 # Slices of counting slots between two pauses take some 0.5 ms. A Step goes through the event loop several times, and
@@ -176,7 +176,7 @@ class _Reading:
 
     def __init__(self, session: Session, slots: Slots) -> None:
         self.session = session
-        self.labels = _labels_of(session)
+        self.labels = pool_labels(session)
         self.values = {name: values(session, slots) for name, _, _, values in (*_GAUGES, *_COUNTERS)}
 
 
@@ -195,11 +195,11 @@ class KVManagerMetrics(PoolObserver, Collector):
             self.registry,
             "quire_kv_step_seconds",
             "Seconds to read, apply and answer one Step.",
-            _LABELS,
+            POOL_LABELS,
             _STEP_SECONDS,
         )
         self._sessions_begun, self._broken_streams, self._expired_leases = (
-            Counter(name, meaning, _LABELS[:1], registry=self.registry) for name, meaning in _LIFE_COUNTERS
+            Counter(name, meaning, POOL_LABELS[:1], registry=self.registry) for name, meaning in _LIFE_COUNTERS
         )
         self._block_lives = BlockLifeMetrics(self.registry, sample)
         self.registry.register(self)
@@ -213,12 +213,12 @@ class KVManagerMetrics(PoolObserver, Collector):
         if replaced:
             self._forget(replaced)
         self._sessions[session.pool.spec.engine_id] = session
-        self._step_seconds.of(*_labels_of(session))
+        self._step_seconds.of(*pool_labels(session))
         self._block_lives.attached(session)
 
     def stepped(self, session: Session, result: StepResult, seconds: float) -> None:
         """Count a Step."""
-        self._step_seconds.of(*_labels_of(session)).observe(seconds)
+        self._step_seconds.of(*pool_labels(session)).observe(seconds)
         self._block_lives.stepped(session, result)
 
     def lost(self, session: Session) -> None:
@@ -236,7 +236,7 @@ class KVManagerMetrics(PoolObserver, Collector):
 
     def _forget(self, session: Session) -> None:
         del self._sessions[session.pool.spec.engine_id]
-        self._step_seconds.remove(*_labels_of(session))
+        self._step_seconds.remove(*pool_labels(session))
         self._block_lives.detached(session)
 
     async def prepare(self) -> None:
@@ -255,9 +255,9 @@ class KVManagerMetrics(PoolObserver, Collector):
             readings = [_Reading(session, session.pool.slots()) for session in self._sessions.values()]
         yield _cache_config(readings)
         for name, meaning, labels, _ in _GAUGES:
-            yield _filled(GaugeMetricFamily(name, meaning, labels=(*_LABELS, *labels)), name, readings)
+            yield _filled(GaugeMetricFamily(name, meaning, labels=(*POOL_LABELS, *labels)), name, readings)
         for name, meaning, labels, _ in _COUNTERS:
-            yield _filled(CounterMetricFamily(name, meaning, labels=(*_LABELS, *labels)), name, readings)
+            yield _filled(CounterMetricFamily(name, meaning, labels=(*POOL_LABELS, *labels)), name, readings)
 
     def describe(self) -> Iterable[Metric]:
         """Name what `collect` gives, without looking at any pool."""
@@ -274,7 +274,7 @@ def _filled(
 
 
 def _cache_config(readings: Iterable[_Reading]) -> InfoMetricFamily:
-    family = InfoMetricFamily("quire_cache_config", "How the pool is made.", labels=_LABELS)
+    family = InfoMetricFamily("quire_cache_config", "How the pool is made.", labels=POOL_LABELS)
     for reading in readings:
         spec = reading.session.pool.spec
         family.add_metric(
@@ -291,7 +291,3 @@ def _cache_config(readings: Iterable[_Reading]) -> InfoMetricFamily:
 def _tiers(session: Session) -> dict[str, Tier]:
     tiers = {"device": session.pool.device, "host": session.pool.host}
     return {name: tier for name, tier in tiers.items() if tier.total}
-
-
-def _labels_of(session: Session) -> tuple[str, str]:
-    return session.pool.spec.model, session.pool.spec.engine_id
