@@ -11,15 +11,14 @@ from kvmanager import (
     Fork,
     Free,
     FreeReason,
-    KVManager,
     Pin,
     PoolChange,
-    PoolSpec,
     Step,
     audit,
     following,
 )
 from tests.kvmanager.test_report import random_step
+from tests.kvmanager.tiny_pools import manager_with
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +26,6 @@ def short_slices(monkeypatch):
     """So that Steps come between them even in a tiny pool."""
     for module in (audit, following):
         monkeypatch.setattr(module, "_SLICE", 3)
-
-
-def manager_with(device_blocks=12, host_blocks=6):
-    manager = KVManager(epoch=1)
-    return manager, manager.attach(PoolSpec("engine", 1, "model", 2, device_blocks, host_blocks))
 
 
 def violations_of(manager, session):

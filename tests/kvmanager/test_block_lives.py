@@ -139,4 +139,4 @@ def test_the_sample_is_the_share_that_was_asked_for_and_drawn_alike_from_one_see
     first = followed(1)
     assert followed(1) == first
     assert followed(2) != first
-    assert sum(first[2:]) == pytest.approx(18 * 500 * 0.1, rel=0.2)
+    assert sum(first[2:]) == pytest.approx(18 * 500 * 0.1, rel=0.06)

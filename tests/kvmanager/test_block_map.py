@@ -12,9 +12,7 @@ from kvmanager import (
     Fork,
     Free,
     FreeReason,
-    KVManager,
     Pin,
-    PoolSpec,
     Reset,
     Step,
     block_map,
@@ -22,6 +20,7 @@ from kvmanager import (
     places_of,
 )
 from tests.kvmanager.test_report import random_step
+from tests.kvmanager.tiny_pools import end_of, manager_with
 
 
 @pytest.fixture(autouse=True)
@@ -30,19 +29,6 @@ def short_slices(monkeypatch):
     for module in (block_map, following):
         monkeypatch.setattr(module, "_SLICE", 3)
     monkeypatch.setattr(block_map, "_SEARCHED_TOGETHER", 1)
-
-
-def manager_with(device_blocks=12, host_blocks=6):
-    manager = KVManager(epoch=1)
-    return manager, manager.attach(PoolSpec("engine", 1, "model", 2, device_blocks, host_blocks))
-
-
-def end_of(work):
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return end.value
 
 
 def expected(pool, *, host):

@@ -33,6 +33,7 @@ from kvmanager import (
     report_of,
 )
 from kvmanager.events import block_ranges
+from tests.kvmanager.tiny_pools import end_of
 
 SIZE = 4
 # No block, sequence, group, step or event of these tests has these numbers.
@@ -85,14 +86,6 @@ def kept(ledger, from_number=0):
 def told(engine):
     """The events of the pool's verbs, without the attachment."""
     return [event for event in kept(engine.ledger) if event.change is None]
-
-
-def outcome(slices):
-    while True:
-        try:
-            next(slices)
-        except StopIteration as end:
-            return end.value
 
 
 def blocks_in(ranges):
@@ -210,7 +203,7 @@ def test_an_id_that_is_used_again_in_the_step_that_freed_it_is_the_new_requests(
 def test_sequences_that_an_attached_pool_began_with_are_their_requests(engine):
     engine.allocate(1, prompt(0, 10))
     adoption = adopt(engine.spec, report_of(engine.session.pool))
-    engine.session = engine.manager.attach(engine.spec, outcome(adoption))
+    engine.session = engine.manager.attach(engine.spec, end_of(adoption))
     engine.extend(1, 14)
     event = kept(engine.ledger)[-1]
     assert (event.request_id, event.item) == ("r1", StepItem.EXTEND)
@@ -528,4 +521,4 @@ def test_an_explanation_is_of_the_moment_when_it_was_asked_for(engine):
     slices = engine.ledger.explaining("r1")
     next(slices)
     engine.free(1)
-    assert [event.item for event in outcome(slices).events] == [StepItem.ALLOCATE]
+    assert [event.item for event in end_of(slices).events] == [StepItem.ALLOCATE]

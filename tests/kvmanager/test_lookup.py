@@ -8,6 +8,7 @@ import pytest
 from kvmanager import Allocate, Commit, Free, FreeReason, KVManager, PoolSpec, Step, lookup
 from kvmanager.verbs.admission import find_prefix
 from tests.kvmanager.test_report import random_step
+from tests.kvmanager.tiny_pools import end_of
 
 
 def attach(manager, engine_id, device_blocks=20, host_blocks=0, *, fingerprint="model", block_size=2):
@@ -26,15 +27,7 @@ def cache(manager, session, number, tokens, salt=b""):
 
 
 def look_up(manager, tokens, *options):
-    return answer_of(manager.lookup(array("i", tokens), *options))
-
-
-def answer_of(slices):
-    while True:
-        try:
-            next(slices)
-        except StopIteration as end:
-            return end.value
+    return end_of(manager.lookup(array("i", tokens), *options))
 
 
 @pytest.fixture
@@ -83,7 +76,7 @@ def test_a_pool_whose_stream_broke_is_listed_and_one_that_was_dropped_meanwhile_
     slices = manager.lookup(array("i", [1, 2, 3]))
     next(slices)
     manager.detach(sessions[1])
-    assert answer_of(slices) == [("a", 0, 0)]
+    assert end_of(slices) == [("a", 0, 0)]
 
 
 @pytest.mark.parametrize("seed", range(50))

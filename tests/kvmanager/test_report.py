@@ -23,6 +23,7 @@ from kvmanager import (
     adopt,
     report_of,
 )
+from tests.kvmanager.tiny_pools import end_of
 
 SIZE = 2
 
@@ -33,12 +34,7 @@ def spec(device_blocks=12, host_blocks=6):
 
 def adopted(spec_, report):
     """Run an adoption to its end."""
-    adoption = adopt(spec_, report)
-    try:
-        while True:
-            next(adoption)
-    except StopIteration as end:
-        return end.value
+    return end_of(adopt(spec_, report))
 
 
 def random_step(pool, draw, number):  # noqa: C901  (a case for each verb)
