@@ -1,8 +1,9 @@
 """Changes logits by what was already said, or by token id, all rows of a batch at once.
 
-In this order, which is that of vLLM: repetition penalty over prompt and output, frequency and presence penalties over
-the output, bias, then what cannot be chosen: by allowed or barred tokens, then by the language that the output must
-belong to. Each costs only the rows that ask for it, and changes no other.
+The order is that of vLLM's `Sampler`: first the tokens that cannot be chosen (by the language of the output, by
+allowed tokens, by min_tokens), then bias, repetition penalty over prompt and output, frequency and presence penalties
+over the output. So a penalty multiplies a bias too. Each rule costs only the rows that ask for
+it, and changes no other.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -65,10 +66,10 @@ def _keep_to_masks(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
 
 
 _RULES: tuple[_Rule, ...] = (
-    (lambda one: one.rules.penalizes, _penalize),
-    (lambda one: bool(one.rules.logit_bias), _add_bias),
-    (lambda one: bool(one.rules.allowed_token_ids or one.barred_token_ids), _bar),
     (lambda one: bool(one.mask), _keep_to_masks),
+    (lambda one: bool(one.rules.allowed_token_ids or one.barred_token_ids), _bar),
+    (lambda one: bool(one.rules.logit_bias), _add_bias),
+    (lambda one: one.rules.penalizes, _penalize),
 )
 
 

@@ -34,7 +34,10 @@ class Failure(Enum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one token is chosen from the logits; filters apply in the order of the fields. 0 turns top_k off."""
+    """How one token is chosen from the logits: divided by temperature, filtered by min_p, then top_k, then top_p.
+
+    0 turns top_k off.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -65,8 +68,8 @@ class BeamSearch:
 class LogitRules:
     """Changes logits by what was already said, or by token id, before Sampling is looked at.
 
-    The defaults change nothing. The rules apply in the order of the fields. `logit_bias` has pairs of a token id and
-    what is added to its logit; `allowed_token_ids`, when not empty, are the only tokens that can be chosen.
+    The defaults change nothing. engine.logit_rules says in which order they apply. `logit_bias` has pairs of a token id
+    and what is added to its logit; `allowed_token_ids`, when not empty, are the only tokens that can be chosen.
     """
 
     repetition_penalty: float = 1.0

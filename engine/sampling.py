@@ -69,22 +69,25 @@ def _sample_rows(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
 
 
 def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    """Put -inf where top_k, top_p and min_p of the row forbid a token."""
+    """Put -inf where min_p, then top_k, then top_p of the row forbid a token: the order of vLLM.
+
+    top_p is a share of the probability that the two before it have left.
+    """
     parameters = [draw.sampling for draw in draws]
     if all(p.top_k == 0 and p.top_p == 1.0 and p.min_p == 0.0 for p in parameters):
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(logits.shape[-1], device=logits.device)
+    probabilities = ordered.softmax(dim=-1)
+    least = probabilities[:, :1] * _column(logits, [p.min_p for p in parameters])
     top_k = upload([p.top_k or logits.shape[-1] for p in parameters], torch.int64, logits.device)
-    kept = ordered.masked_fill(ranks >= top_k[:, None], float("-inf"))
+    kept = ordered.masked_fill((probabilities < least) | (ranks >= top_k[:, None]), float("-inf"))
     probabilities = kept.softmax(dim=-1)
     # A token stays while the more likely ones have not reached top_p yet, and the first always. A sum of 1 may be
     # reached by rounding, so a top_p of 1 is no bound at all: a row must not depend on others having filters.
     before = probabilities.cumsum(dim=-1) - probabilities
     top_p = _column(logits, [p.top_p if p.top_p < 1 else float("inf") for p in parameters])
     kept = kept.masked_fill((before >= top_p) & (ranks > 0), float("-inf"))
-    least = probabilities[:, :1] * _column(logits, [p.min_p for p in parameters])
-    kept = kept.masked_fill(probabilities < least, float("-inf"))
     return torch.empty_like(logits).scatter_(-1, order, kept)
 
 

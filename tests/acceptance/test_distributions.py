@@ -74,12 +74,12 @@ def _chances(folder: Path, sampling: dict[str, Any], with_rules: bool) -> list[f
     """Say how likely each token is after PROMPT."""
     processors = LogitsProcessorList()
     if with_rules:
-        processors.append(RepetitionPenaltyLogitsProcessor(1.5))
         processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in BIAS.items()]))
+        processors.append(RepetitionPenaltyLogitsProcessor(1.5))
     processors.append(TemperatureLogitsWarper(sampling["temperature"]))
+    processors.append(MinPLogitsWarper(sampling.get("min_p", 0.0)))
     processors.append(TopKLogitsWarper(sampling.get("top_k", 10**6)))
     processors.append(TopPLogitsWarper(sampling.get("top_p", 1.0)))
-    processors.append(MinPLogitsWarper(sampling.get("min_p", 0.0)))
     input_ids = torch.tensor([PROMPT])
     with torch.inference_mode():
         logits = reference_model(folder)(input_ids, use_cache=False).logits[:, -1]

@@ -84,14 +84,15 @@ class TestEqualToTransformers:
             assert answer.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
             assert answer.stop_token == (answer.tokens[-1] if stopped else None)
 
-    def test_with_penalties_and_fewest_tokens(self, folder: Path) -> None:
+    def test_with_bias_and_penalties_and_fewest_tokens(self, folder: Path) -> None:
         search, ends = BeamSearch(4), [*range(30, 90)]
+        biases = tuple((token, 4.0) for token in prompt(9))
         request = Request(
             request_id="r",
             prompt=tuple(prompt(9)),
             sampling=GREEDY,
             stopping=Stopping(20, frozenset(ends), min_tokens=6),
-            logit_rules=LogitRules(repetition_penalty=1.7),
+            logit_rules=LogitRules(repetition_penalty=1.7, logit_bias=biases),
             samples=((), ()),
             beam_search=search,
         )
@@ -99,6 +100,7 @@ class TestEqualToTransformers:
         engine.take(request)
         engine.run()
         rest = {"eos_token_id": ends, "repetition_penalty": 1.7, "min_new_tokens": 6}
+        rest["sequence_bias"] = [[[token], bias] for token, bias in biases]
         check(engine, "r", beam_reference(folder, prompt(9), search, 20, 2, **rest))
 
     @pytest.mark.parametrize("budget", [6, 7, 13])

@@ -94,12 +94,13 @@ class TestAgainstTransformers:
     )
     def test_2000_draws_after_rules_are_distributed_as_theirs(self, logits: torch.Tensor, sampling: Sampling) -> None:
         rules = LogitRules(repetition_penalty=1.4, logit_bias=((0, 4.0), (7, -1.0)))
-        processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.4)])
-        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in rules.logit_bias]))
+        biases = [[[token], bias] for token, bias in rules.logit_bias]
+        processors = LogitsProcessorList([SequenceBiasLogitsProcessor(biases)])
+        processors.append(RepetitionPenaltyLogitsProcessor(1.4))
         processors.append(TemperatureLogitsWarper(sampling.temperature))
+        processors.append(MinPLogitsWarper(sampling.min_p))
         processors.append(TopKLogitsWarper(sampling.top_k or VOCABULARY))
         processors.append(TopPLogitsWarper(sampling.top_p))
-        processors.append(MinPLogitsWarper(sampling.min_p))
         chances = processors(self.input_ids(logits[:1]), logits[:1].clone()).softmax(-1)[0]
         row = RowRules(rules, PROMPT, OUTPUT)
         draws = [Draw(sampling, 0, position, row) for position in range(2000)]
@@ -124,11 +125,23 @@ class TestEachRule:
         rules = LogitRules(2.0, 0.5, 0.25, ((0, 3.0), (1, 1.0)), (0, 7, 9))
         expected = torch.full_like(logits, -math.inf)
         for row, numbers in enumerate(logits.tolist()):
-            zero, seven = (number / 2 if number > 0 else number * 2 for number in (numbers[0], numbers[7]))
-            expected[row, [0, 7]] = torch.tensor([zero - 3 * 0.5 - 0.25 + 3.0, seven - 0.5 - 0.25])
+            zero, seven = (number / 2 if number > 0 else number * 2 for number in (numbers[0] + 3.0, numbers[7]))
+            expected[row, [0, 7]] = torch.tensor([zero - 3 * 0.5 - 0.25, seven - 0.5 - 0.25])
         changed = applied(logits, rules, barred=[9])
         assert torch.equal(changed.isinf(), expected.isinf())
         assert changed.nan_to_num() == pytest.approx(expected.nan_to_num(), abs=1e-5)
+
+    def test_a_penalty_counts_for_a_bias_too_as_in_vllms_example(self) -> None:
+        """Token 0 was said: (2 + 3) / 1.5 is 3.33, less than the 4 of token 1; the other way round it would be 4.33."""
+        row = RowRules(LogitRules(repetition_penalty=1.5, logit_bias=((0, 3.0),)), prompt=(0,))
+        logits = torch.tensor([[2.0, 4.0]])
+        assert apply_rules(logits, [row]).tolist() == [[pytest.approx(5 / 1.5), 4.0]]
+        assert sample(logits, [Draw(GREEDY, 0, 0, row)]) == [1]
+
+    def test_no_bias_makes_up_for_what_cannot_be_chosen(self) -> None:
+        rules = LogitRules(repetition_penalty=0.5, logit_bias=tuple((token, 1e9) for token in range(4)))
+        row = RowRules(rules, (0, 1, 2), barred_token_ids=frozenset({0}), mask=bytes([0b1011]))
+        assert apply_rules(torch.ones(1, 4), [row]).isinf().tolist() == [[True, False, True, False]]
 
     def test_the_logits_given_stay_as_they_are(self, logits: torch.Tensor) -> None:
         before = logits.clone()

@@ -55,17 +55,16 @@ class Twin:
     @classmethod
     def allowed(cls, logits: list[float], sampling: Sampling) -> list[int]:
         order = sorted(range(len(logits)), key=lambda token: -logits[token])
-        if sampling.top_k:
-            order = order[: sampling.top_k]
         weights = [math.exp((logits[token] - logits[order[0]]) / sampling.temperature) for token in order]
-        chances = [weight / sum(weights) for weight in weights]
+        for weight in weights:
+            cls.clear(weight, sampling.min_p)
+        weights = [weight for weight in weights if weight >= sampling.min_p][: sampling.top_k or None]
         kept, reached = [], 0.0
-        for token, chance in zip(order, chances, strict=True):
+        for token, weight in zip(order, weights, strict=False):
             cls.clear(reached, sampling.top_p)
-            cls.clear(chance, sampling.min_p * chances[0])
-            if (reached < sampling.top_p or not kept) and chance >= sampling.min_p * chances[0]:
+            if reached < sampling.top_p or not kept:
                 kept.append(token)
-            reached += chance
+            reached += weight / sum(weights)
         return kept
 
     @classmethod
@@ -317,6 +316,11 @@ class TestEdges:
         logits = tuple(math.log(chance) for chance in (0.5, 0.3, 0.15, 0.05))
         assert self.support(Sampling(top_k=2, top_p=0.6), logits) == {0}
         assert self.support(Sampling(top_p=0.6), logits) == {0, 1}
+
+    def test_min_p_comes_before_top_p(self) -> None:
+        # Of the first two, which min_p leaves, the first has 0.625, above 0.6; of all it would have 0.5.
+        logits = tuple(math.log(chance) for chance in (0.5, 0.3, 0.15, 0.05))
+        assert self.support(Sampling(top_p=0.6, min_p=0.5), logits) == {0}
 
     @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-40, 1e-300, 5e-324])
     def test_hardly_any_temperature_is_greedy(self, temperature: float) -> None:

@@ -57,8 +57,8 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
-    """Chooses one token from the model's distribution, after LogitRules and min_tokens. Filters apply in the order
-    temperature, top_k, top_p, min_p.
+    """Chooses one token from the model's distribution, after LogitRules and min_tokens. Filters apply in vLLM's order:
+    temperature, min_p, top_k, top_p.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -76,8 +76,8 @@ class Sampling(_message.Message):
     top_k: _builtins.int
     """Keeps the k most likely tokens. Default and 0: all. Negative: INVALID_ARGUMENT."""
     top_p: _builtins.float
-    """Keeps the smallest set of most likely tokens whose probability reaches this. Default 1. Outside (0, 1]:
-    INVALID_ARGUMENT.
+    """Keeps the smallest set of most likely tokens whose share of what min_p and top_k have left reaches this. Default 1.
+    Outside (0, 1]: INVALID_ARGUMENT.
     """
     min_p: _builtins.float
     """Keeps the tokens at least this fraction as likely as the most likely one. Default 0. Outside [0, 1]:
@@ -134,9 +134,10 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
 class LogitRules(_message.Message):
-    """Changes logits by what was already said, or by token id. The rules apply in the order repetition_penalty,
-    frequency_penalty, presence_penalty, logit_bias, allowed_token_ids. Numbers that are not finite: INVALID_ARGUMENT;
-    beyond 1e9, and a repetition penalty below 1e-9, a number counts as that.
+    """Changes logits by what was already said, or by token id. The rules apply in vLLM's order: OutputConstraint,
+    allowed_token_ids, min_tokens, logit_bias, repetition_penalty, frequency_penalty, presence_penalty. So a repetition
+    penalty multiplies a bias too. Numbers that are not finite: INVALID_ARGUMENT; beyond 1e9, and a repetition penalty
+    below 1e-9, a number counts as that.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
