@@ -53,6 +53,7 @@ async def metrics_server(exposition: Exposition) -> AsyncIterator[str]:
 
 class _Handler(WSGIRequestHandler):
     timeout = _READ_SECONDS
+    disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Log nothing."""
