@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
 from kvmanager.keys import root_key
@@ -172,9 +173,11 @@ class Books:
             holders = held_in_host if sequence.swapped else held
             for block in sequence.table:
                 holders[block] = holders.get(block, 0) + 1
-        for blocks in self.pins.values():
-            for block in blocks:
-                held[block] = held.get(block, 0) + 1
+        # Between two slices of a Step: what it gives back at its end is still held.
+        for block in chain(self._device_releases, *self.pins.values()):
+            held[block] = held.get(block, 0) + 1
+        for block in self._host_releases:
+            held_in_host[block] = held_in_host.get(block, 0) + 1
         faults = self.device.violations(held)
         faults += [f"host: {fault}" for fault in self.host.violations(held_in_host)]
         members = {number for group in self.groups.values() for number in group}

@@ -129,6 +129,8 @@ class FollowedTables(Generic[H]):
 
     def _change_pins(self, item: object, blocks: Iterable[int]) -> None:
         if isinstance(item, Pin):
+            # One that was copied between two slices of its Step is there already, as tables may be.
+            self._device.change(self._pins.get(item.pin_id, ()), -1, PIN)
             self._pins[item.pin_id] = list(blocks)
             self._device.change(blocks, 1, PIN)
         elif isinstance(item, Unpin) and item.pin_id in self._pins:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kvmanager.audit import Audit, Violation
 from kvmanager.block_map import BlockMap
-from kvmanager.errors import SessionReplaced, StaleIncarnation, UnknownPool
+from kvmanager.errors import SessionReplaced, StaleIncarnation, StepOutOfOrder, UnknownPool
 from kvmanager.ledger import Ledger
 from kvmanager.lookup import Holding, look_up
 from kvmanager.pool import Pool
@@ -63,13 +63,15 @@ class PoolTotals:
 class Session:
     """One Attach: the pool it made or adopted, and its totals.
 
-    `connected` is false from the moment when its stream broke: the pool is kept for a while, for others to see.
+    `connected` is false from the moment when its stream broke: the pool is kept for a while, for others to see. While
+    it is `stepping`, a Step is half applied: nothing but the rest of it may change the pool.
     """
 
     number: int
     pool: Pool
     totals: PoolTotals
     connected: bool = True
+    stepping: bool = False  # between two slices of a Step
     audits: list[Audit] = field(default_factory=list)  # those under way
     maps: list[BlockMap] = field(default_factory=list)  # those that somebody looks at
 
@@ -114,9 +116,36 @@ class KVManager:
 
     def apply(self, session: Session, step: Step) -> StepResult:
         """Apply a Step of a session. Raises SessionReplaced, and does nothing, when a newer session has the engine."""
+        self._check_live(session)
+        return self._applied(session, step, session.pool.apply(step))
+
+    def applying(self, session: Session, step: Step, budget: int) -> Generator[None, None, StepResult]:
+        """Apply a Step as `apply` does, in slices of `budget` units of work; see `Pool.applying`.
+
+        It has to be run to its end, which comes with SessionReplaced where the session ended between two slices: what
+        was done of the Step ends with the pool then. Audits pause meanwhile; ledger, totals and maps follow at the end.
+        """
+        self._check_live(session)
+        assert not session.stepping, "a session's Steps are applied one after the other"
+        work = session.pool.applying(step, budget)
+        session.stepping = True
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                session.stepping = False
+                return self._applied(session, step, end.value)
+            except StepOutOfOrder:
+                session.stepping = False
+                raise
+            yield
+            self._check_live(session)
+
+    def _check_live(self, session: Session) -> None:
         if self._sessions.get(session.pool.spec.engine_id) is not session:
             raise SessionReplaced(f"session {session.number} of engine {session.pool.spec.engine_id} was replaced")
-        result = session.pool.apply(step)
+
+    def _applied(self, session: Session, step: Step, result: StepResult) -> StepResult:
         session.totals.add(step, result, session.pool.device.saved)
         self.ledger.record(session.pool.spec.engine_id, step, result)
         for audit in session.audits:
@@ -151,13 +180,21 @@ class KVManager:
     def audit(self, session: Session) -> Generator[list[Violation]]:
         """Check the books of a session's pool once, in slices; each gives what it found. It ends with the session.
 
-        Steps may be applied between the slices. A fault is reported once for each audit and place where it shows, and
-        the block that is to blame is withheld.
+        Steps may be applied between the slices; while one is half applied, slices are empty. A fault is reported once
+        for each audit and place where it shows, and the block that is to blame is withheld.
         """
         audit = Audit(session.pool.books)
         session.audits.append(audit)
         try:
-            for found in audit.slices():
+            slices = audit.slices()
+            while True:
+                while session.stepping:
+                    yield []
+                    if not self.is_live(session):
+                        return
+                found = next(slices, None)
+                if found is None:
+                    break
                 session.totals.audit_violations += len(found)
                 self._record_withheld(session, found)
                 yield found

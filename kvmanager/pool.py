@@ -3,8 +3,9 @@
 One door, `apply`: a Step goes in, a StepResult comes out, every item all or nothing. Same Steps, same block ids.
 """
 
-from collections.abc import Callable, Generator, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Sequence as Items
+from typing import Any
 
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import (
@@ -27,8 +28,12 @@ from kvmanager.verbs.lifecycle import commit, fork, free
 from kvmanager.verbs.pinning import change_pins
 from kvmanager.verbs.swapping import swap_in, swap_out
 
-_Item = TypeVar("_Item")
 _SLICE = 256  # sequences that are counted at a time: some 0.1 ms
+_LENGTHS = 4096  # lengths that are set at a time: some 0.3 ms
+# In units of work, each well below a microsecond.
+_ALL_AT_ONCE = 1 << 62
+_REFUSAL_WORK = 8
+_TOKENS_HASHED_TOGETHER = 16
 
 _REFUSALS: dict[type[ItemRefused], StepRefusal] = {
     OutOfBlocks: StepRefusal.OUT_OF_BLOCKS,
@@ -77,46 +82,58 @@ class Pool:
 
     def apply(self, step: Step) -> StepResult:
         """Apply a Step, item by item. Raises StepOutOfOrder, and does nothing, unless its number is a new highest."""
+        work = self.applying(step, _ALL_AT_ONCE)
+        try:
+            next(work)
+        except StopIteration as end:
+            result: StepResult = end.value
+            return result
+        raise AssertionError("no Step has so much work")
+
+    def applying(self, step: Step, budget: int) -> Generator[None, None, StepResult]:
+        """Apply a Step in slices; the generator's return value is the result. Raises StepOutOfOrder as `apply` does.
+
+        A slice ends after the item with which it has done `budget` units of work: a block touched, 16 tokens hashed, an
+        item. At every pause the conservation law holds. Nothing else may change the pool before the last slice.
+        """
         if step.step <= self.last_step:
             raise StepOutOfOrder(f"step {step.step} came after step {self.last_step}")
         self.last_step = step.step
         result = StepResult(step.step)
-        result.withheld, result.host_withheld = self.books.take_withheld()
-        self._apply_each(StepItem.COMMIT, step.commits, commit, result)
-        self._apply_each(StepItem.PIN, step.pins, change_pins, result)
-        self._apply_each(StepItem.FORK, step.forks, fork, result)
-        self._apply_each(StepItem.FREE, step.frees, free, result)
-        self._apply_each(StepItem.SWAP_OUT, step.swap_outs, swap_out, result)
-        self._apply_each(StepItem.SWAP_IN, step.swap_ins, swap_in, result)
-        self._apply_each(StepItem.EXTEND, step.extends, extend, result)
-        self._apply_each(StepItem.ALLOCATE, step.allocates, allocate, result)
-        self._set_lengths(step.lengths, result)
-        self.books.end_step()
+        books, deeds, refusals = self.books, result.deeds, result.refusals
+        result.withheld, result.host_withheld = books.take_withheld()
+        work = 0
+        # One frame and no call but the verb's: a decoding batch comes through here at every step.
+        for kind, items, verb in _verbs(step):
+            hashes = kind is StepItem.ALLOCATE
+            for position, item in enumerate(items):
+                seen = len(deeds)
+                try:
+                    verb(books, item, result)
+                    work += 1 if len(deeds) == seen else 1 + len(deeds[seen][3]) * (len(deeds) - seen)
+                except ItemRefused as refused:
+                    refusals.append(Refusal(kind, position, _REFUSALS[type(refused)], str(refused)))
+                    work += _REFUSAL_WORK
+                if hashes:
+                    work += len(item.token_ids) // _TOKENS_HASHED_TOGETHER
+                if work >= budget:
+                    work = 0
+                    yield
+        for start in range(0, len(step.lengths), _LENGTHS):
+            if start:
+                yield
+            self._set_lengths(step.lengths, start, result)
+        books.end_step()
         result.device = self.device.counts
         result.host = self.host.counts
         return result
 
-    def _apply_each(
-        self,
-        kind: StepItem,
-        items: Iterable[_Item],
-        verb: Callable[[Books, _Item, StepResult], None],
-        result: StepResult,
-    ) -> None:
-        if not items:
-            return
-        books = self.books
-        for position, item in enumerate(items):
-            try:
-                verb(books, item, result)
-            except ItemRefused as refused:
-                result.refusals.append(Refusal(kind, position, _REFUSALS[type(refused)], str(refused)))
-
-    def _set_lengths(self, lengths: Iterable[tuple[int, int]], result: StepResult) -> None:
+    def _set_lengths(self, lengths: Items[tuple[int, int]], start: int, result: StepResult) -> None:
         # A plain loop: every running sequence has an entry in every Step, and nearly every entry is right.
+        part = lengths[start : start + _LENGTHS] if len(lengths) > _LENGTHS else lengths
         sequences = self.books.sequences
         try:
-            for number, tokens in lengths:
+            for number, tokens in part:
                 sequence = sequences[number]
                 if tokens > sequence.room or tokens < 0:
                     break
@@ -125,10 +142,10 @@ class Pool:
                 return
         except KeyError:
             pass
-        self._set_lengths_or_refuse(lengths, result)
+        self._set_lengths_or_refuse(part, start, result)
 
-    def _set_lengths_or_refuse(self, lengths: Iterable[tuple[int, int]], result: StepResult) -> None:
-        for position, (number, tokens) in enumerate(lengths):
+    def _set_lengths_or_refuse(self, lengths: Items[tuple[int, int]], start: int, result: StepResult) -> None:
+        for position, (number, tokens) in enumerate(lengths, start):
             sequence = self.books.sequences.get(number)
             if sequence is None:
                 detail = f"there is no sequence {number}"
@@ -188,3 +205,23 @@ class Pool:
     def violations(self) -> list[str]:
         """Check the conservation law: each id in one place, count = number of holders; a sentence for each fault."""
         return self.books.violations()
+
+
+def _verbs(step: Step) -> Iterator[tuple[StepItem, Items[Any], Callable[[Books, Any, StepResult], None]]]:
+    """Yield the lists of a Step that have items, in the order of their application, each with its verb."""
+    if step.commits:
+        yield StepItem.COMMIT, step.commits, commit
+    if step.pins:
+        yield StepItem.PIN, step.pins, change_pins
+    if step.forks:
+        yield StepItem.FORK, step.forks, fork
+    if step.frees:
+        yield StepItem.FREE, step.frees, free
+    if step.swap_outs:
+        yield StepItem.SWAP_OUT, step.swap_outs, swap_out
+    if step.swap_ins:
+        yield StepItem.SWAP_IN, step.swap_ins, swap_in
+    if step.extends:
+        yield StepItem.EXTEND, step.extends, extend
+    if step.allocates:
+        yield StepItem.ALLOCATE, step.allocates, allocate

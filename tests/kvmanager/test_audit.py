@@ -156,6 +156,28 @@ def test_there_is_no_false_alarm_whatever_steps_come_between_the_slices(seed):
     assert session.audits == []
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_there_is_no_false_alarm_between_the_slices_of_a_step(seed):
+    draw = random.Random(seed)
+    manager, session = manager_with(draw.randint(4, 40), draw.choice((0, 3, 12)))
+    audits, begun = [], 0
+    for number in range(1, 40):
+        work = manager.applying(session, random_step(session.pool, draw, number), budget=1)
+        while session.stepping or number > session.pool.last_step:
+            next(work, None)
+            for audit_ in audits[:]:
+                found = next(audit_, None)
+                assert not found
+                if found is None:
+                    audits.remove(audit_)
+            if draw.random() < 0.2:
+                begun += 1
+                audits.append(manager.audit(session))
+    for audit_ in audits:
+        assert [found for found in audit_ if found] == []
+    assert session.totals.audits == begun > 0
+
+
 def without(step, kept):
     """The Step, but for what would change the table of one sequence."""
     return replace(

@@ -136,6 +136,23 @@ def test_a_map_that_is_begun_at_any_time_and_updated_now_and_then_is_right(seed)
     assert cells(updating.map.host) == expected(pool, host=True)
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_a_map_begun_between_two_slices_of_a_step_is_right_at_its_end(seed):
+    draw = random.Random(seed)
+    manager, session = manager_with()
+    for number in range(1, 20):
+        manager.apply(session, random_step(session.pool, draw, number))
+    work = manager.applying(session, random_step(session.pool, draw, 20), budget=1)
+    for _ in range(draw.randint(0, 5)):
+        next(work, None)
+    updating = Updating(manager, session)
+    for _ in work:
+        updating.go_on()
+    updating.finish()
+    assert cells(updating.map.device) == expected(session.pool, host=False)
+    assert cells(updating.map.host) == expected(session.pool, host=True)
+
+
 def test_what_an_update_tells_makes_the_old_map_the_new_one():
     draw = random.Random(7)
     manager, session = manager_with()

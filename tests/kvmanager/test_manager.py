@@ -158,6 +158,27 @@ def test_totals_count_refusals_by_reason_but_no_preemption_that_was_refused(mana
     assert (session.totals.refusals, session.totals.preemptions) == (reasons, 1)
 
 
+def test_a_step_whose_session_is_replaced_between_two_slices_ends_and_leaves_no_trace(manager):
+    older = manager.attach(spec())
+    work = manager.applying(older, Step(1, allocates=[allocate(1, [5, 6]), allocate(2, [7])]), budget=1)
+    next(work)
+    newer = manager.attach(spec())
+    with pytest.raises(SessionReplaced):
+        next(work)
+    assert newer.pool.device.counts == (8, 0, 0, 0)
+    assert newer.totals.steps == 0
+    assert [event.item for event in manager.ledger.events(1, 100).events] == [None, None]
+
+
+def test_a_step_out_of_order_in_slices_leaves_the_session_ready_for_the_next(manager):
+    session = manager.attach(spec())
+    manager.apply(session, Step(2))
+    with pytest.raises(StepOutOfOrder):
+        next(manager.applying(session, Step(2), budget=1))
+    assert not session.stepping
+    assert manager.apply(session, Step(3)).step == 3
+
+
 def test_totals_do_not_count_a_step_out_of_order(manager):
     session = manager.attach(spec())
     manager.apply(session, Step(2))
