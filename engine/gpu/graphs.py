@@ -8,7 +8,7 @@ token to block 0, which belongs to nobody.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -17,14 +17,31 @@ from engine.decoder import Decoder
 
 _WARMING_RUNS = 2  # compile kernels, and let libraries choose theirs, before anything is recorded
 
-Run = Callable[[], torch.Tensor]
+Result = TypeVar("Result")
+Run = Callable[[], Result]
 
 
 class Recorder(Protocol):
-    """Records what a function launches."""
+    """Records what a function launches: kernels, and addresses of memory. It keeps no tensor alive but its own.
 
-    def __call__(self, run: Run, /) -> tuple[Callable[[], None], torch.Tensor]:
+    What the function reads or writes, and did not allocate itself, must outlive what plays it again.
+    """
+
+    def __call__(self, run: Run[Result], /) -> tuple[Callable[[], None], Result]:
         """Return what plays it again, and where its result then is."""
+
+
+class Recording(Generic[Result]):
+    """The launches of a function, with the function: the tensors that it names live as long as what plays them."""
+
+    def __init__(self, run: Run[Result], record: Recorder) -> None:
+        """Record what `run` launches. Nothing that it touches may be replaced later."""
+        self._touched = run
+        self._play, self.result = record(run)
+
+    def __call__(self) -> None:
+        """Play it again, into the same result."""
+        self._play()
 
 
 class CudaRecorder:
@@ -33,18 +50,20 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        # One for all: libraries keep a workspace for each stream that they ever ran on.
+        self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __call__(self, run: Run) -> tuple[Callable[[], None], torch.Tensor]:
-        """Run it a few times, then record it."""
+    def __call__(self, run: Run[Result]) -> tuple[Callable[[], None], Result]:
+        """Run it a few times, then record it. The current stream is the same afterwards, also if that fails."""
         current = torch.cuda.current_stream(self._device)
-        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
+        self._aside.wait_stream(current)
+        with torch.cuda.stream(self._aside):
             for _ in range(_WARMING_RUNS):
                 run()
-        current.wait_stream(aside)
+        current.wait_stream(self._aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # A recording that fails leaves torch on its own stream.
+        with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self._pool):
             output = run()
         self._pool = self._pool or graph.pool()
         return graph.replay, output
@@ -57,7 +76,10 @@ def batch_sizes(most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Buffers:
-    """What a step is told, for as many sequences as there can be; a recording of n reads the first n."""
+    """What a step is told, for as many sequences as there can be; a recording of n reads the first n.
+
+    `places` are those of the logits: one for each sequence.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -65,6 +87,7 @@ class _Buffers:
     ends: torch.Tensor
     tables: torch.Tensor
     first: torch.Tensor
+    places: torch.Tensor
 
     @classmethod
     def allocate(cls, sequences: int, blocks: int, device: torch.device) -> "_Buffers":
@@ -76,6 +99,7 @@ class _Buffers:
             ends=torch.ones(sequences, dtype=torch.int32, device=device),
             tables=torch.zeros(sequences, blocks, dtype=torch.int32, device=device),
             first=torch.arange(sequences + 1, dtype=torch.int32, device=device),
+            places=torch.arange(sequences, dtype=torch.int64, device=device),
         )
 
     def take(self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch, size: int) -> None:
@@ -120,7 +144,7 @@ class RecordedDecoder:
         self._block_size = block_size
         self._sizes = sizes
         self._buffers = _Buffers.allocate(sizes[-1], blocks, device)
-        self._recorded: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
+        self._recorded: dict[int, Recording[torch.Tensor]] = {}
 
     @torch.inference_mode()
     def prepare(self, progress: Callable[[int, int], None]) -> None:
@@ -140,18 +164,18 @@ class RecordedDecoder:
         if count > self._sizes[-1] or any(fed != 1 for fed in batch.fed):
             return self._decoder.logits(token_ids, positions, places, batch)
         size = self._sizes[bisect_left(self._sizes, count)]
-        if size not in self._recorded:
-            self._recorded[size] = self._recording(size)
         self._buffers.take(token_ids, positions, batch, size)
-        play, logits = self._recorded[size]
-        play()
-        return logits.index_select(0, places)
+        if size not in self._recorded:  # after the batch was taken in: recording writes what the buffers say
+            self._recorded[size] = self._recording(size)
+        recording = self._recorded[size]
+        recording()
+        return recording.result.index_select(0, places)
 
-    def _recording(self, size: int) -> tuple[Callable[[], None], torch.Tensor]:
-        buffers, places = self._buffers, torch.arange(size, device=self._buffers.slots.device)
+    def _recording(self, size: int) -> Recording[torch.Tensor]:
+        decoder, buffers, block_size = self._decoder, self._buffers, self._block_size
 
         def run() -> torch.Tensor:
-            batch = buffers.batch(size, self._block_size)
-            return self._decoder.logits(buffers.token_ids[:size], buffers.positions[:size], places, batch)
+            batch = buffers.batch(size, block_size)
+            return decoder.logits(buffers.token_ids[:size], buffers.positions[:size], buffers.places[:size], batch)
 
-        return self._record(run)
+        return Recording(run, self._record)

@@ -1,5 +1,6 @@
 """The GPU's decoder and its recorded steps: on a GPU where there is one, else under Triton's interpreter."""
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,13 @@ from engine.plan import Work
 from engine.request import Capacity, Request, Sampling, Stopping
 from engine.runner import ModelRunner
 from tests.engine.families import FAMILIES, Checkpoint
+from tests.engine.launch_tape import LaunchTape, MemoryGivenBack, NotRecordable
 from tests.engine.triton_case import DEVICE, make_triton_backend
 from tests.engine_in_process import GREEDY, EngineInProcess
 
 pytest.importorskip("triton")
 
-from engine.gpu.graphs import CudaRecorder, RecordedDecoder, Recorder, Run, batch_sizes
+from engine.gpu.graphs import CudaRecorder, RecordedDecoder, Recorder, Result, Run, batch_sizes
 from engine.gpu.llama import LlamaDecoder
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
@@ -37,9 +39,10 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 Tiny = Callable[[str], Path]
 
 
-def play_again(run: Run) -> tuple[Callable[[], None], torch.Tensor]:
-    """Record as a CUDA graph does, but by running it again: into the same memory, and told by nothing but buffers."""
+def play_again(run: Run[Result]) -> tuple[Callable[[], None], Result]:
+    """Play by running it again, into the same memory: for attention of torch's, which asks for lengths as it runs."""
     output = run()
+    assert isinstance(output, torch.Tensor)
 
     def play() -> None:
         output.copy_(run())
@@ -48,6 +51,7 @@ def play_again(run: Run) -> tuple[Callable[[], None], torch.Tensor]:
 
 
 RECORDER: Recorder = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else play_again
+GRAPHS: Recorder = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else LaunchTape()
 
 
 def logits(runner: ModelRunner, *parts: tuple[tuple[int, ...], int, tuple[int, ...]]) -> torch.Tensor:
@@ -184,11 +188,15 @@ class TestRecorded:
         assert batch_sizes(40) == [1, 2, 4, 8, 16, 32, 40]
 
 
-def test_a_whole_step_of_kernels_can_be_recorded(tiny_model: Tiny) -> None:
+@pytest.mark.parametrize("decode", ["few launches", "modules"])
+def test_a_whole_step_of_kernels_can_be_recorded(tiny_model: Tiny, decode: str) -> None:
     loaded = load_model(tiny_model("llama"), torch.float32, DEVICE)
     backend = make_triton_backend()(loaded.geometry, BLOCK, 12, torch.float32)
-    decoder: Decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
-    recorded = RecordedDecoder(decoder, RECORDER, BLOCK, 8, [1, 4], DEVICE)
+    decoder: Decoder = ModulesDecoder(loaded, backend)
+    if decode == "few launches":
+        decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    recorded = RecordedDecoder(decoder, GRAPHS, BLOCK, 8, [1, 4], DEVICE)
+    recorded.prepare(lambda done, of: gc.collect())
     make = partial(ModelRunner, loaded, backend, BLOCK)
     tokens = [prompt(20, 1), prompt(5, 2), prompt(33, 3)]
     tables = [(1, 2), (3,), (4, 5, 6)]
@@ -197,3 +205,36 @@ def test_a_whole_step_of_kernels_can_be_recorded(tiny_model: Tiny) -> None:
     for count in (1, 3):
         parts = [(one, len(one) - 1, table) for one, table in zip(tokens[:count], tables, strict=False)]
         torch.testing.assert_close(logits(ours, *parts), logits(plain, *parts), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a CUDA graph reads whatever is there now")
+class TestTape:
+    """The twin of a CUDA graph that the tests above trust."""
+
+    def test_it_plays_launches_on_the_memory_that_they_had(self) -> None:
+        numbers, most = torch.arange(4.0), torch.zeros(())
+
+        def run() -> torch.Tensor:
+            most.copy_((numbers * 2).max())
+            return numbers + most
+
+        with torch.inference_mode():
+            play, result = LaunchTape()(run)
+            numbers.copy_(torch.tensor([5.0, 1.0, 0.0, 3.0]))
+            play()
+        assert result.tolist() == [15.0, 11.0, 10.0, 13.0]
+
+    def test_it_fails_where_memory_that_it_did_not_allocate_is_given_back(self) -> None:
+        def recorded(numbers: torch.Tensor, places: torch.Tensor) -> Callable[[], None]:
+            return LaunchTape()(lambda: numbers[places])[0]
+
+        numbers = torch.arange(4.0)
+        play = recorded(numbers, torch.tensor([1, 2]))
+        with pytest.raises(MemoryGivenBack, match=r"touches \(2,\) torch.int64"):
+            play()
+
+    def test_it_refuses_what_waits_for_the_device(self) -> None:
+        numbers = torch.arange(4.0)
+        for waiting in (lambda: numbers * float(numbers.sum()), lambda: numbers[numbers > 1]):
+            with pytest.raises(NotRecordable):
+                LaunchTape()(waiting)

@@ -1,0 +1,147 @@
+"""What a CUDA graph is, on the CPU: launches with the addresses that they had, played again without the Python code.
+
+Operators of torch and kernels under Triton's interpreter are noted in their order. As a graph does, a tape keeps the
+memory that was allocated while it was recorded, and of all other memory nothing but the address: playing it again fails
+where that was given back meanwhile. What would wait for the device cannot be recorded.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map
+
+Result = TypeVar("Result")
+
+_WARMING_RUNS = 1  # as before a graph, where libraries allocate what they keep
+_WAITING = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select}
+_EMPTY = {
+    torch.ops.aten.empty,
+    torch.ops.aten.empty_like,
+    torch.ops.aten.new_empty,
+    torch.ops.aten.empty_strided,
+    torch.ops.aten.new_empty_strided,
+}
+
+
+class MemoryGivenBack(Exception):
+    """A recorded launch touches memory that nobody holds any more."""
+
+
+class NotRecordable(Exception):
+    """A launch would wait for the device."""
+
+
+@dataclass(frozen=True)  # no tuple: those are looked into for tensors
+class _Outside:
+    """Where a tensor lay that the recording did not allocate."""
+
+    memory: StorageWeakRef
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self) -> torch.Tensor:
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
+        if storage is None:
+            raise MemoryGivenBack(f"a recorded launch touches {tuple(self.size)} {self.dtype} that nobody holds")
+        return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.size, self.stride)
+
+
+class _Launch(NamedTuple):
+    """A launch; `fresh` are the results in memory of their own, None where a result lies in an argument's."""
+
+    run: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    fresh: tuple[torch.Tensor | None, ...] = ()
+    allocates: bool = False
+
+
+class LaunchTape:
+    """Records as `engine.gpu.graphs.CudaRecorder` does."""
+
+    def __call__(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        for _ in range(_WARMING_RUNS):
+            run()
+        tape = _Tape()
+        with tape, _noting_kernels(tape):
+            result = run()
+        return tape.play, result
+
+
+class _Tape(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._launches: list[_Launch] = []
+        self._own: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        tensors = [one for one in tree_flatten((args, named))[0] if isinstance(one, torch.Tensor)]
+        chosen = func.overloadpacket is torch.ops.aten.index and any(one.dtype == torch.bool for one in tensors[1:])
+        if chosen or func.overloadpacket in _WAITING:
+            raise NotRecordable(f"{func} waits for the device")
+        given = {_memory(one) for one in tensors}
+        results = func(*args, **named)
+        flat = [one for one in tree_flatten(results)[0] if isinstance(one, torch.Tensor)]
+        fresh = tuple(None if _memory(one) in given else one for one in flat)
+        noted = [tree_map(self._noted, part) for part in (args, named)]
+        self._own.update({_memory(one): one.untyped_storage() for one in fresh if one is not None})
+        self._launches.append(_Launch(func, *noted, fresh, func.overloadpacket in _EMPTY))
+        return results
+
+    def note_kernel(self, run: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._launches.append(_Launch(run, tree_map(self._noted, arguments), tree_map(self._noted, named)))
+
+    def play(self) -> None:
+        for launch in self._launches:
+            results = launch.run(*tree_map(_found, launch.arguments), **tree_map(_found, launch.named))
+            flat = [one for one in tree_flatten(results)[0] if isinstance(one, torch.Tensor)]
+            for place, result in zip(launch.fresh, flat, strict=True):
+                if place is not None and launch.allocates:
+                    _poison(place)
+                elif place is not None:
+                    place.copy_(result)
+
+    def _noted(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or _memory(value) in self._own:
+            return value
+        storage = StorageWeakRef(value.untyped_storage())
+        return _Outside(storage, value.storage_offset(), value.size(), value.stride(), value.dtype)
+
+
+@contextmanager
+def _noting_kernels(tape: _Tape) -> Iterator[None]:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    plain = InterpretedFunction.run
+
+    def run(kernel: Any, *arguments: Any, **named: Any) -> None:
+        tape.note_kernel(lambda *again, **names: plain(kernel, *again, **names), arguments, named)
+        with _disable_current_modes():
+            plain(kernel, *arguments, **named)
+
+    InterpretedFunction.run = run
+    try:
+        yield
+    finally:
+        InterpretedFunction.run = plain
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _found(value: Any) -> Any:
+    return value.tensor() if isinstance(value, _Outside) else value
+
+
+def _poison(memory: torch.Tensor) -> None:
+    """Fill memory that was allocated and not written yet: other recordings left there what they liked."""
+    memory.fill_(float("nan") if memory.is_floating_point() else torch.iinfo(memory.dtype).max)
