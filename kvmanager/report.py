@@ -14,7 +14,7 @@ from kvmanager.errors import InvalidReport
 from kvmanager.keys import KEY_BYTES, root_key
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, shortened
-from kvmanager.tier import Tier
+from kvmanager.tier import NO_KEY, Tier
 
 _Entry = TypeVar("_Entry")
 
@@ -46,9 +46,9 @@ class SequenceReport:
 class TierReport:
     """The blocks of a tier, but for its tables.
 
-    `keyed` are blocks with their keys in sealing order, `unfindable` held blocks that nobody finds under theirs,
-    `release_order` all blocks at count 0 in the order in which they will be handed out, `withheld` those that an audit
-    took out of circulation, or takes out once nobody holds them.
+    `keyed` are blocks with their keys in sealing order, `unfindable` held blocks that no key leads to, with their keys
+    (NO_KEY: none yet), `release_order` all blocks at count 0 in the order in which they will be handed out, `withheld`
+    those that an audit took out of circulation, or takes out once nobody holds them.
     """
 
     # Dicts of plain values are the one form that a garbage collector does not walk through again and again.
@@ -213,7 +213,7 @@ def _adopt_keys(
 ) -> None:
     for block, key in seals:
         places.check_id(block)
-        if len(key) != KEY_BYTES or tier.key(block) is not None:
+        if len(key) != KEY_BYTES or tier.key(block) is not None or (key == NO_KEY and seal == tier.seal):
             raise InvalidReport(f"{places.name} block {block} has two keys, or one that is none")
         seal(block, key)
 

@@ -21,7 +21,10 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from kvmanager.errors import OutOfBlocks
+from kvmanager.keys import KEY_BYTES
 
+# Stands for the key of an unfindable block that has none yet. No digest is all zeros.
+NO_KEY = bytes(KEY_BYTES)
 # Blocks that were handed out and are still in the array of free ones, at most, while there are more of the others.
 _LONGEST_GONE = 4000
 # Entries that are given back without a pause: well below a millisecond.
@@ -89,7 +92,9 @@ class Tier:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._withheld: set[int] = set()
         self._condemned: set[int] = set()  # held blocks that are withheld once nobody holds them
-        self._unfindable: set[int] = set()  # held blocks whose keys left the index
+        # Held blocks that no key leads to: keyed before a reset, or blamed by an audit, or copies of such blocks. They
+        # need not have their keys yet.
+        self._unfindable: set[int] = set()
         if not incomplete:
             self._free.extend(range(1, total + 1))
 
@@ -187,11 +192,11 @@ class Tier:
             count = counts[block]
             if count == 1:
                 counts[block] = 0
-                if keys[block] is None:
-                    free.append(block)
-                elif unfindable and block in unfindable:
+                if unfindable and block in unfindable:
                     unfindable.remove(block)
                     keys[block] = None
+                    free.append(block)
+                elif keys[block] is None:
                     free.append(block)
                 else:
                     cached[block] = None
@@ -209,8 +214,13 @@ class Tier:
         self._head = 0
 
     def seal(self, block: int, key: bytes) -> None:
-        """Give a held block its key. It becomes the index's answer unless an earlier block carries the same key."""
+        """Give a held block its key. It becomes the index's answer unless an earlier block carries the same key.
+
+        No key ever leads to an unfindable block: it keeps its key to itself.
+        """
         self._keys[block] = key
+        if self._unfindable and block in self._unfindable:
+            return
         carriers = self._index.setdefault(key, block)
         if carriers is block:
             return
@@ -221,13 +231,14 @@ class Tier:
 
     def seal_many(self, blocks: list[int], keys: list[bytes]) -> None:
         """Give held blocks without a key theirs, as `seal` does."""
-        own, index = self._keys, self._index
+        own, index, unfindable = self._keys, self._index, self._unfindable
         for block, key in zip(blocks, keys, strict=True):
+            if unfindable and block in unfindable:
+                own[block] = key
+                continue
             own[block] = key
             if index.setdefault(key, block) is not block:
                 self.seal(block, key)
-        if self._condemned:
-            self._hide(self._condemned.intersection(blocks))
 
     def park(self, key: bytes) -> int:
         """Turn the free block that would be handed out next into a cached one under `key`; there must be one."""
@@ -247,7 +258,7 @@ class Tier:
             self._keys[block] = None
         self._free.extend(self._cached)
         self._cached.clear()
-        self._unfindable = {block for block, key in enumerate(self._keys) if key is not None}
+        self._unfindable |= {block for block, key in enumerate(self._keys) if key is not None}
 
     # Writing and adopting reports.
 
@@ -256,8 +267,8 @@ class Tier:
         return {block: key for key, carriers in self._index.items() for block in _listed(carriers)}
 
     def unfindable(self) -> dict[int, bytes]:
-        """Return the held blocks that were keyed before a reset, with their keys."""
-        return {block: key for block in sorted(self._unfindable) if (key := self._keys[block]) is not None}
+        """Return the held blocks that no key leads to, with their keys; NO_KEY for those that have none yet."""
+        return {block: self._keys[block] or NO_KEY for block in sorted(self._unfindable)}
 
     def dismantle(self) -> Iterator[None]:
         """Give the memory of a tier that nobody uses any more back, with pauses: all at once takes long."""
@@ -291,8 +302,9 @@ class Tier:
             self.shared += count == 1
 
     def seal_unfindable(self, block: int, key: bytes) -> None:
-        """Give a held block a key under which nobody finds it."""
-        self._keys[block] = key
+        """Give a held block a key that does not lead to it. NO_KEY: it has none yet; the one that it gets will not."""
+        if key != NO_KEY:
+            self._keys[block] = key
         self._unfindable.add(block)
 
     def put_back(self, blocks: Iterable[int]) -> None:
@@ -324,7 +336,7 @@ class Tier:
             self._counts[block] = count
             if not count:
                 self._keys[block] = None
-            places = ((self._condemned, count), (self._withheld, not count), (self._unfindable, self._keys[block]))
+            places = ((self._condemned, count), (self._withheld, not count), (self._unfindable, count))
             for place, belongs in places:
                 place.add(block) if belongs else place.discard(block)
 
@@ -341,7 +353,14 @@ class Tier:
                 del self._index[key]
             elif len(left) < len(_listed(carriers)):
                 self._index[key] = left if len(left) > 1 else left[0]
-        self._unfindable |= blocks
+
+    def is_findable(self, block: int) -> bool:
+        """Return whether a key may lead to the block; what has been copied from one that is not is not either."""
+        return block not in self._unfindable
+
+    def make_unfindable(self, block: int) -> None:
+        """Let no key lead to a held block that is not in the index, now or later."""
+        self._unfindable.add(block)
 
     def is_out(self, block: int) -> bool:
         """Return whether the block is withheld, or will be."""
@@ -386,8 +405,8 @@ class Tier:
             faults.append(Fault(block, f"block {block} is cached without a key"))
         if key is not None and not (count or cached):
             faults.append(Fault(block, f"block {block} has a key but is neither held nor cached"))
-        if unfindable and (key is None or not count):
-            faults.append(Fault(block, f"block {block} counts as keyed before a reset, but it is not held under a key"))
+        if unfindable and not count:
+            faults.append(Fault(block, f"block {block} counts as held where no key leads to it, but it is not held"))
         if key is not None and not unfindable:
             faults += self._key_faults(block, key)
         return faults
@@ -429,6 +448,10 @@ class Tier:
             fault for block in range(1, self.total + 1) for fault in self.block_faults(block, holders.get(block, 0))
         ]
         faults += [*self.free_faults(), *self.index_faults()]
+        faults += [
+            Fault(block, f"block {block} is to be withheld, but findable")
+            for block in self._condemned - self._unfindable
+        ]
         sentences = [sentence for _, sentence in faults]
         if self.saved != sum(count - 1 for count in self._counts if count):
             sentences.append(f"saved is {self.saved}, counts say otherwise")

@@ -120,6 +120,8 @@ def _make_writable(books: Books, write: _Write, result: StepResult) -> int:
     source = write.sequence.table[write.entry]
     write.sequence.table[write.entry] = block
     result.copies.append(Copy(source, block))
+    if not books.device.is_findable(source):
+        books.device.make_unfindable(block)
     if books.device.count(source) > 1:
         books.device.release(source)
     else:

@@ -1,7 +1,8 @@
 """swap_out and swap_in: a group moves to the other tier, all of it or nothing.
 
 Tables of the group that share a block go on sharing it there. A keyed block whose key the other tier has already is
-shared with what is there, not copied again; a copy carries the key along.
+shared with what is there, not copied again; a copy carries the key along. A block that no key leads to (keyed before a
+reset, or blamed by an audit) is shared with nothing, and no key leads to its copy.
 """
 
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def _route(members: list[Sequence], source: Tier, target: Tier) -> _Route:
     route = _Route()
     first_of_key: dict[bytes, int] = {}
     for block in dict.fromkeys(block for member in members for block in member.table):
-        key = source.key(block)
+        key = source.key(block) if source.is_findable(block) else None
         there = None if key is None else target.find(key)
         if there is not None:
             route.there[block] = there
@@ -116,6 +117,8 @@ def _carry_keys(route: _Route, source: Tier, target: Tier) -> list[Seal]:
     seals = []
     for block, moved in route.to_copy.items():
         key = source.key(block)
+        if not source.is_findable(block):
+            target.make_unfindable(moved)
         if key is not None:
             target.seal(moved, key)
             seals.append(Seal(moved, key))

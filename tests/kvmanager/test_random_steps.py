@@ -1,12 +1,13 @@
-"""Random Steps in a tiny universe, beside a twin that is too dumb to be wrong."""
+"""Random Steps in a tiny universe, with damage that audits find, beside a twin that is too dumb to be wrong."""
 
 import copy
 import pickle
 from dataclasses import dataclass, field
+from unittest import mock
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvmanager import (
     Allocate,
@@ -24,7 +25,10 @@ from kvmanager import (
     StepItem,
     StepRefusal,
     Unpin,
+    audit,
+    following,
 )
+from kvmanager.audit import Audit
 from tests.kvmanager.random_runs import random_runs
 
 SIZE, GROUPS = 2, 4
@@ -65,7 +69,20 @@ class TwinTier:
         self.total = total
         self.order = list(range(1, total + 1))
         self.contents = {}  # of keyed blocks, in sealing order: root and all tokens up to the block's end
-        self.lost = {}  # the same of held blocks that were keyed before a reset
+        # The same of held blocks that nobody finds: keyed before a reset, blamed, or copied from such a one; or None.
+        self.lost = {}
+        self.blamed = []  # in order; out once nobody holds them
+
+    def out(self):
+        return [block for block in self.blamed if block not in self.order and block not in self.lost]
+
+    def blame(self, block):
+        self.blamed.append(block)
+        content = self.contents.pop(block, None)
+        if block in self.order:
+            self.order.remove(block)
+        else:
+            self.lost.setdefault(block, content)
 
     def content(self, block):
         return self.contents.get(block) or self.lost.get(block)
@@ -84,7 +101,8 @@ class TwinTier:
 
     def put_back(self, block):
         self.lost.pop(block, None)
-        self.order.insert(len(self.order) if block in self.contents else len(self.keyless()), block)
+        if block not in self.blamed:
+            self.order.insert(len(self.order) if block in self.contents else len(self.keyless()), block)
 
     def reset(self):
         self.lost |= {block: content for block, content in self.contents.items() if block not in self.order}
@@ -161,7 +179,7 @@ class Twin:
         self.answer["tables"].append((number, first_index, sequence.table[first_index:], sequence.room, cached))
 
     def seal(self, tier, block, content):
-        tier.contents[block] = content
+        (tier.lost if block in tier.lost else tier.contents)[block] = content
         self.answer["sealed" if tier is self.device else "host_sealed"].append((block, content))
 
     def grant(self):
@@ -228,7 +246,7 @@ class Twin:
         for other in self.sequences.values():
             tables = {block for member in self.members(other.group).values() for block in member.table}
             needed = tables if other.swapped else tables - pinned
-            demand(len(needed) + len(pinned) <= self.device.total, StepRefusal.PIN_TOO_LARGE)
+            demand(len(needed) + len(pinned) <= self.device.total - len(self.device.out()), StepRefusal.PIN_TOO_LARGE)
         self.note("pinned")
 
     def fork(self, item):
@@ -275,13 +293,13 @@ class Twin:
         moved, copies = {}, []
         entries = [block for table in tables for block in table]
         for block in entries:
-            if source.content(block) and target.find(source.content(block)):
-                moved[block] = target.find(source.content(block))
+            if block in source.contents and target.find(source.contents[block]):
+                moved[block] = target.find(source.contents[block])
                 self.note("swap: shared with what was there")
         target.order = [block for block in target.order if block not in moved.values()]
         for block in entries:
             content = source.content(block)
-            twin = target.find(content) if content else None
+            twin = target.find(content) if block in source.contents else None
             if twin and block not in moved:
                 moved[block] = twin
                 self.note("swap: shared with a twin")
@@ -289,6 +307,9 @@ class Twin:
                 moved[block] = take()
                 copies.append((block, moved[block]))
                 self.note(f"copy: swap {'out' if target is self.host else 'in'}")
+                if block in source.lost:
+                    target.lost[moved[block]] = None
+                    self.note("copy: swap of what nobody finds")
                 if content:
                     self.seal(target, moved[block], content)
         for number, member in members.items():
@@ -319,6 +340,9 @@ class Twin:
             table[index] = self.grant()
             self.answer["copies"].append((source, table[index]))
             self.note("copy: on write")
+            if source in self.device.lost:
+                self.device.lost[table[index]] = None
+                self.note("copy: on write of what nobody finds")
             if source not in self.holders(self.device):
                 self.late.append(source)
 
@@ -376,8 +400,31 @@ class Twin:
 letters = st.integers(0, 1)
 
 
+def holder_too_many(tier, block):
+    tier._counts[block] += 1
+
+
+def holder_too_few(tier, block):
+    tier._counts[block] -= 1
+
+
+def other_key(tier, block):
+    tier._keys[block] = b"no block's"
+
+
+# Each with whether it can be done to a block; all are found, whatever else is so, by looking at that block.
+DAMAGES = {
+    holder_too_many: lambda tier, block: True,
+    holder_too_few: lambda tier, block: tier.count(block) > 0,
+    other_key: lambda tier, block: not tier.count(block) and tier.key(block) is not None,
+}
+
+
 class RandomSteps(RuleBasedStateMachine):
-    """Each rule is a Step of several items; it goes to the twin and to two pools, to one of them in slices."""
+    """Steps of several items go to the twin and to two pools, slices of audits and damage to the first pool.
+
+    The second pool is to the first what an engine's replica is to the KV manager's pool, and gets its Steps in slices.
+    """
 
     @initialize(blocks=st.sampled_from([3, 3, 4, 4, 5, 6, 7, 8]), host_blocks=st.sampled_from([0, 1, 2, 3, 3, 4, 4]))
     def begin(self, blocks, host_blocks):
@@ -386,6 +433,48 @@ class RandomSteps(RuleBasedStateMachine):
         self.keys = {}  # of contents, as the pool told them
         self.mirror = {}  # tables and rooms as an engine knows them: from answers alone
         self.last_id = 0
+        self.audit = self.slices = None  # the one under way
+        self.short_slices = [mock.patch.object(module, "_SLICE", 2) for module in (audit, following)]
+        for patch in self.short_slices:
+            patch.start()
+
+    def next_slice(self):
+        """What a slice finds, beginning an audit where none is under way; None: it has come to its end."""
+        if not self.slices:
+            self.audit = Audit(self.pool.books)
+            self.slices = self.audit.slices()
+        found = next(self.slices, None)
+        if found is None:
+            self.audit = self.slices = None
+        return found
+
+    @rule(slices=st.integers(1, 12))
+    def audit_a_little(self, slices):
+        for _ in range(slices):
+            assert not self.next_slice()
+
+    @precondition(lambda self: self.sound_blocks())
+    @rule(data=st.data())
+    def damage_until_an_audit_blames_it(self, data):
+        """No Step uses the damage before it is found; what is found in this audit, Steps may follow within it."""
+        host, block = data.draw(st.sampled_from(self.sound_blocks()), "block")
+        tier = self.pool.host if host else self.pool.device
+        possible = [damage for damage, fits in DAMAGES.items() if fits(tier, block)]
+        damage = data.draw(st.sampled_from(possible), "damage")
+        damage(tier, block)
+        while not (found := self.next_slice()):
+            pass
+        assert {(violation.block, violation.host) for violation in found} == {(block, host)}
+        (self.twin.host if host else self.twin.device).blame(block)
+        event(f"blamed: {damage.__name__}, {'host' if host else 'device'}")
+        assert self.pool.violations() == []
+        self.check_tiers()
+
+    def sound_blocks(self):
+        tiers = enumerate((self.twin.device, self.twin.host))
+        return [
+            (host > 0, block) for host, tier in tiers for block in range(1, tier.total + 1) if block not in tier.blamed
+        ]
 
     @rule(data=st.data(), kinds=st.lists(st.sampled_from(ITEMS), min_size=2, max_size=8))
     def step(self, data, kinds):
@@ -488,10 +577,16 @@ class RandomSteps(RuleBasedStateMachine):
     def apply(self, **items):
         step = Step(self.pool.last_step + 1, **items)
         result = self.pool.apply(step)
+        if self.audit:
+            self.audit.heard(result)
         self.twin.apply(step)
         assert self.pool.violations() == []
         self.check_answer(result)
         self.check_state(result)
+        for block in result.withheld:
+            self.again.withhold([block], [])
+        for block in result.host_withheld:
+            self.again.withhold([], [block])
         assert self.in_slices(step) == result
         for what in self.twin.answer["events"]:
             event(what)
@@ -548,8 +643,11 @@ class RandomSteps(RuleBasedStateMachine):
         assert pool.books.pins == twin.pins
         assert pool.computed_tokens() == twin.computed_tokens()
         assert (result.device, result.host) == (pool.device.counts, pool.host.counts)
-        self.check_tier(pool.device, twin.device)
-        self.check_tier(pool.host, twin.host)
+        self.check_tiers()
+
+    def check_tiers(self):
+        self.check_tier(self.pool.device, self.twin.device)
+        self.check_tier(self.pool.host, self.twin.host)
 
     def check_tier(self, tier, twin):
         blocks = range(1, twin.total + 1)
@@ -559,7 +657,9 @@ class RandomSteps(RuleBasedStateMachine):
         assert tier.eviction_order() == twin.order
         assert tier.evictions == []
         free, held = len(twin.keyless()), sum(count > 0 for count in counts)
-        assert tier.counts == (free, len(twin.order) - free, held, 0)
+        assert tier.counts == (free, len(twin.order) - free, held, len(twin.out()))
+        assert tier.withheld() == sorted(twin.out())
+        assert tier.condemned() == sorted(set(twin.blamed) - set(twin.out()))
         assert tier.shared == sum(count > 1 for count in counts)
         assert tier.saved == sum(counts) - held
         contents = [twin.content(block) for block in blocks]
@@ -569,6 +669,8 @@ class RandomSteps(RuleBasedStateMachine):
 
     def teardown(self):
         """However it went, after all have ended nothing is held but what is pinned."""
+        for patch in self.short_slices:
+            patch.stop()
         self.apply(frees=[Free(sequence, FreeReason.CANCELLED) for sequence in self.twin.sequences])
         assert (self.pool.sequences, self.pool.groups) == ({}, {})
         assert self.pool.host.counts.held == 0

@@ -384,7 +384,9 @@ class ReportPage(_message.Message):
     def host_withheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def unfindable_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Held device blocks whose keys were taken out of the index by a reset, and those keys."""
+        """Held device blocks that no key leads to (keyed before a reset, or blamed by an audit, or copies of such blocks), and
+        their keys; 32 zeros for one that has none yet.
+        """
 
     @_builtins.property
     def host_unfindable_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
