@@ -159,6 +159,7 @@ class Group:
     held_blocks: int = 0  # when it ended
     failure: Failure | None = None
     detail: str = ""
+    fault: Exception | None = None  # what was raised, where that is its failure
 
     @classmethod
     def of(cls, request: Request, numbers: Iterator[int], aging: float = 0.0) -> "Group":

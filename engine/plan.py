@@ -37,12 +37,14 @@ class Sampled(NamedTuple):
 
     Where asked for, it comes with its log-probability and with pairs of the most likely tokens and theirs, most likely
     first: the log-softmax of the model's own logits, before any rule, temperature or filter. A beam's comes with all
-    its candidates, and theirs are changed by the rules.
+    its candidates, and theirs are changed by the rules. A `fault` is why there is no token: what its request alone
+    asks for raised.
     """
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    fault: Exception | None = None
 
 
 class Work(NamedTuple):

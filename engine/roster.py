@@ -6,7 +6,7 @@ and resumption take the smallest, preemption takes the largest, and nobody preem
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from engine.blocks import FreeReason
@@ -15,7 +15,7 @@ from engine.group import Group, Sequence
 from engine.mirror import Mirror
 from engine.preemption import Preemption
 from engine.prefix_claims import PrefixClaims
-from engine.request import Capacity, OrderKey
+from engine.request import Capacity, Failure, OrderKey
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class SchedulerTotals:
     planned: int = 0  # sequences that took part in a step, summed over steps,
     left_out: int = 0  # and those that did not because the block manager's answer was not there
     swapped_tokens: int = 0  # computed tokens that preemptions moved to the host
+    failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))  # of requests
 
 
 class Roster:

@@ -12,6 +12,7 @@ from engine.block_copies import BlockCopies
 from engine.continuations import continuations
 from engine.copy_stream import CopyStream, copy_stream_for
 from engine.decoder import Decoder, ModulesDecoder
+from engine.isolation import each_alone
 from engine.logprobs import score
 from engine.model import LoadedModel
 from engine.plan import PENDING, Done, Launched, Sampled, StepPlan, Work
@@ -59,14 +60,23 @@ class ModelRunner:
         begun = self._timer.mark()
         if not all(map(_is_plain, plan.work)):
             self._drawn = _Drawn({})
-            brought = outcomes(logits, plan.work)
+            brought = _brought(logits, plan.work)
             return _Known(begun, self._timer.mark(), brought)
         rows = [row for work in plan.work for row in _rows(work)]
-        tokens = sample_on_device(logits, [row.draw for row in rows if row.draw])
-        sampling = [work for work in plan.work if work.samples]
-        places = accumulate((len(work.sample_indices) for work in sampling), initial=0)
-        self._drawn = _Drawn({work.sequence: place for work, place in zip(sampling, places, strict=False)}, tokens)
+        try:
+            tokens = sample_on_device(logits, [row.draw for row in rows if row.draw])
+        except Exception as failure:
+            brought = each_alone(logits, plan.work, outcomes, failure)
+            self._keep_drawn(plan.work, upload([one.token_id for one in brought], torch.int64, self._device))
+            return _Known(begun, self._timer.mark(), brought)
+        self._keep_drawn(plan.work, tokens)
         return _OnTheirWay(begun, self._timer.mark(), Download(tokens))
+
+    def _keep_drawn(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
+        """Remember where the tokens of each sequence are: a step launched ahead may be fed them."""
+        sampling = [item for item in work if item.samples]
+        places = accumulate((len(item.sample_indices) for item in sampling), initial=0)
+        self._drawn = _Drawn({item.sequence: place for item, place in zip(sampling, places, strict=False)}, tokens)
 
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[rows, vocabulary]` logits: for each work, those that score its prompt, then one for each sample."""
@@ -152,6 +162,14 @@ class _Row(NamedTuple):
     token_id: int = 0
     logprobs: int | None = None
     beam: Work | None = None
+
+
+def _brought(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
+    """Return the outcomes of the logits; what one request asks for may raise, without harm to the others."""
+    try:
+        return outcomes(logits, work)
+    except Exception as failure:
+        return each_alone(logits, work, outcomes, failure)
 
 
 def outcomes(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:

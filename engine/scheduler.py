@@ -10,6 +10,7 @@ from typing import NamedTuple
 from engine.block_asking import Admitted, BlockAsking
 from engine.blocks import FreeReason, Step, StepResult
 from engine.errors import (
+    BlockManagerBroken,
     ConstraintFailed,
     EngineUnavailable,
     InvalidRequest,
@@ -93,7 +94,7 @@ class Scheduler:
         self.pins = Pins(self._roster)
         self._asking = BlockAsking(self._roster, self.costs, self.pins, lookahead_tokens=2 if ahead else 1)
         self._outputs: list[Output] = []
-        self._astray: list[tuple[Group, str]] = []  # groups with a sample that cannot go on in its language
+        self._stuck: list[tuple[Group, Exception]] = []  # groups that cannot go on, and why
         self._now = 0.0  # of the latest plan
 
     # What the shell sees.
@@ -291,9 +292,12 @@ class Scheduler:
         for gang in gangs(self._roster.running, {}):
             if fed := counts(gang, budget):
                 budget -= sum(fed)
-                work += map(self._work, gang, fed)
+                work += self._works(gang, fed)
             elif budget > 0:
                 self.totals.left_out += sum(self._asking.late_for(place.sequence) for place in gang)
+        if self._stuck:
+            self._end_stuck()
+            return self.plan(now)  # anew, without them
         if not work and not self._asking.copies:
             return None
         return self._made(StepPlan(self.totals.steps + 1, self._take_copies(), tuple(work)))
@@ -313,7 +317,10 @@ class Scheduler:
             if not fed and any(place.start >= place.sequence.room for place in gang):
                 return None
             budget -= sum(fed)
-            work += map(self._work, gang, fed)
+            work += self._works(gang, fed)
+        if self._stuck:  # they end with the next plan: the step under way is theirs too
+            self._stuck.clear()
+            return None
         return StepPlan(plan.step + 1, self._take_copies(), tuple(work)) if work else None
 
     def adopt(self, ahead: StepPlan, now: float) -> StepPlan:
@@ -322,7 +329,10 @@ class Scheduler:
         Who has ended meanwhile, or was moved, has no part in it: what it computes for them counts for nothing.
         """
         self._begin_step(now)
-        known = (self._known(work) for work in ahead.work)
+        known = [self._known(work) for work in ahead.work]
+        if self._stuck:
+            self._end_stuck()
+            return self.adopt(ahead, now)
         return self._made(StepPlan(ahead.step, ahead.copies, tuple(work for work in known if work is not None)))
 
     def _take_copies(self) -> tuple[Copies, ...]:
@@ -350,11 +360,17 @@ class Scheduler:
         needless = sequence.finish is not None and sequence.group.forked
         if needless or not sequence.table or sequence.computed != work.start:
             return None
-        known = self._work(Place(sequence, work.start, 0), len(work.token_ids))
-        return known if known._replace(token_ids=work.token_ids) == work else None
+        known = self._works([Place(sequence, work.start, 0)], [len(work.token_ids)])
+        return known[0] if known and known[0]._replace(token_ids=work.token_ids) == work else None
 
-    def _work(self, place: Place, count: int) -> Work:
-        return work_of(place, count, self._roster.capacity.block_size)
+    def _works(self, gang: list[Place], fed: list[int]) -> list[Work]:
+        """Return the work of a gang; none where what its request asks for raises, which it then ends with."""
+        size = self._roster.capacity.block_size
+        try:
+            return [work_of(place, count, size) for place, count in zip(gang, fed, strict=False)]
+        except Exception as fault:
+            self._stuck.append((gang[0].sequence.group, fault))
+            return []
 
     def _end_late(self, now: float) -> None:
         late = [
@@ -383,14 +399,21 @@ class Scheduler:
                 sequence.computed = work.end
             else:  # it was preempted while the step ran: the token counts, its K and V are gone
                 sequence.lost_tokens = max(sequence.lost_tokens, work.end)
-            self._take_scores(sequence.group, scores)
-            if not sequence.group.beams:
-                self._take_tokens(sequence.group, zip(work.sample_indices, tokens, strict=False), now)
-            elif tokens:
-                found.setdefault(sequence.group, []).extend(tokens)
+            group = sequence.group
+            try:
+                self._take_scores(group, scores)
+                if not group.beams:
+                    self._take_tokens(group, zip(work.sample_indices, tokens, strict=False), now)
+                elif tokens:
+                    found.setdefault(group, []).extend(tokens)
+            except Exception as fault:
+                self._stop(group, fault)
         for group, continuations in found.items():
-            self._advance_beams(group, continuations, now)
-        self._end_astray()
+            try:
+                self._advance_beams(group, continuations, now)
+            except Exception as fault:
+                self._stop(group, fault)
+        self._end_stuck()
 
     def _count_computed(self, sequence: Sequence, work: Work) -> None:
         recomputed = max(0, min(work.end, sequence.lost_tokens) - work.start)
@@ -400,18 +423,17 @@ class Scheduler:
 
     def _take_scores(self, group: Group, scores: list[Sampled]) -> None:
         if scores:
+            _check_faults(scores)
             self._outputs.append(Scored(group.request.request_id, group.scored, scores))
             group.scored += len(scores)
 
     def _take_tokens(self, group: Group, tokens: Iterable[tuple[int, Sampled]], now: float) -> None:
         for index, token in tokens:
             member = group.members[index]
+            if token.fault is not None:
+                raise token.fault
             self._count_generated(group, 1, now)
-            try:
-                member.append(token.token_id)
-            except ConstraintFailed as failed:
-                self._astray.append((group, str(failed)))
-                continue
+            member.append(token.token_id)
             end = None if member.finish is None else member
             self._outputs.append(Tokens(group.request.request_id, [token], index, end))
             self._let_go(member)
@@ -429,17 +451,14 @@ class Scheduler:
     def _advance_beams(self, group: Group, found: list[Sampled], now: float) -> None:
         """Let a search take in what was found for each of its beams: they branch, or it is over."""
         assert group.beams, "it is a search"
+        _check_faults(found)
         self._count_generated(group, len(found), now)
         texts = [beam.tokens[len(group.request.prompt) :] for beam in group.live]
         kept = group.beams.advance(texts, [one.top for one in found])
         if group.beams.over:
             self._tell_answers(group)
             return
-        try:
-            self._roster.know(group.branch(kept, self._roster.numbers))
-        except ConstraintFailed as failed:
-            self._astray.append((group, str(failed)))
-            return
+        self._roster.know(group.branch(kept, self._roster.numbers))
         self._roster.give_back([one for one in group.members if one.finish is not None], FreeReason.PRUNED)
         if not any(beam.table for beam in group.live):
             group.gather()  # it was preempted while the step ran, and comes back with these beams
@@ -451,12 +470,33 @@ class Scheduler:
             self._outputs.append(Tokens(group.request.request_id, tokens, answer.index, answer))
         self._end(group, FinishReason.STOP)
 
-    def _end_astray(self) -> None:
+    def _stop(self, group: Group, fault: Exception) -> None:
+        """Note that a request cannot go on, by what was raised for it alone. Raises what no request is to blame for."""
+        if isinstance(fault, BlockManagerBroken):
+            raise fault
+        self._stuck.append((group, fault))
+
+    def _end_stuck(self) -> None:
         """Fail who cannot go on; at the end of a step, because the work that follows may be of the same group."""
-        astray, self._astray = self._astray, []
-        for group, detail in astray:
-            if not group.ended:
-                self._fail(group, Failure.CONSTRAINT, f"the constraint cannot be followed any further: {detail}")
+        stuck, self._stuck = self._stuck, []
+        for group, fault in stuck:
+            self._end_for(group, fault)
+
+    def _end_for(self, group: Group, fault: Exception) -> None:
+        if self._roster.by_request.get(group.request.request_id) is not group:
+            return
+        if group.beams:  # whatever it has found is not told
+            group.beams.over, group.answers = False, []
+        if isinstance(fault, ConstraintFailed):
+            self._fail(group, Failure.CONSTRAINT, f"the constraint cannot be followed any further: {fault}")
+        else:
+            group.fault = fault
+            self._fail(group, Failure.REQUEST, f"the engine failed at this request: {type(fault).__name__}: {fault}")
+
+    def fail_request(self, request_id: str, fault: Exception) -> None:
+        """End a request for what was raised for it alone; an unknown id is ignored."""
+        if (group := self._roster.by_request.get(request_id)) is not None:
+            self._end_for(group, fault)
 
     def _let_go(self, member: Sequence) -> None:
         """Let a sample that has ended give its blocks back; a trunk is needed until the others are forked from it."""
@@ -479,6 +519,7 @@ class Scheduler:
 
     def _fail(self, group: Group, failure: Failure, detail: str) -> None:
         group.failure, group.detail = failure, detail
+        self.totals.failures[failure] += 1
         self._end(group, FinishReason.FAILED)
 
     def _end(self, group: Group, reason: FinishReason) -> None:
@@ -507,3 +548,10 @@ class Scheduler:
         for member in list(group.members):
             assert member.finish is not None, "it has ended"
             roster.give_back([member], _FREE_REASONS[member.finish])
+
+
+def _check_faults(brought: Iterable[Sampled]) -> None:
+    """Raise what kept one of these from being sampled."""
+    for one in brought:
+        if one.fault is not None:
+            raise one.fault

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from engine.constraint import Constraint
-from engine.errors import RequestRefused
+from engine.errors import RequestRefused, SubmissionFailed
+from engine.group import Group
 from engine.loop import Engine, StepTimes
 from engine.request import Failure
 from engine.scheduler import Finished, Output, Scored, Started, Tokens
@@ -21,7 +22,14 @@ from quire.v1 import engine_pb2
 from services.engine.administration import Administration
 from services.engine.gateway_link import GatewayLink
 from services.engine.observer import EngineFigures, EngineObserver, StepFigures
-from services.engine.output_codec import finished_message, refused_message, request_of, sample_end, token_logprobs
+from services.engine.output_codec import (
+    failed_message,
+    finished_message,
+    refused_message,
+    request_of,
+    sample_end,
+    token_logprobs,
+)
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 
@@ -72,6 +80,7 @@ class EngineDriver:
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._owners: dict[str, _Owner] = {}
+        self._unwritten: dict[str, str] = {}  # requests whose outputs could not be written, and why
         self._news: dict[GatewayLink, engine_pb2.StepOutput] = {}
         self._stopping = False
         self._without_kvmanager_since: float | None = time.monotonic()
@@ -205,16 +214,29 @@ class EngineDriver:
 
     def _submit(self, link: GatewayLink, arrival: Arrival) -> None:
         submission, at = arrival.submission, arrival.at
+        # What is still to be told of an ended request belongs to its owner, not to a new one of the same id.
+        self._write_all(self._engine.scheduler.take_outputs())
         try:
-            # What is still to be told of an ended request belongs to its owner, not to a new one of the same id.
-            self._write_all(self._engine.scheduler.take_outputs())
             self._engine.scheduler.submit(request_of(submission, self._eos_token_ids, at, arrival.constraint))
         except RequestRefused as refused:
-            self._output(link).refused.append(refused_message(submission, refused))
-            self.reports.refused(submission, refused, at)
+            self._refuse(link, arrival, refused)
+        except Exception as fault:
+            log.exception("request %s could not be read", submission.request_id)
+            self._refuse(link, arrival, SubmissionFailed(f"the engine failed at reading it: {fault!r}"))
         else:
             self._owners[submission.request_id] = _Owner(link, submission.attempt, at, self.steps)
-            self.reports.began(submission, at)
+            self._report(partial(self.reports.began, submission, at))
+
+    def _refuse(self, link: GatewayLink, arrival: Arrival, refused: RequestRefused) -> None:
+        self._output(link).refused.append(refused_message(arrival.submission, refused))
+        self._report(partial(self.reports.refused, arrival.submission, refused, arrival.at))
+
+    def _report(self, report: Callable[[], None]) -> None:
+        """Tell what only watches: that it cannot take it is no reason to end anything."""
+        try:
+            report()
+        except Exception:
+            log.exception("a request could not be reported")
 
     def _cancel(self, link: GatewayLink, cancel: engine_pb2.Cancel) -> None:
         owner = self._owners.get(cancel.request_id)
@@ -251,10 +273,25 @@ class EngineDriver:
 
     def _write_all(self, outputs: list[Output]) -> None:
         for output in outputs:
+            try:
+                self._write(output)
+            except Exception as fault:
+                log.exception("what request %s brought could not be written", output.request_id)
+                self._unwritten[output.request_id] = f"the engine failed at writing what it brought: {fault!r}"
+                self._end_unwritten(output, fault)
+                self._write_all(self._engine.scheduler.take_outputs())
+
+    def _end_unwritten(self, output: Output, fault: Exception) -> None:
+        """End a request whose outputs cannot be written, unless it has ended: then its end says so when it comes."""
+        if isinstance(output, Finished):
             self._write(output)
+        else:
+            self._engine.scheduler.fail_request(output.request_id, fault)
 
     def _write(self, output: Output) -> None:
         owner = self._owners[output.request_id]
+        if output.request_id in self._unwritten and not isinstance(output, Finished):
+            return
         message = self._output(owner.link)
         names = {"request_id": output.request_id, "attempt": owner.attempt}
         match output:
@@ -267,9 +304,16 @@ class EngineDriver:
                 end = output.end and sample_end(output.end)
                 token_ids, logprobs = output.token_ids, token_logprobs(output.tokens)
                 message.tokens.add(**names, sample=output.sample, token_ids=token_ids, logprobs=logprobs, end=end)
-            case Finished():
+            case Finished(group=group):
+                finished = self._finished_message(group, owner)
                 del self._owners[output.request_id]
-                finished = finished_message(output.group, owner.attempt, owner.submitted_at, time.monotonic())
                 message.finished.append(finished)
-                self.reports.ended(output.group, finished, owner.submitted_at)
-                self._recorder.ended(output.group, owner.arrival_step, self.steps)
+                if group.fault is not None:
+                    log.error("request %s failed", output.request_id, exc_info=group.fault)
+                self._report(partial(self.reports.ended, group, finished, owner.submitted_at))
+                self._report(partial(self._recorder.ended, group, owner.arrival_step, self.steps))
+
+    def _finished_message(self, group: Group, owner: _Owner) -> engine_pb2.RequestFinished:
+        if (detail := self._unwritten.pop(group.request.request_id, None)) is not None:
+            return failed_message(group, owner.attempt, detail)
+        return finished_message(group, owner.attempt, owner.submitted_at, time.monotonic())

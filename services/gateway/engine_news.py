@@ -23,9 +23,11 @@ _REFUSALS: dict[int, type[ServiceError]] = {
     engine_pb2.REFUSAL_REASON_QUEUE_FULL: Overloaded,
     engine_pb2.REFUSAL_REASON_UNAVAILABLE: Unavailable,
     engine_pb2.REFUSAL_REASON_UNIMPLEMENTED: UnsupportedField,
+    engine_pb2.REFUSAL_REASON_FAILED: GenerationFailed,
 }
 _FAILURES: dict[int, type[ServiceError]] = {
     engine_pb2.FAILURE_REASON_STEP: GenerationFailed,
+    engine_pb2.FAILURE_REASON_REQUEST: GenerationFailed,
     engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
     engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
 }

@@ -1,0 +1,345 @@
+"""What is raised for one request ends that request alone: its neighbours get the tokens that they get without it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import beams, continuations, group, logit_rules, logprobs, runner, sampling
+from engine.errors import BlockManagerBroken, CopyFailed, PinFailed
+from engine.plan import RowRules, Sampled, StepPlan, Work
+from engine.request import BeamSearch, Failure, FinishReason, LogitRules, Sampling
+from engine.runner import outcomes
+from tests.engine_in_process import GREEDY, MadeToFail, ModelEngine
+
+BLOCK = 4
+GUILTY = 379  # a token that only the guilty request's fields have
+GUILTY_SEED = 666
+GUILTY_LOGPROBS = 13
+GUILTY_WIDTH = 5
+PROMPT = [5, 9, 40, 41, 42, 77, 301]
+
+Tiny = Callable[[str], Path]
+Fields = dict[str, Any]
+
+
+class Oops(Exception):
+    """What a test lets the engine's own code raise."""
+
+
+class Fuse:
+    """Raises from its call number `after` on, where it is asked for the guilty request."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+        self.blown = 0
+
+    def __call__(self, guilty: object) -> None:
+        if guilty:
+            self.left -= 1
+            if self.left < 0:
+                self.blown += 1
+                raise Oops("a bug, with half a character: \ud800")
+
+
+class Anything:
+    """A language of any output, one verb of whose states is on the fuse."""
+
+    def __init__(self, fuse: Fuse, verb: str) -> None:
+        self.fuse = fuse
+        self.verb = verb
+
+    @property
+    def complete(self) -> bool:
+        self.fuse(self.verb == "complete")
+        return False
+
+    def start(self) -> "Anything":
+        return Anything(self.fuse, self.verb)
+
+    def allowed(self) -> bytes:
+        self.fuse(self.verb == "allowed")
+        return b"\xff" * 48
+
+    def advance(self, token_id: int) -> None:
+        del token_id
+        self.fuse(self.verb == "advance")
+
+    def copy(self) -> "Anything":
+        self.fuse(self.verb == "copy")
+        return Anything(self.fuse, self.verb)
+
+
+Patch = Callable[[pytest.MonkeyPatch, Fuse], Fields]
+
+
+def before(patch: pytest.MonkeyPatch, place: Any, name: str, look: Callable[..., None]) -> None:
+    """Let a function look at its arguments first."""
+    original = getattr(place, name)
+
+    def looking(*arguments: Any, **named: Any) -> Any:
+        look(*arguments)
+        return original(*arguments, **named)
+
+    patch.setattr(place, name, looking)
+
+
+def bias_rule(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    def raising(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
+        fuse(any(token == GUILTY for one in rules for token, _ in one.rules.logit_bias))
+        return logits
+
+    rule = (lambda one: bool(one.rules.logit_bias), raising)
+    patch.setattr(logit_rules, "_RULES", (rule, *logit_rules._RULES))
+    return {"logit_rules": LogitRules(logit_bias=((GUILTY, 0.5),))}
+
+
+def drawing(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    before(patch, sampling, "_row_state", lambda draw: fuse(draw.sampling.seed == GUILTY_SEED))
+    return {"sampling": Sampling(temperature=0.7, seed=GUILTY_SEED)}
+
+
+def drawing_samples(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    return drawing(patch, fuse) | {"samples": 3}
+
+
+def scoring_tokens(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    before(patch, logprobs, "_score_piece", lambda _, __, counts: fuse(GUILTY_LOGPROBS in counts))
+    return {"logprobs": GUILTY_LOGPROBS}
+
+
+def scoring_the_prompt(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    before(patch, logprobs, "_score_piece", lambda _, __, counts: fuse(GUILTY_LOGPROBS in counts))
+    return {"prompt_logprobs": GUILTY_LOGPROBS}
+
+
+def finding_candidates(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    before(patch, continuations, "_likeliest", lambda _, count: fuse(count == 2 * GUILTY_WIDTH))
+    return {"beam_search": BeamSearch(GUILTY_WIDTH)}
+
+
+def scoring_beams(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    before(patch, beams.Beams, "_cannot_improve", lambda search, _: fuse(search.width == GUILTY_WIDTH))
+    return {"beam_search": BeamSearch(GUILTY_WIDTH)}
+
+
+def answering_beams(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    before(patch, group.Group, "answer", lambda one, *_: fuse(one.beams.width == GUILTY_WIDTH and one.beams.over))
+    return {"beam_search": BeamSearch(GUILTY_WIDTH)}
+
+
+def branching(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    before(patch, group.Group, "_fork", lambda one, *_: fuse(one.width == GUILTY_WIDTH))
+    return {"beam_search": BeamSearch(GUILTY_WIDTH)}
+
+
+def laying_out(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    before(patch, group.Sequence, "rules_after", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
+    return {"sampling": Sampling(temperature=0.7, seed=GUILTY_SEED), "samples": 2}
+
+
+def stopping(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
+    before(patch, group.Sequence, "append", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
+    return {"sampling": Sampling(temperature=0.7, seed=GUILTY_SEED), "samples": 2}
+
+
+def language(verb: str, **fields: Any) -> Patch:
+    return lambda _, fuse: {"constraint": Anything(fuse, verb), **fields}
+
+
+FAULTS: dict[str, Patch] = {
+    "a rule": bias_rule,
+    "its random numbers": drawing,
+    "those of one of several samples": drawing_samples,
+    "log-probabilities": scoring_tokens,
+    "log-probabilities of the prompt": scoring_the_prompt,
+    "what its beams can go on with": finding_candidates,
+    "the scores of its beams": scoring_beams,
+    "the answers of its search": answering_beams,
+    "beams that branch": branching,
+    "laying out its work": laying_out,
+    "the end of a sample": stopping,
+    "what its language allows": language("allowed"),
+    "a step in its language": language("advance"),
+    "whether its language is complete": language("complete", samples=2),
+    "the language of a beam": language("copy", beam_search=BeamSearch(GUILTY_WIDTH)),
+}
+
+
+def neighbours(engine: ModelEngine) -> list[str]:
+    """Submit requests of every kind."""
+    return [
+        engine.submit(PROMPT, 14, request_id="greedy"),
+        engine.submit(PROMPT[:3], 14, sampling=Sampling(seed=3, top_p=0.9), samples=2, request_id="sampled"),
+        engine.submit(PROMPT[2:], 12, beam_search=BeamSearch(3), samples=3, request_id="beams"),
+        engine.submit(PROMPT[1:], 12, logit_rules=LogitRules(1.3, 0.2, logit_bias=((7, 2.0),)), request_id="rules"),
+        engine.submit(PROMPT[::-1], 12, logprobs=4, prompt_logprobs=2, request_id="logprobs"),
+    ]
+
+
+def answers(engine: ModelEngine, names: Sequence[str]) -> list[Any]:
+    return [(engine.samples[name], [member.finish for member in engine.finished[name].samples]) for name in names]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_model: Tiny) -> list[Any]:
+    engine = ModelEngine(tiny_model("llama"), block_size=BLOCK)
+    names = neighbours(engine)
+    engine.run()
+    return answers(engine, names)
+
+
+@pytest.mark.parametrize(("after", "ahead"), [(0, False), (5, True)], ids=["at once", "later, a step ahead"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_request_that_raises_fails_alone_and_says_so(
+    tiny_model: Tiny, undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch, fault: str, after: int, ahead: bool
+) -> None:
+    engine, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK, ahead=ahead), Fuse(after)
+    fields = FAULTS[fault](monkeypatch, fuse)
+    if fault in ("the answers of its search", "log-probabilities of the prompt"):  # once in a request's life
+        fuse.left = 0
+    if fault == "what its language allows":
+        fuse.left += 1  # at its submission it is a refusal
+    names = neighbours(engine)
+    guilty = engine.submit([8, 8, 8, 9], 20, request_id="guilty", **({"sampling": GREEDY} | fields))
+    engine.run()  # which checks that all blocks came back
+    failed = engine.finished[guilty]
+    assert fuse.blown > 0
+    assert failed.failure is Failure.REQUEST
+    assert isinstance(failed.fault, Oops)
+    assert "Oops: a bug" in failed.detail
+    assert {one.finish for one in failed.samples} == {FinishReason.FAILED}
+    assert answers(engine, names) == undisturbed
+    assert engine.scheduler.totals.failures[Failure.REQUEST] == 1
+
+
+@pytest.mark.parametrize("fault", ["a rule", "what its beams can go on with", "those of one of several samples"])
+def test_a_request_that_is_preempted_when_it_raises_gives_everything_back(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    engine, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK, device_blocks=28, max_sequences=6), Fuse(6)
+    fields = FAULTS[fault](monkeypatch, fuse)
+    guilty = engine.submit([8, 8, 8, 9], 20, request_id="guilty", priority=1, **({"sampling": GREEDY} | fields))
+    for _ in range(4):
+        engine.turn()
+    urgent = engine.submit(PROMPT, 100)
+    engine.run()
+    assert engine.finished[guilty].failure is Failure.REQUEST
+    assert len(engine.tokens[urgent]) == 100
+
+
+def test_a_failure_of_the_steps_own_ends_all_of_its_requests(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ModelEngine(tiny_model("llama"), block_size=BLOCK)
+
+    def broken(*_: object) -> torch.Tensor:
+        raise MadeToFail("the device")
+
+    names = neighbours(engine)
+    for _ in range(4):
+        engine.turn()
+    live = [name for name in names if name not in engine.finished]
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.ModelRunner, "forward", broken)
+        engine.turn()
+    engine.run()
+    assert {engine.finished[name].failure for name in live} == {Failure.STEP}
+
+
+@pytest.mark.parametrize("error", [CopyFailed("no"), BlockManagerBroken("no")])
+def test_what_no_request_is_to_blame_for_is_raised(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    engine = ModelEngine(tiny_model("llama"), block_size=BLOCK)
+    neighbours(engine)
+
+    def broken(*_: object) -> None:
+        raise error
+
+    if isinstance(error, CopyFailed):
+        monkeypatch.setattr(runner.BlockCopies, "make", broken)
+    else:
+        monkeypatch.setattr(group.Sequence, "append", broken)
+    with pytest.raises(type(error)):
+        engine.run()
+
+
+class TestOutcomes:
+    """Those of one batch of logits, with one work among them that cannot be sampled."""
+
+    LOGITS = torch.randn((64, 384), generator=torch.Generator().manual_seed(4)) * 5
+
+    def work(self) -> list[Work]:
+        """One row each, of every kind."""
+        kinds: list[Fields] = [
+            {"sampling": GREEDY},
+            {"sampling": Sampling(seed=4, top_k=30, min_p=0.01)},
+            {"sampling": GREEDY, "logprobs": 5},
+            {"sampling": GREEDY, "candidates": 8},
+            {"sampling": Sampling(seed=5), "rules": RowRules(LogitRules(1.5), (3, 4), (9,), frozenset({8}))},
+            {"sampling": Sampling(seed=6), "rules": RowRules(mask=b"\x0f" * 48)},
+        ]
+        return [Work(number, (7,), 9, (1,), True, **kinds[number % len(kinds)]) for number in range(64)]
+
+    @pytest.fixture
+    def brought(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Work]], list[Sampled]]:
+        def raising(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
+            if any(one.rules.logit_bias for one in rules):
+                raise Oops
+            return logits
+
+        monkeypatch.setattr(logit_rules, "_RULES", ((lambda one: True, raising), *logit_rules._RULES))
+        return lambda work: runner._brought(self.LOGITS, work)
+
+    def test_of_the_others_are_bit_for_bit_those_that_all_would_have_had(
+        self, brought: Callable[[list[Work]], list[Sampled]]
+    ) -> None:
+        work = self.work()
+        expected = outcomes(self.LOGITS, work)
+        for guilty in range(6):
+            spoiled = list(work)
+            spoiled[guilty] = work[guilty]._replace(rules=RowRules(LogitRules(logit_bias=((1, 1.0),))))
+            found = brought(spoiled)
+            assert isinstance(found[guilty].fault, Oops)
+            assert found[:guilty] + found[guilty + 1 :] == expected[:guilty] + expected[guilty + 1 :]
+
+    def test_where_the_device_itself_fails_it_is_nobodys_fault(
+        self, brought: Callable[[list[Work]], list[Sampled]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def gone(*_: object, **__: object) -> torch.Tensor:
+            raise MadeToFail("the device")
+
+        work = self.work()
+        work[0] = work[0]._replace(rules=RowRules(LogitRules(logit_bias=((1, 1.0),))))
+        monkeypatch.setattr(torch.Tensor, "argmax", gone)
+        with pytest.raises((Oops, MadeToFail)):
+            brought(work)
+
+
+def test_work_that_cannot_be_laid_out_is_planned_without(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a request that fails are handed out again in the same turn: no step may write them then."""
+    engine, plans = ModelEngine(tiny_model("llama"), block_size=BLOCK), list[StepPlan]()
+    before(monkeypatch, runner.ModelRunner, "launch", lambda _, plan: plans.append(plan))
+    guilty = engine.submit(PROMPT, 20, sampling=Sampling(seed=GUILTY_SEED), samples=2, request_id="guilty")
+    engine.submit(PROMPT[1:], 6)
+    while not engine.tokens[guilty]:
+        engine.turn()
+    sequences = {member.id for member in engine.scheduler._roster.by_request[guilty].members}
+    fuse = Fuse(1)  # the first of the two samples is laid out well
+    before(monkeypatch, group.Sequence, "rules_after", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
+    planned = len(plans)
+    engine.run()
+    assert fuse.blown
+    assert not any(work.sequence in sequences for plan in plans[planned:] for work in plan.work)
+
+
+def test_a_prompt_whose_pin_raises_fails_the_pin_alone(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK), Fuse(0)
+    before(monkeypatch, group.Group, "to_score", lambda one, _: fuse(one.request.prefill_only))
+    pin = engine.scheduler.pin("name", tuple(PROMPT * 2), b"", 0.0)
+    name = engine.submit(PROMPT[1:], 6)
+    engine.run()
+    assert fuse.blown
+    assert len(engine.tokens[name]) == 6
+    assert isinstance(pin.failure, PinFailed)
