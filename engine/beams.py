@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from heapq import nlargest
 from typing import NamedTuple
 
-from engine.request import BeamSearch, FinishReason, Stopping
+from engine.request import BeamSearch, FinishReason, Stopping, candidates_of
 
 # What the runner brings for one beam: tokens and what they add to its log-probability, likeliest first.
 Candidates = Sequence[tuple[int, float]]
@@ -46,8 +46,8 @@ class Beams:
 
     @property
     def candidates(self) -> int:
-        """How many continuations of each beam are looked at: even if all that can end do, `width` go on."""
-        return max(2, 1 + len(self._stopping.token_ids)) * self.width
+        """How many continuations of each beam are looked at."""
+        return candidates_of(self._search, self._stopping)
 
     def advance(self, texts: Sequence[Sequence[int]], found: Sequence[Candidates]) -> list[Continuation]:
         """Take in what was found for each beam, `texts` being what they generated; return the beams that go on.
@@ -93,4 +93,6 @@ class Beams:
         return self._search.early_stopping or self._score(self.logprobs[0], length) <= self.answers[-1].score
 
     def _score(self, logprob: float, length: int) -> float:
+        # With a penalty that is admitted no power leaves the doubles, so that the order is the quotients' own: taken by
+        # way of logarithms, scores that are nearly equal would become equal.
         return float(logprob / length**self._search.length_penalty)

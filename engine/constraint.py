@@ -39,6 +39,6 @@ def leaves_any(mask: bytes, barred: Iterable[int]) -> bool:
     """Return whether a mask allows a token that is not barred."""
     bits = int.from_bytes(mask, "little")
     for token in barred:
-        if token >= 0:
+        if 0 <= token < 8 * len(mask):  # beyond it, a number of as many bits would be made for nothing
             bits &= ~(1 << token)
     return bits != 0

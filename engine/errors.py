@@ -6,7 +6,8 @@ EngineError
 │   ├── InvalidRequest       a field is out of range, or the request can never fit
 │   ├── FieldUnserved        a part of the contract that this engine does not serve
 │   ├── QueueFull            too many requests wait
-│   └── EngineUnavailable    draining, or without its block manager for too long
+│   ├── EngineUnavailable    draining, or without its block manager for too long
+│   └── SubmissionFailed     reading it raised what nobody had foreseen
 ├── PinRefused               a prefix that is not pinned; names the field to blame
 │   ├── InvalidPin           a field is out of range
 │   ├── PinExists            the name is in use for another prefix
@@ -52,6 +53,10 @@ class QueueFull(RequestRefused):
 
 class EngineUnavailable(RequestRefused):
     """The engine takes no requests now."""
+
+
+class SubmissionFailed(RequestRefused):
+    """Reading a submission raised what nobody had foreseen: a bug, which this request alone has met."""
 
 
 class PinRefused(EngineError):

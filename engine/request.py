@@ -10,6 +10,10 @@ from engine.errors import InvalidRequest
 
 # So many of the most likely tokens can be asked for at each position.
 MOST_LOGPROBS = 20
+# The largest length_penalty, and the negative of the smallest: no length that a model can have leaves a double with it.
+MOST_LENGTH_PENALTY = 10.0
+# The continuations of one beam that a search may look at: more would hold up every step that it takes part in.
+MOST_CANDIDATES = 4096
 
 
 class FinishReason(Enum):
@@ -30,6 +34,7 @@ class Failure(Enum):
     DEADLINE = 3
     CONSTRAINT = 4
     DEADLINE_QUEUED = 5
+    REQUEST = 6  # what is done for it alone raised
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,9 @@ class Sampling:
 class BeamSearch:
     """Keeps the `width` likeliest continuations instead of sampling.
 
-    An answer's log-probability is divided by its length to the power of `length_penalty`. With `early_stopping` the
-    first `width` answers are taken; else the search goes on while the likeliest beam could still become one of them.
+    An answer's log-probability is divided by its length to the power of `length_penalty`, which is from
+    -MOST_LENGTH_PENALTY to MOST_LENGTH_PENALTY. With `early_stopping` the first `width` answers are taken; else the
+    search goes on while the likeliest beam could still become one of them.
     """
 
     width: int
@@ -102,6 +108,11 @@ class Stopping:
     def barred_after(self, generated: int) -> frozenset[int]:
         """Return the tokens that cannot be chosen after this many."""
         return self.token_ids | self.ignored_token_ids if generated < self.min_tokens else frozenset()
+
+
+def candidates_of(search: BeamSearch, stopping: Stopping) -> int:
+    """Return how many continuations of each beam are looked at: even if all that can end do, `width` go on."""
+    return max(2, 1 + len(stopping.token_ids)) * search.width
 
 
 @dataclass(frozen=True)
@@ -167,6 +178,7 @@ class Capacity:
             raise InvalidRequest(f"stopping.max_tokens is {limit}, it must be at least 1", "stopping.max_tokens")
         self._check_ids(request.prompt, "prompt.token_ids")
         self._check_samples(request)
+        _check_sampling(request.sampling)
         self._check_rules(request.logit_rules)
         self._check_min_tokens(request)
         if request.beam_search is not None:
@@ -256,14 +268,34 @@ class Capacity:
             raise InvalidRequest(f"{field} has {outside}, the vocabulary has {self.vocabulary_size} tokens", field)
 
 
+def _check_sampling(sampling: Sampling) -> None:
+    temperature, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+    for holds, name, value, bounds in (
+        (0 <= temperature < math.inf, "temperature", temperature, "a finite number that is not negative"),
+        (top_k >= 0, "top_k", top_k, "at least 0"),
+        (0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1"),
+        (0 <= min_p <= 1, "min_p", min_p, "from 0 to 1"),
+    ):
+        if not holds:
+            raise InvalidRequest(f"sampling.{name} is {value}, it must be {bounds}", f"sampling.{name}")
+
+
 def _check_beam_search(request: Request, search: BeamSearch) -> None:
     """Check the search, and that nothing is asked for that it cannot give."""
     if search.width < 1:
         raise InvalidRequest(f"beam_search.width is {search.width}, it must be at least 1", "beam_search.width")
-    if not math.isfinite(search.length_penalty):
+    if not abs(search.length_penalty) <= MOST_LENGTH_PENALTY:  # a NaN is not either
         raise InvalidRequest(
-            f"beam_search.length_penalty is {search.length_penalty}, it must be a finite number",
+            f"beam_search.length_penalty is {search.length_penalty}, "
+            f"it must be from {-MOST_LENGTH_PENALTY:g} to {MOST_LENGTH_PENALTY:g}",
             "beam_search.length_penalty",
+        )
+    if (candidates := candidates_of(search, request.stopping)) > MOST_CANDIDATES:
+        raise InvalidRequest(
+            f"stopping.stop_token_ids and end-of-sequence tokens are {len(request.stopping.token_ids)}: with "
+            f"beam_search.width {search.width} there are {candidates} continuations of each beam to look at, the most "
+            f"is {MOST_CANDIDATES}",
+            "stopping.stop_token_ids",
         )
     if not 1 <= len(request.samples) <= search.width:
         raise InvalidRequest(

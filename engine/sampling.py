@@ -19,6 +19,8 @@ _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 # Colder than this nothing but the most likely token can win, and less is no number of float32.
 _LEAST_TEMPERATURE = 1e-30
+# Hotter than this all tokens that can be chosen are equally likely; an infinite divisor would make NaN of the others.
+_MOST_TEMPERATURE = 1e30
 _LARGEST_UNIFORM = 1 - 2.0**-24  # the largest float32 below 1, where the noise would be -inf
 
 
@@ -62,7 +64,7 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
 def _sample_rows(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     # Less the largest, since rules can make logits so large that a low temperature would take them out of float32.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / _column(
-        logits, [max(draw.sampling.temperature, _LEAST_TEMPERATURE) for draw in draws]
+        logits, [min(max(draw.sampling.temperature, _LEAST_TEMPERATURE), _MOST_TEMPERATURE) for draw in draws]
     )
     filtered = _filter(scaled, draws)
     return (filtered + gumbel_noise(draws, logits.shape[-1], logits.device)).argmax(dim=-1)

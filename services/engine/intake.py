@@ -1,15 +1,19 @@
 """The submissions of one gateway on their way to the engine: those with a constraint wait until it is compiled."""
 
 import asyncio
+import logging
 import time
 
-from engine.errors import RequestExists, RequestRefused
+from engine.errors import RequestExists, RequestRefused, SubmissionFailed
 from engine.request import FinishReason
 from quire.v1 import engine_pb2
+from services.duration import seconds_of
 from services.engine.constraints import Constraints
 from services.engine.driver import Arrival, EngineDriver
 from services.engine.gateway_link import GatewayLink
-from services.engine.output_codec import refused_message, unbegun_message
+from services.engine.output_codec import check, refused_message, unbegun_message
+
+log = logging.getLogger("quire.engine")
 
 
 class Intake:
@@ -24,6 +28,11 @@ class Intake:
     def submit(self, submission: engine_pb2.Submission) -> None:
         """Queue a request, or refuse it on the link."""
         arrival = Arrival(submission, time.monotonic())
+        try:
+            check(submission)
+        except RequestRefused as refused:
+            self._refuse(arrival, refused)
+            return
         if submission.request_id in self._compiling:
             self._refuse(arrival, RequestExists(f"request_id {submission.request_id!r} is live", "request_id"))
         elif submission.HasField("constraint"):
@@ -50,7 +59,7 @@ class Intake:
     async def _compile(self, arrival: Arrival) -> None:
         """Queue a request with its constraint, if it is compiled before the request is cancelled or late."""
         submission = arrival.submission
-        limit = submission.timeout.ToTimedelta().total_seconds() if submission.HasField("timeout") else None
+        limit = seconds_of(submission.timeout) if submission.HasField("timeout") else None
         try:
             async with asyncio.timeout(limit):
                 constraint = await self._constraints.compiled(submission.constraint)
@@ -60,6 +69,10 @@ class Intake:
         except RequestRefused as refused:
             del self._compiling[submission.request_id]
             self._refuse(arrival, refused)
+        except Exception as error:  # else the client would wait for ever
+            log.exception("the constraint of request %s could not be compiled", submission.request_id)
+            del self._compiling[submission.request_id]
+            self._refuse(arrival, SubmissionFailed(f"its constraint could not be compiled: {error!r}"))
         else:
             del self._compiling[submission.request_id]
             self._driver.submit(self._link, Arrival(submission, arrival.at, constraint))

@@ -1,12 +1,24 @@
 """Between the engine's requests and outputs and the wire of its gateways."""
 
 from engine.constraint import Constraint
-from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull, RequestExists, RequestRefused
+from engine.errors import (
+    EngineUnavailable,
+    FieldUnserved,
+    InvalidRequest,
+    QueueFull,
+    RequestExists,
+    RequestRefused,
+    SubmissionFailed,
+)
 from engine.group import Group, Sequence
 from engine.plan import Sampled
 from engine.request import BeamSearch, FinishReason, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
-from services.duration import duration
+from services.duration import MOST_SECONDS, duration, seconds_of
+
+# More samples of one prompt no gateway lets in.
+_MOST_SAMPLES = 128
+_LONGEST_DETAIL = 1000
 
 _REFUSALS = {
     RequestExists: engine_pb2.REFUSAL_REASON_ALREADY_EXISTS,
@@ -14,32 +26,57 @@ _REFUSALS = {
     FieldUnserved: engine_pb2.REFUSAL_REASON_UNIMPLEMENTED,
     QueueFull: engine_pb2.REFUSAL_REASON_QUEUE_FULL,
     EngineUnavailable: engine_pb2.REFUSAL_REASON_UNAVAILABLE,
+    SubmissionFailed: engine_pb2.REFUSAL_REASON_FAILED,
 }
+
+
+def check(submission: engine_pb2.Submission) -> None:
+    """Check what is looked at before the request is made of it. Raises InvalidRequest."""
+    count = max(submission.sampling.sample_count, len(submission.samples))
+    if submission.sampling.sample_count < 0 or count > _MOST_SAMPLES:
+        given = submission.sampling.sample_count if submission.sampling.sample_count < 0 else count
+        raise InvalidRequest(
+            f"sampling.sample_count is {given}, it must be from 1 to {_MOST_SAMPLES}", "sampling.sample_count"
+        )
+    for name in ("age", "timeout"):
+        seconds, least = seconds_of(getattr(submission, name)), 0 if name == "age" else -MOST_SECONDS
+        if not least <= seconds <= MOST_SECONDS:
+            raise InvalidRequest(f"{name} is {seconds:g} s, it must be from {least} to {MOST_SECONDS}", name)
 
 
 def request_of(
     submission: engine_pb2.Submission, eos_token_ids: frozenset[int], now: float, constraint: Constraint | None = None
 ) -> Request:
-    """Read a submission, whose constraint has been compiled. `now` is the engine's clock, in seconds."""
+    """Read a submission that is checked, and whose constraint is compiled. `now` is the engine's clock, in seconds."""
     sampling = submission.sampling
     samples = tuple(tuple(sample.generated_token_ids) for sample in submission.samples)
     missing = max(1, sampling.sample_count) - len(samples)
     return Request(
         request_id=submission.request_id,
         prompt=tuple(submission.prompt_token_ids),
-        sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
+        sampling=_sampling(sampling),
         stopping=_stopping(submission.stopping, eos_token_ids),
         salt=submission.salt,
         priority=submission.priority,
-        arrival=now - submission.age.ToTimedelta().total_seconds(),
+        arrival=now - seconds_of(submission.age),
         samples=samples + ((),) * missing,
-        deadline=now + submission.timeout.ToTimedelta().total_seconds() if submission.HasField("timeout") else None,
+        deadline=now + seconds_of(submission.timeout) if submission.HasField("timeout") else None,
         logit_rules=_logit_rules(submission.logit_rules),
         logprobs=submission.logprobs if submission.HasField("logprobs") else None,
         prompt_logprobs=submission.prompt_logprobs if submission.HasField("prompt_logprobs") else None,
         beam_search=_beam_search(submission.beam_search) if submission.HasField("beam_search") else None,
         constraint=constraint,
         ended=frozenset(index for index, sample in enumerate(submission.samples) if sample.ended),
+    )
+
+
+def _sampling(given: decoding_pb2.Sampling) -> Sampling:
+    return Sampling(
+        temperature=given.temperature if given.HasField("temperature") else 1.0,
+        top_k=given.top_k,
+        top_p=given.top_p if given.HasField("top_p") else 1.0,
+        min_p=given.min_p,
+        seed=given.seed,
     )
 
 
@@ -63,7 +100,7 @@ def _logit_rules(given: decoding_pb2.LogitRules) -> LogitRules:
         frequency_penalty=given.frequency_penalty,
         presence_penalty=given.presence_penalty,
         logit_bias=tuple(given.logit_bias.items()),
-        allowed_token_ids=tuple(given.allowed_token_ids),
+        allowed_token_ids=tuple(dict.fromkeys(given.allowed_token_ids)),
     )
 
 
@@ -73,7 +110,7 @@ def refused_message(submission: engine_pb2.Submission, refused: RequestRefused) 
         request_id=submission.request_id,
         attempt=submission.attempt,
         reason=_REFUSALS[type(refused)],
-        detail=str(refused),
+        detail=_words(str(refused)),
         field=refused.field,
     )
 
@@ -107,7 +144,19 @@ def finished_message(group: Group, attempt: int, submitted_at: float, now: float
         recomputed_tokens=group.recomputed_tokens,
         swapped_tokens=group.swapped_tokens,
         failure=_failure_reason(group),
-        detail=group.detail,
+        detail=_words(group.detail),
+    )
+
+
+def failed_message(group: Group, attempt: int, detail: str) -> engine_pb2.RequestFinished:
+    """Write that a request failed, and nothing else of it: what it brought could not be written."""
+    end = engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_FAILED)
+    return engine_pb2.RequestFinished(
+        request_id=group.request.request_id,
+        attempt=attempt,
+        samples=[end] * len(group.request.samples),
+        failure=engine_pb2.FAILURE_REASON_REQUEST,
+        detail=_words(detail),
     )
 
 
@@ -134,6 +183,11 @@ def sample_end(sequence: Sequence) -> engine_pb2.SampleEnd:
     return engine_pb2.SampleEnd(
         reason=_finish_reason(sequence.finish), stop_token_id=sequence.stop_token, score=sequence.score
     )
+
+
+def _words(text: str) -> str:
+    """Return a text that the wire takes, whatever an exception said."""
+    return text[:_LONGEST_DETAIL].encode(errors="replace").decode()
 
 
 def _finish_reason(reason: FinishReason) -> decoding_pb2.FinishReason.ValueType:

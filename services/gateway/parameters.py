@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.v1 import decoding_pb2, gateway_pb2
+from services.duration import seconds_of
 from services.errors import InvalidField
 
 _LONGEST_REQUEST_ID_BYTES = 128
@@ -17,6 +18,8 @@ _SEED_BITS = 63
 _MOST_SAMPLES = 128
 _MOST_LOGPROBS = 20
 _LONGEST_CONSTRAINT_BYTES = 64 * 1024
+_MOST_LENGTH_PENALTY = 10.0
+MOST_TIMEOUT_SECONDS = 86_400
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,11 @@ def _beam_search(request: gateway_pb2.GenerateRequest) -> decoding_pb2.BeamSearc
     search.MergeFrom(request.beam_search)
     width, penalty, sampling = search.width, search.length_penalty, request.sampling
     _require(1 <= width <= _MOST_SAMPLES, "beam_search.width", f"is {width}, it must be from 1 to {_MOST_SAMPLES}")
-    _require(math.isfinite(penalty), "beam_search.length_penalty", f"is {penalty}, it must be a finite number")
+    _require(
+        abs(penalty) <= _MOST_LENGTH_PENALTY,
+        "beam_search.length_penalty",
+        f"is {penalty}, it must be from {-_MOST_LENGTH_PENALTY:g} to {_MOST_LENGTH_PENALTY:g}",
+    )
     _require(
         sampling.sample_count <= width,
         "sampling.sample_count",
@@ -227,8 +234,12 @@ def _stopping(given: decoding_pb2.Stopping) -> StopRules:
 def _timeout(request: gateway_pb2.GenerateRequest) -> float | None:
     if not request.HasField("timeout"):
         return None
-    seconds = request.timeout.ToTimedelta().total_seconds()
-    _require(seconds > 0, "timeout", f"is {seconds} s, it must be above 0")
+    seconds = seconds_of(request.timeout)
+    _require(
+        0 < seconds <= MOST_TIMEOUT_SECONDS,
+        "timeout",
+        f"is {seconds:g} s, it must be above 0 and at most {MOST_TIMEOUT_SECONDS}",
+    )
     return seconds
 
 

@@ -16,7 +16,16 @@ from engine.continuations import continuations
 from engine.errors import InvalidRequest
 from engine.plan import RowRules
 from engine.preemption import Preemption
-from engine.request import BeamSearch, Failure, FinishReason, LogitRules, Request, Sampling, Stopping
+from engine.request import (
+    MOST_LENGTH_PENALTY,
+    BeamSearch,
+    Failure,
+    FinishReason,
+    LogitRules,
+    Request,
+    Sampling,
+    Stopping,
+)
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import BeamAnswers, beam_reference
 
@@ -240,6 +249,9 @@ class TestRefused:
             ({"beam_search": BeamSearch(0)}, "beam_search.width"),
             ({"beam_search": BeamSearch(9)}, "beam_search.width"),
             ({"beam_search": BeamSearch(2, math.inf)}, "beam_search.length_penalty"),
+            ({"beam_search": BeamSearch(2, math.nan)}, "beam_search.length_penalty"),
+            ({"beam_search": BeamSearch(2, -10.001)}, "beam_search.length_penalty"),
+            ({"beam_search": BeamSearch(8), "stopping": Stopping(4, frozenset(range(600)))}, "stopping.stop_token_ids"),
             ({"samples": ((),) * 3}, "sampling.sample_count"),
             ({"samples": ((5,),)}, "samples"),
             ({"sampling": Sampling(temperature=0.5)}, "sampling.temperature"),
@@ -290,6 +302,21 @@ class TestSearch:
         assert not beams.answers
         beams.advance([[7], [3]], [[(EOS, -0.1), (5, -0.3)], [(6, -4.0)]])
         assert [(answer.token_ids, answer.stop_token) for answer in beams.answers] == [((7, EOS), EOS)]
+
+    @pytest.mark.parametrize("length", [1, 2, 3, 4097, 2**31])
+    @pytest.mark.parametrize("length_penalty", [-MOST_LENGTH_PENALTY, -5e-324, 0.0, 0.7, MOST_LENGTH_PENALTY])
+    def test_scores_keep_the_order_of_log_probabilities_at_every_length(
+        self, length: int, length_penalty: float
+    ) -> None:
+        logprobs = [-1e30, -1e9, -40.0, math.nextafter(-40.0, 0), -1.0, -1e-38, 0.0, 1e-38, 1.0, 1e9]
+        beams = Beams(BeamSearch(1, length_penalty), Stopping(5))
+        scores = [beams._score(logprob, length) for logprob in logprobs]
+        assert all(map(math.isfinite, scores))
+        assert [math.copysign(score != 0, score) for score in scores] == [
+            math.copysign(logprob != 0, logprob) for logprob in logprobs
+        ]
+        assert scores == sorted(scores)
+        assert len(set(scores[:2] + scores[4:])) == 8, "what is apart stays apart"
 
     def test_nothing_likelier_can_come_once_all_answers_are_better_than_the_best_beam(self) -> None:
         beams = Beams(BeamSearch(1, length_penalty=0.0), Stopping(9, frozenset({EOS})))

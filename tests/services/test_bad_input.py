@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.errors import FIELD_METADATA
@@ -96,6 +97,11 @@ def nothing_to_choose(request: gateway_pb2.GenerateRequest) -> None:
     request.stopping.min_tokens = 1
 
 
+def beams(width: int = 2, length_penalty: float = 1.0, ends: int = 0) -> Callable[[gateway_pb2.GenerateRequest], None]:
+    search = {"width": width, "length_penalty": length_penalty}
+    return change(beam_search=search, sampling={}, stopping={"max_tokens": 4, "stop_token_ids": range(9, 9 + ends)})
+
+
 def timeout(seconds: float) -> Callable[[gateway_pb2.GenerateRequest], None]:
     return change(timeout=timedelta(seconds=seconds))
 
@@ -147,6 +153,12 @@ OUT_OF_RANGE = [
     ("a request id of 129 bytes", change(request_id="i" * 129), "request_id", "129"),
     ("a timeout of 0", timeout(0), "timeout", "0"),
     ("a negative timeout", timeout(-1), "timeout", "-1"),
+    ("a timeout of more than a day", timeout(86_401), "timeout", "86401"),
+    ("a timeout that no duration is", change(timeout=Duration(seconds=2**62)), "timeout", "86400"),
+    ("a length penalty of 500", beams(length_penalty=500), "beam_search.length_penalty", "500"),
+    ("a length penalty of -1e9", beams(length_penalty=-1e9), "beam_search.length_penalty", "-1000000000"),
+    ("a length penalty that is no number", beams(length_penalty=NAN), "beam_search.length_penalty", "nan"),
+    ("more ends than a search looks at", beams(width=14, ends=300), "stopping.stop_token_ids", "4096"),
 ]
 
 

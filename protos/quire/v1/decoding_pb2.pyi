@@ -71,7 +71,7 @@ class Sampling(_message.Message):
     SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits; 0 takes the most likely token (greedy). Default 1. Finite and not negative,
-    otherwise INVALID_ARGUMENT.
+    otherwise INVALID_ARGUMENT. Below 1e-30 and above 1e30 a number counts as that.
     """
     top_k: _builtins.int
     """Keeps the k most likely tokens. Default and 0: all. Negative: INVALID_ARGUMENT."""
@@ -256,7 +256,8 @@ class BeamSearch(_message.Message):
     instead of logits then. Where there are fewer answers than asked for, the rest are empty.
 
     A temperature that is not 0, top_k, top_p, min_p, log-probabilities of the answer, or stop strings besides it:
-    INVALID_ARGUMENT.
+    INVALID_ARGUMENT, and so are so many stop and end-of-sequence tokens that width * (1 + tokens) is above 4096: that many
+    continuations of each beam are looked at.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -268,7 +269,7 @@ class BeamSearch(_message.Message):
     """Beams kept at each step. Default 1. Less than 1: INVALID_ARGUMENT."""
     length_penalty: _builtins.float
     """An answer's log-probability is divided by its length in tokens to the power of this: above 0 favours long answers.
-    Default 1. Not finite: INVALID_ARGUMENT.
+    Default 1. Outside -10 to 10: INVALID_ARGUMENT.
     """
     early_stopping: _builtins.bool
     """Takes the first `width` answers. Otherwise the search goes on while its best beam, at its present length, is better

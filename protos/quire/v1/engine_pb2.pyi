@@ -72,6 +72,10 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     """A sample could not go on in the language of its constraint within what that may take. -> INVALID_ARGUMENT"""
     FAILURE_REASON_DEADLINE_QUEUED: _FailureReason.ValueType  # 5
     """Its time was over before its first tokens were scheduled. -> DEADLINE_EXCEEDED"""
+    FAILURE_REASON_REQUEST: _FailureReason.ValueType  # 6
+    """What is done for this request alone raised: its rules, its sampling, its log-probabilities, its beams, its
+    constraint, or writing what it brought. No other request of its steps is concerned. -> INTERNAL
+    """
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
     """Why a request failed after it was taken."""
@@ -88,6 +92,10 @@ FAILURE_REASON_CONSTRAINT: FailureReason.ValueType  # 4
 """A sample could not go on in the language of its constraint within what that may take. -> INVALID_ARGUMENT"""
 FAILURE_REASON_DEADLINE_QUEUED: FailureReason.ValueType  # 5
 """Its time was over before its first tokens were scheduled. -> DEADLINE_EXCEEDED"""
+FAILURE_REASON_REQUEST: FailureReason.ValueType  # 6
+"""What is done for this request alone raised: its rules, its sampling, its log-probabilities, its beams, its
+constraint, or writing what it brought. No other request of its steps is concerned. -> INTERNAL
+"""
 Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
 
 class _RefusalReason:
@@ -108,6 +116,8 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     """Draining, or its block manager is away. -> UNAVAILABLE"""
     REFUSAL_REASON_UNIMPLEMENTED: _RefusalReason.ValueType  # 5
     """This engine does not serve a field of it. -> UNIMPLEMENTED"""
+    REFUSAL_REASON_FAILED: _RefusalReason.ValueType  # 6
+    """Reading it raised what nobody had foreseen. -> INTERNAL"""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """Why a submission was not taken."""
@@ -124,6 +134,8 @@ REFUSAL_REASON_UNAVAILABLE: RefusalReason.ValueType  # 4
 """Draining, or its block manager is away. -> UNAVAILABLE"""
 REFUSAL_REASON_UNIMPLEMENTED: RefusalReason.ValueType  # 5
 """This engine does not serve a field of it. -> UNIMPLEMENTED"""
+REFUSAL_REASON_FAILED: RefusalReason.ValueType  # 6
+"""Reading it raised what nobody had foreseen. -> INTERNAL"""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -230,7 +242,9 @@ class Submission(_message.Message):
 
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
-        """Time since the request's arrival at its first gateway; with the class it makes the order key."""
+        """Time since the request's arrival at its first gateway; with the class it makes the order key. Negative:
+        REFUSAL_REASON_INVALID, as is a duration beyond what google.protobuf.Duration allows.
+        """
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:

@@ -345,7 +345,9 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Time allowed from arrival to the last token. The call's own deadline counts as well."""
+        """Time allowed from arrival to the last token. The call's own deadline counts as well. Not above 0, or more than a
+        day: INVALID_ARGUMENT.
+        """
 
     def __init__(
         self,

@@ -13,12 +13,12 @@ from quire.v1 import decoding_pb2, gateway_pb2
 from services.duration import duration
 from services.errors import InvalidField, UnsupportedField
 from services.gateway.http import requests
+from services.gateway.parameters import MOST_TIMEOUT_SECONDS
 from services.gateway.tool_choice import arguments_schema, calls_schema
 
 _DEFAULT_COMPLETION_TOKENS = 16
 _ALL = -1  # what vLLM's users say for top_k
 _LAST_ID = 2**31 - 1
-_MOST_SECONDS = 86_400
 _LANGUAGES = ("json_schema", "regex", "json_object")
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _SYNTAX = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
@@ -211,8 +211,8 @@ def _limit_chat(
 def _timeout(seconds: float | None) -> Duration | None:
     if seconds is None:
         return None
-    if not 0 < seconds <= _MOST_SECONDS:
-        raise InvalidField(f"timeout is {seconds}, it must be above 0 and at most {_MOST_SECONDS}", "timeout")
+    if not 0 < seconds <= MOST_TIMEOUT_SECONDS:
+        raise InvalidField(f"timeout is {seconds}, it must be above 0 and at most {MOST_TIMEOUT_SECONDS}", "timeout")
     return duration(seconds)
 
 
