@@ -18,8 +18,10 @@ EngineError
 ├── ModelUnsupported         a model that cannot be served, with the reason
 ├── BackendUnavailable       an attention backend that cannot run here, with the reason
 ├── ConstraintFailed         an output cannot go on in its language; ends one request
-├── BlockManagerBroken       an answer of the block manager that contradicts the engine's own tables
-└── CopyFailed               a copy of blocks was not made: what they hold is unknown, and the engine cannot go on
+└── EngineBroken             the engine cannot go on
+    ├── BlockManagerBroken   an answer of the block manager that contradicts the engine's own tables
+    ├── CopyFailed           a copy of blocks was not made: what they hold is unknown
+    └── DeviceLost           the device fails whatever it is asked for, until the process has ended
 """
 
 
@@ -106,12 +108,17 @@ class ConstraintFailed(EngineError):
     """
 
 
-class BlockManagerBroken(EngineError):
+class EngineBroken(EngineError):
+    """The engine cannot go on: it is the failure of no step, and ends the engine's incarnation."""
+
+
+class BlockManagerBroken(EngineBroken):
     """The block manager refused what can never be refused, or answered a question that was not asked."""
 
 
-class CopyFailed(EngineError):
-    """A copy of blocks was not made, so what they hold is not what the block manager's books say.
+class CopyFailed(EngineBroken):
+    """A copy of blocks was not made, so what they hold is not what the block manager's books say."""
 
-    It is no failure of a step, and ends the engine's incarnation.
-    """
+
+class DeviceLost(EngineBroken):
+    """The device answers every call with an error, also those that have nothing to do with what went wrong."""

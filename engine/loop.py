@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from engine.blocks import BlockManager, Reattached
-from engine.errors import CopyFailed
+from engine.errors import EngineBroken
 from engine.plan import Launched, Runner, Sampled, StepPlan
 from engine.scheduler import Output, Scheduler
 
@@ -87,7 +87,7 @@ class Engine:
     def turn(self) -> Turn:
         """Take in answers, end at most one step, and ask for what the next one needs.
 
-        Raises BlockManagerBroken or CopyFailed; then the engine cannot go on.
+        Raises EngineBroken: then it cannot go on.
         """
         begun = self._clock()
         answered = self._receive()
@@ -122,11 +122,11 @@ class Engine:
         return flight, self.scheduler.adopt(flight.plan, now) if flight else self.scheduler.plan(now)
 
     def _launch(self, plan: StepPlan) -> _Flight:
-        """Launch a step; a failure is kept until its end. Raises CopyFailed."""
+        """Launch a step; a failure is kept until its end. Raises EngineBroken."""
         begun = self._clock()
         try:
             return _Flight(plan, self._runner.launch(plan), begun)
-        except CopyFailed:
+        except EngineBroken:
             raise
         except Exception as failure:
             return _Flight(plan, _Failed(failure), begun)
@@ -143,13 +143,13 @@ class Engine:
     def _end(self, flight: _Flight, plan: StepPlan) -> StepTimes:
         """Publish what a step brought for what is left of its plan; return where its time went.
 
-        Raises CopyFailed.
+        Raises EngineBroken.
         """
         sampling = 0.0
         try:
             brought = flight.launched.result()
             sampling = flight.launched.sample_seconds()
-        except CopyFailed:
+        except EngineBroken:
             raise
         except Exception as failure:
             self.last_failure = failure

@@ -135,5 +135,6 @@ class Runner(Protocol):
         """Begin a step, behind all that was launched before.
 
         Copies between the tiers may still be under way when it has ended. Raises CopyFailed when one of these or of
-        earlier plans failed. When it raises anything else, the step counts as not done: nothing of it is committed.
+        earlier plans failed, and DeviceLost. When it raises anything else, the step counts as not done: nothing of it
+        is committed.
         """

@@ -21,7 +21,7 @@ Without a row, because no call ends with them: the KV manager's ItemRefused, whi
 engine's RequestRefused, which concern one of many requests on a stream, so they travel in its messages and the gateway
 makes its own errors of them; the engine's ConstraintFailed, which ends one request and travels in its messages too; the
 engine's PinRefused, of which its service makes errors of this module; and the engine's ModelUnsupported,
-BackendUnavailable, BlockManagerBroken and CopyFailed, which end the process.
+BackendUnavailable, BlockManagerBroken, CopyFailed and DeviceLost, which end the process.
 """
 
 import asyncio

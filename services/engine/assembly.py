@@ -12,8 +12,10 @@ from transformers.utils.logging import disable_progress_bar
 from engine.attention.backend import Direction
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
+from engine.device_watch import WatchedRunner, check_of
 from engine.model import LoadedModel, load_model
 from engine.native import Kernels
+from engine.plan import Runner
 from engine.preemption import PreemptionCosts
 from engine.request import Capacity
 from engine.runner import ModelRunner
@@ -36,7 +38,7 @@ class EngineParts:
 
     loaded: LoadedModel
     scheduler: Scheduler
-    runner: ModelRunner
+    runner: Runner
 
 
 def assemble(settings: EngineSettings) -> EngineParts:
@@ -62,7 +64,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     costs = PreemptionCosts(_seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead)
     runner = ModelRunner(loaded, chosen.backend, capacity.block_size, decoder=chosen.decoder, clock=time.monotonic)
-    return EngineParts(loaded, scheduler, runner)
+    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)))
 
 
 def _seconds_per_swapped_block(backend: Backend) -> float:

@@ -10,6 +10,7 @@ import torch
 from engine.attention import TorchBackend
 from engine.attention.cpu_backend import CpuBackend
 from engine.decoder import Decoder, ModulesDecoder
+from engine.device_watch import check_of, watched
 from engine.errors import BackendUnavailable
 from engine.llama_shape import is_llama_shaped
 from engine.model import LoadedModel
@@ -140,7 +141,7 @@ def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesD
 
 
 def _recorded(decoder: Decoder, wanted: Wanted) -> Decoder | None:
-    """Return the decoder with its decoding steps recorded, None where they cannot be."""
+    """Return the decoder with its decoding steps recorded, None where they cannot be. Raises DeviceLost."""
     from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
 
     capacity = wanted.capacity
@@ -149,7 +150,8 @@ def _recorded(decoder: Decoder, wanted: Wanted) -> Decoder | None:
     recorder = CudaRecorder(wanted.device)
     recorded = RecordedDecoder(decoder, recorder, capacity.block_size, blocks, sizes, wanted.device)
     try:
-        recorded.prepare(lambda done, of: log.info("decoding steps are recorded: %d of %d sizes", done, of))
+        with watched(check_of(wanted.device)):
+            recorded.prepare(lambda done, of: log.info("decoding steps are recorded: %d of %d sizes", done, of))
     except RuntimeError as failure:  # what torch raises where a launch waits for the device
         log.warning("decoding steps cannot be recorded, so each is launched anew: %s", failure)
         return None

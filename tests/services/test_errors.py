@@ -44,7 +44,7 @@ NEVER_LEAVING = {
     *(engine_errors.InvalidPin, engine_errors.PinExists, engine_errors.PinTooLarge, engine_errors.UnknownPin),
     *(engine_errors.PinFailed, engine_errors.PinUnavailable),
     *(engine_errors.ModelUnsupported, engine_errors.BackendUnavailable),
-    *(engine_errors.BlockManagerBroken, engine_errors.CopyFailed),
+    *(engine_errors.BlockManagerBroken, engine_errors.CopyFailed, engine_errors.DeviceLost),
 }
 
 

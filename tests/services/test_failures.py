@@ -6,15 +6,31 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import torch
 
+from quire.v1 import gateway_pb2_grpc
 from services.engine.assembly import assemble
 from services.engine.settings import EngineSettings
 from services.settings import InvalidSetting
-from tests.running_quire import START_SECONDS, Output, RunningQuire, children_of, launch, start_quire
+from tests.engine_that_loses_its_device import LAST_STEP, MESSAGE
+from tests.failover import failovers
+from tests.faults import Streams
+from tests.load import prompt_request
+from tests.running_quire import (
+    CALL_SECONDS,
+    START_SECONDS,
+    HealthWatch,
+    Output,
+    RunningQuire,
+    RunningService,
+    children_of,
+    launch,
+    start_quire,
+)
 
 
 @pytest.fixture
@@ -180,3 +196,41 @@ def test_quire_serve_wants_three_ports_for_its_metrics(address: str) -> None:
     status, lines = end_of(launch("serve", "--metrics-listen", address))
     assert status == 2
     assert lines[-1] == (f"Error: metrics_listen is {address!r}, it must be host:port with two more ports behind it")
+
+
+# A device that is lost
+
+
+NAMES = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
+
+
+def test_an_engine_that_loses_its_device_ends_and_its_streams_go_on_elsewhere(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    at = {name: f"unix:{tmp_path}/{name}.sock" for name in ("kvmanager", "losing", "other", "gateway")}
+    options = ("--kvmanager", at["kvmanager"], "--model", str(tiny_model("llama")), "--device-blocks", "64")
+    requests = [prompt_request(f"{number} blocks of keys and values", 2 * LAST_STEP) for number in range(4)]
+    with ExitStack() as running:
+
+        def start(label: str, name: str, *arguments: str, module: str = "") -> RunningService:
+            arguments = ("--listen", at[name], *arguments)
+            service = RunningService(label, *(label, *arguments) if module else arguments, module=module)
+            running.enter_context(closing(service))
+            watch = running.enter_context(closing(HealthWatch(service.channel, NAMES[label])))
+            assert "SERVING" in iter(watch.next, "BROKEN")
+            return service
+
+        start("kvmanager", "kvmanager")
+        losing = start("engine", "losing", *options, module="tests.engine_that_loses_its_device")
+        engines = ("--engines", f"{at['losing']},{at['other']}", "--failover-seconds", str(CALL_SECONDS))
+        gateway = start("gateway", "gateway", *engines)  # ready, it has one engine that it can choose
+        start("engine", "other", *options)
+        stub = gateway_pb2_grpc.GatewayStub(gateway.channel)
+        moved = Streams(stub, requests)
+        assert moved.codes() == {}
+        assert losing.process.wait(CALL_SECONDS) == 1
+        undisturbed = Streams(stub, requests)
+        assert undisturbed.codes() == {}
+    assert losing.output.lines[-1].startswith(f"engine cannot go on: DeviceLost: the device is lost: {MESSAGE}")
+    assert moved.tokens() == undisturbed.tokens()
+    assert failovers(moved.answers) >= 1

@@ -1,0 +1,34 @@
+"""`python -m tests.engine_that_loses_its_device engine ARGUMENTS...` is `quire engine` whose device is lost at a step.
+
+From then on whatever is asked of the device fails, as CUDA does after an illegal address.
+"""
+
+import torch
+
+from engine.plan import Launched, StepPlan
+from engine.runner import ModelRunner
+from services.cli.main import main
+from services.engine import assembly
+
+LAST_STEP = 40
+MESSAGE = "CUDA error: an illegal memory access was encountered"
+
+
+class LosingRunner(ModelRunner):
+    launches = 0
+
+    def launch(self, plan: StepPlan) -> Launched:
+        LosingRunner.launches += 1
+        _ask_the_device()
+        return super().launch(plan)
+
+
+def _ask_the_device() -> None:
+    if LosingRunner.launches > LAST_STEP:
+        raise torch.AcceleratorError(MESSAGE)
+
+
+if __name__ == "__main__":
+    assembly.ModelRunner = LosingRunner  # type: ignore[misc]
+    assembly.check_of = lambda device: _ask_the_device
+    main()
