@@ -14,7 +14,7 @@ HELM_TESTS := tests/deployment/helm
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test fuzz fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check lint check proto dashboards rules readme clean model
+.PHONY: help demo serve test test-half test-double fuzz fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check lint check proto dashboards rules readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,12 @@ check: lint test ## lint, then test
 test: .venv/installed model ## run the tests
 	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/browser --ignore=tests/deployment/compose \
 		--ignore=$(HELM_TESTS) --ignore=tests/deployment/test_alerts_fire.py $(ARGS)
+
+test-half: .venv/installed model ## run the tests with half of the processors' time; needs root
+	$(BIN)/python -m tests.at_speed half $(MAKE) test ARGS='$(ARGS)'
+
+test-double: .venv/installed model ## run the tests with engines that take half of the time or less
+	$(BIN)/python -m tests.at_speed double $(MAKE) test ARGS='$(ARGS)'
 
 fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 minutes
 	end=$$(($$(date +%s) + 1200)); \

@@ -1,11 +1,17 @@
 """Tiny randomly initialised checkpoints: real architectures, real tokenizers, milliseconds a step."""
 
 import json
+import os
 from pathlib import Path
 
 import tokenizers
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+from tests.at_speed import SMALLEST_MODELS
+
+# One layer is the least: a machine of twice the speed, to those who wait for an engine (tests/at_speed.py).
+_LAYERS = 1 if os.environ.get(SMALLEST_MODELS) else 3
 
 VOCABULARY = 384
 CONTEXT = 2048
@@ -45,7 +51,7 @@ def _llama() -> LlamaForCausalLM:
             vocab_size=VOCABULARY,
             hidden_size=96,
             intermediate_size=128,
-            num_hidden_layers=3,
+            num_hidden_layers=_LAYERS,
             num_attention_heads=6,
             num_key_value_heads=2,
             max_position_embeddings=CONTEXT,
@@ -61,7 +67,7 @@ def _gpt2() -> GPT2LMHeadModel:
         GPT2Config(
             vocab_size=VOCABULARY,
             n_embd=64,
-            n_layer=3,
+            n_layer=_LAYERS,
             n_head=4,
             n_positions=CONTEXT,
             initializer_range=_SPREAD,
@@ -78,7 +84,7 @@ def _opt() -> OPTForCausalLM:
             hidden_size=64,
             word_embed_proj_dim=64,
             ffn_dim=96,
-            num_hidden_layers=3,
+            num_hidden_layers=_LAYERS,
             num_attention_heads=4,
             max_position_embeddings=CONTEXT,
             init_std=_SPREAD,

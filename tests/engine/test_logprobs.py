@@ -97,6 +97,23 @@ class TestGenerated:
         assert all(len(one.top) == 2 for one in engine.sampled[asked])
         assert all(one == Sampled(one.token_id) for one in engine.sampled[other])
 
+    def test_are_the_same_to_the_bit_in_an_equal_batch_and_close_to_that_in_any_other(self, tiny_model: Tiny) -> None:
+        """Products round by the shape of the batch, so what else runs shows in the last digits, and nowhere else."""
+
+        def sampled(companions: int) -> list[Sampled]:
+            engine = ModelEngine(tiny_model("llama"))
+            own = engine.submit(PROMPT, 40, logprobs=3)
+            for number in range(companions):
+                engine.submit(PROMPT[number + 1 :], 10 + 3 * number)
+            engine.run()
+            return engine.sampled[own]
+
+        alone, beside = sampled(0), sampled(9)
+        assert sampled(0) == alone
+        assert sampled(9) == beside
+        assert [one.token_id for one in beside] == [one.token_id for one in alone]
+        assert [one.logprob for one in beside] == pytest.approx([one.logprob for one in alone], abs=TOLERANCE)
+
     @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
     def test_are_right_after_preemptions(self, tiny_model: Tiny, preemption: Preemption) -> None:
         engine = ModelEngine(

@@ -34,7 +34,7 @@ def test_gateways_hear_of_a_drain_at_once_and_of_each_end_before_their_streams_e
     idle, busy = Link(stub), Link(stub)
     for name in LONG:
         busy.submit(name, 1900)
-    busy.read_until(lambda response: response.step.tokens)
+    busy.read_until(lambda response: response.load.running + response.load.waiting == len(LONG))
     assert not idle.read_until(lambda response: response.HasField("heartbeat")).draining
     begun = time.monotonic()
     engine.process.terminate()

@@ -1,0 +1,74 @@
+"""Runs a command as a slower or a faster machine would: `python -m tests.at_speed half pytest ...`.
+
+`half` gives the command, and all that it starts, half of the time of this machine's processors, by a control group;
+that takes root and a cpu controller that can be written. `double` makes the tiny models of the tests so small that what
+waits for an engine waits half as long or less. What a test takes for having happened must hold at either.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+# As the tests' tiny models read it.
+SMALLEST_MODELS = "QUIRE_TESTS_SMALLEST_MODELS"
+
+_PERIOD_MICROSECONDS = 20_000
+_GROUP = f"quire-half-speed-{os.getpid()}"
+# Where the cpu controller of the first and of the second version of control groups is, and what sets its quota.
+_ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
+
+
+@contextmanager
+def half_speed() -> Iterator[Path]:
+    """Make a control group that has half of this machine's processors; whatever joins it shares them."""
+    quota = (os.cpu_count() or 1) * _PERIOD_MICROSECONDS // 2
+    root = next((root for root in _ROOTS if os.access(root / "cgroup.procs", os.W_OK)), None)
+    if root is None:
+        raise SystemExit("no control group can be made here: that takes root and a cpu controller that can be written")
+    group = root / _GROUP
+    group.mkdir()
+    try:
+        if (group / "cpu.cfs_quota_us").exists():
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        elif (group / "cpu.max").exists():
+            (group / "cpu.max").write_text(f"{quota} {_PERIOD_MICROSECONDS}")
+        else:
+            raise SystemExit(f"{root} has no cpu controller")
+        yield group
+    finally:
+        _leave(group)
+
+
+def _leave(group: Path) -> None:
+    """Give what is left in the group to its parent: a group with processes cannot be removed."""
+    for process in (group / "cgroup.procs").read_text().split():
+        try:
+            (group.parent / "cgroup.procs").write_text(process)
+        except OSError:
+            continue  # it has ended
+    group.rmdir()
+
+
+def run(speed: str, command: Sequence[str]) -> int:
+    """Run a command at a speed, and return its exit status."""
+    if speed == "double":
+        return _status(command, os.environ | {SMALLEST_MODELS: "1"})
+    with half_speed() as group:
+        join_first = ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group))
+        return _status((*join_first, *command), os.environ.copy())
+
+
+def _status(command: Sequence[str], environment: dict[str, str]) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command receives it too, and ends by itself
+    return subprocess.run(("env", "--default-signal=INT", *command), env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3 or sys.argv[1] not in ("half", "double"):
+        raise SystemExit("usage: python -m tests.at_speed half|double COMMAND...")
+    raise SystemExit(run(sys.argv[1], sys.argv[2:]))
