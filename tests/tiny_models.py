@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 import tokenizers
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
@@ -12,6 +13,8 @@ from tests.at_speed import SMALLEST_MODELS
 
 # One layer is the least: a machine of twice the speed, to those who wait for an engine (tests/at_speed.py).
 _LAYERS = 1 if os.environ.get(SMALLEST_MODELS) else 3
+
+usual_size = pytest.mark.skipif(_LAYERS != 3, reason="its figures are those of the tiny models at their usual size")
 
 VOCABULARY = 384
 CONTEXT = 2048

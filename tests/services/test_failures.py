@@ -31,6 +31,7 @@ from tests.running_quire import (
     launch,
     start_quire,
 )
+from tests.tiny_models import usual_size
 
 
 @pytest.fixture
@@ -90,6 +91,7 @@ def test_an_engine_without_the_gpu_it_should_use_says_so(tiny_model: Callable[[s
     assert last == "engine cannot go on: InvalidSetting: device is 'cuda', but torch finds no GPU"
 
 
+@usual_size
 def test_a_cache_too_small_for_one_block_is_refused_naming_both_sizes(tiny_model: Callable[[str], Path]) -> None:
     """In process: another engine that starts only to end would take seconds."""
     settings = EngineSettings(model=str(tiny_model("llama")), dtype="float32", cache_mib=1, block_size=4096)

@@ -12,6 +12,7 @@ import pytest
 from services.cli.main import cli
 from tests.running_quire import RunningQuire
 from tests.services.test_model_store import write_tiny_llama
+from tests.tiny_models import usual_size
 
 Tiny = Callable[[str], Path]
 MIB = 1 << 20
@@ -83,6 +84,7 @@ def test_a_gguf_file_is_planned_for_by_its_own_words_and_not_converted(tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
 
 
+@usual_size
 def test_people_are_shown_the_formula_and_what_paging_gains(tiny_model: Tiny) -> None:
     common = ("--model", tiny_model("llama"), "--dtype", "float32", "--device", "cpu")
     shown = run(*common, "--device-blocks", "1280", "--tokens-per-request", "30,35", "--host-memory", "1MiB").stdout
