@@ -6,6 +6,7 @@ foreseen; how, and with what little is known at first, is in docs/decisions/025-
 """
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass
 
 from services.errors import Overloaded, Refusal
@@ -174,6 +175,10 @@ class Admission:
     def queued_tokens(self, model: str) -> int:
         """Tokens that wait for a model."""
         return self._tokens[model].level if model in self._tokens else 0
+
+    def keep(self, models: Container[str]) -> None:
+        """Forget other models, of which nothing waits."""
+        self._tokens = {name: bound for name, bound in self._tokens.items() if name in models or len(bound)}
 
     def enter(self, model: str, tokens: int, now: float) -> Place:
         """Let a request for a served model in, which weighs at most so many tokens.

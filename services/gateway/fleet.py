@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
 from services.errors import InvalidField, Refusal, Unavailable, UnknownModel
+from services.gateway.departures import MOST_MODELS, Departures
 from services.gateway.discovery import Places, discovered
 from services.gateway.engine_link import EngineLink, LinkOptions
 from services.gateway.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class ServedModel:
     digest: bytes
     tokenizer: Tokenizer
     links: list[EngineLink] = field(default_factory=list)
+    under_way: int = 0  # requests that were let in and have not ended
 
     def ready(self) -> dict[str, EngineLink]:
         """Return the links to engines that take requests by the engines' ids: one that has two addresses is one."""
@@ -53,6 +55,7 @@ class Fleet:
         self._tokenizers = TokenizerStore()
         self._links: dict[str, EngineLink] = {}
         self._models: dict[str, ServedModel] = {}
+        self._departed_models = Departures[str](most=MOST_MODELS)
         self._changed = asyncio.Event()
         self.readiness = Readiness()
 
@@ -83,6 +86,23 @@ class Fleet:
     def links(self) -> list[EngineLink]:
         """Return the links to the engines that are there."""
         return [link for model in self._models.values() for link in model.links]
+
+    def engines(self) -> set[tuple[str, str]]:
+        """Return the engines that are there, each by its model and id."""
+        there = [link.description() for link in self.links() if link.readiness.ready]
+        return {(one.model, one.engine_id) for one in there}
+
+    def names(self) -> set[str]:
+        """Return the names of the models that are known, whether an engine is there or not."""
+        return set(self._models)
+
+    def forget(self, now: float) -> None:
+        """Forget models without engines and requests, where there are too many of them. `now` is in seconds."""
+        needed = {name for name, model in self._models.items() if model.links or model.under_way}
+        for name in self._departed_models.due(self._models, needed, now):
+            del self._models[name]
+            log.info("model %s is forgotten: more than %s models are without engines", name, MOST_MODELS)
+        self._tokenizers.keep({model.digest for model in self._models.values()})
 
     async def wait_for_change(self) -> None:
         """Return when an engine came, went, or began to drain."""

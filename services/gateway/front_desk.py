@@ -151,6 +151,15 @@ class FrontDesk:
         """Describe a served model; an empty name means the only one. Raises UnknownModel or Unavailable."""
         return _described(self._fleet.model(name))
 
+    def forget(self, now: float) -> None:
+        """Forget what was counted of models, engines and tenants that are gone, a while after that."""
+        self._fleet.forget(now)
+        models, tenants = self._fleet.names(), self._limits.tenants
+        self._limits.admission.keep(models)
+        self._usage.forget(models, tenants.names(), now)
+        tenants.forget(now)
+        self._observer.fleet(self._fleet.engines(), models, now)
+
     async def drain(self) -> None:
         """Refuse new requests from now on, and return when none is left and clients have noticed, or should have."""
         self._draining = True
@@ -196,12 +205,14 @@ class FrontDesk:
 
     @contextmanager
     def _stream_told(self, model: str, protocol: str) -> Iterator[None]:
-        name = self._fleet.model(model).name
-        self._observer.stream_opened(name, protocol)
+        served = self._fleet.model(model)
+        served.under_way += 1
+        self._observer.stream_opened(served.name, protocol)
         try:
             yield
         finally:
-            self._observer.stream_closed(name, protocol)
+            served.under_way -= 1
+            self._observer.stream_closed(served.name, protocol)
 
     @contextmanager
     def _deadline_told(

@@ -42,8 +42,7 @@ async def measured(
         ending = None
         raise
     finally:
-        if ending is not None:
-            observer.ended(ending, clock() - arrival)
+        observer.ended(ending, clock() - arrival)
 
 
 def _tell_tokens(observer: RequestObserver, count: int, since_arrival: float, since_last: float | None) -> None:

@@ -4,17 +4,19 @@ The names, labels and buckets are vLLM's, under the prefix `quire_`; finer bucke
 stream on a fast GPU falls.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.errors import Refusal
+from services.gateway.departures import MOST_ENGINES, SECONDS, Departures
 from services.gateway.observer import Ending, FinishedRequest, GatewayObserver, RequestObserver
 from services.gateway.tenant_metrics import TenantMetrics
 from services.gateway.tenant_usage import TenantFigures
 from services.histograms import Buckets, Histogram
 
 _LABELS = ("model_name", "engine")
+_NO_MODEL = ""  # what was refused before any model was known
 _FIRST_TOKEN_SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -157,7 +159,10 @@ class GatewayMetrics(GatewayObserver):
         self._slow_clients = self._counter(
             "quire_slow_clients", "Streams that were ended because their clients did not read them.", ("model_name",)
         )
-        self._requests: dict[tuple[str, str], RequestObserver] = {}
+        self._requests: dict[tuple[str, str], _RequestMetrics] = {}
+        self._engines: set[tuple[str, str]] = set()  # that have series,
+        self._models: set[str] = set()  # and models
+        self._departures = Departures[tuple[str, str]](SECONDS, most=MOST_ENGINES)
 
     def tenants(self, figures: Callable[[], list[TenantFigures]], rejections: Mapping[str, int]) -> None:
         """Look at the tenants' requests there."""
@@ -165,10 +170,12 @@ class GatewayMetrics(GatewayObserver):
 
     def refused(self, model_name: str, refusal: Refusal) -> None:
         """Count it under its model and reason."""
+        self._models.add(model_name)
         self._refused.labels(model_name, refusal.value).inc()
 
     def stream_opened(self, model_name: str, protocol: str) -> None:
         """Count one more."""
+        self._models.add(model_name)
         self._open_streams.labels(model_name, protocol).inc()
 
     def stream_closed(self, model_name: str, protocol: str) -> None:
@@ -185,16 +192,17 @@ class GatewayMetrics(GatewayObserver):
 
     def cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
         """Count how long it took."""
-        self._cancelled.of(model_name, engine_id).observe(seconds)
+        self._cancelled.of(*self._known(model_name, engine_id)).observe(seconds)
 
     def routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
         """Count the request, and what the engine should have of it."""
-        self._routed.labels(model_name, engine_id, reason).inc()
-        self._expected.labels(model_name, engine_id).inc(cached_tokens)
+        labels = self._known(model_name, engine_id)
+        self._routed.labels(*labels, reason).inc()
+        self._expected.labels(*labels).inc(cached_tokens)
 
     def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
         """Count the loss under the engine that was left."""
-        self._failed_over.labels(model_name, engine_id, reason).inc()
+        self._failed_over.labels(*self._known(model_name, engine_id), reason).inc()
 
     def http_request(self, route: str, method: str, status: int) -> None:
         """Count an answer."""
@@ -202,15 +210,41 @@ class GatewayMetrics(GatewayObserver):
 
     def request(self, model_name: str, engine_id: str) -> RequestObserver:
         """Count this request under its model and engine."""
-        labels = (model_name, engine_id)
+        labels = self._known(model_name, engine_id)
         if labels not in self._requests:
+            self._models.add(model_name)
             for refusal in Refusal:
                 self._refused.labels(model_name, refusal.value)  # from 0 on, so that the first shows in a rate
             self._requests[labels] = _RequestMetrics(
                 {key: histogram.of(*labels) for key, histogram in self._of_requests.items()},
                 {ending: self._ended.labels(*labels, ending.value) for ending in Ending},
             )
+        self._requests[labels].under_way += 1
         return self._requests[labels]
+
+    def fleet(self, engines: Collection[tuple[str, str]], models: Collection[str], now: float) -> None:
+        """Show engines that are gone, and have no requests any more, for a while; models until they are forgotten."""
+        busy = {labels for labels, requests in self._requests.items() if requests.under_way}
+        for labels in self._departures.due(self._engines, busy.union(engines), now):
+            self._forget_engine(labels)
+        for model in self._models.difference(models, [_NO_MODEL]):
+            self._models.remove(model)
+            for metric in (self._refused, self._open_streams, self._deadlines, self._slow_clients):
+                metric.remove_by_labels({"model_name": model})
+
+    def _known(self, model_name: str, engine_id: str) -> tuple[str, str]:
+        """Return the labels of an engine that has series from now on."""
+        labels = (model_name, engine_id)
+        self._engines.add(labels)
+        return labels
+
+    def _forget_engine(self, labels: tuple[str, str]) -> None:
+        self._engines.remove(labels)
+        self._requests.pop(labels, None)
+        for histogram in (*self._of_requests.values(), self._cancelled):
+            histogram.remove(*labels)
+        for counter in (self._ended, self._routed, self._expected, self._failed_over):
+            counter.remove_by_labels(dict(zip(_LABELS, labels, strict=True)))
 
     def _counter(self, name: str, meaning: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, meaning, labels, registry=self.registry)
@@ -220,12 +254,13 @@ class GatewayMetrics(GatewayObserver):
 
 
 class _RequestMetrics(RequestObserver):
-    """All requests of one model at one engine: they have no state of their own."""
+    """All requests of one model at one engine: of their own they have no state but that they are under way."""
 
     def __init__(self, of_requests: dict[str, Buckets], ended: dict[Ending, Counter]) -> None:
         self._of_requests = of_requests
         self._inter_token = of_requests["inter_token"]
         self._ended = ended
+        self.under_way = 0
 
     def first_token(self, seconds: float) -> None:
         self._of_requests["first_token"].observe(seconds)
@@ -251,7 +286,9 @@ class _RequestMetrics(RequestObserver):
         for key, value in values.items():
             self._of_requests[key].observe(value)
 
-    def ended(self, ending: Ending, seconds: float) -> None:
-        self._ended[ending].inc()
+    def ended(self, ending: Ending | None, seconds: float) -> None:
+        self.under_way -= 1
+        if ending is not None:
+            self._ended[ending].inc()
         if ending in (Ending.STOP, Ending.LENGTH):
             self._of_requests["end_to_end"].observe(seconds)

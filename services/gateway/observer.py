@@ -1,6 +1,6 @@
 """What can be heard of the gateway's requests, by whoever measures them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,8 +49,11 @@ class RequestObserver:
     def finished(self, request: FinishedRequest) -> None:
         """The request was finished. That it ended is told next."""
 
-    def ended(self, ending: Ending, seconds: float) -> None:
-        """The request ended so many seconds after it came."""
+    def ended(self, ending: Ending | None, seconds: float) -> None:
+        """The request ended so many seconds after it came; None: it was refused before an engine took it.
+
+        This is called once, and last.
+        """
 
 
 class GatewayObserver:
@@ -84,6 +87,9 @@ class GatewayObserver:
 
     def cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
         """The engine has said that a request has ended, so many seconds after its client had left it."""
+
+    def fleet(self, engines: Collection[tuple[str, str]], models: Collection[str], now: float) -> None:
+        """These engines are there, by model and id, and these models are known. `now` is in seconds."""
 
     def tenants(self, figures: "Callable[[], list[TenantFigures]]", rejections: Mapping[str, int]) -> None:
         """What tenants use can be looked at there; `rejections` are requests at a tenant's limit, by tenant."""

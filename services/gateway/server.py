@@ -37,6 +37,8 @@ from services.tracing import tracing_to
 # The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE:
 # a client would not try again what is cancelled.
 _LAST_WORDS_SECONDS = 1.0
+# Between two looks at what is gone.
+_FORGET_SECONDS = 5.0
 
 if TYPE_CHECKING:  # what HTTP needs is imported only where it is asked for
     from services.http.server import HttpServer
@@ -120,8 +122,15 @@ class GatewayService:
             tasks.create_task(self._follow())
             tasks.create_task(self._pin())
             tasks.create_task(self._desk.slow_clients.run())
+            tasks.create_task(self._forget())
             if self._http_tls:
                 tasks.create_task(self._http_tls.follow())
+
+    async def _forget(self) -> None:
+        """Now and then, forget what is known of engines, tenants and models that are gone."""
+        while True:
+            await asyncio.sleep(_FORGET_SECONDS)
+            self._desk.forget(asyncio.get_running_loop().time())
 
     async def _follow(self) -> None:
         async for ready in self._fleet.readiness.changes():
@@ -132,8 +141,10 @@ class GatewayService:
         pinned_for: dict[EngineLink, int] = {}
         while self._pinned_prompts:
             change = asyncio.create_task(self._fleet.wait_for_change())
-            for link in self._fleet.links():
-                if pinned_for.get(link) != link.sessions:
+            links = self._fleet.links()
+            pinned_for = {link: pinned_for.get(link, 0) for link in links}
+            for link in links:
+                if pinned_for[link] != link.sessions:
                     pinned_for[link] = link.sessions
                     await pinned_prompts.pin_all(self._administration, link, self._pinned_prompts, MOST_ADMIN_SECONDS)
             await change

@@ -1,10 +1,11 @@
 """What the requests of each tenant use: looked at where it stands, in the generations that are under way."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from services.gateway.departures import MOST_TENANTS, SECONDS, Departures
 from services.gateway.generation import Generation
 
 
@@ -32,6 +33,7 @@ class TenantUsage:
         self._generations: dict[int, Generation] = {}
         self._requests: Counter[tuple[str, str]] = Counter()
         self._ended: dict[tuple[str, str], Counter[str]] = {}
+        self._departures = Departures[tuple[str, str]](SECONDS, most=MOST_TENANTS)
 
     @contextmanager
     def under_way(self, tenant: str, generation: Generation) -> Iterator[None]:
@@ -47,6 +49,16 @@ class TenantUsage:
             self._under_way[key].remove(number)
             del self._generations[number]
             self._ended[key] += tokens_by_kind(generation)
+
+    def forget(self, models: Container[str], tenants: Container[str], now: float) -> None:
+        """Forget what tenants used that are gone, or models, a while after that. `now` is in seconds."""
+        present = {
+            (model, tenant)
+            for model, tenant in self._requests
+            if (model in models and tenant in tenants) or self._under_way[model, tenant]
+        }
+        for key in self._departures.due(self._requests, present, now):
+            del self._requests[key], self._ended[key], self._under_way[key]
 
     def figures(self) -> list[TenantFigures]:
         """Return how it stands, by model and tenant."""

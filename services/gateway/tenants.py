@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from services.errors import Overloaded, Refusal
 from services.gateway.api_keys import TenantLimits
 from services.gateway.callers import Caller
+from services.gateway.departures import MOST_TENANTS, SECONDS, Departures
 
 _SECONDS_PER_MINUTE = 60.0
 _UNLIMITED = TenantLimits()
@@ -54,6 +55,7 @@ class Tenants:
         self._running: dict[str, int] = {}
         self._buckets: dict[str, _Bucket] = {}
         self.rejections: Counter[str] = Counter()  # by tenant
+        self._departures = Departures[str](SECONDS, most=MOST_TENANTS)
 
     def limit(self, limits: Mapping[str, TenantLimits]) -> None:
         """Let these limits count from now on, by tenant. What runs goes on, and counts against them."""
@@ -64,6 +66,15 @@ class Tenants:
                 buckets[tenant] = self._buckets.get(tenant) or _Bucket(own.tokens_per_minute, self._clock)
                 buckets[tenant].resize(own.tokens_per_minute)
         self._buckets = buckets
+
+    def names(self) -> set[str]:
+        """Return the tenants that have limits, and the empty name of callers without one."""
+        return {"", *self._limits}
+
+    def forget(self, now: float) -> None:
+        """Forget how often tenants were refused that are gone, a while after that. `now` is in seconds."""
+        for tenant in self._departures.due(self.rejections, self._limits, now):
+            del self.rejections[tenant]
 
     @contextmanager
     def admitted(self, caller: Caller, most_tokens: int) -> Iterator[Reservation]:

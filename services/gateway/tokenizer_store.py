@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import re
 import tempfile
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Container
 from pathlib import Path
 
 from quire.v1 import engine_pb2 as pb
@@ -18,7 +18,7 @@ _FILE_NAME = re.compile(r"\w[\w.-]*")
 
 
 class TokenizerStore:
-    """Tokenizers by the digest of their files, each fetched once."""
+    """Tokenizers by the digest of their files, each fetched once while it is kept."""
 
     def __init__(self) -> None:
         self._loading: dict[bytes, asyncio.Task[Tokenizer]] = {}
@@ -28,6 +28,10 @@ class TokenizerStore:
         if (task := self._loading.get(digest)) is None or (task.done() and task.exception() is not None):
             task = self._loading[digest] = asyncio.create_task(_fetched(digest, stub))
         return await asyncio.shield(task)
+
+    def keep(self, digests: Container[bytes]) -> None:
+        """Forget the tokenizers of other digests; one that is being fetched is for an engine to come."""
+        self._loading = {key: task for key, task in self._loading.items() if key in digests or not task.done()}
 
 
 async def _fetched(digest: bytes, stub: "pb_grpc.EngineAsyncStub") -> Tokenizer:

@@ -30,7 +30,7 @@ class Heard(RequestObserver):
     def finished(self, request: FinishedRequest) -> None:
         self.events.append(("finished", request))
 
-    def ended(self, ending: Ending, seconds: float) -> None:
+    def ended(self, ending: Ending | None, seconds: float) -> None:
         self.events.append((ending, seconds))
 
 
@@ -110,9 +110,9 @@ def test_a_finished_request_is_told_with_its_figures_and_the_tokens_of_its_longe
         (Overloaded("full"), None),
     ],
 )
-def test_an_error_is_an_ending_unless_the_request_was_refused(error: ServiceError, ending: Ending | None) -> None:
+def test_an_error_is_an_ending_and_a_refusal_is_told_as_none(error: ServiceError, ending: Ending | None) -> None:
     _, heard = hear(delta(1), error)
-    assert heard.events == [("first", 1.0), *([(ending, 2.0)] if ending else [])]
+    assert heard.events == [("first", 1.0), (ending, 2.0)]
 
 
 def test_a_client_that_leaves_aborts() -> None:
