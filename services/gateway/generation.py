@@ -89,7 +89,9 @@ class Generation:
     def most_tokens(self) -> int:
         """Return the most tokens that it can use, prompt and answers together."""
         sequences = max(len(self.samples), self.submission.beam_search.width)
-        return len(self.submission.prompt_token_ids) + sequences * self.submission.stopping.max_tokens
+        # More than the context the engine refuses: until it has, nobody else is to be refused for so many tokens.
+        answer = min(self.submission.stopping.max_tokens, self.model.description().context_tokens)
+        return len(self.submission.prompt_token_ids) + sequences * answer
 
     def used_tokens(self) -> int:
         """Return the tokens used so far, prompt and answers together."""
