@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from services.cli.connection import Connection
 
 _ADDRESS = "127.0.0.1:50051"
+# Of one answer, unless asked otherwise. Models that never end their answer fill the whole context.
+ANSWER_TOKENS = 256
 _AT_LEAST_1 = click.IntRange(min=1)
 
 
@@ -63,7 +65,11 @@ for command in (serve, kvmanager, engine, gateway):
 @click.argument("prompt")
 @click.option("--address", default=_ADDRESS, show_default=True, help="Address of the gateway.")
 @click.option("--model", default="", help="Name of the model. Empty: the only one.")
-@click.option("--max-tokens", type=int, help="Tokens to generate at most. Absent: what fits.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=0),
+    help=f"Tokens to generate at most; 0: as many as fit. Absent: {ANSWER_TOKENS}, or what fits if that is less.",
+)
 @click.option("--temperature", type=float, help="0 takes the most likely token. Absent: 1.")
 @click.option("--top-k", type=int, help="Keep the k most likely tokens.")
 @click.option("--top-p", type=float, help="Keep the most likely tokens up to this probability.")
@@ -88,7 +94,7 @@ for command in (serve, kvmanager, engine, gateway):
 def generate(prompt: str, connection: "Connection", timeout: float, json_schema: TextIO | None, **options: Any) -> None:
     """Continue PROMPT, and print the text as it comes.
 
-    "-" as PROMPT reads it from standard input. What the answer took is said on standard error.
+    "-" as PROMPT reads it from standard input. What the answer took, and its id, goes to standard error.
     """
     from services.cli.talk import generate as run
 
@@ -96,6 +102,9 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
         raise click.UsageError("--length-penalty and --early-stopping are for a search: give --beams")
     if json_schema and options["regex"] is not None:
         raise click.UsageError("--json-schema and --regex cannot be given together")
+    options["limit_given"] = options["max_tokens"] is not None
+    if not options["limit_given"]:
+        options["max_tokens"] = max(ANSWER_TOKENS, options["min_tokens"] or 0)
     options["json_schema"] = json_schema and json_schema.read()
     text = sys.stdin.read() if prompt == "-" else prompt
     sys.exit(asyncio.run(run(connection, text, timeout, options)))
@@ -105,7 +114,13 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
 @click.option("--address", default=_ADDRESS, show_default=True, help="Address of the gateway.")
 @click.option("--model", default="", help="Name of the model. Empty: the only one.")
 @click.option("--system", help="A system message to begin with.")
-@click.option("--max-tokens", type=int, default=512, show_default=True, help="Tokens of one answer at most.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=0),
+    default=512,
+    show_default=True,
+    help="Tokens of one answer at most; 0: as many as fit.",
+)
 @click.option("--temperature", type=float, help="0 takes the most likely token. Absent: 1.")
 @click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for one answer.")
 @connection_options()

@@ -1,5 +1,6 @@
 """The commands that talk to running services: generate, chat, health, explain."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -8,6 +9,7 @@ import grpc
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc
 from services.cli import client
 from services.cli.connection import Connection
+from services.errors import FIELD_METADATA
 
 Message = gateway_pb2.ChatMessage
 
@@ -23,12 +25,13 @@ async def generate(connection: Connection, text: str, timeout: float, options: d
         request.prompt.text = text
     try:
         async with connection.channel() as channel:
-            answer, finished = await _print_answer(channel, request, timeout, connection.metadata)
+            answer = await _answer_that_fits(channel, request, timeout, connection.metadata, options)
     except grpc.aio.AioRpcError as error:
         return fail(connection.address, error)
-    if not answer.endswith("\n"):
+    if not answer.text.endswith("\n"):
         click.echo()
-    click.echo(usage_line(finished), err=True)
+    click.echo(f"{usage_line(answer.finished)}, request {answer.request_id}", err=True)
+    _say_where_it_stopped(answer, request)
     return 0
 
 
@@ -41,11 +44,12 @@ async def chat(connection: Connection, timeout: float, options: dict[str, Any]) 
             request = _request(options)
             request.prompt.chat.messages.extend(history)
             try:
-                answer, _ = await _print_answer(channel, request, timeout, connection.metadata)
+                answer = await _print_answer(channel, request, timeout, connection.metadata)
             except grpc.aio.AioRpcError as error:
                 return fail(connection.address, error)
             click.echo()
-            history.append(Message(role="assistant", content=answer))
+            _say_where_it_stopped(answer, request)
+            history.append(Message(role="assistant", content=answer.text))
     return 0
 
 
@@ -95,7 +99,9 @@ def _request(options: dict[str, Any]) -> gateway_pb2.GenerateRequest:
         beam_search=search,
         sampling=decoding_pb2.Sampling(**given("temperature", "top_k", "top_p", "min_p", "seed")),
         logit_rules=decoding_pb2.LogitRules(**given("repetition_penalty", "presence_penalty", "frequency_penalty")),
-        stopping=decoding_pb2.Stopping(stop_strings=options.get("stop", ()), **given("max_tokens", "min_tokens")),
+        stopping=decoding_pb2.Stopping(
+            stop_strings=options.get("stop", ()), max_tokens=options["max_tokens"] or None, **given("min_tokens")
+        ),
         constraint=decoding_pb2.OutputConstraint(**constraint)
         if (constraint := given("json_schema", "regex"))
         else None,
@@ -106,16 +112,50 @@ def _system(content: str | None) -> list[Message]:
     return [Message(role="system", content=content)] if content else []
 
 
+@dataclass
+class _Answer:
+    request_id: str = ""
+    text: str = ""
+    finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
+
+
 async def _print_answer(
     channel: grpc.aio.Channel, request: gateway_pb2.GenerateRequest, timeout: float, metadata: client.Metadata
-) -> tuple[str, gateway_pb2.Finished]:
-    answer, finished = "", gateway_pb2.Finished()
+) -> _Answer:
+    answer = _Answer()
     async for response in client.generate(channel, request, timeout, metadata):
-        answer += response.delta.text
+        answer.text += response.delta.text
         click.echo(response.delta.text, nl=False)
-        if response.HasField("finished"):
-            finished = response.finished
-    return answer, finished
+        match response.WhichOneof("event"):
+            case "started":
+                answer.request_id = response.started.request_id
+            case "finished":
+                answer.finished = response.finished
+    return answer
+
+
+async def _answer_that_fits(
+    channel: grpc.aio.Channel,
+    request: gateway_pb2.GenerateRequest,
+    timeout: float,
+    metadata: client.Metadata,
+    options: dict[str, Any],
+) -> _Answer:
+    """Print an answer. Where there is no room for the default limit, which the user has not asked for, drop it."""
+    try:
+        return await _print_answer(channel, request, timeout, metadata)
+    except grpc.aio.AioRpcError as error:
+        fields = {value for key, value in error.trailing_metadata() or () if key == FIELD_METADATA}
+        if options["limit_given"] or "stopping.max_tokens" not in fields:
+            raise
+    request.stopping.ClearField("max_tokens")
+    return await _print_answer(channel, request, timeout, metadata)
+
+
+def _say_where_it_stopped(answer: _Answer, request: gateway_pb2.GenerateRequest) -> None:
+    limit, reasons = request.stopping.max_tokens, {sample.reason for sample in answer.finished.samples}
+    if limit and decoding_pb2.FINISH_REASON_LENGTH in reasons:
+        click.echo(f"stopped at {limit} tokens, --max-tokens for more", err=True)
 
 
 def _read_line() -> str:

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import click.testing
 import pytest
 
 from quire.v1 import gateway_pb2
-from services.cli.main import cli
+from services.cli.main import ANSWER_TOKENS, cli
 from tests.load import prompt_request
 from tests.running_quire import START_SECONDS, RunningQuire
 
@@ -117,7 +118,7 @@ def test_generate_prints_the_text_while_it_comes(tiny_quire: RunningQuire, at: t
         assert (first + rest).decode().rstrip("\n") == expected.text.rstrip("\n")
         assert f"{expected.finished.usage.prompt_tokens} prompt tokens" in usage
         assert f"{LONG} generated" in usage
-        assert usage.count("\n") == 1
+        assert usage.splitlines()[1:] == [f"stopped at {LONG} tokens, --max-tokens for more"]
         return was_running and bool(rest.strip())
 
     tiny_quire.settled_pool()
@@ -129,6 +130,37 @@ def test_generate_reads_the_prompt_from_standard_input(tiny_quire: RunningQuire,
     done = quire("generate", *at, "--max-tokens", "10", "-", input=prompt)
     assert done.returncode == 0
     assert done.stdout.rstrip("\n") == tiny_quire.generate(request(10, prompt)).text.rstrip("\n")
+
+
+def test_generate_stops_by_itself_and_says_where(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
+    done = quire("generate", *at, "--min-tokens", "200", PROMPT)
+    wanted = request(ANSWER_TOKENS)
+    wanted.stopping.min_tokens = 200
+    assert done.stdout.rstrip("\n") == tiny_quire.generate(wanted).text.rstrip("\n")
+    assert f", {ANSWER_TOKENS} generated" in done.stderr
+    assert done.stderr.splitlines()[1:] == [f"stopped at {ANSWER_TOKENS} tokens, --max-tokens for more"]
+    more = quire("generate", *at, "--min-tokens", "300", "--max-tokens", "0", PROMPT)
+    assert int(re.search(r", (\d+) generated", more.stderr)[1]) > 300
+    assert more.stderr.count("\n") == 1
+
+
+def test_a_prompt_that_leaves_less_room_than_the_default_limit_gets_what_fits(
+    tiny_quire: RunningQuire, at: tuple[str, ...]
+) -> None:
+    prompt = "fox " * 450
+    done = quire("generate", *at, "--min-tokens", "20", prompt)
+    assert (done.returncode, "generated" in done.stderr) == (0, True)
+    asked = quire("generate", *at, "--max-tokens", str(ANSWER_TOKENS), prompt)
+    assert (asked.returncode, asked.stdout) == (1, "")
+    assert f"stopping.max_tokens is {ANSWER_TOKENS}" in asked.stderr
+
+
+def test_generate_names_its_request_as_explain_does(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
+    done = quire("generate", *at, "--max-tokens", "3", PROMPT)
+    (name,) = re.findall(r", request (\w+)$", done.stderr, re.MULTILINE)
+    tiny_quire.settled_pool()
+    explained = quire("explain", name, "--address", tiny_quire.addresses["KV manager"])
+    assert (explained.returncode, "It finished" in explained.stdout) == (0, True)
 
 
 def test_generate_passes_its_options_on(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
@@ -211,7 +243,7 @@ def conversation(quire: RunningQuire) -> tuple[str, str]:
 def test_chat_answers_line_by_line_and_remembers_what_was_said(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
     first, second = conversation(tiny_quire)
     done = quire("chat", *at, "--system", "Be brief.", "--max-tokens", "12", input="Hello\nAnd now?\n\nnot asked\n")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "stopped at 12 tokens, --max-tokens for more\n" * 2)
     assert done.stdout.splitlines() == f"you> {first}\nyou> {second}\nyou> ".splitlines()
 
 
