@@ -1,5 +1,6 @@
 """A running `quire serve`, as a user would start it, and clients to call it."""
 
+import atexit
 import json
 import os
 import queue
@@ -38,6 +39,9 @@ ANY_METRICS_PORT = {
 }
 # Promises of equal tokens are made in float32.
 EXACT = {f"QUIRE_{command}_DTYPE": "float32" for command in ("SERVE", "ENGINE")}
+# Commands of whoever runs the tests are not to find what tests start.
+RUNTIME_FOLDER = tempfile.mkdtemp(prefix="quire-test-runtime-")
+atexit.register(shutil.rmtree, RUNTIME_FOLDER, ignore_errors=True)
 
 
 class Output:
@@ -99,6 +103,7 @@ class RunningQuire:
         self._folder = folder
         places = output.wait_for("ready: gateway at ").split("ready: ")[1].split(", ")
         self.addresses = dict(place.strip().split(" at ") for place in places)
+        self.addresses.setdefault("engine", self.addresses.get("engine-0", ""))
         self.metrics_urls = {name: metrics_url(output, name) for name in ("gateway", "engine", "kvmanager")}
         self.channel = open_channel(self.addresses["gateway"])
         self.gateway = gateway_pb2_grpc.GatewayStub(self.channel)
@@ -280,7 +285,7 @@ def metrics_url(output: Output, label: str) -> str:
 
 
 def children_of(pid: int) -> dict[str, int]:
-    """Process ids by name of the services that a `quire serve` has started."""
+    """Process ids by name of the services that a `quire serve` has started: of engines, one."""
     rows = subprocess.run(
         ["ps", "--no-headers", "-o", "pid,args", "--ppid", str(pid)], capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -304,5 +309,5 @@ def launch(*arguments: str, module: str = "services.cli.main", **environment: st
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **ANY_METRICS_PORT, **EXACT, **environment},
+        env={**os.environ, **ANY_METRICS_PORT, **EXACT, "QUIRE_RUNTIME": RUNTIME_FOLDER, **environment},
     )

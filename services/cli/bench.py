@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from services.cli.connection_options import connection_options
+from services.cli.connection_options import address_option, connection_options
 
 if TYPE_CHECKING:
     from services.bench.arrivals import Arrivals
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from services.bench.workloads import Workload
     from services.cli.connection import Connection
 
-_ADDRESS = "127.0.0.1:50051"
 _DEFAULT_REQUESTS = 100
 _DEFAULT_CONCURRENCY = 8
 _SEED_BITS = 48
@@ -58,7 +57,7 @@ class _Rates(click.ParamType[list[float]]):
 
 
 _target_options = _together(
-    click.option("--address", help=f"Address of a Quire gateway's gRPC. [default: {_ADDRESS}]"),
+    address_option("gateway"),
     click.option("--url", help="URL of an OpenAI-compatible server, such as http://127.0.0.1:8000, instead of gRPC."),
     click.option(
         "--endpoint",
@@ -275,7 +274,7 @@ def _target(connection: "Connection", values: Values) -> "Target":
     seed = values["prompt_seed"]
     return Target(
         kind=values["endpoint"] if values["url"] else "grpc",
-        address=values["url"] or values["address"] or _ADDRESS,
+        address=values["url"] or values["address"],
         model=values["model"],
         api_key=connection.api_key,
         tls=connection.tls.files if connection.tls else None,

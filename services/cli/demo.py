@@ -20,8 +20,9 @@ from rich.text import Text
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc
 from services import transport
 from services.cli import client
+from services.cli.local.settings import LocalSettings
+from services.cli.local.supervisor import ServiceFailed, Supervisor, metrics_addresses
 from services.cli.local_model import engine_with_folder
-from services.cli.supervisor import ServiceFailed, Supervisor, metrics_addresses
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
@@ -86,12 +87,18 @@ async def _demonstrate(engine: EngineSettings, console: Console, results: str | 
     assert this is not None, "a coroutine runs in a task"
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)  # or the services would outlive this
     with tempfile.TemporaryDirectory(prefix="quire-demo-") as folder:
-        gateway = GatewaySettings(listen=f"unix:{folder}/gateway.sock", http_listen="")
+        # Nothing is started again here: when the engine ends, so does the demo.
+        gateway = GatewaySettings(listen=f"unix:{folder}/gateway.sock", http_listen="", failovers=0)
         lines: list[str] = []
         no_metrics = metrics_addresses("")
         kvmanager = KVManagerSettings(map_listen="")
         supervisor = Supervisor(
-            kvmanager, engine, gateway, lambda label, line: lines.append(f"{label}: {line}"), no_metrics
+            kvmanager,
+            engine,
+            gateway,
+            lambda label, line: lines.append(f"{label}: {line}"),
+            no_metrics,
+            LocalSettings(),
         )
         try:
             await _start(supervisor, console)

@@ -13,7 +13,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import click
 
 from services.cli.bench import bench
-from services.cli.connection_options import connection_options
+from services.cli.connection_options import address_option, connection_options
 from services.cli.issue_certificates import certificates
 from services.cli.options import options_of, settings_from
 from services.cli.plan import plan
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from services.cli.connection import Connection
 
-_ADDRESS = "127.0.0.1:50051"
 # Of one answer, unless asked otherwise. Models that never end their answer fill the whole context.
 ANSWER_TOKENS = 256
 _AT_LEAST_1 = click.IntRange(min=1)
@@ -63,7 +62,7 @@ for command in (serve, kvmanager, engine, gateway):
 
 @cli.command()
 @click.argument("prompt")
-@click.option("--address", default=_ADDRESS, show_default=True, help="Address of the gateway.")
+@address_option("gateway")
 @click.option("--model", default="", help="Name of the model. Empty: the only one.")
 @click.option(
     "--max-tokens",
@@ -111,7 +110,7 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
 
 
 @cli.command()
-@click.option("--address", default=_ADDRESS, show_default=True, help="Address of the gateway.")
+@address_option("gateway")
 @click.option("--model", default="", help="Name of the model. Empty: the only one.")
 @click.option("--system", help="A system message to begin with.")
 @click.option(
@@ -135,7 +134,7 @@ def chat(connection: "Connection", timeout: float, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("address", default=_ADDRESS)
+@click.argument("address", required=False)
 @click.option(
     "--service",
     default="quire.v1.Gateway",
@@ -147,7 +146,8 @@ def chat(connection: "Connection", timeout: float, **options: Any) -> None:
 def health(connection: "Connection", service: str, timeout: float) -> None:
     """Say whether a service is ready.
 
-    Asks at ADDRESS, by default that of a gateway on this machine. The exit status is 0 when the answer is SERVING.
+    Asks at ADDRESS. Absent: the gateway of the newest `quire serve` here, else 127.0.0.1:50051. The exit status is 0
+    when the answer is SERVING.
     """
     from services.cli.talk import health as run
 
@@ -159,7 +159,7 @@ def _admin_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait until it is done."),
         click.option("--model", default="", help="Name of the model. Empty: the only one."),
-        click.option("--address", default=_ADDRESS, show_default=True, help="Address of the gateway."),
+        address_option("gateway"),
     ):
         command = option(command)
     return command
@@ -221,19 +221,35 @@ def reset_cache(**options: Any) -> None:
 
 @cli.command()
 @click.argument("request_id")
-@click.option("--address", default="127.0.0.1:50053", show_default=True, help="Address of the KV manager.")
+@address_option("kvmanager")
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for the answer.")
-@connection_options(api_key=False)
+@connection_options("kvmanager", api_key=False)
 def explain(request_id: str, connection: "Connection", timeout: float) -> None:
     """Tell what happened to a request's blocks, and why.
 
-    REQUEST_ID is the one that the client gave, or that the answer's first message names; where API keys are asked for,
-    with the tenant before it: tenant/request. The KV manager knows it for as
-    long as its ledger reaches back.
+    REQUEST_ID is the one that the client gave, or that its answer names: `quire generate` prints it, over HTTP it is in
+    the header x-request-id. Where API keys are asked for, the tenant comes before it: TENANT/REQUEST_ID. The KV manager
+    keeps it for as long as its ledger reaches back.
     """
     from services.cli.talk import explain as run
 
     sys.exit(asyncio.run(run(connection, request_id, timeout)))
+
+
+@cli.command()
+def instances() -> None:
+    """List each `quire serve` of yours on this machine.
+
+    Other commands call the one that comes first, unless they are given an --address or an --instance.
+    """
+    from services.cli.local.instances import running
+
+    found = running()
+    for one in found:
+        count = f"{len(one.engines)} engine{'s' * (len(one.engines) != 1)}"
+        click.echo(f"{one.name}: process {one.pid}, gateway at {one.gateway}, {count}, KV manager at {one.kvmanager}")
+    if not found:
+        click.echo("no `quire serve` of yours runs here", err=True)
 
 
 @cli.group(cls=_InOrderOfDefinition)

@@ -30,7 +30,8 @@ _LAST_SECONDS = 1.0
 _OPEN_FILES = 8192
 # Set in a service's environment by whoever holds its standard input open for as long as it should run.
 STOP_WITH_STDIN = "QUIRE_STOP_WITH_STDIN"
-# Set by whoever wants to know when a service is ready: a file descriptor that gets a byte then. A log may not say so.
+# Set by whoever wants to know when a service is ready: a file descriptor that gets its address then. A log may not say
+# so.
 READY_DESCRIPTOR = "QUIRE_READY_DESCRIPTOR"
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -154,8 +155,9 @@ async def _run(label: str, make: Callable[[], Service], metrics_shown: AbstractA
     _add_reflection(service)
     async with metrics_shown:
         try:
-            log.info("%s listens on %s", label, await service.start())
-            await _work(label, service, asked_to_stop)
+            address = await service.start()
+            log.info("%s listens on %s", label, address)
+            await _work(label, service, address, asked_to_stop)
         finally:
             await service.stop()
             await _calls_have_ended()
@@ -180,10 +182,10 @@ async def _calls_have_ended() -> None:
         await asyncio.wait(others, timeout=_LAST_SECONDS)
 
 
-async def _work(label: str, service: Service, asked_to_stop: asyncio.Event) -> None:
+async def _work(label: str, service: Service, address: str, asked_to_stop: asyncio.Event) -> None:
     work = asyncio.create_task(service.run())
     stop = asyncio.create_task(asked_to_stop.wait())
-    announcer = asyncio.create_task(_announce(label, service))
+    announcer = asyncio.create_task(_announce(label, service, address))
     try:
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -225,12 +227,12 @@ def _add_reflection(service: Service) -> None:
     reflection.enable_server_reflection(names, service.server)
 
 
-async def _announce(label: str, service: Service) -> None:
+async def _announce(label: str, service: Service, address: str) -> None:
     async for ready in service.readiness.changes():
         log.info("%s is %s", label, "ready" if ready else "not ready")
         if ready and (descriptor := os.environ.pop(READY_DESCRIPTOR, "")):
             with suppress(OSError):
-                os.write(int(descriptor), b"\n")
+                os.write(int(descriptor), f"{address}\n".encode())
                 os.close(int(descriptor))
 
 

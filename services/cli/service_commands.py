@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from services.cli.local.settings import LocalSettings
 from services.cli.options import options_of, settings_from
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
@@ -17,12 +18,13 @@ from services.settings import InvalidSetting
 if TYPE_CHECKING:
     from services.service import Service
 
-# `quire serve` has one engine, and puts it and the KV manager behind Unix sockets.
-_FOR_SEVERAL = ("routing", "routing_window_seconds", "routing_slack_tokens", "failovers", "failover_seconds")
+# `quire serve` puts its engines and the KV manager behind Unix sockets.
 _OF_LINKS = ("link_ca", "link_certificate", "link_key", "link_server_name")
+# An engine that is started again has to load its model first.
+_SECONDS_TO_RESTART = 60.0
 # Said once for all three.
 _COMMON = ("grace_seconds", "log_format", "log_level", "otlp_endpoint", "metrics_compat")
-_NOT_OF_SERVES_GATEWAY = ("engines", "discovery_seconds", "kvmanager", *_COMMON, *_FOR_SEVERAL, *_OF_LINKS)
+_NOT_OF_SERVES_GATEWAY = ("engines", "discovery_seconds", "kvmanager", *_COMMON, *_OF_LINKS)
 NOT_OF_SERVES_ENGINE = (
     *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
     *_OF_LINKS,
@@ -52,33 +54,39 @@ def _closed(settings: _Settings) -> _Settings:
 
 
 @click.command()
-@options_of(GatewaySettings, leave_out=_NOT_OF_SERVES_GATEWAY)
+@options_of(LocalSettings)
+@options_of(GatewaySettings, leave_out=_NOT_OF_SERVES_GATEWAY, failover_seconds=_SECONDS_TO_RESTART)
 @options_of(EngineSettings, leave_out=NOT_OF_SERVES_ENGINE)
 @options_of(KVManagerSettings, leave_out=_NOT_OF_SERVES_KVMANAGER)
 @_metrics_option(
     "127.0.0.1:9151",
     "Address of the gateway's metrics for Prometheus: host:port. The engine's and the KV manager's are on the next two "
-    "ports.",
+    "ports, those of further engines behind them.",
 )
 def serve(metrics_listen: str, **values: Any) -> None:
-    """Start KV manager, engine and gateway as three processes.
+    """Start KV manager, engine and gateway, each as a process.
 
     They speak gRPC over Unix sockets; clients reach the gateway at --listen. Each line of their logs begins with the
-    service's name. Ctrl-C or SIGTERM lets running requests finish, then stops all three.
+    service's name. One that ends by itself is started again. Ctrl-C or SIGTERM lets running requests finish, then stops
+    all.
     """
+    from services.cli.local.engines import divided
+    from services.cli.local.supervisor import metrics_addresses
     from services.cli.serve import serve as run
-    from services.cli.supervisor import metrics_addresses
 
+    local = settings_from(LocalSettings, values)
+    del values["engines"]  # the gateway's setting of that name has their addresses
     engine_values = {name: value for name, value in values.items() if name not in NOT_OF_SERVES_ENGINE}
     engine = settings_from(EngineSettings, engine_values)
     gateway = _closed(settings_from(GatewaySettings, values))
     of_kvmanager = (*_OF_PORTS, *_OF_SERVES_KVMANAGER) if values["map_listen"] else _OF_SERVES_KVMANAGER
     kvmanager = _closed(settings_from(KVManagerSettings, {name: values[name] for name in of_kvmanager}))
     try:
-        metrics = metrics_addresses(metrics_listen)
+        divided(engine, local.engines)
+        metrics = metrics_addresses(metrics_listen, local.engines)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    sys.exit(run(kvmanager, engine, gateway, metrics))
+    sys.exit(run(kvmanager, engine, gateway, metrics, local))
 
 
 @click.command()

@@ -30,7 +30,7 @@ async def generate(connection: Connection, text: str, timeout: float, options: d
         return fail(connection.address, error)
     if not answer.text.endswith("\n"):
         click.echo()
-    click.echo(f"{usage_line(answer.finished)}, request {answer.request_id}", err=True)
+    click.echo(f"{usage_line(answer.finished)}, {_name(answer, connection)}", err=True)
     _say_where_it_stopped(answer, request)
     return 0
 
@@ -150,6 +150,11 @@ async def _answer_that_fits(
             raise
     request.stopping.ClearField("max_tokens")
     return await _print_answer(channel, request, timeout, metadata)
+
+
+def _name(answer: _Answer, connection: Connection) -> str:
+    """Name the request as `quire explain` does: a key's tenant, which no answer says, comes before the id."""
+    return f"request {'TENANT/' if connection.api_key else ''}{answer.request_id}"
 
 
 def _say_where_it_stopped(answer: _Answer, request: gateway_pb2.GenerateRequest) -> None:

@@ -25,7 +25,6 @@ from tests.running_quire import (
     START_SECONDS,
     HealthWatch,
     Output,
-    RunningQuire,
     RunningService,
     children_of,
     launch,
@@ -120,18 +119,23 @@ def test_serve_without_its_model_names_it_and_starts_nothing() -> None:
     assert [line.startswith("serve     | /no/model is no model: ") for line in lines] == [True]
 
 
-@pytest.fixture(scope="module")
-def serving(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
-    one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "16")
-    yield one
-    one.close()
-
-
-def test_serve_ends_when_a_service_is_killed_and_names_it(serving: RunningQuire) -> None:
-    services = serving.children()
-    os.kill(services["engine"], signal.SIGKILL)
-    assert serving.ended() == 1
-    assert_ended_by_kill(serving.lines, "engine", services)
+def test_serve_gives_up_a_service_that_ends_again_and_again(tiny_model: Callable[[str], Path]) -> None:
+    serving = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "16", "--max-restarts", "2")
+    try:
+        for number in (1, 2):
+            before = len(serving.lines)
+            os.kill(serving.children()["kvmanager"], signal.SIGKILL)
+            line = serving.output.wait_for("starting it again", after=before)
+            assert line.startswith("serve     | kvmanager was ended by SIGKILL: starting it again in ")
+            assert line.endswith(f" s, restart {number} of at most 2")
+            serving.output.wait_for("kvmanager is ready", after=before)
+        services = serving.children()
+        os.kill(services["kvmanager"], signal.SIGKILL)
+        assert serving.ended() == 1
+        assert serving.lines[-1] == "serve     | kvmanager was ended by SIGKILL (2 restarts before did not help)"
+        assert_nothing_is_left(serving.lines, services)
+    finally:
+        serving.close()
 
 
 @pytest.mark.parametrize("label", ["kvmanager", "gateway"])
@@ -146,12 +150,12 @@ def test_serve_ends_when_a_service_is_killed_while_the_others_still_start(
     os.kill(services[label], signal.SIGKILL)
     assert process.wait(START_SECONDS) == 1
     output.finish()
-    assert_ended_by_kill(output.lines, label, services)
+    assert output.lines[-1] == f"serve     | {label} was ended by SIGKILL"
+    assert_nothing_is_left(output.lines, services)
 
 
-def assert_ended_by_kill(lines: list[str], label: str, services: dict[str, int]) -> None:
-    assert lines[-1] == f"serve     | {label} was ended by SIGKILL"
-    assert label in services
+def assert_nothing_is_left(lines: list[str], services: dict[str, int]) -> None:
+    assert sorted(services) == ["engine", "gateway", "kvmanager"]
     assert [name for name, pid in services.items() if Path(f"/proc/{pid}").exists()] == []
     assert_folder_is_gone(lines)
     assert not [line for line in lines if "Traceback" in line]
@@ -197,7 +201,7 @@ def test_a_service_that_cannot_show_its_metrics_does_not_start(taken: str, tmp_p
 def test_quire_serve_wants_three_ports_for_its_metrics(address: str) -> None:
     status, lines = end_of(launch("serve", "--metrics-listen", address))
     assert status == 2
-    assert lines[-1] == (f"Error: metrics_listen is {address!r}, it must be host:port with two more ports behind it")
+    assert lines[-1] == (f"Error: metrics_listen is {address!r}, it must be host:port with 2 more ports behind it")
 
 
 # A device that is lost

@@ -1,15 +1,101 @@
-"""The services of one `quire serve` live and end together."""
+"""`quire serve` keeps its services running, and they end with it."""
 
 import os
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
+import pytest
 
-from tests.running_quire import RunningQuire
+from quire.v1 import kvmanager_pb2
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
+from tests.timing import standing_still
 
 STOP_SECONDS = 120
+REQUEST = prompt_request("The quick brown fox", 40)
+
+
+@pytest.fixture(scope="module")
+def two_engines(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
+    """A gateway on any port, and two engines that share 64 blocks."""
+    options = ("--engines", "2", "--engine-id", "pair", "--device-blocks", "64", "--listen", "127.0.0.1:0")
+    one = start_quire("--model", str(tiny_model("llama")), *options)
+    yield one
+    assert one.close() == 0
+
+
+def processes(quire: RunningQuire) -> dict[str, psutil.Process]:
+    """The services by what they are called in the log."""
+    found = {}
+    for process in psutil.Process(quire.process.pid).children():
+        command = process.cmdline()
+        name = command[command.index("services.cli.main") + 1]
+        engine = re.search(r"(engine-\d)\.sock", command[command.index("--listen") + 1])
+        found[engine[1] if engine else name] = process
+    return found
+
+
+def kill(quire: RunningQuire, *labels: str) -> int:
+    """Kill services, and return the number of the first line of the log after that."""
+    running, line = processes(quire), len(quire.lines)
+    for label in labels:
+        running[label].kill()
+    return line
+
+
+def test_engines_share_the_memory_and_are_pools_of_their_own(two_engines: RunningQuire) -> None:
+    pools = two_engines.kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest(), timeout=CALL_SECONDS).pools
+    assert {pool.engine_id: pool.device_blocks for pool in pools} == {"pair-0": 32, "pair-1": 32}
+    assert sorted(processes(two_engines)) == ["engine-0", "engine-1", "gateway", "kvmanager"]
+
+
+def test_a_request_goes_on_when_every_engine_is_killed_and_they_come_back_as_themselves(
+    two_engines: RunningQuire,
+) -> None:
+    expected = two_engines.generate(REQUEST).token_ids
+    with ThreadPoolExecutor(1) as client:
+        with ExitStack() as stopped:  # so that it is under way when they are killed
+            for label in ("engine-0", "engine-1"):
+                stopped.enter_context(standing_still(processes(two_engines)[label].pid))
+            call = two_engines.gateway.Generate(REQUEST, timeout=CALL_SECONDS)
+            answer = client.submit(Answer.of, call)
+            line = kill(two_engines, "engine-0", "engine-1")
+        told = [two_engines.output.wait_for(f"engine-{number} was ended by SIGKILL", after=line) for number in (0, 1)]
+        assert all(one.endswith("starting it again in 0.5 s, restart 1 of at most 5") for one in told)
+        assert answer.result().token_ids == expected
+    for number in (0, 1):
+        two_engines.output.wait_for(f"engine attached engine=pair-{number} ", after=line)
+
+
+def test_a_request_goes_on_when_the_kv_manager_is_killed(two_engines: RunningQuire) -> None:
+    expected = two_engines.generate(REQUEST).token_ids
+    with ThreadPoolExecutor(1) as client:
+        with standing_still(processes(two_engines)["kvmanager"].pid):
+            call = two_engines.gateway.Generate(REQUEST, timeout=CALL_SECONDS)
+            answer = client.submit(Answer.of, call)
+            line = kill(two_engines, "kvmanager")
+        two_engines.output.wait_for("kvmanager was ended by SIGKILL: starting it again", after=line)
+        assert answer.result().token_ids == expected
+
+
+def test_a_gateway_that_is_killed_is_back_at_its_address(two_engines: RunningQuire) -> None:
+    expected = two_engines.generate(REQUEST).token_ids
+    line = kill(two_engines, "gateway")
+    two_engines.output.wait_for("gateway is ready", after=line)
+    call = two_engines.gateway.Generate(REQUEST, timeout=CALL_SECONDS, wait_for_ready=True)
+    assert Answer.of(call).token_ids == expected
+
+
+def test_a_service_that_is_asked_to_end_is_started_again_too(two_engines: RunningQuire) -> None:
+    line = len(two_engines.lines)
+    processes(two_engines)["gateway"].terminate()
+    assert "gateway ended with status 0: " in two_engines.output.wait_for("starting it again", after=line)
+    two_engines.output.wait_for("gateway is ready", after=line)
 
 
 def test_the_services_end_when_their_supervisor_is_killed(

@@ -147,7 +147,7 @@ def test_generate_stops_by_itself_and_says_where(tiny_quire: RunningQuire, at: t
 def test_a_prompt_that_leaves_less_room_than_the_default_limit_gets_what_fits(
     tiny_quire: RunningQuire, at: tuple[str, ...]
 ) -> None:
-    prompt = "fox " * 450
+    prompt = "fox " * 800
     done = quire("generate", *at, "--min-tokens", "20", prompt)
     assert (done.returncode, "generated" in done.stderr) == (0, True)
     asked = quire("generate", *at, "--max-tokens", str(ANSWER_TOKENS), prompt)

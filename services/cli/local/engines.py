@@ -1,0 +1,38 @@
+"""Divides what one engine would have among several."""
+
+import os
+import platform
+from dataclasses import replace
+
+from services.engine.settings import EngineSettings
+from services.settings import InvalidSetting
+
+
+def divided(engine: EngineSettings, count: int) -> list[EngineSettings]:
+    """Return the settings of `count` engines, each with its share of the memory and of the cores.
+
+    Their ids stay the same at every start, so that an engine that starts again replaces its pool. Raises
+    InvalidSetting where there is less than one of something for each.
+    """
+    # Without a name of its own it would be called after its socket, which has another name at every start.
+    name = engine.engine_id or platform.node()
+    if count == 1:
+        return [replace(engine, engine_id=name)]
+    if engine.device == "cuda":
+        raise InvalidSetting(f"engines is {count}, but all of them would share one GPU: start each with `quire engine`")
+    shared = replace(
+        engine,
+        device="cpu",  # `auto` would give each of them the same GPU
+        cache_mib=_share(engine, "cache_mib", count),
+        device_blocks=_share(engine, "device_blocks", count),
+        host_blocks=_share(engine, "host_blocks", count),
+        threads=engine.threads or max(1, len(os.sched_getaffinity(0)) // count),
+    )
+    return [replace(shared, engine_id=f"{name}-{number}") for number in range(count)]
+
+
+def _share(engine: EngineSettings, field: str, count: int) -> int:
+    whole: int = getattr(engine, field)
+    if 0 < whole < count:
+        raise InvalidSetting(f"{field} is {whole}, which {count} engines cannot share")
+    return whole // count

@@ -1,0 +1,137 @@
+"""One service as a child process: its lines, its readiness, its end, and a new life after it."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from services.cli.options import arguments_of
+from services.cli.run_service import READY_DESCRIPTOR, STOP_WITH_STDIN
+from services.engine.settings import EngineSettings
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KVManagerSettings
+
+# A service that does not stop within its own grace time and this is killed.
+_SECONDS_BEYOND_GRACE = 10.0
+# Of what a service logs. A stack has some kilobytes.
+_LONGEST_LINE = 1024 * 1024
+_LONGEST_ADDRESS = 4096
+
+Print = Callable[[str, str], None]
+ServiceSettings = KVManagerSettings | EngineSettings | GatewaySettings
+
+
+class ServiceProcess:
+    """A service that can be started again after its end. `show` gets each of its lines with its label."""
+
+    def __init__(self, label: str, settings: ServiceSettings, metrics: str, show: Print) -> None:
+        """Describe it; it runs from `start` on. `metrics` is where it shows its metrics; empty: nowhere."""
+        self.label = label
+        self.settings = settings
+        self.address = ""  # where it listens, known once it is ready
+        self.ready = asyncio.Event()
+        self._metrics = metrics
+        self._show = show
+        self._ready_since = 0.0
+        self._last_line = ""
+        self._process: asyncio.subprocess.Process | None = None
+        self._echo: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the process; it is ready later. Must not run."""
+        # A pipe, because the service may ask whoever calls it for keys and certificates that this process has none of.
+        ready, is_ready = os.pipe()
+        self.ready.clear()
+        self._ready_since, self._last_line = 0.0, ""
+        asyncio.get_running_loop().add_reader(ready, self._on_ready, ready)
+        try:
+            self._process = await self._spawn(is_ready)
+        finally:
+            os.close(is_ready)
+        self._echo = asyncio.create_task(self._echo_lines(self._process))
+
+    async def ended(self) -> float:
+        """Wait for the end of the process; return the seconds for which it was ready."""
+        assert self._process is not None, "it was started"
+        assert self._echo is not None, "it was started"
+        await self._process.wait()
+        lasted = time.monotonic() - self._ready_since if self._ready_since else 0.0
+        await asyncio.shield(self._echo)
+        return lasted
+
+    async def stop(self) -> None:
+        """Let it finish its work, and kill it if it does not within its grace time."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), self.settings.grace_seconds + _SECONDS_BEYOND_GRACE)
+        except TimeoutError:
+            self._show(self.label, "did not stop in time and is killed")
+            self._process.kill()
+            await self._process.wait()
+        if self._echo is not None:
+            await self._echo
+
+    def how_it_ended(self) -> str:
+        """Say in one line how the process ended."""
+        status = self._process.returncode if self._process else None
+        if status is not None and status < 0:
+            return f"{self.label} was ended by {signal.Signals(-status).name}"
+        return f"{self.label} ended with status {status}: {self._last_line}"
+
+    async def _spawn(self, is_ready: int) -> asyncio.subprocess.Process:
+        command = type(self.settings).__name__.removesuffix("Settings").lower()
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "services.cli.main", command, *arguments_of(self.settings), "--metrics-listen", self._metrics),
+            # Never written to: it ends when this process does, however that comes, and then so does the service.
+            stdin=asyncio.subprocess.PIPE,
+            env={**os.environ, STOP_WITH_STDIN: "1", READY_DESCRIPTOR: str(is_ready)},
+            pass_fds=(is_ready,),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # Ctrl-C reaches the whole terminal's group; the order of stopping is decided here.
+            start_new_session=True,
+            limit=_LONGEST_LINE,
+        )
+
+    def _on_ready(self, ready: int) -> None:
+        """Read the address of a service that is ready; nothing comes from one that has ended before."""
+        if address := os.read(ready, _LONGEST_ADDRESS).decode().strip():
+            self.address = address
+            self._ready_since = time.monotonic()
+            self.ready.set()
+        asyncio.get_running_loop().remove_reader(ready)
+        os.close(ready)
+
+    async def _echo_lines(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None, "it was started with a pipe"
+        while line := await _next_line(process.stdout):
+            text = line.decode(errors="replace").rstrip()
+            self._last_line = _message(text) or self._last_line
+            self._show(self.label, text)
+
+
+async def _next_line(output: asyncio.StreamReader) -> bytes:
+    """Return the next line, empty at the end. One that is too long is lost, and this says so."""
+    try:
+        return await output.readline()
+    except ValueError:
+        return b"a line of more than %d bytes was lost\n" % _LONGEST_LINE
+
+
+def _message(line: str) -> str:
+    """Return what a line of a log says, which may be JSON."""
+    if not line.startswith("{"):
+        return line
+    try:
+        said = json.loads(line)["message"]
+    except (ValueError, KeyError):
+        return line
+    return said if isinstance(said, str) else line

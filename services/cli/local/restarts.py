@@ -1,0 +1,30 @@
+"""How often a service that ends by itself is started again, and after what delay."""
+
+FIRST_DELAY_SECONDS = 0.5
+LONGEST_DELAY_SECONDS = 30.0
+
+
+class Restarts:
+    """The restarts of one service: at most `most` without a long ready time in between, each after a longer delay.
+
+    A plain window of time would never end a crash loop whose every start takes longer than the window allows for.
+    """
+
+    def __init__(self, most: int, reset_seconds: float) -> None:
+        """Count from 0 again after a life that was ready for `reset_seconds`."""
+        self.most = most
+        self.count = 0
+        self._reset_seconds = reset_seconds
+
+    def next_delay(self, ready_seconds: float) -> float | None:
+        """Return the seconds until the next start, or None at the limit.
+
+        `ready_seconds` is how long the life that has just ended was ready; 0 for one that never was.
+        """
+        if ready_seconds and ready_seconds >= self._reset_seconds:
+            self.count = 0
+        if self.count >= self.most:
+            return None
+        delay = min(FIRST_DELAY_SECONDS * 2.0 ** min(self.count, 64), LONGEST_DELAY_SECONDS)
+        self.count += 1
+        return delay

@@ -1,0 +1,151 @@
+"""Runs the services as processes over Unix sockets, starts those again that end, and stops them in order."""
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from services.cli.local.engines import divided
+from services.cli.local.process import Print, ServiceProcess
+from services.cli.local.restarts import Restarts
+from services.cli.local.settings import LocalSettings
+from services.engine.settings import EngineSettings
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KVManagerSettings
+
+_LAST_PORT = 65535
+_SERVE = "serve"
+
+
+def engine_labels(count: int) -> list[str]:
+    """Return what engines are called in logs and messages."""
+    return ["engine"] if count == 1 else [f"engine-{number}" for number in range(count)]
+
+
+def metrics_addresses(first: str, engines: int = 1) -> dict[str, str]:
+    """Return where each service shows its metrics: the gateway at `first`, the others on the next ports.
+
+    An engine, the KV manager, then further engines. Port 0 is any port, for each of them; an empty address is none.
+    Raises ValueError for anything but host:port.
+    """
+    one, *more = engine_labels(engines)
+    labels = ("gateway", one, "kvmanager", *more)
+    if not first:
+        return dict.fromkeys(labels, "")
+    host, _, port = first.rpartition(":")
+    if not (host and port.isdecimal() and int(port) <= _LAST_PORT - len(labels) + 1):
+        raise ValueError(
+            f"metrics_listen is {first!r}, it must be host:port with {len(labels) - 1} more ports behind it"
+        )
+    return {label: f"{host}:{int(port) and int(port) + offset}" for offset, label in enumerate(labels)}
+
+
+class ServiceFailed(Exception):
+    """A service ended by itself, and is not started again; the message says which and why."""
+
+
+class Supervisor:
+    """KV manager, engines and gateway as child processes. `show` gets each of their lines with the service's label.
+
+    `metrics` says where each shows its metrics, by its label.
+    """
+
+    def __init__(
+        self,
+        kvmanager: KVManagerSettings,
+        engine: EngineSettings,
+        gateway: GatewaySettings,
+        show: Print,
+        metrics: dict[str, str],
+        local: LocalSettings,
+    ) -> None:
+        """Wire the services together; they run from `start` on. Raises InvalidSetting where engines cannot share."""
+        engines = divided(engine, local.engines)
+        self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
+        self._local = local
+        self._show = show
+        self.kvmanager_address = f"unix:{self._folder / 'kvmanager.sock'}"
+        self.engine_addresses = {label: f"unix:{self._folder / label}.sock" for label in engine_labels(local.engines)}
+        kvmanager = replace(
+            kvmanager,
+            listen=self.kvmanager_address,
+            log_format=engine.log_format,
+            log_level=engine.log_level,
+            otlp_endpoint=engine.otlp_endpoint,
+            metrics_compat=engine.metrics_compat,
+        )
+        gateway = replace(gateway, engines=",".join(self.engine_addresses.values()), kvmanager=self.kvmanager_address)
+        self._kvmanager = ServiceProcess("kvmanager", kvmanager, metrics["kvmanager"], show)
+        self._engines = [
+            ServiceProcess(label, replace(one, listen=address, kvmanager=self.kvmanager_address), metrics[label], show)
+            for one, (label, address) in zip(engines, self.engine_addresses.items(), strict=True)
+        ]
+        self._gateway = ServiceProcess("gateway", gateway, metrics["gateway"], show)
+
+    @property
+    def address(self) -> str:
+        """Where clients find the gateway; with the port that port 0 became once it is ready."""
+        return self._gateway.address or self._gateway.settings.listen
+
+    async def start(self) -> None:
+        """Start all, and return when the engines and the gateway are ready. Raises ServiceFailed if one ends before.
+
+        What keeps a service from starting the first time is most likely a setting, which a second time would not mend.
+        """
+        for service in self._all():
+            await service.start()
+        ready = asyncio.create_task(self._ready())
+        ends = {asyncio.create_task(service.ended()): service for service in self._all()}
+        try:
+            done, _ = await asyncio.wait({ready, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            for end, service in ends.items():
+                if end in done:
+                    raise ServiceFailed(service.how_it_ended())
+        finally:
+            for task in (ready, *ends):
+                task.cancel()
+            await asyncio.gather(ready, *ends, return_exceptions=True)
+        # Clients find it at the same address after a restart.
+        self._gateway.settings = replace(self._gateway.settings, listen=self.address)
+
+    async def keep_running(self) -> None:
+        """Start services again that end by themselves. Raises ServiceFailed when one has done so too often."""
+        keepers = [asyncio.create_task(self._keep_running(service)) for service in self._all()]
+        try:
+            done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Stop the gateway, then the engines, then the KV manager, each drained before the next."""
+        for together in ([self._gateway], self._engines, [self._kvmanager]):
+            await asyncio.gather(*(service.stop() for service in together))
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _ready(self) -> None:
+        for service in (*self._engines, self._gateway):
+            await service.ready.wait()
+
+    def _all(self) -> list[ServiceProcess]:
+        return [self._kvmanager, *self._engines, self._gateway]
+
+    async def _keep_running(self, service: ServiceProcess) -> None:
+        restarts = Restarts(self._local.max_restarts, self._local.restart_reset_seconds)
+        while True:
+            ready_seconds = await service.ended()
+            delay = restarts.next_delay(ready_seconds)
+            if delay is None:
+                raise ServiceFailed(_given_up(service, restarts))
+            number = f"restart {restarts.count} of at most {restarts.most}"
+            self._show(_SERVE, f"{service.how_it_ended()}: starting it again in {delay:g} s, {number}")
+            await asyncio.sleep(delay)
+            await service.start()
+
+
+def _given_up(service: ServiceProcess, restarts: Restarts) -> str:
+    tried = f" ({restarts.most} restarts before did not help)" if restarts.most else ""
+    return f"{service.how_it_ended()}{tried}"

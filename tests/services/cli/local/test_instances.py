@@ -1,0 +1,127 @@
+"""Where commands find a running `quire serve`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click.testing
+import pytest
+
+from services.cli.local import instances
+from services.cli.local.instances import Instance, NoSuchInstance, find, published, reachable, running
+from services.cli.main import cli
+
+# Publishes an instance, says so, and stays until its input ends.
+PUBLISHER = """
+import sys
+from services.cli.local.instances import Instance, published
+with published(Instance(sys.argv[1], "unix:/g", "unix:/k", ["unix:/e"])):
+    print("there", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(instances.FOLDER_VARIABLE, str(tmp_path / "runtime"))
+    return tmp_path / "runtime"
+
+
+def instance(name: str, ready_at: float = 1.0, gateway: str = "unix:/no/gateway.sock") -> Instance:
+    return Instance(name, gateway, f"unix:/no/{name}.sock", [], ready_at=ready_at)
+
+
+def begin(name: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", PUBLISHER, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    return process
+
+
+def test_the_newest_is_found_or_the_one_that_is_named(folder: Path) -> None:
+    assert find() is None
+    with published(instance("old", 1.0)), published(instance("new", 2.0)):
+        assert [one.name for one in running()] == ["new", "old"]
+        assert find() == instance("new", 2.0)
+        assert find("old") == instance("old", 1.0)
+        with pytest.raises(NoSuchInstance, match="no `quire serve` called other runs; these do: new, old"):
+            find("other")
+        with pytest.raises(NoSuchInstance, match="called old runs already"), published(instance("old")):
+            pass
+    assert running() == []
+    assert list(folder.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_not_found_and_is_removed(folder: Path) -> None:
+    killed, living = begin("killed"), begin("living")
+    assert {one.name for one in running()} == {"killed", "living"}
+    killed.kill()
+    killed.communicate()
+    assert [one.name for one in running()] == ["living"]
+    assert len(list(folder.iterdir())) == 1
+    with published(instance("killed")):  # the name is free again
+        assert len(running()) == 2
+    living.communicate()
+    assert running() == []
+
+
+def test_a_folder_that_others_may_write_to_is_neither_read_nor_used(folder: Path) -> None:
+    with published(instance("one")):
+        folder.chmod(0o777)
+        assert running() == []
+        with pytest.raises(PermissionError, match="others may write into it"), published(instance("two")):
+            pass
+        folder.chmod(0o700)
+        assert [one.name for one in running()] == ["one"]
+
+
+def test_files_of_another_version_are_left_alone(folder: Path) -> None:
+    with published(instance("one")):
+        for path in folder.iterdir():
+            path.write_text('{"version": 2}')
+        assert running() == []
+        assert len(list(folder.iterdir())) == 1
+
+
+def test_an_address_for_all_networks_is_called_on_this_machine() -> None:
+    addresses = ("0.0.0.0:1", "[::]:1", "127.0.0.1:1", "unix:/x", "10.0.0.7:1")
+    assert [reachable(one) for one in addresses] == ["127.0.0.1:1", "[::1]:1", "127.0.0.1:1", "unix:/x", "10.0.0.7:1"]
+
+
+@pytest.mark.parametrize(
+    ("command", "called"),
+    [
+        (("explain", "r1"), "unix:/no/new.sock"),
+        (("explain", "r1", "--instance", "old"), "unix:/no/old.sock"),
+        (("explain", "r1", "--address", "unix:/no/other.sock"), "unix:/no/other.sock"),
+        (("generate", "fox"), "unix:/no/gateway.sock"),
+        (("pins",), "unix:/no/gateway.sock"),
+        (("health",), "unix:/no/gateway.sock"),
+        (("bench", "serve"), "unix:/no/gateway.sock"),
+    ],
+)
+def test_commands_call_the_newest_unless_they_are_told_otherwise(command: tuple[str, ...], called: str) -> None:
+    with published(instance("old", 1.0)), published(instance("new", 2.0)):
+        done = click.testing.CliRunner().invoke(cli, command, prog_name="quire")
+    assert done.exit_code == 1
+    assert called in done.output
+
+
+def test_without_any_they_call_where_services_listen_by_default() -> None:
+    for command, address in ((("explain", "r1"), "127.0.0.1:50053"), (("health",), "127.0.0.1:50051")):
+        with_timeout = (*command, "--timeout", "0.001")
+        assert address in click.testing.CliRunner().invoke(cli, with_timeout, prog_name="quire").output
+    done = click.testing.CliRunner().invoke(cli, ("pins", "--instance", "mine"), prog_name="quire")
+    assert (done.exit_code, "no `quire serve` called mine runs" in done.output) == (2, True)
+
+
+def test_instances_lists_what_runs() -> None:
+    assert "no `quire serve` of yours" in click.testing.CliRunner().invoke(cli, ["instances"]).output
+    with published(instance("one")):
+        (line,) = click.testing.CliRunner().invoke(cli, ["instances"]).output.splitlines()
+    assert line == (
+        f"one: process {os.getpid()}, gateway at unix:/no/gateway.sock, 0 engines, KV manager at unix:/no/one.sock"
+    )
