@@ -13,8 +13,10 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
+from services.engine.json_output import USUAL, JsonBounds
 from services.engine.languages import BadLanguage, CompiledLanguage, Language, Vocabulary
 
 _MOST_CPU_SECONDS = 2
@@ -26,9 +28,11 @@ _TOO_MUCH = "it takes too much time or memory to compile"
 class Trial:
     """The process that waits. Belongs to one thread; another may `close` it."""
 
-    def __init__(self, folder: Path, vocabulary_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self, folder: Path, vocabulary_size: int, eos_token_ids: Iterable[int], bounds: JsonBounds = USUAL
+    ) -> None:
         """Remember the model; nothing is started yet."""
-        self._model = [str(folder), str(vocabulary_size), *map(str, sorted(eos_token_ids))]
+        self._model = [str(folder), str(vocabulary_size), json.dumps(asdict(bounds)), *map(str, sorted(eos_token_ids))]
         self._process: subprocess.Popen[str] | None = None
 
     def fault(self, language: Language) -> str:
@@ -68,8 +72,8 @@ class Trial:
 
 def main() -> None:
     """Answer one line of JSON, a language, with another, its fault, until the input ends."""
-    folder, size, *ends = sys.argv[1:]
-    vocabulary = Vocabulary(Path(folder), int(size), map(int, ends))
+    folder, size, bounds, *ends = sys.argv[1:]
+    vocabulary = Vocabulary(Path(folder), int(size), map(int, ends), JsonBounds(**json.loads(bounds)))
     for line in sys.stdin:
         fault = _fault_in_a_fork(vocabulary, Language(*json.loads(line)))
         sys.stdout.write(json.dumps(fault) + "\n")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from engine.constraint import Constraint
 from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull
 from quire.v1 import decoding_pb2
+from services.engine.json_output import USUAL, JsonBounds
 
 if TYPE_CHECKING:  # an engine works without llguidance, except for requests with a constraint
     from services.engine.constraint_trial import Trial
@@ -36,9 +37,11 @@ class _Compilation:
 class Constraints:
     """Compiles one after the other, and keeps what was asked for last."""
 
-    def __init__(self, folder: Path, vocabulary_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self, folder: Path, vocabulary_size: int, eos_token_ids: Iterable[int], bounds: JsonBounds = USUAL
+    ) -> None:
         """Remember the model; `load` reads its tokenizer."""
-        self._model = (folder, vocabulary_size, frozenset(eos_token_ids))
+        self._model = (folder, vocabulary_size, frozenset(eos_token_ids), bounds)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraints")
         self._kept: OrderedDict[_Key, _Compilation] = OrderedDict()
         self._tools: tuple[Vocabulary, Trial] | None = None

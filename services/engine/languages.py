@@ -4,7 +4,6 @@ It compiles lazily: most of the work is done when a mask is asked for, and bound
 makes a state fail, never the engine. What compiling itself can take is bounded by services.engine.constraint_trial.
 """
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,13 +13,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
+from services.engine.json_output import USUAL, JsonBounds, NumberBounds, Place
+from services.engine.json_schemas import prepared
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _ANY_OBJECT = '{"type":"object"}'
-# Models of all sizes like to go on with blanks where they may; this is enough for indented text.
-_JSON_OPTIONS: "JsonCompileOptions" = {"lenient": False, "whitespace_pattern": r"[ \n\r\t]{1,32}"}
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=50_000,  # some 4 ms
@@ -47,9 +46,9 @@ class Language(NamedTuple):
 
 
 class Vocabulary:
-    """The tokens of a model, as llguidance wants them."""
+    """The tokens of a model, as llguidance wants them, and how JSON is written with them."""
 
-    def __init__(self, folder: Path, size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, folder: Path, size: int, eos_token_ids: Iterable[int], bounds: JsonBounds = USUAL) -> None:
         """Read the tokenizer of a model's folder, which takes a second where it is large.
 
         Raises whatever reading it raises.
@@ -61,6 +60,8 @@ class Vocabulary:
         own_size = backend.get_vocab_size(with_added_tokens=True)
         self.tokens = LLTokenizer(backend.to_str(), n_vocab=max(size, own_size), eos_token=ends or None)
         self.ends = frozenset(ends)
+        self.whitespace = bounds.whitespace
+        self.numbers = NumberBounds(self.tokens, bounds)
         self._beyond = None if own_size <= size else (1 << size) - 1
 
     def within(self, mask: bytes) -> bytes:
@@ -74,7 +75,9 @@ class CompiledLanguage:
     def __init__(self, vocabulary: Vocabulary, language: Language) -> None:
         """Compile a language. Raises BadLanguage."""
         self._vocabulary = vocabulary
-        self._matcher = LLMatcher(vocabulary.tokens, _grammar(language), log_level=0, limits=_LIMITS)
+        grammar = _grammar(language, vocabulary.whitespace)
+        self._matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_LIMITS)
+        self._place = None if language.kind == "regex" else Place()
         try:
             self.start().allowed()
         except ConstraintFailed as failed:
@@ -83,7 +86,7 @@ class CompiledLanguage:
 
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
-        return _State(self._vocabulary, self._matcher.deep_copy())
+        return _State(self._vocabulary, self._matcher.deep_copy(), self._place)
 
     def try_out(self) -> None:
         """Follow one output for some tokens: what explodes does it soon. Raises BadLanguage."""
@@ -99,11 +102,12 @@ class CompiledLanguage:
 
 
 class _State:
-    """An engine.constraint.ConstraintState."""
+    """An engine.constraint.ConstraintState. `place` is where in JSON it is, None where it is not JSON."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, place: Place | None) -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
+        self._place = place
 
     @property
     def complete(self) -> bool:
@@ -114,35 +118,31 @@ class _State:
         self._check()
         if not any(mask):
             raise ConstraintFailed("no token of the model can follow")
-        return mask
+        return mask if self._place is None else self._vocabulary.numbers.bounded(self._place, mask)
 
     def advance(self, token_id: int) -> None:
         if not self._matcher.consume_token(token_id):
             self._check()
             raise ConstraintFailed(f"token {token_id} cannot follow")
+        if self._place is not None:
+            self._place = self._vocabulary.numbers.after(self._place, token_id)
 
     def copy(self) -> "_State":
-        return _State(self._vocabulary, self._matcher.deep_copy())
+        return _State(self._vocabulary, self._matcher.deep_copy(), self._place)
 
     def _check(self) -> None:
         if self._matcher.is_error():
             raise ConstraintFailed(_fault(self._matcher.get_error()))
 
 
-def _grammar(language: Language) -> str:
+def _grammar(language: Language, whitespace: str) -> str:
     """Write a language as llguidance wants it. Raises BadLanguage."""
     if language.kind == "regex":
         return LLMatcher.grammar_from_regex(language.text)
-    text = language.text if language.kind == "json_schema" else _ANY_OBJECT
+    options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": whitespace}
     try:
-        schema = json.loads(text)
-        if schema is True:
-            text = "{}"  # the same, and options can be applied to it
-        elif not isinstance(schema, dict):
-            raise BadLanguage("no output belongs to it" if schema is False else "a schema is an object or a boolean")
-        elif "x-guidance" in schema:  # it would let unknown keywords be ignored
-            raise BadLanguage("x-guidance is no keyword of JSON schemas")
-        return LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
+        schema = prepared(language.text) if language.kind == "json_schema" else _ANY_OBJECT
+        return LLMatcher.grammar_from_json_schema(schema, overrides=options)
     except (ValueError, RecursionError) as error:
         raise BadLanguage(_fault(str(error))) from error
 

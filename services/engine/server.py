@@ -77,9 +77,9 @@ class EngineService:
         """Load the model and work until cancelled. Raises what made the engine impossible."""
         parts = await asyncio.to_thread(self._assembly, self._settings)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
-        self._constraints = Constraints(
-            Path(self._settings.model), parts.loaded.vocabulary_size, parts.loaded.eos_token_ids
-        )
+        loaded, bounds = parts.loaded, self._settings.json_bounds()
+        folder = Path(self._settings.model)
+        self._constraints = Constraints(folder, loaded.vocabulary_size, loaded.eos_token_ids, bounds)
         driver, link = self._connect(parts, self._constraints, engine_id)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         thread = threading.Thread(target=self._drive, args=(driver, failed), name="engine", daemon=True)

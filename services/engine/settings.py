@@ -6,6 +6,7 @@ from pathlib import PurePath
 from engine.preemption import Preemption
 from engine.scheduler import Limits
 from services import exposure, logs
+from services.engine.json_output import JsonBounds
 from services.settings import InvalidSetting, check, setting
 from services.tracing import OTLP_ENDPOINT
 from services.vllm_names import COMPAT, METRICS_COMPAT
@@ -64,6 +65,21 @@ class EngineSettings:
     token_budget: int = setting(512, "Tokens fed in one step at most, prompts and decoding together.", least=1)
     max_sequences: int = setting(64, "Sequences that hold blocks at the same time at most.", least=1)
     max_waiting: int = setting(1024, "Requests that wait for blocks at most.", least=1)
+    json_blanks: int = setting(
+        1,
+        "Blanks between two tokens of guided JSON at most: none, one space, or so many of any kind.",
+        least=0,
+        most=32,
+    )
+    json_integer_digits: int = setting(
+        20, "Digits before the point after which a number of guided JSON goes on otherwise.", least=1, most=400
+    )
+    json_decimals: int = setting(
+        8, "Digits after the point after which a number of guided JSON goes on otherwise.", least=1, most=400
+    )
+    json_exponent_digits: int = setting(
+        2, "Digits of the exponent after which a number of guided JSON ends.", least=1, most=4
+    )
     threads: int = setting(0, "Threads of the compute kernels. 0: torch decides.", least=0)
     seconds_without_kvmanager: float = setting(
         30.0, "Seconds without the KV manager after which requests fail.", least=0
@@ -110,6 +126,10 @@ class EngineSettings:
             self.admission_watermark,
             self.priority_aging,
         )
+
+    def json_bounds(self) -> JsonBounds:
+        """Return how guided JSON is written."""
+        return JsonBounds(self.json_blanks, self.json_integer_digits, self.json_decimals, self.json_exponent_digits)
 
     def served_name(self) -> str:
         """Return the name under which clients ask for the model."""

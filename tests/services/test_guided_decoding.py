@@ -89,6 +89,27 @@ def test_an_answer_is_an_object(fast_demo: RunningQuire) -> None:
     assert isinstance(json.loads(answer.text), dict)
 
 
+def test_an_answer_has_as_many_blanks_and_digits_as_the_engine_is_told(tiny_model: Callable[[str], Path]) -> None:
+    options = (
+        "--json-blanks",
+        "0",
+        "--json-integer-digits",
+        "3",
+        "--json-decimals",
+        "2",
+        "--json-exponent-digits",
+        "1",
+    )
+    one = start_quire("--model", str(tiny_model("llama")), *options)
+    try:
+        wanted = request(300, 1, json_schema='{"type": "array", "items": {"type": "number"}, "minItems": 20}')
+        wanted.sampling.sample_count = 3
+        for text in texts(one.generate(wanted)):
+            assert re.fullmatch(r"\[(-?\d{1,3}(\.\d{1,2})?([eE][+-]?\d)?,?)*[-.eE]?\]?", text), text
+    finally:
+        one.close()
+
+
 def test_an_answer_of_max_tokens_is_the_beginning_of_one(tiny_quire: RunningQuire) -> None:
     whole = tiny_quire.generate(request(regex=DATE))
     part = tiny_quire.generate(request(4, regex=DATE))
@@ -131,6 +152,16 @@ BAD = [
     ({"json_schema": "[" * 60000}, "constraint.json_schema", "nested"),
     ({"json_schema": '{"type": "objekt"}'}, "constraint.json_schema", "objekt"),
     ({"json_schema": '{"uniqueItems": true}'}, "constraint.json_schema", "uniqueItems"),
+    (
+        {"json_schema": '{"items": {"const": 9007199254740993}}'},
+        "constraint.json_schema",
+        "#/items/const is 90071992547",
+    ),
+    (
+        {"json_schema": '{"type": "integer", "minimun": 3}'},
+        "constraint.json_schema",
+        "#/minimun: minimun is no keyword",
+    ),
     ({"json_schema": EXPLODES}, "constraint.json_schema", "too much"),
 ]
 

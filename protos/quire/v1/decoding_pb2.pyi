@@ -321,9 +321,10 @@ class OutputConstraint(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON schema, as JSON text. Properties come in the order of the schema, blanks between tokens are at most 32
-    characters at a time. Keywords that cannot be followed are INVALID_ARGUMENT, such as uniqueItems, not, external
-    references, and oneOf whose cases may overlap.
+    """A JSON schema, as JSON text. Properties come in the order of the schema. The engine's settings bound blanks
+    between tokens, one space by default, and the digits of numbers that the schema leaves open. INVALID_ARGUMENT,
+    naming the place in the schema: keywords that cannot be followed, such as uniqueItems and not, unknown ones, and
+    numbers that would not come out exactly. docs/guided-decoding.md lists all.
     """
     regex: _builtins.str
     """A regular expression that matches the whole output, in the syntax of Rust's regex crate: without look-around and

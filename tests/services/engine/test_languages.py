@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from engine.constraint import ConstraintState, leaves_any
 from engine.errors import ConstraintFailed
 from services.engine.constraint_trial import Trial
+from services.engine.json_output import JsonBounds, Place
 from services.engine.languages import BadLanguage, CompiledLanguage, Language, Vocabulary
 from tests.tiny_models import VOCABULARY
 
@@ -53,6 +55,20 @@ def letters(letters_folder: Path) -> Vocabulary:
 @pytest.fixture(scope="module")
 def tiny(tiny_model: Callable[[str], Path]) -> Vocabulary:
     return Vocabulary(tiny_model("llama"), VOCABULARY, [0])
+
+
+@pytest.fixture(scope="module")
+def numerals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JsonBounds], Vocabulary]:
+    """The tokenizer of a model that knows characters, and numerals of up to four digits."""
+    folder = tmp_path_factory.mktemp("numerals")
+    names = ["<end>", "Ġ", *map(chr, range(33, 127)), "12", "34", "1234", "00", "000", "99"]
+    merges = [("1", "2"), ("3", "4"), ("12", "34"), ("0", "0"), ("00", "0"), ("9", "9")]
+    vocabulary = {token: number for number, token in enumerate(names)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return lambda bounds: Vocabulary(folder, len(names), [END], bounds)
 
 
 @pytest.fixture(scope="module")
@@ -155,12 +171,99 @@ def test_what_a_schema_lets_pass_is_valid(tiny: Vocabulary, value: object) -> No
     language = CompiledLanguage(tiny, Language("json_schema", json.dumps(PERSON)))
     in_order = not isinstance(value, dict) or list(value) == sorted(value, reverse=True)
     expected = jsonschema.Draft202012Validator(PERSON).is_valid(value) and in_order
-    for indent in (None, 2):
-        try:
-            ends = 0 in tokens_of(say(language.start(), json.dumps(value, indent=indent), tiny).allowed())
-        except ConstraintFailed:
-            ends = False
-        assert ends == expected
+    assert can_say(language, tiny, json.dumps(value)) == expected
+
+
+def can_say(language: CompiledLanguage, vocabulary: Vocabulary, text: str) -> bool:
+    try:
+        return 0 in tokens_of(say(language.start(), text, vocabulary).allowed())
+    except ConstraintFailed:
+        return False
+
+
+# How JSON is written
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "json_object"])
+@pytest.mark.parametrize(
+    ("blanks", "spaced"),
+    [
+        (0, {'{"a":[1,2]}'}),
+        (1, {'{"a":[1,2]}', '{"a": [1, 2]}', '{ "a" : [ 1 , 2 ] }'}),
+        (2, {'{"a":[1,2]}', '{"a": [1, 2]}', '{ "a" : [ 1 , 2 ] }', '{\n "a": [1,\t\n2]\r\n}'}),
+    ],
+)
+def test_blanks_are_as_many_as_the_setting_says(
+    tiny_model: Callable[[str], Path], kind: str, blanks: int, spaced: set[str]
+) -> None:
+    vocabulary = Vocabulary(tiny_model("llama"), VOCABULARY, [0], JsonBounds(blanks=blanks))
+    language = CompiledLanguage(vocabulary, Language(kind, '{"type": "object"}'))
+    texts = ['{"a":[1,2]}', '{"a": [1, 2]}', '{ "a" : [ 1 , 2 ] }', '{\n "a": [1,\t\n2]\r\n}', '{"a":   [1,2]}', " {}"]
+    assert {text for text in texts if can_say(language, vocabulary, text)} == spaced
+
+
+unbounded = st.sampled_from(
+    ['{"type": "number"}', '{"type": "integer"}', '{"type": "array", "items": {"type": "number"}}']
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(schema=unbounded, bounds=st.builds(JsonBounds, st.just(1), *[st.integers(1, 5)] * 3), seed=st.integers(0, 2**32))
+def test_no_number_has_more_digits_than_the_settings_say(
+    numerals: Callable[[JsonBounds], Vocabulary], schema: str, bounds: JsonBounds, seed: int
+) -> None:
+    vocabulary, source = numerals(bounds), random.Random(seed)
+    state, tokens = CompiledLanguage(vocabulary, Language("json_schema", schema)).start(), list[int]()
+    while (chosen := source.choice(sorted(tokens_of(state.allowed())))) != END and len(tokens) < 200:
+        tokens.append(chosen)
+        state.advance(chosen)
+    found = re.findall(r"(\d+)(?:\.(\d+))?(?:[eE][+-]?(\d+))?", vocabulary.tokens.decode_str(tokens))
+    for whole, decimals, exponent in found:
+        assert len(whole) <= bounds.integer_digits
+        assert len(decimals) <= bounds.decimals
+        assert len(exponent) <= bounds.exponent_digits
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"const": 123456789}, "123456789"),
+        ({"type": "integer", "minimum": 1234567}, "1234567"),
+        ({"type": "number", "minimum": 0.0012, "maximum": 0.0013}, "0.0012"),
+        ({"enum": ["123456789", 5]}, '"123456789"'),
+        ({"type": "object"}, '{"12345678":"1234567"}'),
+    ],
+)
+def test_what_a_schema_asks_for_and_what_strings_say_may_be_longer(
+    numerals: Callable[[JsonBounds], Vocabulary], schema: object, text: str
+) -> None:
+    vocabulary = numerals(JsonBounds(1, 2, 2, 1))
+    language = CompiledLanguage(vocabulary, Language("json_schema", json.dumps(schema)))
+    state = language.start()
+    while text:
+        spelled = {vocabulary.tokens.decode_str([token]): token for token in tokens_of(state.allowed()) - {END}}
+        chosen = max((one for one in spelled if text.startswith(one)), key=len)
+        state.advance(spelled[chosen])
+        text = text[len(chosen) :]
+    assert END in tokens_of(state.allowed())
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    ),
+    st.integers(1, 5),
+)
+def test_places_are_found_in_pieces_of_any_size(value: object, size: int) -> None:
+    text, place = json.dumps(value, ensure_ascii=False).encode(), Place()
+    for start in range(0, len(text), size):
+        place = place.after(text[start : start + size])
+    assert place == Place().after(text)
+    last = re.search(rb"(\d*)$", text)
+    assert last is not None
+    assert place.digits == (len(last[1]) if isinstance(value, int | float) and not isinstance(value, bool) else 0)
 
 
 # What is tried first
@@ -185,6 +288,8 @@ FAULTY = [
     ("json_schema", "false", "no output belongs to it"),
     ("json_schema", '{"$ref": "#"}', "no output belongs to it"),
     ("json_schema", '{"type": "objekt"}', "Invalid type"),
+    ("json_schema", '{"properties": {"a": {"const": 9007199254740993}}}', "#/properties/a/const is 9007199254740993"),
+    ("json_schema", '{"minimun": 3}', "#/minimun: minimun is no keyword"),
     ("json_schema", '{"uniqueItems": true}', "uniqueItems"),
     ("json_schema", '{"x-guidance": {"lenient": true}, "uniqueItems": true}', "x-guidance"),
     ("json_schema", '{"$ref": "file:///etc/passwd"}', "does not fetch"),

@@ -1,0 +1,132 @@
+"""Which numbers of a schema llguidance keeps as they are, and what to put in the place of others.
+
+It reads numbers as doubles, writes a constant as the shortest decimal that reads back as the same double, and counts
+integers in 64 bits. A number is *held* where nothing of that changes it.
+"""
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+_EXACT = 2**53  # each integer below it is a double
+_LARGEST = 9_223_372 * 10**12  # held, and counted in 64 bits
+# From here on, a range without end on its far side does not compile.
+_LARGEST_FLOOR = 10**18
+_LARGEST_MULTIPLE = 2**32 - 1
+_MOST_DECIMALS = 20
+
+
+class NotHeld(Exception):
+    """A number that nothing can take the place of; the message says why, after the number."""
+
+
+class Written(float):
+    """A number with a fraction or an exponent, and how it was written."""
+
+    text: str
+
+    def __new__(cls, text: str) -> "Written":
+        """Read a number of JSON."""
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+
+def is_held(number: float) -> bool:
+    """Return whether a constant comes out as the same number."""
+    exact = _exact(number)
+    return exact is not None and abs(exact) <= _LARGEST and _holds(exact)
+
+
+def inward(bound: float, *, upwards: bool, exclusive: bool) -> float:
+    """Return a bound that is held, and lets only such numbers pass as `bound` does. Raises NotHeld."""
+    exact = Fraction(10**400 if bound > 0 else -(10**400)) if math.isinf(bound) else _exact(bound)
+    if exact is None:
+        raise NotHeld("which is too near to 0 for a double")
+    sign = 1 if upwards else -1
+    if exact * sign >= _LARGEST_FLOOR:
+        raise NotHeld("which leaves only numbers beyond 1e18; those are not compared exactly")
+    if exact * sign < -_LARGEST:
+        return -_LARGEST * sign
+    if abs(exact) < _EXACT:
+        return bound if _holds(exact) else _next_held(exact, upwards)
+    # From here on neighbours of doubles are not doubles: an exclusive bound might let itself pass.
+    whole = (math.ceil if upwards else math.floor)(exact) + sign * exclusive
+    if _holds(nearest := Fraction(_next_double(Fraction(whole), upwards))):
+        return int(nearest)
+    for digits in range(15, 0, -1):
+        unit = 10 ** max(0, len(str(abs(whole))) - digits)
+        rounded = -(-whole // unit) * unit if upwards else whole // unit * unit
+        if _holds(Fraction(rounded)):
+            return int(rounded)
+    raise NotHeld("which a double does not hold")
+
+
+def held_multiple(number: object) -> Fraction:
+    """Return the value of a multipleOf, where llguidance makes the same decimal of it. Raises NotHeld."""
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+        raise NotHeld("it must be a number above 0")
+    coefficient, decimals = float(number), 0
+    while coefficient % 1 and decimals < _MOST_DECIMALS:
+        coefficient *= 10
+        decimals += 1
+    made = Fraction(int(coefficient), 10**decimals)
+    if coefficient > _LARGEST_MULTIPLE or made != _exact(number):
+        raise NotHeld("which has too many digits")
+    return made
+
+
+def lcm_overflows(multiples: Iterable[Fraction]) -> bool:
+    """Return whether llguidance, which multiplies in 32 bits, might get the least common multiple of them wrong."""
+    different = list(dict.fromkeys(multiples))
+    scale = math.lcm(*(_power_of_ten(one.denominator) for one in different))
+    total = 1
+    for number, one in enumerate(different):
+        scaled = int(one * scale)
+        if scaled > _LARGEST_MULTIPLE or (number and total * scaled > _LARGEST_MULTIPLE):
+            return len(different) > 1
+        total = math.lcm(total, scaled)
+    return False
+
+
+def _power_of_ten(denominator: int) -> int:
+    power = 1
+    while power % denominator:
+        power *= 10
+    return power
+
+
+def _exact(number: float) -> Fraction | None:
+    """Return what was written; None where it is too large or too small for a double."""
+    if not isinstance(number, Written):
+        return Fraction(number)
+    try:
+        written = Decimal(number.text)
+    except InvalidOperation:
+        return None
+    if math.isinf(number) or bool(number) != bool(written):
+        return None
+    return Fraction(written)
+
+
+def _holds(exact: Fraction) -> bool:
+    try:
+        double = float(exact)
+    except OverflowError:
+        return False
+    # An integer is taken as a double, everything else as its shortest decimal; both have to be right.
+    return Fraction(repr(double)) == exact and (exact.denominator > 1 or Fraction(double) == exact)
+
+
+def _next_double(exact: Fraction, upwards: bool) -> float:
+    double = float(exact)
+    outside = double < exact if upwards else double > exact
+    return math.nextafter(double, math.inf if upwards else -math.inf) if outside else double
+
+
+def _next_held(exact: Fraction, upwards: bool) -> float:
+    double, towards = float(exact), math.inf if upwards else -math.inf
+    while (Fraction(repr(double)) < exact) if upwards else (Fraction(repr(double)) > exact):
+        double = math.nextafter(double, towards)
+    return double
