@@ -1,0 +1,278 @@
+"""Every command of README.md and docs/ works as written: run for real, or read by what would run it."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from pathlib import Path
+
+import click
+import grpc
+import pytest
+import yaml
+
+from quire.v1 import gateway_pb2_grpc
+from services.cli.main import cli
+from tests.documented_commands import PROGRAMS, ROOT, Command, commands, unlabelled_commands
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, EXACT, START_SECONDS, STOP_SECONDS, Answer, Output
+
+COMMANDS = commands()
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+COMPOSE_OPTIONS = {
+    "up": {"--build", "--detach", "--wait", "--no-deps", "--no-recreate", "--scale"},
+    "down": set[str](),
+    "build": set[str](),
+    "exec": set[str](),
+    "run": {"--rm"},
+    "cp": set[str](),
+    "rm": {"--force"},
+    "restart": set[str](),
+    "port": {"--index"},
+}
+# Shown commands that run against the README's own `make serve`, and what they then print.
+RUN = {
+    "quire generate": "request ",
+    "quire explain": "It finished",
+    "quire key": "key",
+    "quire pin": "support: ",
+    "quire pins": "support: ",
+    "quire unpin": "nothing is pinned",
+    "quire reset-cache": "nothing is pinned",
+    "curl": "data: [DONE]",
+}
+# Shown commands that are read, because they take long, or need what a test has not: a key, another machine, a model.
+READ = {
+    "make demo": "tests/services/test_demo.py and the next run it",
+    "make test": "this is it",
+    "quire serve": "`make serve` runs it",
+    "quire bench": "tests/services/bench run it, for as long as a test may",
+    "quire plan": "its model has to be fetched",
+    "QUIRE_API_KEY": "the key is made up",
+    "acme/cmpl-7": "a tenant's request",
+    "docker compose": "make compose-check runs it",
+    "helm install": "make helm-check renders it",
+    "helm test": "needs a cluster",
+    "kubectl port-forward": "needs a cluster",
+}
+
+
+def kind(command: Command) -> str:
+    """Return which entry of RUN or READ a shown command has; nothing where it has none."""
+    head = " ".join(command.words[:2])
+    for name in READ:
+        if head == name or name in command.text.split("=")[0] or (name in command.text and "/" in name):
+            return name
+    return next((name for name in RUN if head == name or command.words[0] == name), "")
+
+
+def test_commands_stand_in_blocks_of_a_shell() -> None:
+    assert unlabelled_commands() == []
+
+
+def test_every_shown_command_is_run_or_read() -> None:
+    """Another one has to be added to RUN, or to READ with the reason."""
+    assert [str(command) for command in COMMANDS if command.shown and not kind(command)] == []
+    used = {kind(command) for command in COMMANDS if command.shown}
+    assert used == RUN.keys() | READ.keys(), "nothing is listed that no page shows"
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.words[0] in PROGRAMS], ids=str)
+def test_what_would_run_a_command_can_read_it(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program, *words = takewhile(lambda word: word not in ("...", ">>"), command.words)
+    readers: dict[str, Callable[[list[str], bool], None]] = {
+        "quire": read_quire,
+        "make": read_make,
+        "docker": read_docker,
+        "helm": read_helm,
+        "kubectl": read_kubectl,
+        "pip": read_pip,
+    }
+    readers[program](words, command.shown)
+
+
+def read_quire(words: list[str], shown: bool) -> None:
+    """Let click read it, without running it. In a sentence, arguments may be missing, and so may files."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="quire")
+    while isinstance(command, click.Group) and words:
+        assert words[0] in command.commands, f"there is no command {words[0]}"
+        command = command.commands[words[0]]
+        words = words[1:]
+    for name in re.findall(r"\S+\.(?:txt|jsonl)", " ".join(words)) if shown else ():
+        Path(name).write_text("{}")
+    try:
+        with command.make_context(command.name, words, parent=context):
+            pass
+    except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
+        assert not shown
+    except click.BadParameter as error:
+        assert not shown
+        assert re.search(r"No such file|does not exist", error.message)
+
+
+def read_make(words: list[str], _shown: bool) -> None:
+    (target,) = (word for word in words if "=" not in word)
+    if target.startswith("bench-"):
+        module = target.removeprefix("bench-").replace("NAME", "kv")
+        assert (ROOT / "bench" / f"{module}.py").exists() or (ROOT / "bench" / module).is_dir()
+    # Nothing is installed or run.
+    done = subprocess.run(
+        ["make", "-n", "-o", ".venv/installed", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def read_docker(words: list[str], _shown: bool) -> None:
+    if words[0] != "compose":
+        assert words[0] in ("stop", "build")
+        return
+    name, *rest = words[1:]
+    options = {word.split("=")[0] for word in rest if word.startswith("--")}
+    if name == "exec":
+        service, program, *arguments = rest
+        assert service in COMPOSE["services"]
+        assert program == "quire"
+        read_quire(arguments, shown=False)
+        return
+    if name == "run":
+        options = options & {"--rm"}
+    assert options <= COMPOSE_OPTIONS[name]
+    if name == "up" and "--no-deps" not in options:
+        assert "--wait" in options, "commands that follow would find no engine"
+    named = {word.split(":")[0] for word in rest if re.fullmatch(r"[a-z-]+(:/\S+)?", word) and not word.startswith("-")}
+    assert named & {"certificates", "kvmanager", "engine", "gateway"} == named - {"renew"}
+
+
+def read_helm(words: list[str], _shown: bool) -> None:
+    assert words[0] in ("install", "test")
+    if words[0] == "install":
+        assert (ROOT / words[2] / "Chart.yaml").exists()
+
+
+def read_kubectl(words: list[str], _shown: bool) -> None:
+    """Objects exist in what the chart renders, there for a release called blue."""
+    assert words[0] == "port-forward"
+    if not words[1:]:
+        return
+    golden = (ROOT / "tests" / "deployment" / "helm" / "golden" / "default.yaml").read_text()
+    objects = [one for one in yaml.safe_load_all(golden) if one]
+    made, name = words[1].replace("RELEASE-", "").replace("quire-", "blue-quire-").split("/")
+    (found,) = [one for one in objects if (one["kind"].lower(), one["metadata"]["name"]) == (made, name)]
+    if made == "service":
+        assert {port["port"] for port in found["spec"]["ports"]} >= {int(word) for word in words[2:]}
+
+
+def read_pip(words: list[str], _shown: bool) -> None:
+    assert words[0] == "install"
+    extra = re.fullmatch(r"quire\[(\w+)\]", words[1])[1]
+    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+# Really
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source alone, in a folder of its own, where `make` finds an environment that is installed."""
+    folder = tmp_path_factory.mktemp("clone") / "quire"
+    generated = (".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "build", "*.egg-info", "results", "images")
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*generated))
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    for name in ("quire", "python"):
+        script = folder / ".venv" / "bin" / name
+        module = "-m services.cli.main " if name == "quire" else ""
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {module}"$@"\n')
+        script.chmod(0o755)
+    (folder / "system_prompt.txt").write_text("You are a fox.")
+    return folder
+
+
+def free_ports(count: int) -> list[int]:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def shell(clone: Path, tiny_model: Callable[[str], Path]) -> Callable[..., "subprocess.Popen[str]"]:
+    """Begins commands in the clone, with a newcomer's environment, and ports that nothing else has."""
+    grpc_port, http_port = free_ports(2)
+    (clone / "home").mkdir()
+    environment = {
+        "HOME": str(clone / "home"),
+        "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}",
+        "PYTHONPATH": f"{clone}:{clone}/protos",
+        "QUIRE_RUNTIME": str(clone / "home" / "runtime"),
+        "QUIRE_SERVE_MODEL": str(tiny_model("llama")),
+        "QUIRE_SERVE_LISTEN": f"127.0.0.1:{grpc_port}",
+        "QUIRE_SERVE_HTTP_LISTEN": f"127.0.0.1:{http_port}",
+        "QUIRE_SERVE_MAP_LISTEN": "127.0.0.1:0",
+        "QUIRE_SERVE_METRICS_LISTEN": "127.0.0.1:0",
+        "QUIRE_SERVE_DEVICE_BLOCKS": "256",
+        **EXACT,
+    }
+
+    def begin(text: str) -> "subprocess.Popen[str]":
+        here = text.replace("127.0.0.1:8000", f"127.0.0.1:{http_port}").replace(
+            "127.0.0.1:50051", f"127.0.0.1:{grpc_port}"
+        )
+        return subprocess.Popen(
+            ["bash", "-c", here],
+            cwd=clone,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def serving(shell: Callable[..., "subprocess.Popen[str]"]) -> Iterator[Output]:
+    """What `make serve` prints, once it is ready, and a request called as in the README; Ctrl-C ends it."""
+    process = shell("make -o .venv/installed serve")
+    output = Output(process)
+    line = output.wait_for("serve     | ready: gateway at ", START_SECONDS)
+    address = line.split("gateway at ")[1].split(",")[0]
+    with grpc.insecure_channel(address) as channel:
+        (asked := prompt_request("fox", 3)).request_id = "r9"
+        Answer.of(gateway_pb2_grpc.GatewayStub(channel).Generate(asked, timeout=CALL_SECONDS))
+    yield output
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait(STOP_SECONDS)
+    output.finish()
+    assert [line for line in output.lines if "Traceback" in line] == []
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.shown and kind(one) in RUN], ids=str)
+def test_a_shown_command_does_what_it_says(
+    serving: Output, shell: Callable[..., "subprocess.Popen[str]"], command: Command
+) -> None:
+    process = shell(command.text)
+    printed, _ = process.communicate(timeout=CALL_SECONDS)
+    assert process.returncode == 0, printed
+    assert RUN[kind(command)] in printed
+
+
+@pytest.mark.parametrize("command", [".venv/bin/quire chat", ".venv/bin/quire health", "quire instances"])
+def test_a_command_of_a_sentence_works_as_it_is(
+    serving: Output, shell: Callable[..., "subprocess.Popen[str]"], command: str
+) -> None:
+    process = shell(command)
+    printed, _ = process.communicate(timeout=CALL_SECONDS)
+    assert process.returncode == 0, printed
