@@ -14,7 +14,7 @@ HELM_TESTS := tests/deployment/helm
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check lint check proto dashboards rules readme clean model
+.PHONY: help demo serve test test-half test-double fuzz fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,7 +29,7 @@ check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
 	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/browser --ignore=tests/deployment/compose \
-		--ignore=$(HELM_TESTS) --ignore=tests/deployment/test_alerts_fire.py $(ARGS)
+		--ignore=$(HELM_TESTS) --ignore=tests/deployment/test_alerts_fire.py --ignore=tests/gpu_check $(ARGS)
 
 test-half: .venv/installed model ## run the tests with half of the processors' time; needs root
 	$(BIN)/python -m tests.at_speed half $(MAKE) test ARGS='$(ARGS)'
@@ -83,7 +83,10 @@ readme: .venv/installed ## write what was measured into README.md and docs/perfo
 	$(BIN)/python -m bench.readme
 
 gpu-check: ## check and measure on a GPU with what PYTHON has; DRY=1: small cases without a GPU
-	PYTHONPATH=.:protos $(PYTHON) -m bench.gpu_check $(if $(DRY),--dry)
+	PYTHONPATH=.:protos $(PYTHON) -m bench.gpu_check $(if $(DRY),--dry) $(ARGS)
+
+dry-gpu-check: .venv/installed ## see that the small cases of gpu-check run every line of its parts
+	$(BIN)/pytest tests/gpu_check $(ARGS)
 
 lint: .venv/installed ## check format, style, types, imports and generated code
 	$(BIN)/ruff format --check .

@@ -87,7 +87,7 @@ def serve(
         turn = engine.turn()
         if engine.last_failure is not None:
             raise engine.last_failure
-        if turn.step_seconds is not None:
+        if turn.step is not None:
             watch(blocks.pool, scheduler)
         ended(taken - scheduler.waiting - scheduler.running)
 

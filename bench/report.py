@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from operator import ge, le, lt
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,27 +63,40 @@ def met(value: float | None, target: dict[str, Any] | None) -> bool | None:
     return _MEETS[target["better"]](value, target["target"])
 
 
-def publish(benchmark: str, rows: list[Row], repetitions: int, **more: Any) -> None:
+def publish(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None = None, **more: Any) -> None:
     """Print the rows as a table, write them to `bench/results/<benchmark>.json`, and draw what there is to draw.
 
-    `more` holds the values of every repetition, from which the rows were made.
+    `more` holds the values of every repetition, from which the rows were made. What is written to another folder is not
+    drawn.
     """
     print_rows(benchmark, rows)
+    write(benchmark, rows, repetitions, folder, **more)
+    if folder is None:
+        _draw(benchmark)
+
+
+def write(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None = None, **more: Any) -> None:
+    """Write `<benchmark>.json`: it is there whole, or as it was before."""
     result = {
         "benchmark": benchmark,
         "started": _STARTED.isoformat(timespec="seconds"),
         "load": {"start": _rounded(_LOAD_AT_START), "end": _rounded(os.getloadavg())},
-        "hardware": machine.hardware(),
-        "versions": machine.versions(_PACKAGES),
-        "commit": _commit(),
+        **_where(),
         "repetitions": repetitions,
         "rows": [asdict(one) for one in rows],
         **more,
     }
-    path = RESULTS / f"{benchmark}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    _draw(benchmark)
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{benchmark}.json.unfinished"
+    unfinished.write_text(json.dumps(result, indent=2) + "\n")
+    unfinished.replace(folder / f"{benchmark}.json")
+
+
+@cache
+def _where() -> dict[str, Any]:
+    """Say what a benchmark ran on."""
+    return {"hardware": machine.hardware(), "versions": machine.versions(_PACKAGES), "commit": _commit()}
 
 
 def track(items: Iterable[Item], title: str) -> Iterator[Item]:

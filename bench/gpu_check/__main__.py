@@ -1,85 +1,74 @@
-"""Runs the whole check: tests, kernels, a model. `--dry` does small cases without a GPU, and writes no results."""
+"""Runs the whole check: tests, kernels, a model. `--dry` does small cases without a GPU, and keeps no results.
 
-import re
-import subprocess
+Whatever comes is written at once to gpu.json, in bench/results or the folder that `--results` names.
+"""
+
 import sys
+import tempfile
 import time
-from collections import Counter
-from typing import Any
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 import torch
 
-from bench.gpu_check import DRY, kernels, llama
-from bench.gpu_check.timing import Failures
-from bench.report import ROOT, Row, print_rows, publish, row
+from bench.gpu_check import DRY, REPETITIONS
+from bench.gpu_check.notes import Result
+from bench.gpu_check.part import PARTS
+from bench.gpu_check.processes import Part, limit_of
+from bench.report import RESULTS, ROOT, print_rows, publish, write
 
-TABLE = "tests/engine/test_backends.py"
-OTHERS = ("tests/engine/test_gpu_decoder.py", "tests/engine/test_copy_stream.py")
-# Files, and which of their tests: what runs at the same time, since compiling kernels is what takes long.
-SUITE = [
-    ((TABLE,), f"(triton or flex) and {dtype} and not compiles") for dtype in ("float32", "bfloat16", "torch.float16")
-]
-SUITE += [((TABLE,), "compiles"), (OTHERS, "")]
-# What is enough to see that everything can be imported and runs.
-SMALL_SUITE = [
-    ((TABLE, *OTHERS), "recorded or triton-torch.bfloat16-16 or flex-torch.float32-16 or normed or gates"),
-]
-SUITE_SECONDS = 240
+# Without a GPU kernels are interpreted, and nobody waits for the figures.
+PATIENCE = 10 if DRY else 1
+SECONDS = 450 * PATIENCE  # of the whole, so that it is over within the ten minutes that a borrowed GPU may be had for
 
 
 def main() -> None:
     """Check and measure; fail where something could not be."""
+    options = _options()
     if not DRY and not torch.cuda.is_available():
         sys.exit("there is no GPU: with DRY=1 small cases run without one")
     begun = time.monotonic()
-    device = torch.device("cpu" if DRY else "cuda")
-    failures = Failures()
-    suite = _suite(failures)
-    rows: list[Row] = [row("gpu", f"tests_{name}", count, "tests") for name, count in suite.items()]
-    raw: dict[str, Any] = {}
-    with torch.inference_mode():
-        for name, part, sizes in (
-            ("kernels", kernels, kernels.SMALL if DRY else kernels.FULL),
-            ("llama", llama, llama.SMALL if DRY else llama.FULL),
-        ):
-            with failures.kept(name):
-                found, raw[name] = part.measure(sizes, device, failures)  # type: ignore[attr-defined]
-                rows += found
-            if not DRY:
-                torch.cuda.empty_cache()
     if DRY:
-        print_rows("gpu, dry: the figures mean nothing", rows)
-    else:
-        publish("gpu", rows, kernels.FULL.repetitions, raw=raw, failures=failures.found)
+        with tempfile.TemporaryDirectory() as folder:
+            result = _checked(options, begun, options.results or Path(folder))
+        print_rows("gpu, dry: the figures mean nothing", result.rows)
+    else:  # pragma: no cover - the results of a GPU
+        result = _checked(options, begun, options.results)
+        publish("gpu", result.rows, REPETITIONS, options.results, **_more(result))
     print(f"took {time.monotonic() - begun:.0f} s")
-    if failures.found:
-        sys.exit("failed: " + "; ".join(f"{part}: {what}" for part, what in failures.found.items()))
+    if result.failures:
+        sys.exit("failed: " + "; ".join(f"{part}: {what}" for part, what in result.failures.items()))
 
 
-def _suite(failures: Failures) -> Counter[str]:
-    """Run the tests that have something to do with a GPU; return how many passed, and so on."""
-    deadline = time.monotonic() + SUITE_SECONDS
-    running = [_tests(*part) for part in (SMALL_SUITE if DRY else SUITE)]
-    counts: Counter[str] = Counter()
-    for tests in running:
-        with failures.kept("tests"):
-            said, _ = tests.communicate(timeout=deadline - time.monotonic())
-            print(said[-3000:], flush=True)
-            for count, name in re.findall(r"(\d+) (passed|failed|skipped|error)", said):
-                counts[name] += int(count)
-            if tests.returncode:
-                failures.found["tests"] = f"pytest ended with {tests.returncode}"
-    for tests in running:
-        tests.kill()  # those whose time is over
-        tests.wait()
-    return counts
+def _options() -> Namespace:
+    parser = ArgumentParser(prog="python -m bench.gpu_check", description=__doc__)
+    parser.add_argument("--dry", action="store_true", help="small cases, without a GPU")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="that the whole may take: %(default)s")
+    parser.add_argument("--results", type=Path, help=f"folder for gpu.json: {RESULTS.relative_to(ROOT)}, but if dry")
+    return parser.parse_args()
 
 
-def _tests(files: tuple[str, ...], which: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", which]
-    # Options of plugins that are not here, and what older interpreters of Triton do to NumPy.
-    command += ["-W", "ignore::pytest.PytestConfigWarning", "-W", "ignore::DeprecationWarning"]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _checked(options: Namespace, begun: float, folder: Path | None) -> Result:
+    """Run part after part, and write after each line of theirs what there is."""
+    result = Result()
+
+    def take(line: str) -> None:
+        result.take(line)
+        write("gpu", result.rows, REPETITIONS, folder, **_more(result))
+
+    limits = [part.seconds * PATIENCE for part in PARTS.values()]
+    for place, name in enumerate(PARTS):
+        left = options.seconds - (time.monotonic() - begun)
+        limit = limit_of(limits[place], limits[place + 1 :], left)
+        print(f"{name}: within {limit:.0f} s", flush=True)
+        command = [sys.executable, "-m", "bench.gpu_check.part", name, *(["--dry"] if DRY else [])]
+        if failure := Part(command).follow(limit, take):  # pragma: no cover - tests/bench/test_gpu_check.py
+            result.failures[name] = failure
+    return result
+
+
+def _more(result: Result) -> dict[str, object]:
+    return {"raw": result.raw, "failures": result.failures}
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 """The attention kernels with the heads of Llama-3-8B, beside what memory gives and what torch has."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.gpu_check import REPETITIONS
 from bench.gpu_check.ceilings import reading
-from bench.gpu_check.timing import Failures, Run, recorded, take_turns, times_as_fast
-from bench.report import Row, row
-from engine.attention.backend import AttentionBackend, PagedBatch, Scoring
+from bench.gpu_check.notes import Notes
+from bench.gpu_check.timing import Run, Seconds, recorded, take_turns, times_as_fast
+from engine.attention.backend import AttentionBackend, Direction, PagedBatch, Scoring
 from engine.attention.flex_backend import FlexBackend
 from engine.attention.triton_backend import TritonBackend
 from engine.blocks import Copy
@@ -44,28 +45,19 @@ FULL = Sizes(
     ragged=(32768, *(16384,) * 2, *(8192,) * 4, *(4096,) * 8, *(2048,) * 16, *(1024,) * 32, *(512,) * 64),
     prompt=8192,
     layers=2,
-    repetitions=20,
+    repetitions=REPETITIONS,
     copied_blocks=512,
 )
-SMALL = Sizes(lengths=(48, 48), ragged=(100, 20, 3), prompt=40, layers=2, repetitions=1, copied_blocks=4)
-
-Measured = tuple[list[Row], dict[str, Any]]
+SMALL = Sizes(lengths=(40, 40), ragged=(60, 20, 3), prompt=20, layers=1, repetitions=1, copied_blocks=4)
 
 
-def measure(sizes: Sizes, device: torch.device, failures: Failures) -> Measured:
-    """Return the rows, and the seconds of every repetition."""
-    rows: list[Row] = []
-    raw: dict[str, Any] = {}
-    for part in (_uniform, _ragged, _prefill, _copies):
-        name = part.__name__.strip("_")
-        with failures.kept(name):
-            found, seconds = part(sizes, device, failures)
-            rows += found
-            raw[name] = seconds
-    return rows, raw
+def part(name: str, device: torch.device, *, small: bool) -> Callable[[Notes], None]:
+    """Return what measures one of the parts."""
+    found = {"uniform": _uniform, "ragged": _ragged, "prefill": _prefill, "copies": _copies}[name]
+    return partial(found, SMALL if small else FULL, device)
 
 
-def _uniform(sizes: Sizes, device: torch.device, failures: Failures) -> Measured:
+def _uniform(sizes: Sizes, device: torch.device, notes: Notes) -> None:
     """Decode with equal lengths: ours at random and in order, torch on contiguous memory, FlexAttention on blocks."""
     lengths = sizes.lengths
     backend = _backend(TritonBackend, sum(-(-one // BLOCK_SIZE) for one in lengths), BLOCK_SIZE, sizes, device)
@@ -77,32 +69,29 @@ def _uniform(sizes: Sizes, device: torch.device, failures: Failures) -> Measured
             _decoding(backend, query, _batch(lengths, BLOCK_SIZE, device, mixed=False), sizes), device
         ),
     }
-    with failures.kept("sdpa"):
+    with notes.kept("sdpa"):
         runs |= _contiguous(query, lengths, sizes, device)
-    with failures.kept("flex"):
+    with notes.kept("flex"):
         blocks = sum(-(-one // FLEX_BLOCK_SIZE) for one in lengths)
         flex = _backend(FlexBackend, blocks, FLEX_BLOCK_SIZE, sizes, device)
         run = _decoding(flex, query, _batch(lengths, FLEX_BLOCK_SIZE, device), sizes)
         run()
-        runs["flex"] = recorded(run, device)
+        runs["flex"] = run if device.type == "cpu" else recorded(run, device)  # no tape sees into a compiled graph
     seconds = take_turns(runs, sizes.repetitions, device, "decode")
+    notes.raw("uniform", seconds)
     bytes_read = _kv_bytes(lengths) * sizes.layers
     share = _share_of_the_floor(seconds, bytes_read, backend.cache.nbytes)
     ours = median(seconds["paged"])
-    return [
-        row("gpu", "read_bandwidth", round(backend.cache.nbytes / median(seconds["floor"]) / 1e9, 1), "GB/s"),
-        row("gpu", "decode_bandwidth", round(bytes_read / ours / 1e9, 1), "GB/s"),
-        row("gpu", "decode_of_the_read_bandwidth", share, "ratio", "memory"),
-        row("gpu", "decode_over_contiguous_flash_sdpa", times_as_fast(seconds, "paged", "flash"), "ratio", "torch"),
-        row("gpu", "decode_over_contiguous_cudnn_sdpa", times_as_fast(seconds, "paged", "cudnn"), "ratio", "torch"),
-        row("gpu", "decode_over_flex_attention", times_as_fast(seconds, "paged", "flex"), "ratio", "FlexAttention"),
-        row(
-            "gpu", "random_over_identity_table", times_as_fast(seconds, "paged", "identity"), "ratio", "identity table"
-        ),
-    ], seconds
+    notes.row("read_bandwidth", round(backend.cache.nbytes / median(seconds["floor"]) / 1e9, 1), "GB/s")
+    notes.row("decode_bandwidth", round(bytes_read / ours / 1e9, 1), "GB/s")
+    notes.row("decode_of_the_read_bandwidth", share, "ratio", "memory")
+    notes.row("decode_over_contiguous_flash_sdpa", times_as_fast(seconds, "paged", "flash"), "ratio", "torch")
+    notes.row("decode_over_contiguous_cudnn_sdpa", times_as_fast(seconds, "paged", "cudnn"), "ratio", "torch")
+    notes.row("decode_over_flex_attention", times_as_fast(seconds, "paged", "flex"), "ratio", "FlexAttention")
+    notes.row("random_over_identity_table", times_as_fast(seconds, "paged", "identity"), "ratio", "identity table")
 
 
-def _ragged(sizes: Sizes, device: torch.device, _: Failures) -> Measured:
+def _ragged(sizes: Sizes, device: torch.device, notes: Notes) -> None:
     lengths = sizes.ragged
     backend = _backend(TritonBackend, sum(-(-one // BLOCK_SIZE) for one in lengths), BLOCK_SIZE, sizes, device)
     query = torch.randn(len(lengths), KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE, device=device)
@@ -111,11 +100,12 @@ def _ragged(sizes: Sizes, device: torch.device, _: Failures) -> Measured:
         "paged": recorded(_decoding(backend, query, _batch(lengths, BLOCK_SIZE, device), sizes), device),
     }
     seconds = take_turns(runs, sizes.repetitions, device, "ragged decode")
+    notes.raw("ragged", seconds)
     share = _share_of_the_floor(seconds, _kv_bytes(lengths) * sizes.layers, backend.cache.nbytes)
-    return [row("gpu", "ragged_decode_of_the_read_bandwidth", share, "ratio", "memory")], seconds
+    notes.row("ragged_decode_of_the_read_bandwidth", share, "ratio", "memory")
 
 
-def _prefill(sizes: Sizes, device: torch.device, failures: Failures) -> Measured:
+def _prefill(sizes: Sizes, device: torch.device, notes: Notes) -> None:
     """One prompt, whole; and its second half onto the first, which is in the cache."""
     tokens = sizes.prompt
     backend = _backend(TritonBackend, -(-tokens // BLOCK_SIZE), BLOCK_SIZE, sizes, device)
@@ -130,24 +120,17 @@ def _prefill(sizes: Sizes, device: torch.device, failures: Failures) -> Measured
     key, value = (
         torch.randn(sizes.layers, 1, KV_HEADS, tokens, HEAD_SIZE, dtype=DTYPE, device=device) for _ in range(2)
     )
-    for name, kind in _SDPA.items() if device.type == "cuda" else ():
-        with failures.kept(f"prefill {name}"):
-            run = _sdpa(kind, packed, key, value, causal=True)
-            run()
-            runs[name] = run
+    runs |= _torchs(packed, key, value, causal=True)
     seconds = take_turns(runs, sizes.repetitions, device, "prefill")
+    notes.raw("prefill", seconds)
     operations = 2 * tokens * tokens * KV_HEADS * GROUP * HEAD_SIZE * sizes.layers
-    return [
-        row("gpu", "prefill_attention", round(operations / median(seconds["paged"]) / 1e12, 1), "TFLOP/s"),
-        row("gpu", "prefill_over_flash_sdpa", times_as_fast(seconds, "paged", "flash"), "ratio", "torch"),
-        row("gpu", "prefill_over_cudnn_sdpa", times_as_fast(seconds, "paged", "cudnn"), "ratio", "torch"),
-    ], seconds
+    notes.row("prefill_attention", round(operations / median(seconds["paged"]) / 1e12, 1), "TFLOP/s")
+    notes.row("prefill_over_flash_sdpa", times_as_fast(seconds, "paged", "flash"), "ratio", "torch")
+    notes.row("prefill_over_cudnn_sdpa", times_as_fast(seconds, "paged", "cudnn"), "ratio", "torch")
 
 
-def _copies(sizes: Sizes, device: torch.device, _: Failures) -> Measured:
+def _copies(sizes: Sizes, device: torch.device, notes: Notes) -> None:
     """Blocks of 32 layers: within the cache, and to the host tier and back, beside one large copy of as many bytes."""
-    from engine.attention.backend import Direction
-
     count = sizes.copied_blocks
     geometry = CacheGeometry(32 if device.type == "cuda" else 2, KV_HEADS, HEAD_SIZE)
     backend = TritonBackend(geometry, BLOCK_SIZE, 2 * count, DTYPE, device, count)
@@ -168,14 +151,10 @@ def _copies(sizes: Sizes, device: torch.device, _: Failures) -> Measured:
         "large": lambda: backend.cache[1 : count + 1].copy_(backend.cache[count + 1 :]),
     }
     seconds = take_turns(runs, sizes.repetitions, device, "copies")
-    return [
-        row("gpu", "swap_out_over_one_large_copy", times_as_fast(seconds, "swap_out", "large_out"), "ratio", "torch"),
-        row("gpu", "swap_in_over_one_large_copy", times_as_fast(seconds, "swap_in", "large_in"), "ratio", "torch"),
-        row("gpu", "copy_over_one_large_copy", times_as_fast(seconds, "copy", "large"), "ratio", "torch"),
-    ], seconds
-
-
-_SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    notes.raw("copies", seconds)
+    notes.row("swap_out_over_one_large_copy", times_as_fast(seconds, "swap_out", "large_out"), "ratio", "torch")
+    notes.row("swap_in_over_one_large_copy", times_as_fast(seconds, "swap_in", "large_in"), "ratio", "torch")
+    notes.row("copy_over_one_large_copy", times_as_fast(seconds, "copy", "large"), "ratio", "torch")
 
 
 def _contiguous(query: torch.Tensor, lengths: Sequence[int], sizes: Sizes, device: torch.device) -> dict[str, Run]:
@@ -183,17 +162,22 @@ def _contiguous(query: torch.Tensor, lengths: Sequence[int], sizes: Sizes, devic
     shape = (sizes.layers, len(lengths), KV_HEADS, lengths[0], HEAD_SIZE)
     key, value = (torch.randn(shape, dtype=DTYPE, device=device) for _ in range(2))
     packed = query.view(len(lengths), KV_HEADS * GROUP, 1, HEAD_SIZE)
-    if device.type != "cuda":
-        return {"flash": _sdpa(SDPBackend.MATH, packed, key, value, causal=False)}
+    found = _torchs(packed, key, value, causal=False)
+    return {name: recorded(run, device) for name, run in found.items()}
+
+
+def _torchs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool) -> dict[str, Run]:
+    """Return those of torch's kernels that do this, in all layers."""
+    flash = SDPBackend.FLASH_ATTENTION if query.device.type == "cuda" else SDPBackend.MATH
     found: dict[str, Run] = {}
-    for name, kind in _SDPA.items():
-        run = _sdpa(kind, packed, key, value, causal=False)
+    for name, kind in (("flash", flash), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
+        run = _sdpa(kind, query, key, value, causal=causal)
         try:
             run()
         except RuntimeError as refused:
             print(f"torch has no {name} attention for this: {refused}")
         else:
-            found[name] = recorded(run, device)
+            found[name] = run
     return found
 
 
@@ -245,7 +229,7 @@ def _kv_bytes(lengths: Sequence[int]) -> int:
     return 2 * sum(lengths) * KV_HEADS * HEAD_SIZE * DTYPE.itemsize
 
 
-def _share_of_the_floor(seconds: dict[str, list[float]], bytes_read: int, floor_bytes: int) -> float:
+def _share_of_the_floor(seconds: Seconds, bytes_read: int, floor_bytes: int) -> float:
     """Return which part of the read bandwidth of the same repetition attention reaches: the median."""
     pairs = zip(seconds["paged"], seconds["floor"], strict=True)
     return round(median((bytes_read / ours) / (floor_bytes / floor) for ours, floor in pairs), 3)

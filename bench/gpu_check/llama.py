@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from bench.gpu_check.ceilings import multiplying, reading
-from bench.gpu_check.timing import Failures, take_turns
-from bench.report import Row, row
+from bench.gpu_check.notes import Notes
+from bench.gpu_check.timing import recorder, take_turns
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.attention.triton_backend import TritonBackend
 from engine.decoder import ModulesDecoder
-from engine.gpu.graphs import CudaRecorder, RecordedDecoder
+from engine.gpu.graphs import RecordedDecoder
 from engine.loop import Engine
 from engine.model import LoadedModel, take
 from engine.plan import Launched, StepPlan
@@ -43,13 +43,14 @@ PRODUCT_SIZE = 8192
 
 @dataclass(frozen=True)
 class Sizes:
-    """The model, and what it is asked for: batches of requests at a context, and a long prompt."""
+    """The model, and what it is asked for: batches of requests at a context, and some long prompts."""
 
     config: dict[str, Any]
     batches: tuple[int, ...]
     context: int
     steps: int
     prompt: int
+    prompts: int
     token_budget: int
 
 
@@ -74,8 +75,17 @@ TINY = LLAMA_3_8B | {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
-FULL = Sizes(LLAMA_3_8B, (1, 32, 256), 1024, 64, 8000, 8192)
-SMALL = Sizes(TINY, (1, 3), 20, 4, 40, 64)
+FULL = Sizes(LLAMA_3_8B, (1, 32, 256), 1024, 64, 8000, 3, 8192)
+SMALL = Sizes(TINY, (1, 2), 12, 2, 20, 1, 64)
+
+
+class _Clock(NamedTuple):
+    """A moment on the CPU, which has no events: what `torch.cuda.Event` is asked for below."""
+
+    at: float
+
+    def elapsed_time(self, later: "_Clock") -> float:
+        return 1000 * (later.at - self.at)
 
 
 @dataclass
@@ -85,59 +95,55 @@ class _Watched:
     runner: ModelRunner
     device: torch.device
     blocks: int
-    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    events: list[tuple[Any, Any]] = field(default_factory=list)
 
     def launch(self, plan: StepPlan) -> Launched:
-        if self.device.type != "cuda":
-            return self.runner.launch(plan)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        start = self._moment()
         launched = self.runner.launch(plan)
-        end.record()
-        self.events.append((start, end))
+        self.events.append((start, self._moment()))
         return launched
 
-    def idle_share(self, steps: int) -> float | None:
+    def _moment(self) -> Any:
+        if self.device.type != "cuda":
+            return _Clock(time.perf_counter())
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # pragma: no cover - CUDA
+        event.record()  # pragma: no cover - CUDA
+        return event  # pragma: no cover - CUDA
+
+    def idle_share(self, steps: int) -> float:
         """Return which part of the time between the first and last of the latest steps the device had nothing to do."""
         latest = self.events[-steps:]
-        if len(latest) < 2:
-            return None
-        torch.cuda.synchronize(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # pragma: no cover - CUDA
         idle = sum(end.elapsed_time(start) for (_, end), (start, _) in pairwise(latest))
-        return max(0.0, idle) / latest[0][0].elapsed_time(latest[-1][1])
+        return float(max(0.0, idle) / latest[0][0].elapsed_time(latest[-1][1]))
 
 
-def measure(sizes: Sizes, device: torch.device, failures: Failures) -> tuple[list[Row], dict[str, Any]]:
-    """Return the rows, and the seconds of every step."""
+def measure(sizes: Sizes, device: torch.device, notes: Notes) -> None:
+    """Decode at each batch size, then begin with a long prompt."""
     loaded = _model(sizes.config, device)
     ceilings = _ceilings(device, small=sizes is SMALL)
+    notes.raw("ceilings", ceilings)
     runner = _runner(loaded, sizes, device)
-    rows: list[Row] = []
-    raw: dict[str, Any] = {"ceilings": ceilings}
     for batch in sizes.batches:
-        with failures.kept(f"llama, {batch} sequences"):
+        with notes.kept(f"llama, {batch} sequences"):
             seconds, idle = _decode(runner, loaded, sizes, batch)
-            raw[f"b{batch}_step_seconds"], raw[f"b{batch}_idle_share"] = seconds, idle
-            rows += _decode_rows(loaded, sizes, batch, median(seconds), idle, ceilings)
-    with failures.kept("llama, a long prompt"):
-        spent = [_prefill(runner, loaded, sizes, seed) for seed in range(3)]
-        raw["prompt_seconds"] = spent
-        rows.append(row("gpu", "llama_3_8b_prefill", round(sizes.prompt / median(spent)), "tokens/s"))
-    return rows, raw
+            notes.raw(f"b{batch}_step_seconds", seconds)
+            notes.raw(f"b{batch}_idle_share", idle)
+            _note_decoding(notes, batch, median(seconds), _roofline(loaded, batch, sizes.context, ceilings))
+            if batch == min(sizes.batches):  # the shortest steps leave the host the least time
+                notes.row("idle_share_between_steps", round(idle, 4), "share")
+    with notes.kept("llama, a long prompt"):
+        spent = [_prefill(runner, loaded, sizes, seed) for seed in range(sizes.prompts)]
+        notes.raw("prompt_seconds", spent)
+        notes.row("llama_3_8b_prefill", round(sizes.prompt / median(spent)), "tokens/s")
 
 
-def _decode_rows(
-    loaded: LoadedModel, sizes: Sizes, batch: int, step: float, idle: float | None, ceilings: dict[str, float]
-) -> list[Row]:
-    name, roofline = f"llama_3_8b_b{batch}", _roofline(loaded, batch, sizes.context, ceilings)
-    rows = [
-        row("gpu", f"{name}_milliseconds_per_step", round(1000 * step, 3), "ms"),
-        row("gpu", f"{name}_tokens_per_second", round(batch / step, 1), "1/s"),
-        row("gpu", f"{name}_of_the_roofline", round(roofline / step, 3), "ratio", "memory and products"),
-    ]
-    if batch == min(sizes.batches):  # the shortest steps leave the host the least time
-        rows.append(row("gpu", "idle_share_between_steps", None if idle is None else round(idle, 4), "share"))
-    return rows
+def _note_decoding(notes: Notes, batch: int, step: float, roofline: float) -> None:
+    name = f"llama_3_8b_b{batch}"
+    notes.row(f"{name}_milliseconds_per_step", round(1000 * step, 3), "ms")
+    notes.row(f"{name}_tokens_per_second", round(batch / step, 1), "1/s")
+    notes.row(f"{name}_of_the_roofline", round(roofline / step, 3), "ratio", "memory and products")
 
 
 def _roofline(loaded: LoadedModel, batch: int, context: int, ceilings: dict[str, float]) -> float:
@@ -176,15 +182,13 @@ def _runner(loaded: LoadedModel, sizes: Sizes, device: torch.device) -> _Watched
     blocks = max(blocks, 2 * -(-sizes.prompt // BLOCK_SIZE))
     backend = TritonBackend(loaded.geometry, BLOCK_SIZE, blocks, loaded.dtype, device)
     decoder = gpu_decoder(loaded, backend, ModulesDecoder(loaded, backend))
-    if device.type == "cuda":
-        width = -(-loaded.context_tokens // BLOCK_SIZE)
-        recorded = RecordedDecoder(decoder, CudaRecorder(device), BLOCK_SIZE, width, sizes.batches, device)
-        recorded.prepare(lambda done, of: print(f"recorded {done} of {of} batch sizes", flush=True))
-        decoder = recorded
-    return _Watched(ModelRunner(loaded, backend, BLOCK_SIZE, decoder=decoder), device, blocks)
+    width = -(-loaded.context_tokens // BLOCK_SIZE)
+    recorded = RecordedDecoder(decoder, recorder(device), BLOCK_SIZE, width, sizes.batches, device)
+    recorded.prepare(lambda done, of: print(f"recorded {done} of {of} batch sizes", flush=True))
+    return _Watched(ModelRunner(loaded, backend, BLOCK_SIZE, decoder=recorded), device, blocks)
 
 
-def _decode(watched: _Watched, loaded: LoadedModel, sizes: Sizes, batch: int) -> tuple[list[float], float | None]:
+def _decode(watched: _Watched, loaded: LoadedModel, sizes: Sizes, batch: int) -> tuple[list[float], float]:
     """Decode a batch at a context; return the seconds of each step in which all decode, and the device's idle share."""
     length = sizes.context - sizes.steps // 2  # so that the steps lie around the context
     with _engine(watched, loaded, sizes) as (engine, wait):
@@ -199,7 +203,7 @@ def _decode(watched: _Watched, loaded: LoadedModel, sizes: Sizes, batch: int) ->
             before, turn = totals.generated_tokens, engine.turn()
             assert engine.last_failure is None, engine.last_failure
             now = time.perf_counter()
-            if turn.step_seconds is None:
+            if turn.step is None:
                 wait(turn.progressed)
             elif totals.generated_tokens - before == batch:
                 seconds.append(now - last)
@@ -226,7 +230,7 @@ def _finish(engine: Engine, wait: Any) -> None:
     while not engine.scheduler.empty:
         turn = engine.turn()
         assert engine.last_failure is None, engine.last_failure
-        if turn.step_seconds is None:
+        if turn.step is None:
             wait(turn.progressed)
 
 

@@ -1,33 +1,32 @@
 """Measures launches on a device: recorded as CUDA graphs, taking turns, by the device's own clock."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from functools import cache
 from statistics import median
 from time import perf_counter
 
 import torch
 
 from bench.report import track
+from engine.gpu.graphs import CudaRecorder, Recorder, Recording
 
 Run = Callable[[], object]
 Seconds = dict[str, list[float]]
 
 
+@cache
+def recorder(device: torch.device) -> Recorder:
+    """Return what records CUDA graphs; on a CPU a tape, which keeps no more alive than they do."""
+    if device.type == "cuda":
+        return CudaRecorder(device)  # pragma: no cover - CUDA
+    from tests.engine.launch_tape import LaunchTape
+
+    return LaunchTape()
+
+
 def recorded(run: Run, device: torch.device) -> Run:
-    """Return what plays the launches of `run` again from a CUDA graph; on a CPU, `run` itself."""
-    if device.type != "cuda":
-        return run
-    aside = torch.cuda.Stream(device)
-    aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):
-        run()
-        run()
-    torch.cuda.current_stream(device).wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+    """Return what plays the launches of `run` again, and keeps what they touch."""
+    return Recording(run, recorder(device))
 
 
 def take_turns(runs: Mapping[str, Run], repetitions: int, device: torch.device, what: str) -> Seconds:
@@ -46,12 +45,16 @@ def _seconds(run: Run, device: torch.device) -> float:
         begun = perf_counter()
         run()
         return perf_counter() - begun
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    return _seconds_there(run)  # pragma: no cover - CUDA
+
+
+def _seconds_there(run: Run) -> float:  # pragma: no cover - CUDA
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     run()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1000
+    return float(start.elapsed_time(end)) / 1000
 
 
 def times_as_fast(seconds: Seconds, ours: str, peer: str) -> float | None:
@@ -59,19 +62,3 @@ def times_as_fast(seconds: Seconds, ours: str, peer: str) -> float | None:
     if not seconds.get(peer) or not seconds.get(ours):
         return None
     return round(median(their / our for their, our in zip(seconds[peer], seconds[ours], strict=True)), 3)
-
-
-@dataclass
-class Failures:
-    """What could not be measured, and why: a part that fails leaves its rows empty, and the others go on."""
-
-    found: dict[str, str] = field(default_factory=dict)
-
-    @contextmanager
-    def kept(self, part: str) -> Iterator[None]:
-        """Keep what goes wrong in a part."""
-        try:
-            yield
-        except Exception as failure:
-            self.found[part] = f"{type(failure).__name__}: {failure}"
-            print(f"{part} failed: {self.found[part]}", flush=True)

@@ -1,0 +1,59 @@
+"""What a part of the check found, as lines of JSON: each is written when it is known, whatever becomes of the rest."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from bench.report import Row, row
+
+
+class Notes:
+    """Writes rows, the values that they were made from, and failures."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def row(self, metric: str, value: float | None, unit: str, peer: str | None = None) -> None:
+        """Write a row; without a value it says that this could not be measured."""
+        self._write("row", asdict(row("gpu", metric, value, unit, peer)))
+
+    def raw(self, name: str, values: Any) -> None:
+        """Write the values of every repetition."""
+        self._write("raw", [name, values])
+
+    @contextmanager
+    def kept(self, what: str) -> Iterator[None]:
+        """Keep what goes wrong: what follows goes on without it."""
+        try:
+            yield
+        except Exception as failure:
+            told = f"{type(failure).__name__}: {failure}"
+            print(f"{what} failed: {told}", flush=True)
+            self._write("failure", [what, told])
+
+    def _write(self, kind: str, value: Any) -> None:
+        self._file.write(json.dumps({kind: value}) + "\n")
+        self._file.flush()
+
+
+class Result:
+    """What was found so far."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.raw: dict[str, Any] = {}
+        self.failures: dict[str, str] = {}
+
+    def take(self, line: str) -> None:
+        """Take a line of a part's notes in. One that was cut short says nothing."""
+        if not line.endswith("\n"):
+            return
+        ((kind, value),) = json.loads(line).items()
+        if kind == "row":
+            self.rows.append(Row(**value))
+        elif kind == "raw":
+            self.raw[value[0]] = value[1]
+        else:
+            self.failures[value[0]] = value[1]

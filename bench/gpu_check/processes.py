@@ -1,0 +1,57 @@
+"""Runs the parts of the check one after the other, each as a process with a limit: none takes another one with it."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Timer
+
+from bench.report import ROOT
+
+
+def limit_of(own: float, others: Sequence[float], left: float) -> float:
+    """Return the seconds that a part may take.
+
+    That is its own limit; where less is left than all have together, the share of it that its own limit is.
+    """
+    return min(own, max(0.0, left) * own / (own + sum(others)))
+
+
+class Part:
+    """A process, and those that it starts. Its last argument is a descriptor that it writes its notes to."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start it."""
+        self._notes, written = os.pipe()
+        self._process = subprocess.Popen(
+            [*command, str(written)], cwd=ROOT, pass_fds=(written,), start_new_session=True
+        )
+        os.close(written)
+        self._over = False
+
+    def follow(self, limit: float, take: Callable[[str], None]) -> str | None:
+        """Hand on its lines until it ends, or kills it after `limit` seconds; return what went wrong then."""
+        timer = Timer(limit, self.expire)
+        timer.start()
+        try:
+            with os.fdopen(self._notes) as lines:
+                for line in lines:
+                    take(line)
+            status = self._process.wait()
+        finally:
+            timer.cancel()
+            self._kill()
+        if self._over:
+            return f"killed after {limit:.0f} s"
+        return f"ended with {status}" if status else None
+
+    def expire(self) -> None:
+        """End it: its time is over."""
+        self._over = True
+        self._kill()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

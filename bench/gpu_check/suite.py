@@ -1,0 +1,44 @@
+"""The tests that have something to do with a GPU, on one."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+
+from bench.gpu_check import DRY
+from bench.gpu_check.notes import Notes
+from bench.report import ROOT
+
+TABLE = "tests/engine/test_backends.py"
+OTHERS = ("tests/engine/test_gpu_decoder.py", "tests/engine/test_copy_stream.py")
+# Files, and which of their tests: what runs at the same time, since compiling kernels is what takes long.
+SUITE: list[tuple[tuple[str, ...], str]] = [
+    *(
+        ((TABLE,), f"(triton or flex) and {dtype} and not compiles")
+        for dtype in ("float32", "bfloat16", "torch.float16")
+    ),
+    *(((TABLE,), "compiles"), (OTHERS, "")),
+]
+# Enough to see that tests are found, run and counted: without a GPU `make test` runs all of them.
+SMALL_SUITE: list[tuple[tuple[str, ...], str]] = [(OTHERS, "normed and 64")]
+
+
+def measure(notes: Notes) -> None:
+    """Write how many passed, and so on."""
+    counts: Counter[str] = Counter()
+    for tests in [_started(*part) for part in (SMALL_SUITE if DRY else SUITE)]:
+        with notes.kept("tests"):
+            said, _ = tests.communicate()
+            print(said[-3000:], flush=True)
+            for count, name in re.findall(r"(\d+) (passed|failed|skipped|error)", said):
+                counts[name] += int(count)
+            assert tests.returncode == 0, f"pytest ended with {tests.returncode}"
+    for name, count in counts.items():
+        notes.row(f"tests_{name}", count, "tests")
+
+
+def _started(files: tuple[str, ...], which: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", which]
+    # Options of plugins that are not here, and what older interpreters of Triton do to NumPy.
+    command += ["-W", "ignore::pytest.PytestConfigWarning", "-W", "ignore::DeprecationWarning"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

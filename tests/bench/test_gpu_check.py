@@ -1,0 +1,77 @@
+"""What `make gpu-check` does where a part dies or hangs. The parts themselves: tests/gpu_check."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.gpu_check.notes import Result
+from bench.gpu_check.processes import Part, limit_of
+
+ROOT = Path(__file__).parents[2]
+NEVER = 3600.0
+ROW = '{"row": {"metric": "m", "value": 1.0, "unit": "s", "peer": null, "target": null, "met": null}}'
+
+
+def part(then: str) -> Part:
+    """A part that notes a row, and then does what is said."""
+    program = (
+        f"import os, signal, subprocess, sys, time\nnotes = int(sys.argv[-1])\nos.write(notes, b'{ROW}\\n')\n{then}"
+    )
+    return Part([sys.executable, "-c", program])
+
+
+@pytest.mark.parametrize(
+    ("then", "failure"),
+    [
+        ("", None),
+        ("sys.exit(3)", "ended with 3"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "ended with -11"),
+        ("""os.write(notes, b'{"row": {"metr'); sys.exit(1)""", "ended with 1"),
+    ],
+)
+def test_a_part_leaves_its_rows_however_it_ends(then: str, failure: str | None) -> None:
+    result = Result()
+    assert part(then).follow(NEVER, result.take) == failure
+    assert [row.metric for row in result.rows] == ["m"]
+
+
+def test_a_part_whose_time_is_over_is_killed_with_all_that_it_started() -> None:
+    child = "subprocess.Popen(['sleep', '3600'], pass_fds=(notes,)); time.sleep(3600)"
+    hanging, result = part(child), Result()
+
+    def take(line: str) -> None:
+        result.take(line)
+        hanging.expire()
+
+    # It returns: what the part started held its notes open too, and is gone.
+    assert hanging.follow(NEVER, take) == "killed after 3600 s"
+    assert [row.metric for row in result.rows] == ["m"]
+
+
+def test_failures_are_told_by_name() -> None:
+    result = Result()
+    result.take('{"failure": ["flex", "RuntimeError: no"]}\n')
+    result.take('{"raw": ["uniform", {"paged": [1.0]}]}\n')
+    assert result.failures == {"flex": "RuntimeError: no"}
+    assert result.raw == {"uniform": {"paged": [1.0]}}
+
+
+def test_limits_shrink_with_what_is_left_and_never_add_up_to_more() -> None:
+    limits, left, spent = [150.0, 60.0, 150.0], 300.0, []
+    for place, own in enumerate(limits):
+        spent.append(limit_of(own, limits[place + 1 :], left))
+        left -= spent[-1]
+    assert spent == [125.0, 50.0, 125.0]
+    assert limit_of(60, [150], 1000) == 60
+    assert limit_of(60, [150], -5) == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_how_to_run_dry() -> None:
+    command = [sys.executable, "-m", "bench.gpu_check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "DRY=1" in done.stderr

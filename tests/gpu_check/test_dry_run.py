@@ -1,0 +1,70 @@
+"""`make gpu-check` where there is no GPU: small cases run every line of every part, so that none fails first on one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.report import targets
+
+ROOT = Path(__file__).parents[2]
+BATCHES = {"_b2_": ("_b32_", "_b256_")}  # the small cases' batch, and those that stand there on a GPU
+# What they do where a part fails is shown by tests/bench/test_gpu_check.py.
+NOT_PARTS = {"__main__.py", "processes.py", "notes.py"}
+SETTINGS = """
+[run]
+source = bench/gpu_check
+parallel = true
+patch = subprocess
+data_file = {folder}/lines
+[report]
+exclude_lines = pragma: no cover - CUDA
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dry run's results, and which lines it ran."""
+    folder = tmp_path_factory.mktemp("dry")
+    (folder / "settings").write_text(SETTINGS.format(folder=folder))
+    coverage(folder, "run", "-m", "bench.gpu_check", "--dry", "--results", str(folder))
+    coverage(folder, "combine")
+    coverage(folder, "json", "-o", str(folder / "lines.json"))
+    return folder
+
+
+def coverage(folder: Path, command: str, *arguments: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"}
+    line = [sys.executable, "-m", "coverage", command, f"--rcfile={folder / 'settings'}", *arguments]
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "gpu.json").read_text())
+    return found
+
+
+@pytest.mark.timeout(1800)
+def test_no_line_of_a_part_waits_for_a_gpu_to_be_run_first(folder: Path) -> None:
+    files = json.loads((folder / "lines.json").read_text())["files"]
+    missing = {Path(name).name: file["missing_lines"] for name, file in files.items() if file["missing_lines"]}
+    assert {name: lines for name, lines in missing.items() if name not in NOT_PARTS} == {}
+    assert {"kernels.py", "llama.py", "suite.py", "part.py", "manager_process.py"} <= {
+        Path(name).name for name in files
+    }
+
+
+def test_every_part_succeeds(folder: Path) -> None:
+    assert result(folder)["failures"] == {}
+
+
+def test_every_target_of_a_gpu_has_a_row(folder: Path) -> None:
+    metrics = {row["metric"] for row in result(folder)["rows"]}
+    for small, real in BATCHES.items():
+        metrics |= {metric.replace(small, one) for metric in metrics for one in real}
+    assert targets()["gpu"].keys() - {"title", "headline"} <= metrics
