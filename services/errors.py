@@ -44,6 +44,8 @@ _DETAILS_METADATA = "grpc-status-details-bin"
 _PUSHBACK_METADATA = "grpc-retry-pushback-ms"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 _SECONDS_TO_TELL = 1.0
+# Where nobody can foresee when there is room.
+_COME_AGAIN_SECONDS = 1.0
 
 
 class Refusal(Enum):
@@ -117,14 +119,14 @@ class PinTooLarge(ServiceError):
 class Overloaded(ServiceError):
     """A queue is full, or a tenant at its limit.
 
-    `retry_seconds` is when there is room again, as far as that can be foreseen; None: it cannot.
+    `retry_seconds` is when there is room again, as far as that can be foreseen.
     """
 
     def __init__(
         self,
         message: str,
         field: str = "",
-        retry_seconds: float | None = None,
+        retry_seconds: float = _COME_AGAIN_SECONDS,
         refusal: Refusal = Refusal.ENGINE_QUEUE,
     ) -> None:
         super().__init__(message, field)
@@ -177,7 +179,7 @@ STATUS: dict[type[Exception], Status] = {
     RequestIsLive: Status(grpc.StatusCode.ALREADY_EXISTS, 409),
     UnknownPin: Status(grpc.StatusCode.NOT_FOUND, 404),
     PinExists: Status(grpc.StatusCode.ALREADY_EXISTS, 409),
-    PinTooLarge: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    PinTooLarge: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 409),  # to come again is of no use
     Overloaded: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     SlowClient: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 408),
     Unavailable: Status(grpc.StatusCode.UNAVAILABLE, 503),
@@ -209,6 +211,14 @@ async def _leave(context: grpc.aio.ServicerContext[Any, Any], error: SlowClient)
         async with asyncio.timeout(_SECONDS_TO_TELL):
             await context.abort(status_of(error).grpc, str(error), _metadata(error))
     raise asyncio.CancelledError  # which gRPC takes for a call that has ended
+
+
+def retry_headers(error: Exception) -> dict[str, str]:
+    """Return the headers of HTTP that say when to come again, with every status 429."""
+    if not isinstance(error, Overloaded):
+        return {}
+    seconds = error.retry_seconds
+    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
 
 
 def _metadata(error: Exception) -> tuple[tuple[str, str | bytes], ...]:

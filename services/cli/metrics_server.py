@@ -18,7 +18,7 @@ from services.transport import AddressUnavailable
 _ANSWER_SECONDS = 5.0
 _READ_SECONDS = 5.0
 _MOST_CONNECTIONS = 8
-_BUSY = b"HTTP/1.0 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 
 _Environ = dict[str, Any]
 _StartResponse = Callable[[str, list[tuple[str, str]]], object]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from services.errors import Overloaded, Refusal
+from services.gateway.admission import Bound
 from services.gateway.api_keys import TenantLimits
 from services.gateway.callers import Caller
 from services.gateway.departures import MOST_TENANTS, SECONDS, Departures
@@ -52,7 +53,7 @@ class Tenants:
         """`clock` is in seconds and never goes back."""
         self._clock = clock
         self._limits: Mapping[str, TenantLimits] = {}
-        self._running: dict[str, int] = {}
+        self._running: dict[str, Bound] = {}  # while there are any
         self._buckets: dict[str, _Bucket] = {}
         self.rejections: Counter[str] = Counter()  # by tenant
         self._departures = Departures[str](SECONDS, most=MOST_TENANTS)
@@ -90,19 +91,20 @@ class Tenants:
             self.rejections[tenant] += 1
             raise
         reservation = Reservation(bucket, most_tokens)
-        self._running[tenant] = self._running.get(tenant, 0) + 1
+        self._running.setdefault(tenant, Bound(1)).enter(reservation, 1, self._clock())
         try:
             yield reservation
         finally:
             reservation.settle()
-            self._leave(tenant)
+            self._leave(tenant, reservation)
 
     def _check(self, tenant: str, bucket: "_Bucket | None", most_tokens: int) -> None:
-        running, limits = self._running.get(tenant, 0), self._limits.get(tenant, _UNLIMITED)
+        running, limits = self._running.get(tenant), self._limits.get(tenant, _UNLIMITED)
         most = limits.max_concurrent_requests
-        if most is not None and running >= most:
+        if most is not None and running and len(running) >= most:
             raise Overloaded(
-                f"{running} requests of tenant {tenant!r} are under way, {most} is its limit",
+                f"{len(running)} requests of tenant {tenant!r} are under way, {most} is its limit",
+                retry_seconds=running.seconds_until(most - 1, self._clock()),
                 refusal=Refusal.TENANT_REQUESTS,
             )
         if bucket is not None and (seconds := bucket.seconds_until(most_tokens)) > 0:
@@ -113,9 +115,9 @@ class Tenants:
                 refusal=Refusal.TENANT_TOKENS,
             )
 
-    def _leave(self, tenant: str) -> None:
-        self._running[tenant] -= 1
-        if not self._running[tenant]:
+    def _leave(self, tenant: str, reservation: Reservation) -> None:
+        self._running[tenant].leave(reservation, self._clock())
+        if not len(self._running[tenant]):
             del self._running[tenant]
 
 

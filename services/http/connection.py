@@ -17,8 +17,14 @@ _MOST_HEADERS = 100
 _MOST_PIPELINED = 8
 # In the state of a request that was answered here while the application worked on it: the status.
 REFUSED_WITH = "refused_with"
-# Of a body that nobody reads any more, because its request has been answered.
-_MOST_UNREAD_BYTES = 64 * 1024 * 1024
+# Of a body that nobody reads any more, because its request has been answered: most clients read the answer only when
+# they have sent all, and a connection that is closed before takes the answer along. None of it is kept.
+_MOST_UNREAD_BYTES = 1024 * 1024 * 1024
+# For the rest of what came too late.
+_LAST_SECONDS = 1.0
+# Connections too many that are told so; beyond these they are closed as they come.
+_MOST_TURNED_AWAY = 64
+_COME_AGAIN = "retry-after: 1\r\n"
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,25 @@ class _HeadTooLarge(Exception):
     """The head of a request has too many bytes or headers."""
 
 
+class _AnswersTransport:
+    """The transport of a request's answer, which is closed only when the rest of the request has come."""
+
+    def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
+
+    def write(self, data: bytes) -> None:
+        """Send it."""
+        self._connection.transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more can be sent."""
+        return self._connection.lingers or self._connection.transport.is_closing()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._connection.close()
+
+
 class Connection(HttpToolsProtocol):
     """Closes what a client does not finish, and answers what cannot be parsed in OpenAI's shape.
 
@@ -54,12 +79,22 @@ class Connection(HttpToolsProtocol):
         self._unfinished = False  # a request has begun and not come to its end
         self._head_bytes = 0
         self._unread_bytes = 0
+        self.lingers = False  # all is said, and what still comes is dropped
+
+    def close(self) -> None:
+        """Send nothing more, and close when the request has come to its end, which may have been answered before."""
+        if self._unfinished:
+            self._linger(self._bounds.read_seconds)
+        else:
+            self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self._bounds.connections:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections")
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections", within=_LAST_SECONDS)
+            if len(self.connections) > self._bounds.connections + _MOST_TURNED_AWAY:
+                self.transport.close()
         else:
             self._expect_more()
 
@@ -72,6 +107,9 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse what came."""
         if self.transport.is_closing():
+            return
+        if self.lingers:
+            self._drop(len(data))
             return
         self._unset_keepalive_if_required()
         began_before = self._in_head
@@ -117,6 +155,9 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= _MOST_PIPELINED:
             raise _HeadTooLarge
         super().on_headers_complete()
+        self.cycle.transport = _AnswersTransport(self)  # type: ignore[assignment]
+        if self.expect_100_continue:
+            self.cycle.keep_alive = False  # whether its body comes is not known once it is refused
         if self.pipeline:
             self._expect_nothing()
         else:
@@ -126,9 +167,7 @@ class Connection(HttpToolsProtocol):
         """A part of the body came. What nobody reads any more is taken for a while, so that the client hears why."""
         super().on_body(body)
         if self.cycle.response_complete:
-            self._unread_bytes += len(body)
-            if self._unread_bytes > _MOST_UNREAD_BYTES:
-                self.transport.close()
+            self._drop(len(body))
 
     def on_message_complete(self) -> None:
         """A request came to its end."""
@@ -138,6 +177,8 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """A request was answered; the next one may wait, its body still to come."""
+        if self.lingers:
+            return
         super().on_response_complete()
         if self._unfinished:
             self._expect_more()
@@ -173,7 +214,31 @@ class Connection(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._reading = None
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request did not come within {self._bounds.read_seconds} s")
+        if self._unfinished and not self._in_head and not self._answering:
+            self.transport.close()  # it has its answer, only the rest of its body is missing
+        else:
+            message = f"the request did not come within {self._bounds.read_seconds} s"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, message, within=_LAST_SECONDS)
+
+    def _linger(self, seconds: float) -> None:
+        """Send nothing more, and drop what comes, for so long at most: most clients read when they have sent all."""
+        if self.lingers or self.transport.is_closing():
+            return
+        self.lingers = True
+        self._unset_keepalive_if_required()
+        if self._answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._expect_nothing()
+        self._reading = self.loop.call_later(min(seconds, self._bounds.read_seconds), self.transport.close)
+
+    def _drop(self, size: int) -> None:
+        self._unread_bytes += size
+        if self._unread_bytes > _MOST_UNREAD_BYTES:
+            self.transport.close()
 
     def _stop_writing_clock(self) -> None:
         if self._writing is not None:
@@ -186,13 +251,18 @@ class Connection(HttpToolsProtocol):
         else:
             self._refused(status.value)
 
-    def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Say why, where nothing else is being said, and close."""
+    def _refuse(self, status: HTTPStatus, message: str, within: float | None = None) -> None:
+        """Say why, where nothing else is being said, and close, in so many seconds at most."""
+        again = _COME_AGAIN if status is HTTPStatus.SERVICE_UNAVAILABLE else ""
         if not self.transport.is_closing() and not (self._answering and self.cycle.response_started):
             self._tell_refusal(status)
             code = status.phrase.lower().replace(" ", "_")
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
             body = json.dumps({"error": error}).encode()
             head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-            self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
-        self.transport.close()
+            self.transport.write(
+                f"{head}content-length: {len(body)}\r\nconnection: close\r\n{again}\r\n".encode() + body
+            )
+            self._linger(self._bounds.read_seconds if within is None else within)
+        else:
+            self.transport.close()

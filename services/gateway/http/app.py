@@ -36,9 +36,16 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         429: "The queue is full, or a tenant at its limit. `Retry-After` says when to come again.",
         431: "The head of the request is too large.",
         500: "The server failed.",
-        503: "Draining, or no engine of the model is there.",
+        503: "Draining, or no engine of the model takes requests.",
         504: "The time allowed was over; the message says whether it waited or ran.",
     }.items()
+}
+_ERRORS[429]["headers"] = {
+    name: {"description": meaning, "required": True, "schema": {"type": "integer", "minimum": 1}}
+    for name, meaning in (
+        ("Retry-After", "Seconds after which there should be room again."),
+        ("Retry-After-Ms", "The same in milliseconds."),
+    )
 }
 _EVENT = {
     "type": "object",
@@ -139,17 +146,18 @@ async def detokenize(body: requests.DetokenizeRequest, request: Request) -> Resp
     return _json({"prompt": await _desk(request).text(asked)})
 
 
-@open_router.get("/health", responses={200: {"model": responses.State}})
-async def health() -> Response:
-    """Say that the process lives."""
+@open_router.get("/live", responses={200: {"model": responses.State}})
+async def live() -> Response:
+    """Say that the process lives, whether it can generate or not."""
     return _json({"status": "alive"})
 
 
+@open_router.get("/health", responses={200: {"model": responses.State}, 503: _ERRORS[503]})
 @open_router.get("/ready", responses={200: {"model": responses.State}, 503: _ERRORS[503]})
 async def ready(request: Request) -> Response:
-    """Say whether it can generate now."""
+    """Say whether it can generate now: an engine takes requests, and it does not drain."""
     if not request.app.state.readiness.ready:
-        raise Unavailable("not ready")
+        raise Unavailable("no engine takes requests, or the gateway drains")
     return _json({"status": "ready"})
 
 

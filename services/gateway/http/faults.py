@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -110,10 +109,7 @@ def _response(status: int, body: dict[str, Any], headers: Mapping[str, str]) -> 
 
 def _headers(error: Exception) -> dict[str, str]:
     """Say when to come again, and how to say who calls."""
-    seconds = getattr(error, "retry_seconds", None)
-    if seconds is not None:
-        return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
-    return {"www-authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else {}
+    return {"www-authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else errors.retry_headers(error)
 
 
 def _place(place: Sequence[int | str], body: Any, missing: bool) -> tuple[int | str, ...]:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvmanager import KVManager, KVManagerError
-from services.errors import InvalidField, ServiceError, status_of
+from services.errors import InvalidField, ServiceError, retry_headers, status_of
 from services.http.server_sent_events import ServerSentEvents
 from services.kvmanager.block_map import details, operations
 from services.kvmanager.block_map.guard import Guard
@@ -148,12 +148,14 @@ def _json(value: Mapping[str, Any], status: int = HTTPStatus.OK) -> Response:
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
 
 
-def _refusal(status: int, text: str, field: str = "") -> Response:
-    return _json({"error": {"message": text, "field": field}}, status)
+def _refusal(status: int, text: str, field: str = "", headers: Mapping[str, str] | None = None) -> Response:
+    response = _json({"error": {"message": text, "field": field}}, status)
+    response.headers.update(headers or {})
+    return response
 
 
 async def _on_refusal(_request: Request, error: Exception) -> Response:
-    return _refusal(status_of(error).http, str(error), getattr(error, "field", ""))
+    return _refusal(status_of(error).http, str(error), getattr(error, "field", ""), retry_headers(error))
 
 
 async def _on_missing(_request: Request, error: Exception) -> Response:

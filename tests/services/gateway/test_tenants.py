@@ -53,7 +53,8 @@ def test_a_tenant_has_no_more_requests_under_way_than_it_may_and_others_do_not_m
     tenants = limited(clock, most_requests=2)
     with taken(tenants):
         with taken(tenants):
-            assert retry_seconds(tenants) is None
+            clock.now += 6
+            assert retry_seconds(tenants) == 3, "the first of two that have run for 6 s and less"
             with taken(tenants, caller=OTHER), taken(tenants, caller=ANYONE):
                 pass
         with taken(tenants):

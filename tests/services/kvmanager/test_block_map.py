@@ -185,6 +185,7 @@ def test_more_watchers_than_there_is_room_for_are_refused_and_there_is_room_agai
     shown = [Map(http).__enter__() for _ in range(16)]
     refused = http.get("/api/pools/engine/live")
     assert (refused.status_code, refused.json()["error"]["message"]) == (429, "16 pages are being shown already")
+    assert refused.headers["retry-after"] == "1"
     shown.pop().__exit__(None, None, None)
     shown.append(Map(http).__enter__())
     for one in shown:

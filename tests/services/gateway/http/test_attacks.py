@@ -209,7 +209,7 @@ def read_all(connection: socket.socket) -> bytes:
 # Keys.
 
 
-OPEN = ("/health", "/ready", "/version", "/docs", "/redoc", "/openapi.json")
+OPEN = ("/live", "/health", "/ready", "/version", "/docs", "/redoc", "/openapi.json")
 
 
 def test_only_what_tells_of_the_server_and_its_interface_is_open_without_a_key(guarded: Guarded) -> None:
@@ -290,7 +290,7 @@ def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded
     with guarded.held(SINGLE):
         refused = guarded.complete(SINGLE)
         assert (refusal(refused), refused.json()["error"]["type"]) == ((429, "overloaded"), "rate_limit_error")
-        assert "retry-after" not in refused.headers  # how long its requests take is the tenant's own affair
+        assert int(refused.headers["retry-after"]) >= 1
         assert guarded.complete(A).status_code == 200
     wait_until(lambda: guarded.complete(SINGLE).status_code == 200, "the tenant's place is free")
 

@@ -1,6 +1,7 @@
 """What nobody may do to the HTTP server: each has its status, and no effect on others."""
 
 import gzip
+import http.client
 import json
 import socket
 import time
@@ -141,6 +142,81 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: PlayedSer
     assert post(server, fits).status_code == 200
 
 
+LARGE = 80 * 1024 * 1024  # more than the buffers of both ends take
+
+
+def in_pieces(size: int) -> Iterator[bytes]:
+    return (b"x" * 65536 for _ in range(size // 65536))
+
+
+def by_http_client(server: PlayedServer, path: str, body: Any, headers: dict[str, str]) -> tuple[int, bytes]:
+    """Send all of a request, and only then read the answer, as Python's own client does."""
+    connection = http.client.HTTPConnection(*server.place, timeout=CALL_SECONDS)
+    try:
+        connection.request("POST", path, body, JSON | headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("closes", [{}, {"connection": "close"}], ids=["kept alive", "closing"])
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/completions", {}, 413),
+        ("/v1/completions", {"content-type": "text/plain"}, 415),
+        ("/v1/completions", {"authorization": "Bearer wrong"}, 401),
+        ("/nothing", {}, 404),
+        ("/health", {}, 405),
+        ("/v1/completions", {"a": "x" * 40_000}, 431),
+        ("/v1/completions", {"a b": "c"}, 400),
+    ],
+    ids=["413", "415", "401", "404", "405", "431", "400"],
+)
+def test_a_client_that_sends_all_before_it_reads_gets_the_refusal(
+    server: PlayedServer, path: str, headers: dict[str, str], status: int, closes: dict[str, str]
+) -> None:
+    assert by_http_client(server, path, b"x" * LARGE, headers | closes)[0] == status
+    assert by_http_client(server, path, in_pieces(LARGE), headers | closes)[0] == status
+
+
+def test_a_client_of_http_1_0_that_sends_all_before_it_reads_gets_the_refusal(server: PlayedServer) -> None:
+    head = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % LARGE
+    with socket.create_connection(server.place, timeout=CALL_SECONDS) as connection:
+        connection.sendall(head)
+        for piece in in_pieces(LARGE):
+            connection.sendall(piece)
+        assert read_all(connection).startswith(b"HTTP/1.1 413")
+
+
+def test_a_client_that_asks_before_it_sends_is_told_and_the_connection_is_closed(server: PlayedServer) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n"
+    answer = raw(server, head + b"content-length: 99999999\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"\r\nconnection: close\r\n" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_the_rest_of_a_refused_request_has_a_bound_in_bytes(
+    server: PlayedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.http.connection._MOST_UNREAD_BYTES", 1024 * 1024)
+    for headers in ({}, {"connection": "close"}, {"a b": "c"}):
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            by_http_client(server, "/v1/completions", b"x" * LARGE, headers)
+
+
+@pytest.mark.parametrize("closes", [b"", b"connection: close\r\n"], ids=["kept alive", "closing"])
+def test_the_rest_of_a_refused_request_has_a_bound_in_time(hasty: PlayedServer, closes: bytes) -> None:
+    head = b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n" + closes
+    with socket.create_connection(hasty.place, timeout=CALL_SECONDS) as connection:
+        connection.sendall(head + b"\r\n")
+        answer = connection.recv(65536)
+        hasty.settle()  # nobody is connected: it has not waited for the client to close
+        assert (answer + read_all(connection)).count(b"HTTP/1.1 ") == 1, "there is one answer to one request"
+
+
 def test_what_is_not_plain_json_is_not_unpacked(server: PlayedServer) -> None:
     bomb = gzip.compress(b'{"prompt": "' + b"x" * 100_000_000 + b'"}', 1)
     assert refusal(post(server, bomb, **{"content-encoding": "gzip"})) == (415, "encoded_body")
@@ -237,7 +313,8 @@ def test_too_many_connections_are_refused_and_those_that_are_there_go_on(server:
         assert client.get("/health").status_code == 200
         others = crowd(server)
         # The client has a place as well.
-        assert [b"HTTP/1.1 503" in read_all(one) for one in others[CONNECTIONS - 1 :]] == [True] * 3
+        told = [read_all(one) for one in others[CONNECTIONS - 1 :]]
+        assert [b"HTTP/1.1 503" in one and b"\r\nretry-after: 1\r\n" in one for one in told] == [True] * 3
         assert client.get("/health").status_code == 200
         for one in others:
             one.close()
@@ -261,6 +338,17 @@ def test_header_values_are_never_written_back(server: PlayedServer) -> None:
     answer = raw(server, b"GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: a\r\n b: c\r\nconnection: close\r\n\r\n")
     assert b"b: c" not in answer
     assert refusal(post(server, json.dumps({**BODY, "request_id": "a\nb"})))[0] == 400
+
+
+def test_health_says_whether_it_can_generate_and_live_that_it_is_there(server: PlayedServer) -> None:
+    server.call(lambda: server.readiness.set(False))
+    try:
+        away = {path: get(server, path) for path in ("/health", "/ready", "/live")}
+    finally:
+        server.call(lambda: server.readiness.set(True))
+    assert [refusal(away[path]) for path in ("/health", "/ready")] == [(503, "unavailable")] * 2
+    assert away["/live"].json() == {"status": "alive"}
+    assert [get(server, path).status_code for path in away] == [200] * 3
 
 
 def test_unknown_paths_and_methods_are_answered_in_openais_shape(server: PlayedServer) -> None:
@@ -304,6 +392,7 @@ def test_every_refusal_has_the_status_of_the_table(server: PlayedServer, kind: t
     server.desk.refusal = kind("sampling.top_p is wrong", "sampling.top_p")
     error = (response := post(server, json.dumps(BODY))).json()["error"]
     assert (response.status_code, error["param"], error["message"]) == (STATUS[kind].http, "top_p", "top_p is wrong")
+    assert ("retry-after" in response.headers) == (response.status_code == 429)
 
 
 def test_an_error_in_mid_stream_is_an_event(server: PlayedServer) -> None:

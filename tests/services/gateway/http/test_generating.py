@@ -244,7 +244,9 @@ def test_models_health_and_version(http: httpx.Client) -> None:
     assert http.get("/v1/models/tiny-llama").json() == model
     assert http.get("/v1/models/../../etc/passwd").status_code == 404
     assert http.get("/v1/models/..%2f..%2fetc%2fpasswd").status_code == 404
-    assert [http.get(path).status_code for path in ("/health", "/ready", "/docs", "/openapi.json")] == [200] * 4
+    assert [http.get(path).status_code for path in ("/live", "/health", "/ready", "/docs", "/openapi.json")] == [
+        200
+    ] * 5
     assert http.get("/version").json()["version"]
 
 

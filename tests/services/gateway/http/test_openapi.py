@@ -19,6 +19,7 @@ OPERATIONS = [
     ("/detokenize", "POST"),
     ("/v1/models", "GET"),
     ("/v1/models/{name}", "GET"),
+    ("/live", "GET"),
     ("/health", "GET"),
     ("/ready", "GET"),
     ("/version", "GET"),
