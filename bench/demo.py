@@ -38,7 +38,7 @@ def _run() -> dict[str, float]:
         subprocess.run(
             ["make", "--silent", "demo", f"ARGS=--results {results}"], cwd=ROOT, check=True, capture_output=True
         )
-        figures = json.loads(results.read_text())
+        figures: dict[str, float] = json.loads(results.read_text())
     figures["first_token_seconds"] = round(figures.pop("first_token_at") - begun, 3)
     return figures
 

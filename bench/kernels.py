@@ -83,7 +83,7 @@ def _ways(kernels: Kernels, query: torch.Tensor) -> dict[str, Callable[[], objec
         "paged": lambda: [native.attend(layer, query, scattered, SCORING) for layer in layers],
         "identity": lambda: [native.attend(layer, query, identity, SCORING) for layer in layers],
         "gathered": lambda: [gathering.attend(layer, query, scattered, SCORING) for layer in layers],
-        "contiguous": lambda: [attention(packed, *contiguous[layer], scale=SCORING.scaling) for layer in layers],
+        "contiguous": lambda: [attention(packed, key, value, scale=SCORING.scaling) for key, value in contiguous],
     }
 
 

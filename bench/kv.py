@@ -269,7 +269,9 @@ async def _attach(
     await call.write(pb.PoolRequest(register=register_message(spec)))
     for page in pages_of(report or kvmanager.PoolReport()):
         await call.write(pb.PoolRequest(report=page))
-    assert (await call.read()).HasField("registered")
+    first = await call.read()
+    assert isinstance(first, pb.PoolResponse)
+    assert first.HasField("registered")
     return call
 
 
@@ -277,6 +279,7 @@ async def _round_trip(call: Call, message: pb.PoolRequest) -> float:
     begun = time.perf_counter()
     await call.write(message)
     response = await call.read()
+    assert isinstance(response, pb.PoolResponse)
     assert not response.result.refusals
     return (time.perf_counter() - begun) * MICRO
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
 from statistics import median, quantiles
+from typing import Any
 
 from bench.load_client import LEFT, Fate
 from bench.paced_quire import NANO, Clients, Item, paced_quire, prompt_of
@@ -145,7 +146,7 @@ def _served(fates: list[Fate]) -> list[Fate]:
     return [fate for fate in fates if fate.status in ("OK", LEFT)]
 
 
-def _details(half: list[Fate], over: list[Fate], seconds: float) -> dict[str, list[object]]:
+def _details(half: list[Fate], over: list[Fate], seconds: float) -> dict[str, Any]:
     return {
         "forecasts": [
             {name: round(value, 3) for name, value in asdict(one).items()} for one in _forecasts(over, seconds)

@@ -38,6 +38,9 @@ class _Held:
         time.sleep(max(0.0, self.until - time.monotonic()))
         return found
 
+    def sample_seconds(self) -> float:
+        return self.launched.sample_seconds()
+
 
 class PacedRunner:
     """Begins a step no earlier than the pace allows; late steps are not made up for."""
@@ -77,23 +80,24 @@ def main(step_seconds: float, sent_file: Path, arguments: list[str]) -> None:
     """Put the pace and the notes into the engine's parts, and run the command."""
     from services.cli.main import cli
     from services.engine import assembly, servicer
+    from services.engine.gateway_link import GatewayLink
 
-    assemble, link_type = assembly.assemble, servicer.GatewayLink
+    assemble = assembly.assemble
     sent: list[tuple[int, list[tuple[str, int]]]] = []
 
     def paced(settings: Any) -> Any:
         parts = assemble(settings)
         return replace(parts, runner=PacedRunner(parts.runner, step_seconds))
 
-    class NotingLink(link_type):  # type: ignore[misc, valid-type]
-        async def take(self) -> engine_pb2.StepOutput:
-            output: engine_pb2.StepOutput = await super().take()
-            if output.tokens:
+    class NotingLink(GatewayLink):
+        async def take(self) -> engine_pb2.StepOutput | None:
+            output = await super().take()
+            if output is not None and output.tokens:
                 sent.append((time.monotonic_ns(), [(one.request_id, len(one.token_ids)) for one in output.tokens]))
             return output
 
     assembly.assemble = paced
-    servicer.GatewayLink = NotingLink  # type: ignore[misc]
+    servicer.GatewayLink = NotingLink  # type: ignore[attr-defined]
     atexit.register(lambda: sent_file.write_text("".join(f"{json.dumps(one)}\n" for one in sent)))
     cli(["engine", *arguments], auto_envvar_prefix="QUIRE")
 

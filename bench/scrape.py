@@ -67,7 +67,7 @@ def main() -> None:
 
 def _rows(case: Case, runs: list[Run]) -> Iterator[Row]:
     def middle(key: str) -> float:
-        return round(median(run[key] for run in runs), 3)
+        return float(round(median(run[key] for run in runs), 3))
 
     # The series of an engine that has just attached are written for the first time, which takes longer.
     later = [milliseconds for run in runs for milliseconds in run["scrapes_ms"][1:]]

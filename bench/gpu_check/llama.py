@@ -151,7 +151,8 @@ def _roofline(loaded: LoadedModel, batch: int, context: int, ceilings: dict[str,
     embedding = loaded.model.get_input_embeddings().weight
     matrices = sum(one.numel() for one in loaded.model.parameters() if one.dim() == 2) - embedding.numel()
     products = max(2 * matrices / ceilings["read"], 2 * batch * matrices / ceilings["products"])
-    return products + batch * context * loaded.geometry.block_bytes(1, loaded.dtype) / ceilings["read"]
+    cached = batch * context * loaded.geometry.block_bytes(1, loaded.dtype) / ceilings["read"]
+    return float(products + cached)
 
 
 def _ceilings(device: torch.device, *, small: bool) -> dict[str, float]:
