@@ -42,7 +42,10 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Loaded
         )
         return take(model.to(device).eval(), f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}")
     except KeyError as error:
-        raise ModelUnsupported(f"{folder.name}: it does not use transformers' attention interface ({error})") from error
+        raise ModelUnsupported(
+            f"{folder.name}: it does not use transformers' attention interface, but chooses among attentions of its "
+            f"own, and has none named {error}"
+        ) from error
     except StrictDataclassError as error:
         raise ModelUnsupported(f"{folder.name}: {' '.join(str(error).split())}") from error
     except (ModelUnsupported, ValueError, OSError, ImportError) as error:

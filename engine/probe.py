@@ -16,11 +16,10 @@ from engine.attention.interface import ATTENTION_NAME, MASK_OF_ITS_OWN, PagedCon
 from engine.blocks import Copy
 from engine.cache import CacheGeometry
 from engine.errors import ModelUnsupported
+from engine.unsupported import NO_MASK, explained, unknown_layer
 
 _PROBE_NAME = "quire_probe"
 _TOKENS = 8
-_KNOWN_LAYERS = ("full_attention", "sliding_attention")
-_NO_MASK = "its attention sees later tokens too, or hides them in a way that paged attention does not know"
 
 
 class _Probe:
@@ -63,6 +62,15 @@ def probe(model: Any) -> CacheGeometry:
 
     Raises ModelUnsupported if that cannot take the place of the model's own.
     """
+    if fault := unknown_layer(model.config.get_text_config()):
+        raise ModelUnsupported(fault)
+    try:
+        return _probe(model)
+    except ModelUnsupported as error:
+        raise ModelUnsupported(explained(model, str(error))) from error
+
+
+def _probe(model: Any) -> CacheGeometry:
     AttentionInterface.register(_PROBE_NAME, _probed_attention)
     AttentionMaskInterface.register(_PROBE_NAME, _described_mask)
     forwards = torch.arange(_TOKENS, device=model.device)
@@ -115,8 +123,6 @@ def _check_masks(config: Any, noted: _Probe) -> None:
     declared = getattr(config, "sliding_window", None)
     context = _context_tokens(config)
     for layer, kind in enumerate(kinds[: config.num_hidden_layers]):
-        if kind not in _KNOWN_LAYERS:
-            raise ModelUnsupported(f"its layer {layer} is of type {kind}, which paged attention does not know")
         shown = noted.shown[layer]
         for who, window in (
             ("attention is given", noted.windows[layer]),
@@ -162,12 +168,12 @@ def _probed_attention(
 
 def _tokens_shown(mask: torch.Tensor | None) -> int:
     if mask is None:
-        raise ModelUnsupported(_NO_MASK)
+        raise ModelUnsupported(NO_MASK)
     if mask.dtype != torch.int64:
         raise ModelUnsupported(MASK_OF_ITS_OWN)
     shown = int(mask.flatten()[0])
     if shown == 0:
-        raise ModelUnsupported(_NO_MASK)
+        raise ModelUnsupported(NO_MASK)
     return shown
 
 

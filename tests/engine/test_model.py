@@ -31,6 +31,23 @@ GROUPED = SMALL | {
     "head_dim": 16,
     "max_position_embeddings": 512,
 }
+MPT = {"vocab_size": 384, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 96}
+XGLM = {"vocab_size": 384, "d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4}
+LONGCAT = {
+    **SMALL,
+    "num_layers": 2,
+    "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 32,
+    "moe_topk": 2,
+    "n_routed_experts": 4,
+    "zero_expert_num": 2,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "head_dim": 16,
+}
 LATENT = GROUPED | {
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
@@ -70,20 +87,40 @@ def load(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("family", "config", "reason"),
     [
-        ("bloom", SMALL, "only 0 of 4 layers use transformers' attention interface"),
-        ("falcon", SMALL, "it does not use transformers' attention interface"),
+        (
+            "bloom",
+            SMALL,
+            r"\(ALiBi\), .*; BloomForCausalLM computes its attention itself \(only 0 of 4 layers",
+        ),
+        ("falcon", SMALL, "it does not use transformers' attention interface, but chooses among"),
         ("falcon", SMALL | {"alibi": True}, "it does not use transformers' attention interface"),
         ("gptj", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "it does not use transformers' attention"),
-        ("mpt", {"d_model": 64, "n_heads": 4, "n_layers": 2}, "it does not run with paged attention"),
-        ("mamba", SMALL | {"state_size": 4}, "only 0 of 4 layers use transformers' attention interface"),
+        ("mpt", MPT, r"a bias to its scores by distance \(ALiBi\), .*; MptForCausalLM computes its attention itself"),
+        ("xglm", XGLM, r"XGLMForCausalLM computes its attention itself \(only 0 of 2 layers"),
+        ("mamba", SMALL | {"state_size": 4}, "its layer 0 is of type linear_attention, which keeps a state"),
         (
             "qwen3_next",
             GROUPED | {"num_experts": 4, "num_experts_per_tok": 2},
-            "only 1 of 4 layers use transformers' attention interface",
+            "its layer 0 is of type linear_attention, which keeps a state",
         ),
+        (
+            "longcat_flash",
+            LONGCAT,
+            r"it has multi-head latent attention \(kv_lora_rank is 16\) \(its keys and values differ",
+        ),
+        ("longcat_flash", LONGCAT | {"head_dim": 8}, "transformers cannot run it with its own attention either"),
         ("gpt_oss", GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}, "takes a tensor 's_aux'"),
         ("deepseek_v3", LATENT, r"its keys and values differ .*, \(4, 16\) and \(4, 12\)"),
-        ("llama4_text", GROUPED | {"intermediate_size_mlp": 96}, "its layer 0 is of type chunked_attention"),
+        (
+            "llama4_text",
+            GROUPED | {"intermediate_size_mlp": 96},
+            "its layer 0 is of type chunked_attention, which attends within",
+        ),
+        (
+            "llama4_text",
+            GROUPED | {"intermediate_size_mlp": 96, "attention_chunk_size": 8},
+            "its layer 0 is of type chunked_attention, which attends within",
+        ),
         ("diffllama", GROUPED, "its layer 0 attends more than once"),
         ("gemma4_text", GROUPED | {"vocab_size_per_layer_input": 384}, "its layers differ in KV heads or head size"),
         ("stablelm", GROUPED, "its layers do not hand their attention what the forward call is given"),

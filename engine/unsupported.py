@@ -1,0 +1,61 @@
+"""Why a model cannot be served, in words of its architecture, where the check that failed only shows a symptom."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+KNOWN_LAYERS = ("full_attention", "sliding_attention")
+_STATES = ("linear", "mamba", "recurrent", "conv", "ssm", "hybrid")
+NO_MASK = "its attention sees later tokens too, or hides them in a way that paged attention does not know"
+
+
+def unknown_layer(config: Any) -> str:
+    """Return what is wrong with the first layer of an unknown type, empty where all are known or none has a type."""
+    for layer, kind in enumerate((getattr(config, "layer_types", None) or ())[: config.num_hidden_layers]):
+        if kind not in KNOWN_LAYERS:
+            return f"its layer {layer} is of type {kind}, {_of_kind(kind)}"
+    return ""
+
+
+def explained(model: Any, fault: str) -> str:
+    """Return why a model is refused: what is known of its architecture, and the fault that a check has found."""
+    reasons = "; ".join(_reasons(model, model.config.get_text_config(), fault))
+    return f"{reasons} ({fault})" if reasons else fault
+
+
+def _reasons(model: Any, config: Any, fault: str) -> Iterator[str]:
+    if _has_alibi(model, config):
+        yield "it adds a bias to its scores by distance (ALiBi), which transformers' attention interface is not given"
+    if not type(model)._can_set_attn_implementation():
+        yield f"{type(model).__name__} computes its attention itself"
+    elif not _runs(model):
+        yield "transformers cannot run it with its own attention either"
+    if getattr(config, "kv_lora_rank", None) and "differ" in fault:
+        yield f"it has multi-head latent attention (kv_lora_rank is {config.kv_lora_rank})"
+    if fault == NO_MASK and getattr(config, "is_decoder", None) is False:
+        yield "it is an encoder (is_decoder is false in its configuration)"
+
+
+def _of_kind(kind: str) -> str:
+    if "chunked" in kind:
+        return "which attends within chunks: paged attention does not know how"
+    if any(word in kind for word in _STATES):
+        return "which keeps a state beside keys and values or instead of them: a paged cache has no place for it"
+    return "which paged attention does not know"
+
+
+def _has_alibi(model: Any, config: Any) -> bool:
+    made_here = (name for module in model.modules() for name in vars(type(module)))
+    return getattr(config, "alibi", None) is True or any("alibi" in name for name in made_here)
+
+
+def _runs(model: Any) -> bool:
+    """Return whether a model runs as transformers runs it; its attention is left to be transformers' own."""
+    try:
+        model.set_attn_implementation("eager")
+        with torch.inference_mode():
+            model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=model.device), use_cache=False)
+    except Exception:  # whatever a model of unknown making raises
+        return False
+    return True
