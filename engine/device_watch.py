@@ -34,11 +34,15 @@ def watched(check: Check) -> Iterator[None]:
     except EngineBroken:
         raise
     except Exception as failure:
-        try:
-            check()
-        except Exception as lasting:
-            raise DeviceLost(f"the device is lost: {failure}; and to whatever it is asked now: {lasting}") from failure
+        _ask(check, failure)
         raise
+
+
+def _ask(check: Check, failure: Exception) -> None:
+    try:
+        check()
+    except Exception as lasting:
+        raise DeviceLost(f"the device is lost: {failure}; and to whatever it is asked now: {lasting}") from failure
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,11 @@ class _Watched:
 
     def result(self) -> list[Sampled]:
         with watched(self.check):
-            return self.launched.result()
+            brought = self.launched.result()
+        # What a model's kernels did wrong shows where the device is waited for first, be it in one request's sampling.
+        if fault := next((one.fault for one in brought if one.fault is not None), None):
+            _ask(self.check, fault)
+        return brought
 
     def sample_seconds(self) -> float:
         with watched(self.check):

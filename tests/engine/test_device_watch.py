@@ -18,18 +18,23 @@ from tests.in_process import InProcessBlocks
 ILLEGAL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
+PLACES = ["launch", "end", "one request's sampling"]
+
+
 class Device:
     """One that may be lost while a step is launched, or while it runs; and that may fail without being lost."""
 
-    def __init__(self, failure: Exception | None = None, *, at_once: bool = True, lost: bool = False) -> None:
-        self.failure, self._at_once, self._lost = failure, at_once, lost
+    def __init__(self, failure: Exception | None = None, *, at: str = "launch", lost: bool = False) -> None:
+        self.failure, self._at, self._lost = failure, at, lost
 
     def launch(self, plan: StepPlan) -> Launched:
         if self.failure is None:
             return Done([Sampled(1) for work in plan.work if work.samples])
-        if self._at_once:
+        if self._at == "launch":
             raise self.failure
-        return FailedLater(self.failure)
+        if self._at == "end":
+            return FailedLater(self.failure)
+        return Done([Sampled(0, fault=self.failure) for work in plan.work if work.samples])
 
     def check(self) -> None:
         if self._lost:
@@ -48,21 +53,21 @@ def ends(outputs: list[Output]) -> list[Failure | None]:
     return [output.group.failure for output in outputs if isinstance(output, Finished)]
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["at the launch", "at the end"])
-def test_a_lost_device_ends_the_loop_and_no_request_is_blamed(at_once: bool) -> None:
+@pytest.mark.parametrize("at", PLACES)
+def test_a_lost_device_ends_the_loop_and_no_request_is_blamed(at: str) -> None:
     # The error that is raised first may be of a library, and say nothing of the device.
-    engine, turn = turns(Device(RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"), at_once=at_once, lost=True))
+    engine, turn = turns(Device(RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"), at=at, lost=True))
     with pytest.raises(DeviceLost, match=r"CUBLAS_STATUS_EXECUTION_FAILED; .* an illegal memory access"):
         turn()
     assert engine.last_failure is None
     assert ends(engine.scheduler.take_outputs()) == []
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["at the launch", "at the end"])
-def test_a_device_that_answers_is_not_lost_and_the_next_request_is_served(at_once: bool) -> None:
-    device = Device(torch.OutOfMemoryError("CUDA out of memory"), at_once=at_once)
+@pytest.mark.parametrize("at", PLACES)
+def test_a_device_that_answers_is_not_lost_and_the_next_request_is_served(at: str) -> None:
+    device = Device(torch.OutOfMemoryError("CUDA out of memory"), at=at)
     engine, turn = turns(device)
-    assert ends(turn()) == [Failure.STEP]
+    assert ends(turn()) == [Failure.REQUEST if at == "one request's sampling" else Failure.STEP]
     device.failure = None
     engine.scheduler.submit(Request("two", (1, 2, 3), GREEDY, Stopping(2)))
     assert ends([output for _ in range(6) for output in turn()]) == [None]
