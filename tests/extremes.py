@@ -1,7 +1,7 @@
 """Requests with numbers at their extremes, two of them at a time, in requests of every kind.
 
 The number of a case says all about it: the same number is the same case in every run. It goes to the gateway, or, so
-that its checks are not all there is, to the engine itself. A field that is new to requests gets a line in `_FIELDS`.
+that its checks are not all there is, to the engine itself. A field that is new to requests gets a line in `FIELDS`.
 """
 
 import itertools
@@ -124,7 +124,7 @@ _FIELDS: dict[str, tuple[Set, Sequence[Any], Admits]] = {
     "priority": (_own("priority"), _COUNTS, lambda _: True),
     "timeout": (_duration("timeout"), _TIMES, _IS_TIME),
 }
-_FIELDS_OF_THE_ENGINE: dict[str, tuple[Set, Sequence[Any], Admits]] = _FIELDS | {
+FIELDS: dict[str, tuple[Set, Sequence[Any], Admits]] = _FIELDS | {
     "age": (_duration("age"), _TIMES, _IS_TIME),
     "attempt": (_own("attempt"), _COUNTS, lambda _: True),
     "samples.generated_token_ids": (_generated, _TOKENS, _IS_TOKEN),
@@ -150,7 +150,7 @@ def case(number: int) -> Case:
     """Make the case of this number."""
     draw = random.Random(number)
     of_the_engine = draw.random() < 0.5
-    fields = _FIELDS_OF_THE_ENGINE if of_the_engine else _FIELDS
+    fields = FIELDS if of_the_engine else _FIELDS
     kind = draw.choice([*_KINDS])
     request = _submission(number) if of_the_engine else gateway_pb2.GenerateRequest()
     _prompt(request, 20)

@@ -63,6 +63,13 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineFigures], _Val
         lambda figures: {(): figures.totals.preemptions},
     ),
     (
+        "quire_num_requests_failed",
+        "Requests that failed after they were taken, by reason: step, block_manager, deadline, deadline_queued,"
+        " constraint, or request, which is what was raised for one request alone.",
+        ("reason",),
+        lambda figures: {(one.name.lower(),): count for one, count in figures.totals.failures.items()},
+    ),
+    (
         "quire_num_sequences_planned",
         "Sequences that took part in a step, summed over steps.",
         (),

@@ -2,6 +2,7 @@
 
 import random
 import re
+import tracemalloc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,15 @@ def mask_of(tokens: Iterable[int]) -> bytes:
 @given(allowed=st.sets(st.integers(0, 40), min_size=1), barred=st.sets(st.integers(-2, 50)))
 def test_a_mask_leaves_a_token_where_one_is_allowed_and_not_barred(allowed: set[int], barred: set[int]) -> None:
     assert leaves_any(mask_of(allowed), barred) == bool(allowed - barred)
+
+
+def test_a_token_far_beyond_a_mask_takes_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        assert leaves_any(mask_of({3}), {2**31 - 1})
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.lists(st.none() | st.sets(st.integers(0, 60), min_size=1), min_size=1, max_size=6))

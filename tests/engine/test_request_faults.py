@@ -9,7 +9,7 @@ import torch
 
 from engine import beams, continuations, group, logit_rules, logprobs, runner, sampling
 from engine.errors import BlockManagerBroken, CopyFailed, PinFailed
-from engine.plan import RowRules, Sampled, StepPlan, Work
+from engine.plan import PromptPart, RowRules, Sampled, StepPlan, Work
 from engine.request import BeamSearch, Failure, FinishReason, LogitRules, Sampling
 from engine.runner import outcomes
 from tests.engine_in_process import GREEDY, MadeToFail, ModelEngine
@@ -268,10 +268,10 @@ def test_what_no_request_is_to_blame_for_is_raised(
 class TestOutcomes:
     """Those of one batch of logits, with one work among them that cannot be sampled."""
 
-    LOGITS = torch.randn((64, 384), generator=torch.Generator().manual_seed(4)) * 5
+    LOGITS = torch.randn((96, 384), generator=torch.Generator().manual_seed(4)) * 5
 
     def work(self) -> list[Work]:
-        """One row each, of every kind."""
+        """Works of every kind, of one row or of several."""
         kinds: list[Fields] = [
             {"sampling": GREEDY},
             {"sampling": Sampling(seed=4, top_k=30, min_p=0.01)},
@@ -279,6 +279,8 @@ class TestOutcomes:
             {"sampling": GREEDY, "candidates": 8},
             {"sampling": Sampling(seed=5), "rules": RowRules(LogitRules(1.5), (3, 4), (9,), frozenset({8}))},
             {"sampling": Sampling(seed=6), "rules": RowRules(mask=b"\x0f" * 48)},
+            {"sampling": Sampling(seed=7), "sample_indices": (0, 1, 2)},
+            {"sampling": GREEDY, "to_score": PromptPart(1, (3, 4), 2)},
         ]
         return [Work(number, (7,), 9, (1,), True, **kinds[number % len(kinds)]) for number in range(64)]
 
@@ -297,12 +299,14 @@ class TestOutcomes:
     ) -> None:
         work = self.work()
         expected = outcomes(self.LOGITS, work)
-        for guilty in range(6):
+        for guilty in range(8):
             spoiled = list(work)
             spoiled[guilty] = work[guilty]._replace(rules=RowRules(LogitRules(logit_bias=((1, 1.0),))))
             found = brought(spoiled)
-            assert isinstance(found[guilty].fault, Oops)
-            assert found[:guilty] + found[guilty + 1 :] == expected[:guilty] + expected[guilty + 1 :]
+            first = sum(one.outcomes for one in work[:guilty])
+            end = first + work[guilty].outcomes
+            assert all(isinstance(one.fault, Oops) for one in found[first:end])
+            assert found[:first] + found[end:] == expected[:first] + expected[end:]
 
     def test_where_the_device_itself_fails_it_is_nobodys_fault(
         self, brought: Callable[[list[Work]], list[Sampled]], monkeypatch: pytest.MonkeyPatch

@@ -329,6 +329,10 @@ class TestEdges:
     def test_much_temperature_makes_all_alike(self) -> None:
         assert self.support(Sampling(temperature=1e30), (1.0, 90.0, 89.0, -90.0)) == {0, 1, 2, 3}
 
+    @pytest.mark.parametrize("temperature", [3e38, 3.5e38, 1e39, 1.7e308])
+    def test_heat_beyond_float32_lets_no_forbidden_token_come(self, temperature: float) -> None:
+        assert self.support(Sampling(temperature=temperature), (0.0, -math.inf, 1.0, 90.0)) == {0, 2, 3}
+
     def test_a_forbidden_token_never_comes(self) -> None:
         assert self.support(Sampling(temperature=5.0), (0.0, -math.inf, 1.0)) == {0, 2}
 

@@ -249,6 +249,18 @@ def test_the_id_of_a_live_request_is_refused_and_free_again_after_it(tiny_quire:
     assert len(answer_of_freed_id(tiny_quire, request)) == 2
 
 
+def test_more_tokens_than_can_be_leave_the_room_of_others(tiny_quire: RunningQuire) -> None:
+    request = base()
+    request.stopping.max_tokens = 2**31 - 1
+    with standing_still(tiny_quire.children()["engine"]):
+        unbounded = tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS)
+        wait_until(lambda: tiny_quire.open_streams() == 2, "it is under way, and the neighbour's stream")
+        call = tiny_quire.gateway.Generate(base(), timeout=CALL_SECONDS)
+        wait_until(lambda: tiny_quire.open_streams() == 3 or not call.is_active(), "the other one is let in, or not")
+    assert refusal(unbounded)[2] == "stopping.max_tokens"
+    assert [response.WhichOneof("event") for response in call][-1] == "finished"
+
+
 def answer_of_freed_id(quire: RunningQuire, request: gateway_pb2.GenerateRequest) -> list[int]:
     """Try until the gateway has heard of the cancellation, which gives no event."""
     answers: list[list[int]] = []

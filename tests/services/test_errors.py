@@ -40,6 +40,7 @@ NEVER_LEAVING = {
     *(kvmanager.UnknownPin, kvmanager.PinTooLarge),
     *(engine_errors.RequestExists, engine_errors.InvalidRequest),
     *(engine_errors.FieldUnserved, engine_errors.QueueFull, engine_errors.EngineUnavailable),
+    engine_errors.SubmissionFailed,
     engine_errors.ConstraintFailed,
     *(engine_errors.InvalidPin, engine_errors.PinExists, engine_errors.PinTooLarge, engine_errors.UnknownPin),
     *(engine_errors.PinFailed, engine_errors.PinUnavailable),

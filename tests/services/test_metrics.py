@@ -59,6 +59,7 @@ SHOWN = {
         "quire_num_requests_waiting": (),
         "quire_num_requests_waiting_by_reason": ("reason",),
         "quire_num_preemptions": (),
+        "quire_num_requests_failed": ("reason",),
         "quire_prompt_tokens": (),
         "quire_prompt_tokens_cached": (),
         "quire_prompt_tokens_by_source": ("source",),

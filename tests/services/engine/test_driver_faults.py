@@ -1,0 +1,230 @@
+"""What fails at one request's outputs or reports ends that request at most, and never the engine's thread."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ConstraintFailed
+from engine.group import Group
+from engine.loop import Turn
+from quire.v1 import decoding_pb2, engine_pb2
+from services.engine import driver as driver_module
+from services.engine.driver import Arrival, EngineDriver
+from services.engine.gateway_link import GatewayLink
+from services.engine.observer import EngineObserver
+from services.engine.recording import RequestsRecorder
+from services.engine.request_reports import RequestReports
+from services.tracing import Tracing
+from tests.engine_in_process import ModelEngine
+
+GUILTY = "guilty"
+TOKENS = 12
+
+
+class Oops(Exception):
+    """What a test lets the engine's own code raise."""
+
+
+class Driven:
+    """A driver on its thread, over a real model and a block manager without a network, and one gateway's link."""
+
+    def __init__(self, model: ModelEngine) -> None:
+        self.model = model
+        self.driver = EngineDriver(
+            model.engine,
+            frozenset({0}),
+            5.0,
+            EngineObserver(),
+            RequestsRecorder(""),
+            RequestReports("tiny", "engine", Tracing()),
+        )
+        self.link = GatewayLink()
+        self.tokens: dict[str, list[int]] = {}
+        self.finished: dict[str, engine_pb2.RequestFinished] = {}
+        self.refused: dict[str, engine_pb2.RequestRefused] = {}
+        self._thread = threading.Thread(target=self.driver.run)
+        self._thread.start()
+
+    def submit(self, request_id: str, **fields: Any) -> None:
+        usual: dict[str, Any] = {
+            "prompt_token_ids": [20, 30, 40],
+            "sampling": {"temperature": 0},
+            "stopping": {"max_tokens": TOKENS, "ignore_eos": True},
+        }
+        submission = engine_pb2.Submission(request_id=request_id, attempt=1, **(usual | fields))
+        self.tokens[request_id] = []
+        self.driver.submit(self.link, Arrival(submission, time.monotonic()))
+
+    async def ends(self, *names: str) -> None:
+        """Read until these have ended, or were refused."""
+        while not self.finished.keys() | self.refused.keys() >= set(names):
+            if (step := await asyncio.wait_for(self.link.take(), 60)) is None:
+                continue
+            for one in step.tokens:
+                self.tokens[one.request_id] += one.token_ids
+            self.finished.update((one.request_id, one) for one in step.finished)
+            self.refused.update((one.request_id, one) for one in step.refused)
+
+    async def close(self) -> None:
+        await self.driver.stop()
+        self._thread.join(60)
+        for _ in range(3):
+            self.model.engine.turn()
+        self.model.assert_released()
+
+
+Test = Callable[[Driven], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def drive(tiny_model: Callable[[str], Path]) -> Callable[[Test], None]:
+    """Runs a test with a driver; at the end its thread still runs, and no block is held."""
+
+    async def run(test: Test) -> None:
+        driven = Driven(ModelEngine(tiny_model("llama")))
+        try:
+            await test(driven)
+            driven.submit("afterwards")
+            await driven.ends("afterwards")
+            assert len(driven.tokens["afterwards"]) == TOKENS
+        finally:
+            await driven.close()
+
+    return lambda test: asyncio.run(run(test))
+
+
+def raising_for(patch: pytest.MonkeyPatch, place: Any, name: str, guilty: Callable[..., bool]) -> None:
+    original = getattr(place, name)
+
+    def perhaps(*arguments: Any) -> Any:
+        if guilty(*arguments):
+            raise Oops("a bug")
+        return original(*arguments)
+
+    patch.setattr(place, name, perhaps)
+
+
+def is_guilty(group: Group, *_: object) -> bool:
+    return group.request.request_id == GUILTY
+
+
+async def all_end(driven: Driven, **fields: Any) -> engine_pb2.RequestFinished:
+    """Run a guilty request between two others, which must get the same tokens; return how it ended."""
+    for name in ("before", GUILTY, "after"):
+        driven.submit(name, **(fields if name == GUILTY else {}))
+    await driven.ends("before", GUILTY, "after")
+    for name in ("before", "after"):
+        assert len(driven.tokens[name]) == TOKENS
+        assert driven.finished[name].failure == engine_pb2.FAILURE_REASON_UNSPECIFIED
+    assert driven.tokens["before"] == driven.tokens["after"]
+    return driven.finished[GUILTY]
+
+
+def has_failed(finished: engine_pb2.RequestFinished) -> bool:
+    return finished.failure == engine_pb2.FAILURE_REASON_REQUEST and all(
+        sample.reason == decoding_pb2.FINISH_REASON_FAILED for sample in finished.samples
+    )
+
+
+@pytest.mark.parametrize("max_tokens", [1, 9], ids=["with its end", "before its end"])
+def test_tokens_that_cannot_be_written_fail_their_request(
+    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    raising_for(
+        monkeypatch, driver_module, "token_logprobs", lambda tokens: any(len(token.top) == 13 for token in tokens)
+    )
+
+    async def test(driven: Driven) -> None:
+        finished = await all_end(driven, logprobs=13, stopping={"max_tokens": max_tokens, "ignore_eos": True})
+        assert has_failed(finished)
+        assert "Oops" in finished.detail
+        assert driven.tokens[GUILTY] == []
+
+    drive(test)
+
+
+def test_an_end_that_cannot_be_written_is_a_failure(
+    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raising_for(monkeypatch, driver_module, "finished_message", is_guilty)
+
+    async def test(driven: Driven) -> None:
+        assert has_failed(await all_end(driven, sampling={"sample_count": 2}))
+        assert len(driven.finished[GUILTY].samples) == 2
+
+    drive(test)
+
+
+@pytest.mark.parametrize("report", ["began", "ended"])
+def test_a_report_that_raises_ends_nothing(
+    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, report: str
+) -> None:
+    blamed = {
+        "began": lambda _, submission, *__: submission.request_id == GUILTY,
+        "ended": lambda _, *rest: is_guilty(*rest),
+    }
+    raising_for(monkeypatch, RequestReports, report, blamed[report])
+
+    async def test(driven: Driven) -> None:
+        finished = await all_end(driven)
+        assert finished.failure == engine_pb2.FAILURE_REASON_UNSPECIFIED
+        assert driven.tokens[GUILTY] == driven.tokens["before"]
+
+    drive(test)
+
+
+def test_a_record_that_raises_ends_nothing(drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    raising_for(monkeypatch, RequestsRecorder, "ended", lambda _, *rest: is_guilty(*rest))
+
+    async def test(driven: Driven) -> None:
+        assert (await all_end(driven)).failure == engine_pb2.FAILURE_REASON_UNSPECIFIED
+
+    drive(test)
+
+
+def test_a_submission_whose_reading_raises_is_refused(
+    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raising_for(monkeypatch, driver_module, "request_of", lambda submission, *_: submission.request_id == GUILTY)
+
+    async def test(driven: Driven) -> None:
+        driven.submit("before")
+        driven.submit(GUILTY)
+        await driven.ends("before", GUILTY)
+        assert driven.refused[GUILTY].reason == engine_pb2.REFUSAL_REASON_FAILED
+        assert "Oops" in driven.refused[GUILTY].detail
+        assert len(driven.tokens["before"]) == TOKENS
+
+    drive(test)
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (Oops("half a character: \ud800"), engine_pb2.FAILURE_REASON_REQUEST),
+        (ConstraintFailed("half a character: \ud800"), engine_pb2.FAILURE_REASON_CONSTRAINT),
+    ],
+)
+def test_a_failure_is_told_whatever_its_words_are(
+    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, error: Exception, failure: int
+) -> None:
+    turn = driver_module.Engine.turn
+
+    def failing(engine: driver_module.Engine) -> Turn:
+        if engine.scheduler.running > 2:
+            engine.scheduler.fail_request(GUILTY, error)
+        return turn(engine)
+
+    monkeypatch.setattr(driver_module.Engine, "turn", failing)
+
+    async def test(driven: Driven) -> None:
+        finished = await all_end(driven)
+        assert finished.failure == failure
+        assert "half a character: ?" in finished.detail
+
+    drive(test)
