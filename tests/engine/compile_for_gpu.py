@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from bench.gpu_check.ceilings import reading
 from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.triton_backend import TritonBackend
 from engine.blocks import Copy
@@ -82,11 +83,12 @@ def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: in
 
 
 def use_what_knows_no_cache() -> None:
-    """Launch what a layer does beside attention."""
+    """Launch what a layer does beside attention, and what the GPU is measured with."""
     hidden = torch.randn(10, 4096, dtype=torch.bfloat16)
     for computed in (None, hidden.clone()):
         add_and_norm(hidden, computed, hidden[0], 1e-5)
     silu_gated(hidden)
+    reading(hidden)()
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ KERNELS = {
     "_write_rotated",
     "_add_and_norm",
     "_silu_gated",
+    "_read",
 }
 
 
