@@ -269,8 +269,11 @@ async def _attach(
     await call.write(pb.PoolRequest(register=register_message(spec)))
     for page in pages_of(report or kvmanager.PoolReport()):
         await call.write(pb.PoolRequest(report=page))
-    first = await call.read()
-    assert isinstance(first, pb.PoolResponse)
+    while True:
+        first = await call.read()
+        assert isinstance(first, pb.PoolResponse)
+        if not first.HasField("attaching"):
+            break
     assert first.HasField("registered")
     return call
 

@@ -28,7 +28,7 @@ from kvmanager.events import Event, PoolChange
 from kvmanager.keys import KEY_BYTES, block_key, root_key
 from kvmanager.ledger import Ledger
 from kvmanager.lookup import Holding
-from kvmanager.manager import KVManager, PoolTotals, Session
+from kvmanager.manager import KVManager, PoolTotals, Registration, Session
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.report import PoolReport, SequenceReport, TierReport, adopt, report_of
@@ -97,6 +97,7 @@ __all__ = [
     "PoolSpec",
     "PoolTotals",
     "Refusal",
+    "Registration",
     "Reset",
     "Seal",
     "Sequence",

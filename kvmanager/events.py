@@ -18,6 +18,11 @@ from kvmanager.verbs.admission import Admission
 Deeds = Sequence[tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], object]]  # see Deed
 
 
+# What an entry takes in memory, and what it keeps of each deed: measured, and rounded up. A story keeps a request's id.
+_ENTRY_BYTES, _DEED_BYTES, _STORY_BYTES, _REFUSED_BYTES, _EVICTED_BYTES = 400, 90, 300, 280, 76
+_REQUEST_ID, _DETAIL = 3, 5  # of Refused
+
+
 class PoolChange(Enum):
     """What happened to a pool as a whole."""
 
@@ -102,6 +107,20 @@ class Entry(NamedTuple):
     def size(self) -> int:
         """How many events it makes: its deeds in their order, then what was refused."""
         return 1 if self.change else len(self.items) + len(self.refused)
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it takes, with all that only it keeps."""
+        texts = sum([len(str(one[_REQUEST_ID])) + len(str(one[_DETAIL])) for one in self.refused])
+        return (
+            _ENTRY_BYTES
+            + _DEED_BYTES * len(self.items)
+            + _STORY_BYTES * len(self.stories)
+            + _REFUSED_BYTES * len(self.refused)
+            + _EVICTED_BYTES * len(self.evicted_blocks)
+            + len(self.blocks)
+            + texts
+        )
 
     def refusal(self, place: int) -> Refused | None:
         """Return the refused verb at a place, None if it was done."""

@@ -8,9 +8,10 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Sequence as Items
 from itertools import islice
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kvmanager.books import Sequence
 from kvmanager.events import Attachment, Deeds, Entry, Event, PoolChange
@@ -20,7 +21,11 @@ from kvmanager.story import Explanation, explain
 # Steps that wait for `settle` at most: together they take less than a millisecond.
 _UNSETTLED_STEPS = 32
 
+# Events that are recorded without a pause.
+_EVENTS_TOGETHER = 256
+
 _first = itemgetter(0)
+_Item = TypeVar("_Item")
 
 
 class Page(NamedTuple):
@@ -40,10 +45,10 @@ class Ledger:
     come first. Lengths are no verbs.
     """
 
-    def __init__(self, events: int = 100_000, blocks: int = 1_000_000) -> None:
-        """Keep so many events, or fewer where they name more than `blocks` blocks in all: long tables cost memory."""
+    def __init__(self, events: int = 100_000, weight: int = 32 << 20) -> None:
+        """Keep so many events, or fewer where they weigh more than so many bytes: long tables cost memory."""
         self._most_events = events
-        self._most_blocks = blocks
+        self._most_weight = weight
         # Plain tuples, which the garbage collector soon leaves alone; an Entry is made of one that is read.
         self._entries: deque[tuple[object, ...]] = deque()
         self._weights: deque[int] = deque()
@@ -93,19 +98,38 @@ class Ledger:
 
     def record(self, engine_id: str, step: Step, result: StepResult) -> None:
         """Record what an attached engine's Step did. Keeps the result's deeds, which must not change any more."""
-        if result.refusals:
-            self._record_refusals(self._attached[engine_id], step, result)
+        for _ in self.recording(engine_id, step, result):
+            pass
+
+    def recording(self, engine_id: str, step: Step, result: StepResult) -> Iterator[None]:
+        """Record a Step as `record` does, pausing after so many events; the engine has to stay attached meanwhile."""
+        attachment = self._attached[engine_id]
+        if result.refusals or len(result.deeds) > _EVENTS_TOGETHER:
+            yield from self._recording(attachment, step, result)
         elif result.deeds:
-            self._unsettled.append((self._attached[engine_id], step.step, result.deeds))
+            self._unsettled.append((attachment, step.step, result.deeds))
             if len(self._unsettled) > _UNSETTLED_STEPS:
                 self.settle()
 
-    def _record_refusals(self, attachment: Attachment, step: Step, result: StepResult) -> None:
-        # What was refused speaks of the sequences that there were, and its Step is not kept: it has token ids.
+    def _recording(self, attachment: Attachment, step: Step, result: StepResult) -> Iterator[None]:
         self.settle()
-        refused = [attachment.refused(step, one) for one in result.refusals if one.item is not StepItem.LENGTH]
-        if result.deeds or refused:
-            self._append(attachment.entry(self._next, step.step, result.deeds, tuple(map(tuple, refused))))
+        # What was refused speaks of the sequences that there were, and its Step is not kept: it has token ids.
+        refused: list[tuple[object, ...]] = []
+        for some in _parts([one for one in result.refusals if one.item is not StepItem.LENGTH]):
+            refused += [tuple(attachment.refused(step, one)) for one in some]
+            if len(some) == _EVENTS_TOGETHER:
+                yield
+        together = [*_parts(result.deeds)]
+        for deeds in together[:-1]:
+            self._append(attachment.entry(self._next, step.step, deeds))
+            yield
+        some_refused = [*_parts(refused)]
+        if together or some_refused:
+            first = tuple(some_refused[0]) if some_refused else ()
+            self._append(attachment.entry(self._next, step.step, together[-1] if together else (), first))
+        for more in some_refused[1:]:
+            yield
+            self._append(attachment.entry(self._next, step.step, (), tuple(more)))
 
     def settle(self) -> None:
         """Put what was recorded into its lasting form: some microseconds a Step, best spent after it was answered."""
@@ -116,14 +140,14 @@ class Ledger:
     def _append(self, entry: Entry) -> None:
         self._next += entry.size
         self._entries.append(tuple(entry))
-        self._weights.append(sum(entry.block_counts) + len(entry.evicted_blocks))
+        self._weights.append(entry.weight)
         self._weight += self._weights[-1]
         while len(self._entries) > 1 and self._overfull():
             self._entries.popleft()
             self._weight -= self._weights.popleft()
 
     def _overfull(self) -> bool:
-        return self._weight > self._most_blocks or _first(self._entries[1]) <= self._next - self._most_events
+        return self._weight > self._most_weight or _first(self._entries[1]) <= self._next - self._most_events
 
     def _first_kept(self) -> int:
         oldest: int = _first(self._entries[0]) if self._entries else self._next
@@ -177,6 +201,10 @@ class Ledger:
                 found += (entry.event(place, engine_id) for place in reversed(entry.touching(block, host=host)))
             yield
         return found[most - 1 :: -1] if found else []
+
+
+def _parts(events: Items[_Item]) -> Iterator[Items[_Item]]:
+    return (events[start : start + _EVENTS_TOGETHER] for start in range(0, len(events), _EVENTS_TOGETHER))
 
 
 def _events(entries: list[tuple[object, ...]], first: int, attachments: dict[int, Attachment]) -> Iterator[Event]:

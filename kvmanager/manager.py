@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvmanager.audit import Audit, Violation
 from kvmanager.block_map import BlockMap
@@ -70,10 +71,18 @@ class Session:
     number: int
     pool: Pool
     totals: PoolTotals
+    registration: int = 0
     connected: bool = True
     stepping: bool = False  # between two slices of a Step
     audits: list[Audit] = field(default_factory=list)  # those under way
     maps: list[BlockMap] = field(default_factory=list)  # those that somebody looks at
+
+
+class Registration(NamedTuple):
+    """An attach that is under way: what the engine says of its pool, and which registration of all engines it is."""
+
+    spec: PoolSpec
+    number: int
 
 
 class KVManager:
@@ -88,6 +97,32 @@ class KVManager:
         self.ledger = ledger or Ledger()
         self._sessions: dict[str, Session] = {}
         self._last_session = 0
+        self._last_registration = 0
+        self._registered: dict[str, int] = {}  # the last registration of engines that attach
+
+    def register(self, spec: PoolSpec) -> Registration:
+        """Note that an engine begins to attach: of its attaches, the last to register gets the engine.
+
+        It ends with `attach` or `withdraw`. Raises StaleIncarnation as `check` does.
+        """
+        self.check(spec)
+        self._last_registration += 1
+        self._registered[spec.engine_id] = self._last_registration
+        return Registration(spec, self._last_registration)
+
+    def check_last(self, registration: Registration) -> None:
+        """Raise SessionReplaced where the engine has registered again since, and StaleIncarnation as `check` does."""
+        self.check(registration.spec)
+        engine_id = registration.spec.engine_id
+        live = self._sessions.get(engine_id)
+        last = max(self._registered.get(engine_id, 0), live.registration if live else 0)
+        if last > registration.number:
+            raise SessionReplaced(f"engine {engine_id} has registered again while this attach was under way")
+
+    def withdraw(self, registration: Registration) -> None:
+        """Forget a registration whose attach ended, one way or the other."""
+        if self._registered.get(registration.spec.engine_id) == registration.number:
+            del self._registered[registration.spec.engine_id]
 
     def check(self, spec: PoolSpec) -> None:
         """Raise StaleIncarnation while a newer incarnation of the engine is attached, or was until lately."""
@@ -98,17 +133,23 @@ class KVManager:
                 f"{current.pool.spec.incarnation}"
             )
 
-    def attach(self, spec: PoolSpec, pool: Pool | None = None) -> Session:
+    def attach(self, spec: PoolSpec, pool: Pool | None = None, registration: Registration | None = None) -> Session:
         """Begin a session with an adopted pool, or an empty one, replacing any older session of the engine.
 
-        The totals of the same incarnation go on. Raises StaleIncarnation as `check` does.
+        The totals of the same incarnation go on. Without a `registration` it registers now. Raises StaleIncarnation,
+        and SessionReplaced where the engine has registered again since.
         """
-        self.check(spec)
+        registration = registration or self.register(spec)
+        self.check_last(registration)
+        self.withdraw(registration)
         current = self._sessions.get(spec.engine_id)
         same_life = current is not None and current.pool.spec.incarnation == spec.incarnation
         self._last_session += 1
         session = Session(
-            self._last_session, pool or Pool(spec), current.totals if current and same_life else PoolTotals()
+            self._last_session,
+            pool or Pool(spec),
+            current.totals if current and same_life else PoolTotals(),
+            registration.number,
         )
         self._sessions[spec.engine_id] = session
         self.ledger.attached(spec.engine_id, session.pool.sequences.values())
@@ -117,7 +158,10 @@ class KVManager:
     def apply(self, session: Session, step: Step) -> StepResult:
         """Apply a Step of a session. Raises SessionReplaced, and does nothing, when a newer session has the engine."""
         self._check_live(session)
-        return self._applied(session, step, session.pool.apply(step))
+        result = session.pool.apply(step)
+        self.ledger.record(session.pool.spec.engine_id, step, result)
+        self._count(session, step, result)
+        return result
 
     def applying(self, session: Session, step: Step, budget: int) -> Generator[None, None, StepResult]:
         """Apply a Step as `apply` does, in slices of `budget` units of work; see `Pool.applying`.
@@ -133,26 +177,30 @@ class KVManager:
             try:
                 next(work)
             except StopIteration as end:
-                session.stepping = False
-                return self._applied(session, step, end.value)
+                result: StepResult = end.value
+                break
             except StepOutOfOrder:
                 session.stepping = False
                 raise
             yield
             self._check_live(session)
+        for _ in self.ledger.recording(session.pool.spec.engine_id, step, result):
+            yield
+            self._check_live(session)
+        session.stepping = False
+        self._count(session, step, result)
+        return result
 
     def _check_live(self, session: Session) -> None:
         if self._sessions.get(session.pool.spec.engine_id) is not session:
             raise SessionReplaced(f"session {session.number} of engine {session.pool.spec.engine_id} was replaced")
 
-    def _applied(self, session: Session, step: Step, result: StepResult) -> StepResult:
+    def _count(self, session: Session, step: Step, result: StepResult) -> None:
         session.totals.add(step, result, session.pool.device.saved)
-        self.ledger.record(session.pool.spec.engine_id, step, result)
         for audit in session.audits:
             audit.heard(result)
         for one in session.maps:
             one.heard(result)
-        return result
 
     def lose(self, session: Session) -> None:
         """Note that a session's stream broke; its pool is kept until it is dropped by `detach` or replaced."""
@@ -167,6 +215,10 @@ class KVManager:
     def sessions(self) -> list[Session]:
         """Return the live sessions, in order of their engines' ids."""
         return [self._sessions[engine_id] for engine_id in sorted(self._sessions)]
+
+    def of_engine(self, engine_id: str) -> Session | None:
+        """Return an engine's session, None while it has none."""
+        return self._sessions.get(engine_id)
 
     def session(self, engine_id: str) -> Session:
         """Return an engine's session; an empty id means the only one. Raises UnknownPool."""

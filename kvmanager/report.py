@@ -20,6 +20,7 @@ _Entry = TypeVar("_Entry")
 
 # Entries that are looked at without a pause: well below a millisecond.
 _SLICE = 2000
+_DISMANTLED_SEQUENCES = 8
 
 
 @dataclass
@@ -68,6 +69,18 @@ class PoolReport:
     host: TierReport = field(default_factory=TierReport)
     resets: int = 0
     last_step: int = 0
+
+    def dismantle(self) -> Generator[None, None, None]:
+        """Give the memory of a report that nobody reads any more back, with pauses: all at once takes long."""
+        for tier in (self.device, self.host):
+            for keys in (tier.keyed, tier.unfindable):
+                while keys:
+                    for _ in range(min(len(keys), _SLICE)):
+                        keys.popitem()
+                    yield
+        while self.sequences:
+            del self.sequences[-_DISMANTLED_SEQUENCES:]
+            yield
 
     @property
     def empty(self) -> bool:

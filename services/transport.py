@@ -15,6 +15,8 @@ from services.unreadable import UnreadableRequests
 MIB = 1024 * 1024
 CLIENT_MESSAGE_BYTES = 4 * MIB
 LINK_MESSAGE_BYTES = 64 * MIB
+# What a KV manager takes: a prompt of two million tokens and all else that is in its Step.
+STEP_MESSAGE_BYTES = 8 * MIB
 
 _PING_SECONDS = 10
 _PING_TIMEOUT_SECONDS = 5
@@ -38,9 +40,14 @@ class AddressUnavailable(Exception):
     """An address that cannot be listened on; the message says why."""
 
 
-def server(message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
-    """Make a server that takes messages of up to `message_bytes`, without services or address yet."""
-    options = [*_common_options(message_bytes), *_server_options()]
+def server(
+    message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), answer_bytes: int = 0
+) -> grpc.aio.Server:
+    """Make a server that takes messages of up to `message_bytes`, without services or address yet.
+
+    It sends messages of that size, or of up to `answer_bytes`.
+    """
+    options = [*_common_options(message_bytes, answer_bytes), *_server_options()]
     return grpc.aio.server(options=options, interceptors=[UnreadableRequests(), *interceptors])
 
 
@@ -95,10 +102,10 @@ def _obstacle(address: str) -> str:
     return "gRPC cannot bind it"
 
 
-def _common_options(message_bytes: int) -> Options:
+def _common_options(message_bytes: int, sent_bytes: int = 0) -> Options:
     return [
         ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.max_send_message_length", sent_bytes or message_bytes),
         ("grpc.keepalive_time_ms", _PING_SECONDS * 1000),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_SECONDS * 1000),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -21,6 +21,7 @@ from engine.request import Capacity
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.sizing import blocks_within
+from kvmanager import limits
 from services.engine.backends import Backend, Wanted, choose
 from services.engine.native_kernels import kernels_for
 from services.engine.settings import EngineSettings
@@ -28,6 +29,8 @@ from services.settings import InvalidSetting
 
 _MIB = 1024 * 1024
 _MEASURED_COPIES = 8
+# A Step's prompts are a step's budget and one prompt more.
+_LONGEST_CONTEXT = limits.MOST_PROMPT_TOKENS // 2
 
 log = logging.getLogger("quire.engine")
 
@@ -54,7 +57,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder) if wanted else None
     loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
     capacity = Capacity(
-        context_tokens=loaded.context_tokens,
+        context_tokens=min(loaded.context_tokens, _LONGEST_CONTEXT, limits.LARGEST_TABLE * settings.block_size),
         vocabulary_size=loaded.vocabulary_size,
         block_size=settings.block_size,
         device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),

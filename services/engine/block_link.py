@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -23,6 +24,7 @@ from services.engine.replica import PoolDiffers, Replica
 from services.engine.report_codec import pages_of
 from services.tls import ClientTLS
 
+# Without a sign that the manager reads or adopts the report.
 _REGISTER_SECONDS = 10.0
 _FIRST_RETRY_SECONDS = 0.1
 _LONGEST_RETRY_SECONDS = 2.0
@@ -158,7 +160,7 @@ class BlockLink:
                 raise PoolRefused(f"the KV manager at {self._address} refused the pool: {error.details()}") from error
             log.warning("KV manager at %s: %s", self._address, error.details())
         except TimeoutError:
-            log.warning("KV manager at %s did not answer within %s s", self._address, _REGISTER_SECONDS)
+            log.warning("KV manager at %s gave no sign within %s s", self._address, _REGISTER_SECONDS)
         finally:
             self.close()  # grpc goes on waiting for requests after the stream broke, and would for ever
             was_attached = self.attached.is_set()
@@ -171,8 +173,7 @@ class BlockLink:
 
     async def _converse(self, stub: "pb_grpc.KVManagerAsyncStub") -> None:
         call = stub.Attach(self._requests())
-        async with asyncio.timeout(_REGISTER_SECONDS):
-            first = await call.read()
+        first = await _registered(call)
         if not isinstance(first, pb.PoolResponse):
             await call.code()
             return
@@ -218,3 +219,12 @@ class BlockLink:
     def _tell(self, incoming: StepResult | _Attached | _Lost) -> None:
         self._incoming.append(incoming)
         self._wake()
+
+
+async def _registered(call: "grpc.aio.StreamStreamCall[pb.PoolRequest, pb.PoolResponse]") -> Any:
+    """Return the first answer that is no sign of progress. Raises TimeoutError where neither comes for a while."""
+    while True:
+        async with asyncio.timeout(_REGISTER_SECONDS):
+            response = await call.read()
+        if not isinstance(response, pb.PoolResponse) or not response.HasField("attaching"):
+            return response

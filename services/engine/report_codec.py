@@ -1,6 +1,6 @@
 """Writes a report of the engine's pool, a page at a time. The manager's side is `services.kvmanager.report_codec`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -11,17 +11,18 @@ _Entry = TypeVar("_Entry")
 
 # Small enough that reading a page delays nobody.
 _PAGE_BLOCKS = 2048
-_PAGE_SEQUENCES = 64
+_PAGE_ENTRIES = 64
 
 
 def pages_of(report: PoolReport) -> Iterator[pb.ReportPage]:
     """Yield the pages of a report; the last one says so."""
-    for sequences in _parts(report.sequences, _PAGE_SEQUENCES):
+    for sequences in _small_parts(report.sequences, lambda sequence: len(sequence.block_ids)):
         yield pb.ReportPage(sequences=map(_sequence_message, sequences))
     yield from _device_pages(report.device)
     yield from _host_pages(report.host)
+    for pins in _small_parts(report.pins.items(), lambda pin: len(pin[1])):
+        yield pb.ReportPage(pins=[pb.PinReport(pin_id=pin, block_ids=blocks) for pin, blocks in pins])
     yield pb.ReportPage(
-        pins=[pb.PinReport(pin_id=pin, block_ids=blocks) for pin, blocks in report.pins.items()],
         resets=report.resets,
         last_applied_step=report.last_step,
         last=True,
@@ -53,6 +54,20 @@ def _host_pages(tier: TierReport) -> Iterator[pb.ReportPage]:
 def _parts(entries: Iterable[_Entry], size: int) -> Iterator[list[_Entry]]:
     iterator = iter(entries)
     while part := list(islice(iterator, size)):
+        yield part
+
+
+def _small_parts(entries: Iterable[_Entry], blocks_of: Callable[[_Entry], int]) -> Iterator[list[_Entry]]:
+    """Yield entries in parts of some, with no more blocks than a page may have unless it is one entry."""
+    part: list[_Entry] = []
+    blocks = 0
+    for entry in entries:
+        if part and (len(part) == _PAGE_ENTRIES or blocks + blocks_of(entry) > _PAGE_BLOCKS):
+            yield part
+            part, blocks = [], 0
+        part.append(entry)
+        blocks += blocks_of(entry)
+    if part:
         yield part
 
 

@@ -4,14 +4,14 @@ It begins with the grant, and ends when the last of the group's sequences has gi
 Step after the request's end, or with its preemption.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvmanager import Session
-from quire.v1 import kvmanager_pb2 as pb
+from kvmanager import Allocate, Free, FreeReason, Session, Step, StepItem, StepResult, TableChange
 from services.tracing import NO_SPAN, Span, Tracing
 
-_SWAPS = {pb.STEP_ITEM_SWAP_OUT: "swap out", pb.STEP_ITEM_SWAP_IN: "swap in"}
+_SWAPS = {StepItem.SWAP_OUT: "swap out", StepItem.SWAP_IN: "swap in"}
 
 
 @dataclass(eq=False)
@@ -30,16 +30,19 @@ class BlockTraces:
         self._tracing = tracing
         self._engines: dict[str, dict[int, _Holding]] = {}  # by engine, then by sequence
 
-    def applied(self, session: Session, step: pb.Step, result: pb.StepResult) -> None:
-        """Take in a Step that was done."""
+    def applied(self, session: Session, step: Step, trace_parents: Mapping[int, str], result: StepResult) -> None:
+        """Take in a Step that was done, and its traced allocates' parents by their positions."""
         engine_id = session.pool.spec.engine_id
         if held := self._engines.get(engine_id):
             self._follow(held, step, result)
             if not held:
                 del self._engines[engine_id]
-        for index, allocate in enumerate(step.allocates):
-            if allocate.trace_parent:
-                self._allocated(engine_id, index, step, result)
+        if trace_parents:
+            refused = _refused(result)
+            tables = {table.sequence: table for table in result.tables}
+            for index, parent in trace_parents.items():
+                if (StepItem.ALLOCATE, index) not in refused:  # else it is asked again: Explain has it all
+                    self._allocated(engine_id, step.allocates[index], parent, tables)
 
     def forget_others(self, session: Session) -> None:
         """End what a session's pool has nothing of any more: all of it where the pool was dropped."""
@@ -53,25 +56,22 @@ class BlockTraces:
         for sequence in list(held):
             _give_back(held, sequence, "the pool was dropped")
 
-    def _allocated(self, engine_id: str, index: int, step: pb.Step, result: pb.StepResult) -> None:
-        if any(one.item == pb.STEP_ITEM_ALLOCATE and one.index == index for one in result.refusals):
-            return  # it is asked again, perhaps often: Explain has it all
-        allocate, tables = step.allocates[index], result.tables
-        place = list(tables.sequences).index(allocate.sequence)
+    def _allocated(self, engine_id: str, allocate: Allocate, parent: str, tables: Mapping[int, TableChange]) -> None:
+        table = tables[allocate.sequence]
         attributes: dict[str, Any] = {
             "gen_ai.request.id": allocate.request_id,
             "quire.engine": engine_id,
-            "quire.kv.granted_blocks": tables.block_counts[place],
-            "quire.kv.cached_tokens": tables.cached_tokens[place],
+            "quire.kv.granted_blocks": len(table.block_ids),
+            "quire.kv.cached_tokens": table.cached_tokens,
             "quire.kv.prompt_tokens": len(allocate.token_ids),
-            "quire.kv.waited_seconds": allocate.waited.ToTimedelta().total_seconds(),
+            "quire.kv.waited_seconds": allocate.waited_seconds,
         }
-        span = self._tracing.begin("hold blocks", allocate.trace_parent, attributes)
+        span = self._tracing.begin("hold blocks", parent, attributes)
         if span is not NO_SPAN:
             holding = _Holding(allocate.group, span, {allocate.sequence})
             self._engines.setdefault(engine_id, {})[allocate.sequence] = holding
 
-    def _follow(self, held: dict[int, _Holding], step: pb.Step, result: pb.StepResult) -> None:
+    def _follow(self, held: dict[int, _Holding], step: Step, result: StepResult) -> None:
         for fork in step.forks:
             if (holding := held.get(fork.parent)) is not None:
                 held[fork.child] = holding
@@ -79,20 +79,26 @@ class BlockTraces:
         for free in step.frees:
             if free.sequence in held:
                 _free(held, free)
-        refused = {(one.item, one.index) for one in result.refusals}
-        for item, groups in ((pb.STEP_ITEM_SWAP_OUT, step.swap_outs), (pb.STEP_ITEM_SWAP_IN, step.swap_ins)):
-            for index, group in enumerate(groups):
-                if (item, index) not in refused:
-                    for holding in {one for one in held.values() if one.group == group}:
-                        holding.span.event(_SWAPS[item])
+        if not step.swap_outs and not step.swap_ins:
+            return
+        refused = _refused(result)
+        groups = {holding.group: holding for holding in held.values()}
+        for item, swapped in ((StepItem.SWAP_OUT, step.swap_outs), (StepItem.SWAP_IN, step.swap_ins)):
+            for index, group in enumerate(swapped):
+                if (item, index) not in refused and group in groups:
+                    groups[group].span.event(_SWAPS[item])
 
 
-def _free(held: dict[int, _Holding], free: pb.Free) -> None:
-    reason = pb.FreeReason.Name(free.reason).removeprefix("FREE_REASON_").lower()
+def _refused(result: StepResult) -> set[tuple[StepItem, int]]:
+    return {(one.item, one.position) for one in result.refusals}
+
+
+def _free(held: dict[int, _Holding], free: Free) -> None:
+    reason = free.reason.name.lower()
     attributes: dict[str, Any] = {"quire.kv.sequence": free.sequence, "quire.kv.reason": reason}
     if free.preempted_for_group:
         attributes["quire.kv.preempted_for_group"] = free.preempted_for_group
-    held[free.sequence].span.event("preempt" if free.reason == pb.FREE_REASON_PREEMPTED else "free", attributes)
+    held[free.sequence].span.event("preempt" if free.reason is FreeReason.PREEMPTED else "free", attributes)
     _give_back(held, free.sequence)
 
 

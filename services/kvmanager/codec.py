@@ -1,7 +1,7 @@
 """Between the wire and the plain values of the KV manager's core."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Items
 from itertools import chain
 from typing import TypeVar
@@ -24,10 +24,13 @@ from kvmanager import (
     Sequence,
     Session,
     Step,
+    StepItem,
+    StepRefusal,
     StepResult,
     TableChange,
     Tier,
     Unpin,
+    limits,
     state_of,
 )
 from quire.v1 import kvmanager_pb2 as pb
@@ -40,7 +43,18 @@ _FREE_REASONS: dict[int, FreeReason] = {
 
 _STATES = {state: pb.BlockState.Value(f"BLOCK_STATE_{state.name}") for state in BlockState}
 
+_ITEMS = {item: pb.StepItem.Value(f"STEP_ITEM_{item.name}") for item in StepItem}
+_REFUSALS = {refusal: pb.StepRefusal.Value(f"STEP_REFUSAL_{refusal.name}") for refusal in StepRefusal}
+
+# Of an answer, what is written without a pause.
+_ENTRIES = 4096
+_REFUSALS_TOGETHER = 256
+_TABLES = 256
+# An answer has to reach its engine, however much of its Step was refused.
+_LONGEST_DETAIL = 200
+
 _Row = TypeVar("_Row")
+_Text = TypeVar("_Text", str, bytes)
 
 _LONGEST_SECONDS = 315_576_000_000  # of a Duration, as its documentation says
 
@@ -69,8 +83,8 @@ def step_of(message: pb.Step) -> Step:
         swap_outs=list(message.swap_outs),
         swap_ins=list(message.swap_ins),
         extends=_extends(message.extends) if message.HasField("extends") else (),
-        allocates=[_allocate_of(item) for item in message.allocates],
-        lengths=_pairs(message.length_sequences, message.length_tokens, "step.lengths"),
+        allocates=[allocate_of(item) for item in message.allocates],
+        lengths=pairs(message.length_sequences, message.length_tokens, "step.lengths"),
     )
 
 
@@ -83,7 +97,7 @@ def _commits(message: pb.Commits) -> list[Commit]:
 
 
 def _extends(message: pb.Extends) -> list[Extend]:
-    rooms = _pairs(message.sequences, message.room_tokens, "step.extends")
+    rooms = pairs(message.sequences, message.room_tokens, "step.extends")
     counts = message.sequence_counts[:]
     if counts:
         return _rows(Extend, "step.extends", message.groups[:], parted(rooms, counts, "step.extends"))
@@ -91,24 +105,41 @@ def _extends(message: pb.Extends) -> list[Extend]:
 
 
 def _rows(make: Callable[..., _Row], field: str, *columns: Items[object]) -> list[_Row]:
+    check_columns(field, *columns)
+    return list(map(make, *columns))
+
+
+def check_columns(field: str, *columns: Items[object]) -> None:
+    """Raise InvalidField unless the columns of a table have one length."""
     if len(set(map(len, columns))) > 1:
         raise InvalidField(f"{field}: its arrays differ in length", field)
-    return list(map(make, *columns))
 
 
 def _pin_change(item: pb.PinChange) -> PinChange:
     match item.WhichOneof("kind"):
         case "pin":
-            return Pin(item.pin.pin_id, item.pin.sequence, item.pin.block_count)
+            return Pin(_pin_id(item.pin.pin_id), item.pin.sequence, item.pin.block_count)
         case "unpin":
-            return Unpin(item.unpin)
+            return Unpin(_pin_id(item.unpin))
         case "reset":
             return Reset()
         case _:
             raise InvalidField("step.pins has an empty entry", "step.pins")
 
 
-def _pairs(first: Items[int], second: Items[int], field: str) -> list[tuple[int, int]]:
+def _pin_id(value: str) -> str:
+    return short(value, limits.LONGEST_PIN_ID, "step.pins.pin_id")
+
+
+def short(value: _Text, most: int, field: str) -> _Text:
+    """Return an id or a salt. Raises InvalidField for one that is longer than any gateway makes them."""
+    if len(value) > most:
+        raise InvalidField(f"{field} has {len(value)} characters, {most} at most", field)
+    return value
+
+
+def pairs(first: Items[int], second: Items[int], field: str) -> list[tuple[int, int]]:
+    """Put two columns side by side. Raises InvalidField where they differ in length."""
     try:
         return list(zip(first[:], second[:], strict=True))
     except ValueError as error:
@@ -121,12 +152,14 @@ def _free_reason(value: int) -> FreeReason:
     return _FREE_REASONS[value]
 
 
-def _allocate_of(item: pb.Allocate) -> Allocate:
+def allocate_of(item: pb.Allocate) -> Allocate:
+    """Read an allocate. Raises InvalidField for texts that are too long, and a time that is none."""
+    short(item.trace_parent, limits.LONGEST_ID, "step.allocates.trace_parent")
     return Allocate(
         group=item.group,
         sequence=item.sequence,
-        request_id=item.request_id,
-        salt=item.salt,
+        request_id=short(item.request_id, limits.LONGEST_ID, "step.allocates.request_id"),
+        salt=short(item.salt, limits.LONGEST_SALT, "step.allocates.salt"),
         token_ids=array("i", item.token_ids),
         compute_tokens=item.compute_tokens,
         spare_blocks=item.spare_blocks,
@@ -140,38 +173,65 @@ def _seconds(value: Duration, field: str) -> float:
     return value.seconds + value.nanos / 1e9
 
 
-def result_message(result: StepResult) -> pb.StepResult:
-    """Write the answer to a Step."""
+def result_message(result: StepResult) -> Generator[None, None, pb.StepResult]:
+    """Write the answer to a Step, in slices."""
     message = pb.StepResult(
         step=result.step,
-        sealed_blocks=result.sealed_blocks,
-        sealed_keys=b"".join(result.sealed_keys),
-        host_sealed_blocks=[seal.block for seal in result.host_sealed],
-        host_sealed_keys=b"".join(seal.key for seal in result.host_sealed),
         device=counts_message(result.device),
         host=counts_message(result.host),
         evicted_blocks=result.evicted_blocks,
         withheld_blocks=result.withheld,
         host_withheld_blocks=result.host_withheld,
     )
-    for refusal in result.refusals:
-        message.refusals.add(
-            item=pb.StepItem.Value(f"STEP_ITEM_{refusal.item.name}"),
-            index=refusal.position,
-            reason=pb.StepRefusal.Value(f"STEP_REFUSAL_{refusal.reason.name}"),
-            detail=refusal.detail,
-        )
-    if result.tables:
-        _write_tables(result.tables, message.tables)
+    for start in range(0, len(result.sealed_blocks), _ENTRIES):
+        message.sealed_blocks.extend(result.sealed_blocks[start : start + _ENTRIES])
+        if start:
+            yield
+    message.sealed_keys = b"".join(result.sealed_keys)
+    for seals in _parts(result.host_sealed, _ENTRIES):
+        message.host_sealed_blocks.extend([seal.block for seal in seals])
+        if len(seals) == _ENTRIES:
+            yield
+    message.host_sealed_keys = b"".join([seal.key for seal in result.host_sealed])
+    yield from _write_refusals(result, message)
+    for tables in _parts(result.tables, _TABLES):
+        _write_tables(tables, message.tables)
+        if len(tables) == _TABLES:
+            yield
+    yield from _write_copies(result, message)
+    return message
+
+
+def _write_refusals(result: StepResult, message: pb.StepResult) -> Generator[None, None, None]:
+    for refusals in _parts(result.refusals, _REFUSALS_TOGETHER):
+        for refusal in refusals:
+            message.refusals.add(
+                item=_ITEMS[refusal.item],
+                index=refusal.position,
+                reason=_REFUSALS[refusal.reason],
+                detail=refusal.detail[:_LONGEST_DETAIL],
+            )
+        if len(refusals) == _REFUSALS_TOGETHER:
+            yield
+
+
+def _write_copies(result: StepResult, message: pb.StepResult) -> Generator[None, None, None]:
     for copies, lists in (
         (result.device_to_host, message.device_to_host),
         (result.host_to_device, message.host_to_device),
         (result.copies, message.device_to_device),
     ):
-        if copies:
-            lists.sources.extend(copy.source for copy in copies)
-            lists.destinations.extend(copy.destination for copy in copies)
-    return message
+        for some in _parts(copies, _ENTRIES):
+            lists.sources.extend([copy.source for copy in some])
+            lists.destinations.extend([copy.destination for copy in some])
+            if len(some) == _ENTRIES:
+                yield
+
+
+def _parts(entries: list[_Row], size: int) -> Iterator[list[_Row]]:
+    if len(entries) <= size:
+        return iter((entries,) if entries else ())
+    return (entries[start : start + size] for start in range(0, len(entries), size))
 
 
 def _write_tables(tables: Items[TableChange], message: pb.TableChanges) -> None:

@@ -28,6 +28,11 @@ class OperationsRecorder:
         if self._folder:
             _prepare(self._folder)
 
+    @property
+    def records(self) -> bool:
+        """Whether sessions are recorded."""
+        return self._folder is not None
+
     def began(self, session: Session, report: PoolReport) -> None:
         """Begin the record of a session that adopted this report, which nobody changes any more."""
         if not self._folder:

@@ -11,6 +11,7 @@ from kvmanager import KVManager
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services import exposure, transport
 from services.kvmanager.observer import PoolObserver
+from services.kvmanager.raw_requests import RawRequests
 from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.servicer import KVManagerServicer
 from services.kvmanager.settings import KVManagerSettings
@@ -45,7 +46,7 @@ class KVManagerService:
             self._map_tls = ServerContext(listening_files(settings))
         self._map: HttpServer | None = None
         self.readiness = Readiness()
-        self.server = transport.server(transport.LINK_MESSAGE_BYTES)
+        self.server = transport.server(transport.STEP_MESSAGE_BYTES, [RawRequests()], transport.LINK_MESSAGE_BYTES)
         self._tracing = tracing_to("kvmanager", settings.otlp_endpoint)
         self._servicer = KVManagerServicer(
             self.manager,

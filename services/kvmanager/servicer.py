@@ -3,37 +3,41 @@
 import asyncio
 import gc
 import logging
-from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import aclosing
 from typing import Any
 
 import grpc
 
-from kvmanager import KVManager, Pool, PoolReport, PoolSpec, Session, adopt
+from kvmanager import KVManager, Session
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.duration import duration
-from services.errors import InvalidField, UnexpectedMessage, translated
+from services.errors import InvalidField, Overloaded, translated
 from services.kvmanager import codec
+from services.kvmanager.attaching import Attaching
 from services.kvmanager.auditing import Auditing
 from services.kvmanager.block_traces import BlockTraces
 from services.kvmanager.ledger_reading import LedgerReading
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recording import OperationsRecorder
-from services.kvmanager.report_codec import ReportReader
-from services.kvmanager.slices import in_slices
+from services.kvmanager.slices import in_slices, patiently
+from services.kvmanager.step_reader import read_lookup, read_step
 from services.tracing import Tracing
 
 _BREAK_SECONDS = 0.05
 _POLITE_SECONDS = 0.001
 _LARGEST_BLOCK_PAGE = 65536
 _LARGEST_SEQUENCE_PAGE = 1000
+# Units of a Step's work that are done without a pause: about half a millisecond.
+_STEP_WORK = 1000
+# Each may have a message under way, or a report.
+_MOST_STREAMS = 256
 
 log = logging.getLogger("quire.kvmanager")
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Requests = AsyncIterator[pb.PoolRequest]
+Requests = AsyncIterator[bytes]
 
 
 class KVManagerServicer(pb_grpc.KVManagerServicer):
@@ -54,7 +58,9 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._traces = BlockTraces(tracing) if tracing else None
         self._lease_seconds = lease_seconds
         self._streams = 0
-        self._dismantling: set[asyncio.Future[None]] = set()
+        self._attaches = 0
+        self._under_way: set[asyncio.Future[Any]] = set()
+        self._leases: dict[Session, asyncio.TimerHandle] = {}
         self._observer = observer
         self._clock = clock
         self._reading = LedgerReading(manager.ledger)
@@ -70,21 +76,45 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         """Return when no engine is attached."""
         await self._no_engine.wait()
 
-    async def Attach(self, requests: Requests, context: Context) -> AsyncIterator[pb.PoolResponse]:  # noqa: N802
-        """Attach an engine, then answer its Steps until the stream ends; a half-closed one drops the pool."""
+    async def Attach(  # type: ignore[override]  # noqa: N802
+        self, requests: Requests, context: Context
+    ) -> AsyncIterator[pb.PoolResponse]:
+        """Attach an engine, then answer its Steps until the stream ends; a half-closed one drops the pool.
+
+        Its messages are bytes: see `RawRequests`.
+        """
         async with translated(context):
-            session = await self._begin(requests)
-            self._connect(session)
+            if self._attaches >= _MOST_STREAMS:
+                raise Overloaded(f"{self._attaches} streams are open, which is all that this KV manager takes")
+            self._attaches += 1
             try:
-                yield self._registered(session)
-                async for request in requests:
-                    yield pb.PoolResponse(result=self._step(session, request))
-                    self._reading.tell()  # the engine has its answer
-                # A broken stream ends just as a half-closed one, but is cancelled a moment later.
-                await asyncio.sleep(_BREAK_SECONDS)
-                self._drop(session)
+                async with aclosing(self._serve(requests)) as responses:
+                    async for response in responses:
+                        yield response
             finally:
-                self._disconnect(session)
+                self._attaches -= 1
+
+    async def _serve(self, requests: Requests) -> AsyncGenerator[pb.PoolResponse]:
+        attaching = Attaching(self._manager, self._clock)
+        try:
+            async with aclosing(attaching.progress(requests)) as signs:
+                async for sign in signs:
+                    yield sign
+            session = self._begun(attaching)
+        finally:
+            if not self._recorder.records:
+                self._soon(attaching.report.dismantle())
+        self._connect(session)
+        try:
+            yield self._registered(session)
+            async for request in requests:
+                yield pb.PoolResponse(result=await self._answered(session, request))
+                self._reading.tell()  # the engine has its answer
+            # A broken stream ends just as a half-closed one, but is cancelled a moment later.
+            await asyncio.sleep(_BREAK_SECONDS)
+            self._drop(session)
+        finally:
+            self._disconnect(session)
 
     async def ListPools(self, _request: pb.ListPoolsRequest, _context: Context) -> pb.ListPoolsResponse:  # noqa: N802
         """List the pools."""
@@ -124,13 +154,14 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         async with translated(context):
             return await self._reading.explain(request.request_id)
 
-    async def LookupPrefix(  # noqa: N802
-        self, request: pb.LookupPrefixRequest, context: Context
+    async def LookupPrefix(  # type: ignore[override]  # noqa: N802
+        self, request: bytes, context: Context
     ) -> pb.LookupPrefixResponse:
-        """Look for a prompt's beginning in all pools."""
+        """Look for a prompt's beginning in all pools. The request is bytes: see `RawRequests`."""
         async with translated(context):
-            tokens = array("i", request.token_ids)
-            holdings = await in_slices(self._manager.lookup(tokens, request.salt, request.model_fingerprint))
+            prefix = await in_slices(read_lookup(request))
+            work = self._manager.lookup(prefix.token_ids, prefix.salt, prefix.model_fingerprint)
+            holdings = await in_slices(work)
             return pb.LookupPrefixResponse(holdings=[pb.PrefixHolding(**one._asdict()) for one in holdings])
 
     async def Audit(self, request: pb.AuditRequest, context: Context) -> pb.AuditResponse:  # noqa: N802
@@ -147,32 +178,16 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             async for message in messages:
                 yield message
 
-    async def _begin(self, requests: Requests) -> Session:
-        """Read Register and the report that follows it, and adopt what that describes."""
-        register = await _next(requests, "register")
-        spec = codec.spec_of(register.register)
-        self._manager.check(spec)
-        reader = ReportReader(spec)
-        last = False
-        while not last:
-            page = (await _next(requests, "report")).report
-            reader.add(page)
-            last = page.last
-            await asyncio.sleep(self._politeness())
-        session = self._manager.attach(spec, await self._adopted(spec, reader.report))
-        self._recorder.began(session, reader.report)
-        return session
-
-    async def _adopted(self, spec: PoolSpec, report: PoolReport) -> Pool:
-        """Adopt a report a slice at a time: between slices, others get their answers."""
-        pool = await in_slices(adopt(spec, report), pause_seconds=self._politeness())
+    def _begun(self, attaching: Attaching) -> Session:
+        """Let go of what the engine had before, and record what it has now."""
         # Else every full collection walks through all blocks again, which live as long as the pool.
         gc.freeze()
-        return pool
-
-    def _politeness(self) -> float:
-        """Return how long to pause between two slices: not at all while no engine can be waiting."""
-        return _POLITE_SECONDS if self._manager.sessions() else 0
+        session = attaching.session
+        assert session is not None
+        if attaching.replaced is not None:
+            self._let_go(attaching.replaced)
+        self._recorder.began(session, attaching.report)
+        return session
 
     def _registered(self, session: Session) -> pb.PoolResponse:
         registered = pb.Registered(manager_epoch=self._manager.epoch, session=session.number)
@@ -200,7 +215,8 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             log.info("stream of an engine broke", extra={**_named(session), "lease_seconds": self._lease_seconds})
             self._manager.lose(session)
             self._observer.lost(session)
-            asyncio.get_running_loop().call_later(self._lease_seconds, self._expire, session)
+            loop = asyncio.get_running_loop()
+            self._leases[session] = loop.call_later(self._lease_seconds, self._expire, session)
 
     def _expire(self, session: Session) -> None:
         if session in self._manager.sessions():
@@ -213,41 +229,52 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             log.info("engine detached", extra=_named(session))
             if self._traces is not None:
                 self._traces.dropped(session)
-        self._observer.detached(session)
-        self._manager.detach(session)
-        dismantling = asyncio.ensure_future(in_slices(session.pool.dismantle(), pause_seconds=_POLITE_SECONDS))
-        self._dismantling.add(dismantling)
-        dismantling.add_done_callback(self._dismantling.discard)
+            self._observer.detached(session)
+            self._manager.detach(session)
+            self._let_go(session)
         self._reading.tell()
 
-    def _step(self, session: Session, request: pb.PoolRequest) -> pb.StepResult:
-        if request.WhichOneof("kind") != "step":
-            raise _unexpected("step", request)
+    def _let_go(self, session: Session) -> None:
+        """Give the memory of a pool back, at once but in slices: nobody has it any more."""
+        if (lease := self._leases.pop(session, None)) is not None:
+            lease.cancel()
+        self._soon(session.pool.dismantle())
+
+    def _soon(self, work: Generator[None, None, None]) -> None:
+        doing = asyncio.ensure_future(in_slices(work, pause_seconds=_POLITE_SECONDS))
+        self._under_way.add(doing)
+        doing.add_done_callback(self._under_way.discard)
+
+    async def _answered(self, session: Session, request: bytes) -> pb.StepResult:
+        """Do a Step, and write the answer; most of them take one slice."""
         begun = self._clock()
-        step = codec.step_of(request.step)
-        result = self._manager.apply(session, step)
-        message = codec.result_message(result)
+        step, trace_parents = await patiently(read_step(request))
+        del request
+        work = self._manager.applying(session, step, _STEP_WORK)
+        try:
+            next(work)
+        except StopIteration as end:
+            result = end.value
+        else:
+            # A Step that has begun is done to its end, whatever becomes of its stream.
+            doing = asyncio.ensure_future(patiently(work))
+            self._under_way.add(doing)
+            doing.add_done_callback(self._ended)
+            result = await asyncio.shield(doing)
         self._observer.stepped(session, result, self._clock() - begun)
         self._recorder.applied(session, step, result)
         if self._traces is not None:
-            self._traces.applied(session, request.step, message)
-        return message
+            self._traces.applied(session, step, trace_parents, result)
+        return await patiently(codec.result_message(result))
+
+    def _ended(self, doing: "asyncio.Future[Any]") -> None:
+        self._under_way.discard(doing)
+        if not doing.cancelled():
+            doing.exception()  # that of a session that was replaced meanwhile has nobody to go to
 
 
 def _named(session: Session) -> dict[str, object]:
     return {"engine": session.pool.spec.engine_id, "session": session.number}
-
-
-async def _next(requests: Requests, kind: str) -> pb.PoolRequest:
-    async for request in requests:
-        if request.WhichOneof("kind") == kind:
-            return request
-        raise _unexpected(kind, request)
-    raise UnexpectedMessage(f"expected {kind}, but the stream ended")
-
-
-def _unexpected(expected: str, request: pb.PoolRequest) -> UnexpectedMessage:
-    return UnexpectedMessage(f"expected {expected}, got {request.WhichOneof('kind') or 'an empty message'}")
 
 
 def _page_size(wanted: int, largest: int, field: str) -> int:

@@ -6,6 +6,10 @@ from typing import TypeVar
 
 _Result = TypeVar("_Result")
 
+# Of a Step, between which others only take their turn: a long prompt's Step has some.
+_HASTY_SLICES = 16
+_POLITE_SECONDS = 0.001
+
 
 async def in_slices(work: Generator[None, None, _Result], together: int = 1, pause_seconds: float = 0) -> _Result:
     """Do some work, so many slices between two pauses, and return what it gives.
@@ -21,3 +25,16 @@ async def in_slices(work: Generator[None, None, _Result], together: int = 1, pau
             result: _Result = end.value
             return result
         await asyncio.sleep(pause_seconds)
+
+
+async def patiently(work: Generator[None, None, _Result]) -> _Result:
+    """Do an engine's work: at once what is one slice, with others between what is some, politely what is many."""
+    slices = 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+        slices += 1
+        await asyncio.sleep(0 if slices <= _HASTY_SLICES else _POLITE_SECONDS)

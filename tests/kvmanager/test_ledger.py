@@ -1,6 +1,7 @@
 """The ledger: what every verb did is kept as a numbered event, and a request's story is told from them."""
 
 import gc
+import tracemalloc
 from array import array
 from enum import Enum
 from itertools import pairwise
@@ -32,7 +33,7 @@ from kvmanager import (
     adopt,
     report_of,
 )
-from kvmanager.events import block_ranges
+from kvmanager.events import Entry, block_ranges
 from tests.kvmanager.tiny_pools import end_of
 
 SIZE = 4
@@ -233,9 +234,9 @@ def steps_of(engine, draw):
                 engine.step(pins=[Pin("p", draw(pick), 1), Unpin("p")])
 
 
-@given(st.data(), st.integers(1, 30), st.integers(1, 60))
-def test_numbers_have_no_gaps_and_no_more_than_the_bound_is_kept(data, most, blocks):
-    engines = [Engine(KVManager(epoch=1, ledger=Ledger(most, blocks)), "a")]
+@given(st.data(), st.integers(1, 30), st.integers(500, 10_000))
+def test_numbers_have_no_gaps_and_no_more_than_the_bound_is_kept(data, most, weight):
+    engines = [Engine(KVManager(epoch=1, ledger=Ledger(most, weight)), "a")]
     engines.append(Engine(engines[0].manager, "b"))
     for _ in range(3):
         steps_of(data.draw(st.sampled_from(engines)), data.draw)
@@ -243,7 +244,8 @@ def test_numbers_have_no_gaps_and_no_more_than_the_bound_is_kept(data, most, blo
     events = kept(ledger)
     assert [event.number for event in events] == list(range(ledger.first_kept, ledger.next_number))
     assert len(events) <= most
-    assert sum(len(blocks_in(event.ranges)) + len(event.evicted) for event in events[:-20]) <= blocks
+    entries = [Entry(*entry) for entry in ledger._entries]
+    assert len(entries) == 1 or sum(entry.weight for entry in entries) <= weight
 
 
 @given(st.data())
@@ -292,11 +294,49 @@ def test_what_is_being_read_is_not_lost_while_more_is_recorded():
 
 
 def test_long_tables_count_for_more_than_short_ones():
-    engine = Engine(KVManager(epoch=1, ledger=Ledger(events=100, blocks=50)), blocks=40)
-    for sequence in range(1, 6):
-        engine.allocate(sequence, prompt(1000 * sequence, 120))
-        engine.free(sequence)
-    assert len(kept(engine.ledger)) < 4
+    kept_events = []
+    for tokens in (4, 4000):
+        engine = Engine(KVManager(epoch=1, ledger=Ledger(events=100, weight=12_000)), blocks=1000)
+        for sequence in range(1, 6):
+            engine.allocate(sequence, prompt(1000 * sequence, tokens))
+            engine.free(sequence)
+        kept_events.append(len(kept(engine.ledger)))
+    assert kept_events[1] < kept_events[0] / 2
+
+
+def long_texts(engine, number):
+    engine.step(allocates=[Allocate(0, -1, f"{number}" * 200, b"", [1], 1)])
+
+
+def many_refusals(engine, number):
+    engine.step(frees=[Free(number * 10_000 + one, FreeReason.FINISHED) for one in range(700)])
+
+
+def long_tables(engine, number):
+    engine.allocate(number, [number] * 3000)
+    engine.free(number)
+
+
+def many_requests(engine, number):
+    ids = range(number * 1000, number * 1000 + 300)
+    engine.step(allocates=[Allocate(one, one, f"request-{one}", b"", [one], 1) for one in ids])
+    engine.step(frees=[Free(one, FreeReason.FINISHED) for one in ids])
+
+
+@pytest.mark.parametrize("steps", [long_texts, many_refusals, long_tables, many_requests])
+def test_the_ledger_takes_no_more_memory_than_it_weighs(steps):
+    engine = Engine(KVManager(epoch=1, ledger=Ledger(weight=400_000)), blocks=1000)
+    tracemalloc.start()
+    try:
+        engine.ledger.settle()
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(1, 300):
+            steps(engine, number)
+        engine.ledger.settle()
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 600_000, "the pool itself has its share"
 
 
 # Nothing but ranges

@@ -248,6 +248,7 @@ class PoolResponse(_message.Message):
 
     REGISTERED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    ATTACHING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def registered(self) -> Global___Registered:
         """Answers the last ReportPage."""
@@ -256,17 +257,24 @@ class PoolResponse(_message.Message):
     def result(self) -> Global___StepResult:
         """Answers a Step."""
 
+    @_builtins.property
+    def attaching(self) -> Global___Attaching:
+        """Before `registered`, about once a second while the report is read and adopted: the attach makes progress. An
+        engine's limit on the time of an attach counts from the last of these.
+        """
+
     def __init__(
         self,
         *,
         registered: Global___Registered | None = ...,
         result: Global___StepResult | None = ...,
+        attaching: Global___Attaching | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "registered", b"registered", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attaching", b"attaching", "kind", b"kind", "registered", b"registered", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "registered", b"registered", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attaching", b"attaching", "kind", b"kind", "registered", b"registered", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["registered", "result"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["registered", "result", "attaching"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -506,6 +514,28 @@ class PinReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PinReport: _TypeAlias = PinReport  # noqa: Y015
+
+@_typing.final
+class Attaching(_message.Message):
+    """How far an attach has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGES_FIELD_NUMBER: _builtins.int
+    pages: _builtins.int
+    """Pages of the report that were read."""
+    def __init__(
+        self,
+        *,
+        pages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Attaching: _TypeAlias = Attaching  # noqa: Y015
 
 @_typing.final
 class Registered(_message.Message):

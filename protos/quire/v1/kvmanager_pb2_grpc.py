@@ -90,6 +90,10 @@ class KVManagerServicer:
         """The one long-lived stream of an engine: Register and a report, answered by Registered; then Steps, each answered
         by one StepResult, in order. Half-closing the stream drops the pool.
 
+        A message has 8 MiB at most. A Step has at most 32,768 items, 16,384 lengths, 2,097,152 tokens of prompts and 524,288
+        of commits; ids and salts have 512 characters at most. A message beyond its bounds is refused before any of it is
+        done. RESOURCE_EXHAUSTED: too large a message, or too many streams.
+
         INVALID_ARGUMENT: a message out of order or out of range. ABORTED: a newer incarnation of the engine is attached,
         or a newer session replaced this one. UNIMPLEMENTED: an item that this version does not serve.
         """
