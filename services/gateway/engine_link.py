@@ -174,6 +174,7 @@ class EngineLink:
         self.work = RecentWork(options.work_seconds)
         self.sent = SentPrefixes(0)
         self.sessions = 0  # how often the engine came up
+        self._unused_for = ""  # why it was not used, when it was tried last
         self.readiness = Readiness()
         self._retired = False
         self._changed = asyncio.Event()
@@ -290,7 +291,9 @@ class EngineLink:
         except grpc.aio.AioRpcError as error:
             log.log(self._loss_level(), "engine at %s: %s", self.address, error.details())
         except Unavailable as error:
-            log.warning("engine at %s is not used: %s", self.address, error)
+            level = logging.DEBUG if str(error) == self._unused_for else logging.WARNING  # it is tried every 1.6 s
+            self._unused_for = str(error)
+            log.log(level, "engine at %s is not used: %s", self.address, error)
         except TimeoutError:
             log.log(self._loss_level(), "engine at %s: no word for %s s", self.address, self._timeout_seconds)
         finally:
@@ -321,6 +324,7 @@ class EngineLink:
             if not self.readiness.ready:
                 log.info("engine at %s serves %s", self.address, description.model)
                 self.sessions += 1
+                self._unused_for = ""
                 self.readiness.set(True)
                 self._tell_change()
             await self._hand_out(response.step)

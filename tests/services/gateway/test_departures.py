@@ -22,14 +22,14 @@ from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc
 from services import transport
 from services.engine.server import EngineService
 from services.engine.settings import EngineSettings
-from services.errors import Overloaded, Refusal, UnknownModel
+from services.errors import Overloaded, Refusal, Unavailable, UnknownModel
 from services.gateway import engine_link, fleet, metrics, server, tenant_usage, tenants
 from services.gateway.admission import Admission
 from services.gateway.api_keys import TenantLimits
 from services.gateway.callers import Caller
 from services.gateway.departures import MOST_MODELS, SECONDS, Departures
 from services.gateway.discovery import Places
-from services.gateway.engine_link import LinkOptions
+from services.gateway.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet import Fleet, ServedModel
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.observer import Ending
@@ -214,6 +214,28 @@ def test_what_a_tenant_used_is_shown_for_a_while_after_its_keys_and_its_last_req
     assert [one.tenant for one in usage.figures()] == ["a"]
     usage.forget({MODEL}, {""}, 3 * SECONDS)
     assert usage.figures() == []
+
+
+def test_an_engine_that_is_not_used_is_told_of_once_for_each_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(engine_link, "_RETRY_SECONDS", (0.0,))
+    reasons = iter(["a", "a", "a", "b", "b", "a"])
+
+    class Refusing(EngineLink):
+        async def _converse(self, stub: object) -> None:
+            if (reason := next(reasons, None)) is None:
+                raise asyncio.CancelledError
+            raise Unavailable(reason)
+
+    async def try_often() -> None:
+        link = Refusing(f"unix:{tmp_path}/nobody.sock", LinkOptions(1.0, 1.0), cast(Any, None))
+        with suppress(asyncio.CancelledError):
+            await link.run()
+
+    asyncio.run(try_often())
+    assert [one.getMessage().rpartition(": ")[2] for one in caplog.records] == ["a", "b", "a"]
 
 
 # All of it, in a gateway through which engines pass.
