@@ -318,6 +318,8 @@ class BlockAsking:
                 break
             # Who runs can grow into it before anybody is preempted; who would be alone needs nobody's leave.
             reserve = roster.watermark if roster.running or roster.admitting else 0
+            if group.isolated and roster.holds_isolated:
+                continue  # one at a time
             if group.swapped:
                 if len(group.blocks) + spare + reserve > mirror.available:
                     break

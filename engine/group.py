@@ -135,7 +135,8 @@ class Group:
     `aging` is how many seconds later a request counts as come for each level of its class; 0: classes come first.
     `beams` is the state of a search, and `answers` what it found once it is over. `common` counts the leading tokens
     that the trunk computes for all of them before they are forked; `scored` the prompt's leading tokens whose
-    log-probabilities are told or, as the first, have none.
+    log-probabilities are told or, as the first, have none. While it is `isolated`, no other takes part in its steps;
+    `isolated_since` is when the first of these was planned.
     """
 
     id: int
@@ -157,6 +158,8 @@ class Group:
     first_token_at: float | None = None
     last_token_at: float | None = None
     held_blocks: int = 0  # when it ended
+    isolated: bool = False
+    isolated_since: float | None = None
     failure: Failure | None = None
     detail: str = ""
     fault: Exception | None = None  # what was raised, where that is its failure
@@ -168,7 +171,7 @@ class Group:
         Raises ConstraintFailed where that is not in the request's language.
         """
         number = next(numbers)
-        group = cls(number, request, aging)
+        group = cls(number, request, aging, isolated=request.isolated)
         if request.beam_search:
             group.beams = Beams(request.beam_search, request.stopping)
             group.members = [Sequence(number, group, 0, list(request.prompt))]

@@ -125,6 +125,7 @@ class Request:
     With `prefill_only` it ends when K and V of its prompt are computed, and no token is sampled.
     Log-probabilities are of each token generated, or of the prompt, and of so many of the most likely ones; None: none.
     With `beam_search` the samples are its best answers. `constraint` is the language that each sample must belong to.
+    An `isolated` request is computed with no other in its batch until it has gained a token.
     """
 
     request_id: str
@@ -143,6 +144,7 @@ class Request:
     constraint: Constraint | None = None
     prefill_only: bool = False
     ended: frozenset[int] = frozenset()
+    isolated: bool = False
 
     @property
     def sequences(self) -> int:

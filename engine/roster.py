@@ -26,7 +26,8 @@ class Limits:
     queue. `preemption` is how blocks are taken from a group when others need them. `admission_watermark` is the
     fraction of the pool that an admission leaves free while something runs. With `priority_aging`, in seconds, a
     request of class p is served as if it had come p times as much later, whatever its class; 0: a class waits for those
-    before it. Raises ValueError, naming the field, where they cannot work.
+    before it. An isolated request keeps the others waiting for `isolation_seconds` at most. Raises ValueError, naming
+    the field, where they cannot work.
     """
 
     token_budget: int = 512
@@ -35,6 +36,7 @@ class Limits:
     preemption: Preemption = Preemption.RECOMPUTE
     admission_watermark: float = 0.0
     priority_aging: float = 0.0
+    isolation_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "max_sequences", "max_waiting"):
@@ -131,6 +133,11 @@ class Roster:
     def running_sequences(self) -> int:
         """Sequences that hold blocks, or will once they are forked."""
         return sum(group.width for group in self.running)
+
+    @property
+    def holds_isolated(self) -> bool:
+        """Whether an isolated group has blocks, or will with the answer under way."""
+        return any(group.isolated for group in (*self.running, *self.admitting.values()))
 
     @property
     def uncomputed_tokens(self) -> int:

@@ -19,6 +19,7 @@ from engine.errors import (
     RequestExists,
 )
 from engine.group import Group, Sequence
+from engine.isolated_requests import IsolatedRequests
 from engine.pins import PinnedPrefix, Pins, request_of
 from engine.plan import Copies, Sampled, StepPlan, Work
 from engine.preemption import PreemptionCosts
@@ -42,6 +43,7 @@ class Started(NamedTuple):
 
     request_id: str
     cached_tokens: int
+    isolated: bool = False  # it is computed with no other in its batch, from the next turn on
 
 
 class Scored(NamedTuple):
@@ -92,6 +94,7 @@ class Scheduler:
         self._roster = Roster(capacity, limits)
         self._roster.mirror.available_host = capacity.host_blocks
         self.pins = Pins(self._roster)
+        self._isolation = IsolatedRequests(self._roster)
         self._asking = BlockAsking(self._roster, self.costs, self.pins, lookahead_tokens=2 if ahead else 1)
         self._outputs: list[Output] = []
         self._stuck: list[tuple[Group, Exception]] = []  # groups that cannot go on, and why
@@ -234,6 +237,7 @@ class Scheduler:
     def take_outputs(self) -> list[Output]:
         """Return what is to be told since the last call."""
         outputs, self._outputs = self._outputs, []
+        self._isolation.announced()
         return outputs
 
     def apply(self, result: StepResult) -> None:
@@ -270,7 +274,7 @@ class Scheduler:
             group.cached_tokens = cached_tokens
             self.totals.prompt_tokens += len(group.request.prompt)
             self.totals.cached_tokens += min(cached_tokens, len(group.request.prompt))
-            self._outputs.append(Started(group.request.request_id, cached_tokens))
+            self._outputs.append(Started(group.request.request_id, cached_tokens, group.isolated))
 
     def _shrink(self, withheld: int) -> None:
         """Go on without blocks that an audit took out; who can never fit any more fails."""
@@ -289,7 +293,7 @@ class Scheduler:
         self._begin_step(now)
         budget = self.limits.token_budget
         work: list[Work] = []
-        for gang in gangs(self._roster.running, {}):
+        for gang in gangs(self._isolation.batch(now, asking=self.asking), {}):
             if fed := counts(gang, budget):
                 budget -= sum(fed)
                 work += self._works(gang, fed)
@@ -308,7 +312,11 @@ class Scheduler:
         None where the tokens of `plan` have to be known first, or somebody would be left out who need not be.
         """
         under_way = {work.sequence: work for work in plan.work}
-        if not self.ahead or not all(goes_blind(self._roster.sequence(number).group) for number in under_way):
+        if (
+            not self.ahead
+            or self._roster.holds_isolated
+            or not all(goes_blind(self._roster.sequence(number).group) for number in under_way)
+        ):
             return None
         budget = self.limits.token_budget
         work: list[Work] = []
@@ -446,6 +454,7 @@ class Scheduler:
         self.totals.generated_tokens += tokens
         if group.first_token_at is None:
             group.first_token_at = now
+            group.isolated = group.isolated and group.beams is not None
         group.last_token_at = now
 
     def _advance_beams(self, group: Group, found: list[Sampled], now: float) -> None:

@@ -15,7 +15,8 @@ ServiceError
 ├── SlowClient           the client did not read its stream
 ├── Unavailable          draining, or another service is away
 ├── DeadlinePassed       the time allowed is over
-└── GenerationFailed     the engine could not go on
+├── GenerationFailed     the engine could not go on
+└── RequestGivenUp       engines were lost whenever they worked on it
 
 Without a row, because no call ends with them: the KV manager's ItemRefused, which are written into a StepResult; the
 engine's RequestRefused, which concern one of many requests on a stream, so they travel in its messages and the gateway
@@ -154,6 +155,10 @@ class GenerationFailed(ServiceError):
     """The engine could not go on."""
 
 
+class RequestGivenUp(ServiceError):
+    """Engines were lost whenever they worked on it: it is not to be sent again."""
+
+
 class Status(NamedTuple):
     """How a call ends: the status of gRPC, and that of HTTP."""
 
@@ -185,6 +190,7 @@ STATUS: dict[type[Exception], Status] = {
     Unavailable: Status(grpc.StatusCode.UNAVAILABLE, 503),
     DeadlinePassed: Status(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     GenerationFailed: Status(grpc.StatusCode.INTERNAL, 500),
+    RequestGivenUp: Status(grpc.StatusCode.INTERNAL, 500),
 }
 
 

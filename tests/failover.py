@@ -6,6 +6,7 @@ numbers: it breaks an engine or its link, and returns when that engine can be me
 
 import random
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -67,6 +68,18 @@ class Failing:
         for name in NAMES:
             wait_until(lambda name=name: self._is_linked(name), f"engine {name} has its link")  # type: ignore[misc]
 
+    def restart_while_streams_run(self) -> int:
+        """Start engines again that have ended, as a supervisor would, until no stream runs; return how many ended."""
+        deaths = 0
+        while self._any_stream_runs():
+            for name, engine in self.engines.items():
+                if engine.process.poll() is not None:
+                    deaths += 1
+                    engine.channel.close()
+                    self.engines[name] = self._start_engine(name)
+            time.sleep(0.02)
+        return deaths + sum(engine.process.poll() is not None for engine in self.engines.values())
+
     def wait_for_loss(self, name: str, after: int) -> None:
         """Wait until the gateway lets a request leave an engine, in its output from line `after` on.
 
@@ -116,10 +129,11 @@ class Failing:
             *("--kvmanager", self.manager.address, "--model", self._model),
             *("--device-blocks", "1024", "--max-sequences", "80", "--device", "cpu", "--threads", "1"),
             *("--heartbeat-seconds", "0.2", "--grace-seconds", str(_GRACE_SECONDS)),
+            module="tests.deadly_engine",
         )
 
-    def _start(self, label: str, *arguments: str) -> RunningService:
-        service = RunningService(label, *arguments)
+    def _start(self, label: str, *arguments: str, module: str = "") -> RunningService:
+        service = RunningService(label, *((label,) if module else ()), *arguments, module=module)
         self._keep(service)
         return service
 

@@ -81,8 +81,12 @@ class Streams:
 
     def codes(self) -> dict[int, grpc.StatusCode]:
         """Wait for the end of all, and return how those ended that failed."""
+        return {number: failure.code() for number, failure in self.failures().items()}
+
+    def failures(self) -> dict[int, grpc.RpcError]:
+        """Wait for the end of all, and return what those failed with that did."""
         self.wait_for_ends()
-        return {number: failure.code() for number, failure in self._failures.items()}
+        return self._failures
 
     def wait_for_ends(self) -> None:
         deadline = time.monotonic() + self._seconds

@@ -6,6 +6,7 @@ The thread is the only one that touches the engine. Others post commands to it; 
 import asyncio
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,6 +35,8 @@ from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 
 _POLL_SECONDS_WITHOUT_KVMANAGER = 0.2
+# For a gateway to be sent one message.
+_LONGEST_ANNOUNCEMENT_SECONDS = 5.0
 
 log = logging.getLogger("quire.engine")
 
@@ -262,6 +265,18 @@ class EngineDriver:
         for link, message in news.items():
             message.step = self.steps
             self._call(partial(link.push, message))
+            if any(started.isolated for started in message.started):
+                self._wait_until_sent(link)
+
+    def _wait_until_sent(self, link: GatewayLink) -> None:
+        """Give the gateway its news before the next turn: should that end the process, it has to know by which request.
+
+        Where the stream is held up, the request is computed all the same, a moment later.
+        """
+        sent = threading.Event()
+        self._call(partial(link.when_sent, sent.set))
+        if not sent.wait(_LONGEST_ANNOUNCEMENT_SECONDS):
+            log.warning("a gateway was not told in time which request runs isolated")
 
     def _call(self, callback: Callable[[], None]) -> None:
         """Call on the event loop. When that is closed, nobody waits for it any more."""
@@ -296,7 +311,7 @@ class EngineDriver:
         names = {"request_id": output.request_id, "attempt": owner.attempt}
         match output:
             case Started():
-                message.started.add(**names, cached_tokens=output.cached_tokens)
+                message.started.add(**names, cached_tokens=output.cached_tokens, isolated=output.isolated)
             case Scored():
                 logprobs = token_logprobs(output.tokens)
                 message.prompts.add(**names, first_position=output.position, logprobs=logprobs)

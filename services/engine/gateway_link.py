@@ -1,7 +1,7 @@
 """An engine's link to one gateway: outputs wait here, merged, until the stream takes them."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,8 @@ class GatewayLink:
         self._closing = False
         self._overrun = False
         self._task: asyncio.Task[Any] | None = None
+        self._sending = False
+        self._when_sent: list[Callable[[], None]] = []
 
     @property
     def closed(self) -> bool:
@@ -56,6 +58,11 @@ class GatewayLink:
             self._merge(output)
         self._filled.set()
 
+    def when_sent(self, callback: Callable[[], None]) -> None:
+        """Call back when the stream has sent all that was pushed so far; never if it ends before."""
+        self._when_sent.append(callback)
+        self._call_back_if_sent()
+
     def nudge(self) -> None:
         """Let the stream say at once what it says with every message."""
         self._filled.set()
@@ -66,11 +73,24 @@ class GatewayLink:
         self._filled.set()
 
     async def take(self) -> engine_pb2.StepOutput | None:
-        """Wait for output and return all that waits; None when nudged or closed without any."""
+        """Wait for output and return all that waits; None when nudged or closed without any.
+
+        Whoever takes again has sent what was taken before.
+        """
+        self._sending = False
+        self._call_back_if_sent()
         await self._filled.wait()
         self._filled.clear()
         output, self._backlog, self._backlog_bytes = self._backlog, None, 0
+        self._sending = output is not None
         return output
+
+    def _call_back_if_sent(self) -> None:
+        if self._sending or self._backlog is not None:
+            return
+        callbacks, self._when_sent = self._when_sent, []
+        for callback in callbacks:
+            callback()
 
     def _merge(self, output: engine_pb2.StepOutput) -> None:
         """Add to what waits; where that becomes too much, drop it all: the stream cannot go on without it."""

@@ -67,6 +67,7 @@ def request_of(
         beam_search=_beam_search(submission.beam_search) if submission.HasField("beam_search") else None,
         constraint=constraint,
         ended=frozenset(index for index, sample in enumerate(submission.samples) if sample.ended),
+        isolated=submission.isolated,
     )
 
 

@@ -62,6 +62,12 @@ class EngineSettings:
         "Seconds that each level of priority is worth: who has waited longer by as much goes first. 0: no aging.",
         least=0,
     )
+    isolation_seconds: float = setting(
+        10.0,
+        "Seconds that other requests wait at most while one is computed with no other in its batch, because engines "
+        "were lost with it before.",
+        least=0.1,
+    )
     token_budget: int = setting(512, "Tokens fed in one step at most, prompts and decoding together.", least=1)
     max_sequences: int = setting(64, "Sequences that hold blocks at the same time at most.", least=1)
     max_waiting: int = setting(1024, "Requests that wait for blocks at most.", least=1)
@@ -125,6 +131,7 @@ class EngineSettings:
             Preemption(self.preemption),
             self.admission_watermark,
             self.priority_aging,
+            self.isolation_seconds,
         )
 
     def json_bounds(self) -> JsonBounds:

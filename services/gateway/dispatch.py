@@ -98,6 +98,10 @@ class Dispatcher:
             attempt.end(type(error).__name__)
             raise
         self._observer.routed(model.name, choice.engine_id, choice.reason.value, expected)
+        if submission.isolated:
+            fields = {"request_id": submission.request_id, "model": model.name, "engine": choice.engine_id}
+            log.warning("engines were lost with the request, it goes on isolated", extra=fields)
+            self._observer.isolated(model.name, choice.engine_id)
         own_keys = keys.get(link.description().block_size, ())
         return Placement(choice.engine_id, link, ticket, own_keys, expected, self._clock, attempt)
 
@@ -110,6 +114,12 @@ class Dispatcher:
         fields = {"request_id": request_id, "model": model, "engine": engine_id, "reason": reason.value}
         log.info("request leaves engine %s", engine_id, extra=fields)
         self._observer.failed_over(model, engine_id, reason.value)
+
+    def given_up(self, model: str, request_id: str, engine_ids: Sequence[str]) -> None:
+        """Tell that engines were lost with a request, one after the other, and it is not tried again."""
+        fields = {"request_id": request_id, "model": model, "engine": engine_ids[-1], "engines": list(engine_ids)}
+        log.error("request is given up: engines were lost with it, the last one while it was isolated", extra=fields)
+        self._observer.given_up(model)
 
     async def _known_tokens(self, model: ServedModel, submission: engine_pb2.Submission) -> dict[str, int] | None:
         """Ask the KV manager, where the answer can make a difference."""

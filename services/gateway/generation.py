@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
-from services.errors import DeadlinePassed, SlowClient, Unavailable
+from services.errors import DeadlinePassed, RequestGivenUp, SlowClient, Unavailable
 from services.gateway.dispatch import Dispatcher, Placement
 from services.gateway.engine_link import EngineLink, Event, LinkBroke
 from services.gateway.engine_news import Loss, LossReason, News, abandonment, failure, late, refusal
 from services.gateway.fleet import ServedModel
+from services.gateway.lost_engines import LostEngines
 from services.gateway.parameters import Parameters
 from services.gateway.text_stream import TextStream
 from services.tracing import NO_SPAN, Span
@@ -75,6 +76,7 @@ class Generation:
     recomputed_tokens: int = 0  # known at the end
     first_token_at: float | None = None
     failovers: int = 0
+    _lost: LostEngines = field(default_factory=LostEngines)
     _placement: Placement | None = None
     _started_told: bool = False
     _prompt_told: int = 1  # the prompt's positions before this one have been told
@@ -127,6 +129,7 @@ class Generation:
     def _told(self, news: News) -> Iterator[Response]:
         if news.started is not None:
             self._present().started(news.started.cached_tokens)
+            self._lost.started(isolated=news.started.isolated)
             self._refused_by.clear()
             self._wait_until = None
             if not self._started_told:
@@ -169,6 +172,9 @@ class Generation:
         """Submit the request to another engine, with what was generated. Raises the loss's error if that is no use."""
         left = self._present()
         self._leave(None, loss.reason.value)
+        if loss.reason is LossReason.LOST:
+            self._count_lost(left.engine_id)
+        self._lost.left()
         if loss.reason in (LossReason.REFUSED, LossReason.NO_KV_MANAGER):
             self._refused_by.add(left.link)
         if loss.reason is not LossReason.REFUSED:
@@ -177,6 +183,13 @@ class Generation:
 
     def _take(self, placement: Placement) -> None:
         self._placement, self.engine_id = placement, placement.engine_id
+
+    def _count_lost(self, engine_id: str) -> None:
+        try:
+            self._lost.add(engine_id)
+        except RequestGivenUp:
+            self.dispatcher.given_up(self.model.name, self.submission.request_id, self._lost.engine_ids)
+            raise
 
     def _count_failover(self, engine_id: str, loss: Loss) -> None:
         most = self.limits.times
@@ -220,6 +233,7 @@ class Generation:
         spent = self.clock() - self.arrival
         self.attempts += 1
         submission.attempt = self.attempts
+        submission.isolated = self._lost.isolated
         submission.age.CopyFrom(duration(spent))
         if self.parameters.timeout is not None:
             submission.timeout.CopyFrom(duration(max(0.0, self.parameters.timeout - spent)))
@@ -272,6 +286,8 @@ class Generation:
             self.span.event("first token")
         end = news.ends.get(index) or (news.finished and news.finished.samples[index])
         sample.token_ids += token_ids
+        if token_ids:
+            self._lost.gained_token()
         piece = sample.text.push(self._visible(token_ids, end))
         text, sample.stop = piece.text, piece.stop
         if sample.stop is not None:

@@ -133,6 +133,16 @@ class GatewayMetrics(GatewayObserver):
             "Requests that left the engine before they ended, by reason: lost, drained, no-kvmanager, refused.",
             (*_LABELS, "reason"),
         )
+        self._isolated = self._counter(
+            "quire_isolated_attempts",
+            "Requests given to the engine to be computed with no other in their batch: two were lost with them before.",
+            _LABELS,
+        )
+        self._given_up = self._counter(
+            "quire_requests_given_up",
+            "Requests that failed because engines were lost with them, the last one while they were isolated.",
+            ("model_name",),
+        )
         self._cancelled = self._histogram(
             "quire_cancel_to_free_seconds",
             "Seconds from seeing that a client is gone to the engine's word that its request has ended.",
@@ -204,6 +214,14 @@ class GatewayMetrics(GatewayObserver):
         """Count the loss under the engine that was left."""
         self._failed_over.labels(*self._known(model_name, engine_id), reason).inc()
 
+    def isolated(self, model_name: str, engine_id: str) -> None:
+        """Count the attempt under the engine that gets it."""
+        self._isolated.labels(model_name, engine_id).inc()
+
+    def given_up(self, model_name: str) -> None:
+        """Count it under its model."""
+        self._given_up.labels(model_name).inc()
+
     def http_request(self, route: str, method: str, status: int) -> None:
         """Count an answer."""
         self._http_requests.labels(route, method, str(status)).inc()
@@ -215,6 +233,7 @@ class GatewayMetrics(GatewayObserver):
             self._models.add(model_name)
             for refusal in Refusal:
                 self._refused.labels(model_name, refusal.value)  # from 0 on, so that the first shows in a rate
+            self._given_up.labels(model_name)
             self._requests[labels] = _RequestMetrics(
                 {key: histogram.of(*labels) for key, histogram in self._of_requests.items()},
                 {ending: self._ended.labels(*labels, ending.value) for ending in Ending},

@@ -70,6 +70,12 @@ class GatewayObserver:
     def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
         """A request left this engine before it had ended, for another one to go on with it."""
 
+    def isolated(self, model_name: str, engine_id: str) -> None:
+        """A request with which engines were lost was given to this one, to be computed with no other in its batch."""
+
+    def given_up(self, model_name: str) -> None:
+        """Engines were lost with a request for this model, one of them while it was isolated; it has failed."""
+
     def refused(self, model_name: str, refusal: Refusal) -> None:
         """A request for this model was not let in; the name is empty where no such model is known."""
 

@@ -46,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.1, 0.5]),
         aging=st.sampled_from([0.0, 2.0]),
         ahead=st.booleans(),
+        isolation=st.sampled_from([3.0, 1000.0]),
     )
     def begin(
         self,
@@ -58,10 +59,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         watermark: float,
         aging: float,
         ahead: bool,
+        isolation: float,
     ) -> None:
         self.block_size = block_size
         capacity = Capacity(CONTEXT, VOCABULARY, block_size, device_blocks, host_blocks)
-        limits = Limits(token_budget, min(max_sequences, token_budget), 1024, preemption, watermark, aging)
+        limits = Limits(token_budget, min(max_sequences, token_budget), 1024, preemption, watermark, aging, isolation)
         self.scheduler = WatchedScheduler(capacity, limits, ahead=ahead)
         self.runner = FakeRunner(block_size, VOCABULARY)
         self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
@@ -85,6 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         | st.none()
         | st.builds(BeamSearch, st.integers(1, 4), st.sampled_from([0.0, 1.0, 2.0]), st.booleans()),
         cuts=st.none() | st.none() | st.tuples(*[st.integers(0, 10)] * 3),
+        isolated=st.sampled_from([False, False, True]),
     )
     def submit(
         self,
@@ -99,6 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scored: bool,
         search: BeamSearch | None,
         cuts: tuple[int, ...] | None,
+        isolated: bool,
     ) -> None:
         capacity = self.scheduler.capacity
         shared = len(prompt) // capacity.block_size
@@ -123,6 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     ended=ended,
                     prompt_logprobs=0 if scored else None,
                     beam_search=search,
+                    isolated=isolated,
                 )
             except InvalidRequest:
                 assert not fits

@@ -8,7 +8,7 @@ from engine.blocks import FreeReason, Step, StepItem, StepResult
 from engine.group import Group, Sequence
 from engine.plan import PENDING, StepPlan, Work
 from engine.request import Capacity
-from engine.scheduler import Finished, Limits, Scheduler
+from engine.scheduler import Finished, Limits, Scheduler, Started
 
 
 class WatchedScheduler(Scheduler):
@@ -110,6 +110,11 @@ class WatchedScheduler(Scheduler):
             assert list(work.block_table) == sequence.table[: -(-work.end // size)]
             self._check_samples(sequence, work, plan)
         self._check_only_holders(plan)
+        groups = {self._roster.sequence(work.sequence).group for work in plan.work}
+        isolated = [group.request.request_id for group in groups if group.isolated]
+        assert not isolated or len(groups) == 1, "nobody is in the batch of an isolated group"
+        untold = {output.request_id for output in self._outputs if isinstance(output, Started)}
+        assert untold.isdisjoint(isolated), "an isolated group is computed after it is told to have started"
 
     def _check_samples(self, sequence: Sequence, work: Work, plan: StepPlan) -> None:
         group = sequence.group
@@ -135,7 +140,11 @@ class WatchedScheduler(Scheduler):
 
     def _check_nobody_left_out(self, plan: StepPlan, budget_left: int) -> None:
         planned = {work.sequence for work in plan.work}
+        groups = {self._roster.sequence(number).group for number in planned}
+        isolated = any(group.isolated for group in groups)
         for group in self._roster.running:
+            if group not in groups and (isolated or group.isolated):
+                continue
             behind = [sequence for sequence in group.active if sequence.remaining > 1]
             gangs = [[sequence] for sequence in behind] or ([group.active] if group.active else [])
             for gang in gangs:
@@ -155,6 +164,7 @@ class WatchedScheduler(Scheduler):
         for state in groups[:2]:
             keys = [group.key for group in state]
             assert keys == sorted(keys)
+        assert sum(group.isolated for state in groups[1:] for group in state) <= 1, "one at a time"
         assert roster._queued_tokens.keys() == set(roster.waiting)
         assert roster._all_queued_tokens == sum(roster._queued_tokens.values())
         assert 0 <= self.uncomputed_tokens <= sum(len(one.tokens) for one in roster._by_id.values())
@@ -197,7 +207,9 @@ class WatchedScheduler(Scheduler):
             if overtaken:
                 self.waited_for_prefix += 1
                 busy = [*self._roster.running, *self._roster.admitting.values()]
-                assert any(self._computes_prefix_of(group, other) for other in busy), "overtaken without a reason"
+                computed = any(self._computes_prefix_of(group, other) for other in busy)
+                one_at_a_time = group.isolated and any(other.isolated for other in busy)
+                assert computed or one_at_a_time, "overtaken without a reason"
 
     def _computes_prefix_of(self, waiting: Group, other: Group) -> bool:
         if waiting.salt != other.salt:

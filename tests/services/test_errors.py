@@ -103,6 +103,9 @@ class PlayedEngine(engine_pb2_grpc.EngineServicer):
     def Serve(self, requests: Any, _context: Any) -> Iterator[engine_pb2.ServeResponse]:  # noqa: N802
         yield engine_pb2.ServeResponse(heartbeat=engine_pb2.Heartbeat())
         for request in requests:
+            if request.submission.request_id == "deadly":
+                yield from self._die(request.submission)
+                return
             if request.HasField("submission") and (step := self.end_of(request.submission)):
                 yield engine_pb2.ServeResponse(step=step)
 
@@ -111,6 +114,13 @@ class PlayedEngine(engine_pb2_grpc.EngineServicer):
         context.set_trailing_metadata(((errors.FIELD_METADATA, "a.field"),))
         context.abort(Status[request.unpin_prefix.name], "in words")
         raise AssertionError("abort raises")
+
+    def _die(self, submission: engine_pb2.Submission) -> Iterator[engine_pb2.ServeResponse]:
+        """Say what an engine says before it ends: of an isolated request, that it begins it."""
+        if submission.isolated:
+            names = {"request_id": submission.request_id, "attempt": submission.attempt}
+            started = engine_pb2.RequestStarted(**names, isolated=True)
+            yield engine_pb2.ServeResponse(step=engine_pb2.StepOutput(started=[started]))
 
     def end_of(self, submission: engine_pb2.Submission) -> engine_pb2.StepOutput | None:
         name = submission.request_id
@@ -134,24 +144,36 @@ class PlayedEngine(engine_pb2_grpc.EngineServicer):
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    service: Callable[..., RunningService], tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[gateway_pb2_grpc.GatewayStub]:
+def played_engine(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     address = f"unix:{tmp_path_factory.mktemp('engine')}/engine.sock"
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)
         engine_pb2_grpc.add_EngineServicer_to_server(PlayedEngine(TokenizerFiles(tiny_model("llama"))), server)
         server.add_insecure_port(address)
         server.start()
-        one = service(
-            *("gateway", "--listen", "127.0.0.1:0", "--engines", address, "--failovers", "0"),
-            *("--max-requests", "2", "--link-timeout-seconds", "600"),
-        )
-        one.output.wait_for("gateway is ready")
-        stub = gateway_pb2_grpc.GatewayStub(one.channel)
-        stub.GetModel(gateway_pb2.GetModelRequest())  # from now on calls reach it in their order
-        yield stub
+        yield address
         server.stop(grace=0).wait()
+
+
+@pytest.fixture(scope="module")
+def gateway(service: Callable[..., RunningService], played_engine: str) -> gateway_pb2_grpc.GatewayStub:
+    return started_gateway(service, played_engine, "--failovers", "0", "--max-requests", "2")
+
+
+@pytest.fixture(scope="module")
+def patient_gateway(service: Callable[..., RunningService], played_engine: str) -> gateway_pb2_grpc.GatewayStub:
+    return started_gateway(service, played_engine, "--failovers", "9")
+
+
+def started_gateway(
+    service: Callable[..., RunningService], engine: str, *arguments: str
+) -> gateway_pb2_grpc.GatewayStub:
+    address = ("--listen", "127.0.0.1:0", "--engines", engine, "--link-timeout-seconds", "600")
+    one = service("gateway", *address, *arguments)
+    one.output.wait_for("gateway is ready")
+    stub = gateway_pb2_grpc.GatewayStub(one.channel)
+    stub.GetModel(gateway_pb2.GetModelRequest())  # from now on calls reach it in their order
+    return stub
 
 
 @pytest.fixture(scope="module")
@@ -372,8 +394,19 @@ def test_every_row_about_keys_is_seen_by_a_client(
     assert KEYED_PROVOCATIONS[error](keyed_gateway) == errors.STATUS[error].grpc
 
 
+def test_a_client_sees_that_a_request_is_given_up_with_which_engines_are_lost(
+    patient_gateway: gateway_pb2_grpc.GatewayStub,
+) -> None:
+    request = prompt_request("x", 5)
+    request.request_id = "deadly"
+    code, words = failure_of(patient_gateway.Generate(request, timeout=CALL_SECONDS))
+    assert code == errors.STATUS[errors.RequestGivenUp].grpc
+    assert "3 engines were lost one after the other" in words
+
+
 # Bytes that are no message are no domain error: what comes of them is seen in kvmanager/test_fuzzed_bytes.py.
-ROWS = [error for error in errors.STATUS if error is not DecodeError and error not in KEYED_PROVOCATIONS]
+SEEN_ELSEWHERE = {DecodeError, errors.RequestGivenUp, *KEYED_PROVOCATIONS}
+ROWS = [error for error in errors.STATUS if error not in SEEN_ELSEWHERE]
 
 
 @pytest.mark.parametrize("error", ROWS, ids=[error.__name__ for error in ROWS])

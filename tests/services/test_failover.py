@@ -5,18 +5,22 @@ import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
+from tests.deadly_engine import DEADLY_SEED
 from tests.failover import FAULTS, NAMES, Failing, Fault, check_equal, cut, failovers, streams, told
 from tests.faults import Processes, prompt
 from tests.load import prompt_request
 from tests.otlp_collector import Collector
 from tests.running_quire import CALL_SECONDS, Answer
+from tests.scrape import Scrape
 
 STREAMS = 32
 TOKENS = 60
 LONG = 300
+NEIGHBOURS = 6
 ATTEMPTS = 5  # at a fault while streams run: they may be over before it
 
 MakeRequests = Callable[[str], list[gateway_pb2.GenerateRequest]]
@@ -156,4 +160,20 @@ def test_both_attempts_are_parts_of_one_trace(services: Failing, collector: Coll
     assert first.attributes["quire.engine"] == left == root.event("failover").attributes["quire.engine"]
     assert request_span.parent_id == second.span_id
     assert root.attributes["quire.attempts"] == 2
+    services.check_that_nothing_is_left()
+
+
+def test_a_request_that_ends_engines_ends_three_and_fails_while_the_others_go_on(services: Failing) -> None:
+    undisturbed = without_faults(services, lambda salt: [prompt(n, 30, TOKENS, salt) for n in range(NEIGHBOURS)])
+    services.mend()
+    deadly = prompt(99, 30, TOKENS, "deadly")
+    deadly.sampling.seed = DEADLY_SEED
+    running = services.run([*(prompt(n, 30, TOKENS, "neighbours") for n in range(NEIGHBOURS)), deadly])
+    assert services.restart_while_streams_run() == 3
+    assert running.codes() == {NEIGHBOURS: grpc.StatusCode.INTERNAL}
+    assert "3 engines were lost one after the other" in str(running.failures()[NEIGHBOURS])
+    check_equal(running.answers[:NEIGHBOURS], undisturbed)
+    shown = Scrape.of(services.gateway.metrics_url)
+    assert shown.value("quire_requests_given_up_total") == 1
+    assert sum(shown.values("quire_isolated_attempts_total", "engine").values()) >= 1
     services.check_that_nothing_is_left()

@@ -192,6 +192,7 @@ class Submission(_message.Message):
     AGE_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
+    ISOLATED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among the engine's live requests."""
     attempt: _builtins.int
@@ -209,6 +210,10 @@ class Submission(_message.Message):
     trace_parent: _builtins.str
     """Names the span that the engine's part of the request's trace belongs to, as W3C's header traceparent does. Empty: the
     request is not traced.
+    """
+    isolated: _builtins.bool
+    """Compute it with no other request in its batch until it has gained a token, a beam search until its end: engines were
+    lost with it before. The others wait meanwhile, for a time that the engine bounds.
     """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -269,10 +274,11 @@ class Submission(_message.Message):
         age: _duration_pb2.Duration | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         trace_parent: _builtins.str = ...,
+        isolated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "beam_search", b"beam_search", "constraint", b"constraint", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "attempt", b"attempt", "beam_search", b"beam_search", "constraint", b"constraint", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "trace_parent", b"trace_parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "attempt", b"attempt", "beam_search", b"beam_search", "constraint", b"constraint", "isolated", b"isolated", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -514,22 +520,28 @@ class RequestStarted(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    ISOLATED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
     """The submission."""
     cached_tokens: _builtins.int
     """Leading prompt tokens found in the prefix cache."""
+    isolated: _builtins.bool
+    """Nothing of it was computed when this was sent, and until it has gained a token no other request will be in its
+    batch. Only of submissions that ask for it.
+    """
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
+        isolated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "isolated", b"isolated", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

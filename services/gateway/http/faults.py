@@ -35,6 +35,7 @@ _CODES: dict[type[Exception], str] = {
     errors.Unavailable: "unavailable",
     errors.DeadlinePassed: "deadline_passed",
     errors.GenerationFailed: "generation_failed",
+    errors.RequestGivenUp: "request_given_up",
 }
 _MISSING = "missing"
 _SHAPE_FAULTS = {  # by what pydantic calls them
@@ -108,7 +109,9 @@ def _response(status: int, body: dict[str, Any], headers: Mapping[str, str]) -> 
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    """Say when to come again, and how to say who calls."""
+    """Say when to come again, if at all, and how to say who calls."""
+    if isinstance(error, errors.RequestGivenUp):
+        return {"x-should-retry": "false"}  # OpenAI's own clients repeat what ends with 500, and go by this
     return {"www-authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else errors.retry_headers(error)
 
 

@@ -72,3 +72,21 @@ def test_a_task_that_is_cancelled_otherwise_stays_cancelled() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(cancel())
+
+
+def test_who_asks_hears_when_the_stream_has_sent_what_was_pushed_before() -> None:
+    async def serve() -> list[str]:
+        link, order = GatewayLink(), list[str]()
+        link.push(output(1))
+        link.when_sent(lambda: order.append("called back"))
+        await link.take()
+        order.append("taken")
+        await asyncio.sleep(0)
+        order.append("sent")
+        again = asyncio.create_task(link.take())
+        await asyncio.sleep(0)
+        link.when_sent(lambda: order.append("called back at once"))
+        again.cancel()
+        return order
+
+    assert asyncio.run(serve()) == ["taken", "sent", "called back", "called back at once"]

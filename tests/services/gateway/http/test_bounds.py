@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.errors import STATUS, GenerationFailed, Overloaded, ServiceError
+from services.errors import STATUS, GenerationFailed, Overloaded, RequestGivenUp, ServiceError
 from services.transport import CLIENT_MESSAGE_BYTES
 from tests.faults import wait_until
 from tests.running_quire import CALL_SECONDS
@@ -385,6 +385,13 @@ def test_a_full_queue_says_when_to_come_again(server: PlayedServer) -> None:
     assert refusal(response) == (429, "overloaded")
     assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("3", "2500")
     assert post(server, json.dumps({**BODY, "stream": True})).status_code == 429
+
+
+def test_a_request_that_is_given_up_is_not_repeated_by_openais_clients(server: PlayedServer) -> None:
+    server.desk.refusal = RequestGivenUp("3 engines were lost")
+    response = post(server, json.dumps(BODY))
+    assert refusal(response) == (500, "request_given_up")
+    assert response.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize("kind", ServiceError.__subclasses__(), ids=lambda kind: kind.__name__)
