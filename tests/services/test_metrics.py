@@ -31,6 +31,8 @@ SHOWN = {
         "quire_routed_requests": ("reason",),
         "quire_routed_cached_tokens": (),
         "quire_failovers": ("reason",),
+        "quire_isolated_attempts": (),
+        "quire_requests_given_up": (),
         "quire_cancel_to_free_seconds": (),
         "quire_request_queue_time_seconds": (),
         "quire_request_prefill_time_seconds": (),
@@ -108,6 +110,7 @@ SHOWN = {
 
 # Of these there is no series for each engine: engines come and go, and no engine has begun what is refused.
 OUTLIVING = {
+    "quire_requests_given_up",
     *("quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"),
     *("quire_admission_rejections", "quire_deadline_exceeded", "quire_slow_clients", "quire_open_streams"),
     *("quire_tenant_requests", "quire_tenant_requests_running", "quire_tenant_running_tokens", "quire_tenant_tokens"),
