@@ -216,10 +216,11 @@ class GatewayMetrics(GatewayObserver):
 
     def isolated(self, model_name: str, engine_id: str) -> None:
         """Count the attempt under the engine that gets it."""
-        self._isolated.labels(model_name, engine_id).inc()
+        self._isolated.labels(*self._known(model_name, engine_id)).inc()
 
     def given_up(self, model_name: str) -> None:
         """Count it under its model."""
+        self._models.add(model_name)
         self._given_up.labels(model_name).inc()
 
     def http_request(self, route: str, method: str, status: int) -> None:
@@ -248,7 +249,7 @@ class GatewayMetrics(GatewayObserver):
             self._forget_engine(labels)
         for model in self._models.difference(models, [_NO_MODEL]):
             self._models.remove(model)
-            for metric in (self._refused, self._open_streams, self._deadlines, self._slow_clients):
+            for metric in (self._refused, self._open_streams, self._deadlines, self._slow_clients, self._given_up):
                 metric.remove_by_labels({"model_name": model})
 
     def _known(self, model_name: str, engine_id: str) -> tuple[str, str]:
@@ -262,7 +263,7 @@ class GatewayMetrics(GatewayObserver):
         self._requests.pop(labels, None)
         for histogram in (*self._of_requests.values(), self._cancelled):
             histogram.remove(*labels)
-        for counter in (self._ended, self._routed, self._expected, self._failed_over):
+        for counter in (self._ended, self._routed, self._expected, self._failed_over, self._isolated):
             counter.remove_by_labels(dict(zip(_LABELS, labels, strict=True)))
 
     def _counter(self, name: str, meaning: str, labels: tuple[str, ...]) -> Counter:
