@@ -77,6 +77,21 @@ def test_services_have_time_to_end_and_are_asked_how_they_are(service: str) -> N
     assert rest in ([], ["--service", {"kvmanager": "quire.v1.KVManager"}.get(service, "quire.v1.Engine")])
 
 
+def test_up_with_wait_returns_when_requests_are_served() -> None:
+    """It waits for health checks, and for the end of what ends only where something else depends on that end."""
+    waited_for = {
+        name: needed["condition"]
+        for service in FILE["services"].values()
+        if isinstance(service.get("depends_on"), dict)
+        for name, needed in service["depends_on"].items()
+    }
+    once = [name for name, service in FILE["services"].items() if service["restart"] == "no"]
+    assert [waited_for[name] for name in once] == ["service_completed_successfully"] * len(once)
+    assert {name for name in OWN if "healthcheck" not in FILE["services"][name]} == set(once)
+    # The gateway's own name, which is ready when an engine is.
+    assert FILE["services"]["gateway"]["healthcheck"]["test"][1:] == ["quire", "health", "127.0.0.1:50051"]
+
+
 def test_variables_have_the_same_defaults_in_the_file_of_variables() -> None:
     listed = variables_of(ROOT / ".env")
     assert listed.pop("COMPOSE_PROFILES") == FILE["services"]["engine"]["profiles"][0]
