@@ -49,7 +49,7 @@ RUN = {
 }
 # Shown commands that are read, because they take long, or need what a test has not: a key, another machine, a model.
 READ = {
-    "make demo": "tests/services/test_demo.py and the next run it",
+    "make demo": "tests/acceptance/test_newcomer.py runs it",
     "make test": "this is it",
     "quire serve": "`make serve` runs it",
     "quire bench": "tests/services/bench run it, for as long as a test may",
