@@ -19,7 +19,7 @@ from bench.report import RESULTS, ROOT, print_rows, publish, write
 
 # Without a GPU kernels are interpreted, and nobody waits for the figures.
 PATIENCE = 10 if DRY else 1
-SECONDS = 450 * PATIENCE  # of the whole, so that it is over within the ten minutes that a borrowed GPU may be had for
+SECONDS = 450 * PATIENCE  # of the whole, so that it ends within ten minutes
 
 
 def main() -> None:
