@@ -1,13 +1,14 @@
 """One request from submission to its end: engine events in, the client's messages out."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.duration import duration
-from services.errors import DeadlinePassed, RequestGivenUp, SlowClient, Unavailable
+from services.errors import DeadlinePassed, GenerationFailed, RequestGivenUp, ServiceError, SlowClient, Unavailable
 from services.gateway.dispatch import Dispatcher, Placement
 from services.gateway.engine_link import EngineLink, Event, LinkBroke
 from services.gateway.engine_news import Loss, LossReason, News, abandonment, failure, late, refusal
@@ -27,6 +28,8 @@ _MOST_POSITIONS = 1024
 _LOOK_AGAIN_SECONDS = 0.2
 
 Response = gateway_pb2.GenerateResponse
+
+log = logging.getLogger("quire.gateway")
 
 
 @dataclass
@@ -118,6 +121,11 @@ class Generation:
         except (DeadlinePassed, SlowClient) as error:
             reason = _CANCEL_REASONS[type(error)]
             raise
+        except ServiceError:
+            raise
+        except Exception as error:
+            log.exception("request %s failed", self.parameters.request_id)
+            raise GenerationFailed(f"the gateway failed at this request: {type(error).__name__}") from error
         finally:
             self._leave(None if finished else reason)
 

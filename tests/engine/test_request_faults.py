@@ -9,7 +9,7 @@ import torch
 
 from engine import beams, continuations, group, logit_rules, logprobs, runner, sampling
 from engine.errors import BlockManagerBroken, CopyFailed, PinFailed
-from engine.plan import PromptPart, RowRules, Sampled, StepPlan, Work
+from engine.plan import PENDING, PromptPart, RowRules, Sampled, StepPlan, Work
 from engine.request import BeamSearch, Failure, FinishReason, LogitRules, Sampling
 from engine.runner import outcomes
 from tests.engine_in_process import GREEDY, MadeToFail, ModelEngine
@@ -228,6 +228,25 @@ def test_a_request_that_is_preempted_when_it_raises_gives_everything_back(
     engine.run()
     assert engine.finished[guilty].failure is Failure.REQUEST
     assert len(engine.tokens[urgent]) == 100
+
+
+def test_the_step_behind_one_that_raised_has_the_tokens_of_the_others(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is launched before anybody knows that the request of the step before has failed."""
+    expected = ModelEngine(tiny_model("llama"), block_size=BLOCK).generate([PROMPT, PROMPT[1:]], 14)
+    engine, plans = ModelEngine(tiny_model("llama"), block_size=BLOCK, ahead=True), list[StepPlan]()
+    fuse = Fuse(4)
+    fields = bias_rule(monkeypatch, fuse)
+    before(monkeypatch, runner.ModelRunner, "launch", lambda _, plan: plans.append(plan))
+    guilty = engine.submit(PROMPT[2:], 14, request_id="guilty", **fields)
+    names = [engine.submit(prompt, 14) for prompt in (PROMPT, PROMPT[1:])]
+    while guilty not in engine.finished:
+        engine.turn()
+    assert any(work.token_ids == (PENDING,) for work in plans[-1].work)
+    engine.run()
+    assert engine.finished[guilty].failure is Failure.REQUEST
+    assert [engine.tokens[name] for name in names] == expected
 
 
 def test_a_failure_of_the_steps_own_ends_all_of_its_requests(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

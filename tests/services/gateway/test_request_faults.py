@@ -1,0 +1,77 @@
+"""What the gateway raises at one request ends that request alone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc
+import pytest
+
+from quire.v1 import gateway_pb2_grpc
+from services import transport
+from services.gateway.generation import Generation
+from services.gateway.server import GatewayService
+from services.gateway.settings import GatewaySettings
+from tests.load import prompt_request
+from tests.running_quire import RunningQuire
+
+TOKENS = 40
+GUILTY = "the stop string of the guilty request"
+
+
+class Oops(Exception):
+    """What a test lets the gateway's own code raise."""
+
+
+@asynccontextmanager
+async def gateway(quire: RunningQuire, folder: Path) -> "AsyncIterator[gateway_pb2_grpc.GatewayAsyncStub]":
+    """A gateway in this process, for the engine of a Quire."""
+    address = f"unix:{folder}/gateway.sock"
+    service = GatewayService(GatewaySettings(listen=address, engines=quire.addresses["engine"], http_listen=""))
+    await service.start()
+    running = asyncio.create_task(service.run())
+    try:
+        await service.readiness.wait()
+        async with transport.channel(address) as channel:
+            yield gateway_pb2_grpc.GatewayStub(channel)  # type: ignore[misc]
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await service.stop()
+
+
+def test_a_request_at_which_the_gateway_raises_fails_alone(
+    tiny_quire: RunningQuire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delta = Generation._delta
+
+    def with_delta(generation: Generation, index: int, news: object) -> object:
+        if GUILTY in generation.parameters.stopping.strings:
+            raise Oops("secret")
+        return delta(generation, index, news)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Generation, "_delta", with_delta)
+    request = prompt_request("The quick brown fox", TOKENS)
+    guilty = prompt_request("The quick brown fox", TOKENS)
+    guilty.stopping.stop_strings.append(GUILTY)
+
+    async def run() -> list[int]:
+        async with gateway(tiny_quire, tmp_path) as stub:
+
+            async def tokens() -> list[int]:
+                return [token async for one in stub.Generate(request, timeout=60) for token in one.delta.token_ids]
+
+            neighbour = asyncio.create_task(tokens())
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in stub.Generate(guilty, timeout=60):
+                    pass
+            assert caught.value.code() is grpc.StatusCode.INTERNAL
+            assert caught.value.details() == "the gateway failed at this request: Oops"
+            found = await neighbour
+            assert await tokens() == found, "it serves as before"
+            return found
+
+    assert asyncio.run(run()) == tiny_quire.generate(request).token_ids
+    assert tiny_quire.settled_pool().sequences == 0, "the engine was told that nobody waits for it"
