@@ -261,7 +261,12 @@ def key() -> None:
 @click.option("--tenant", required=True, help="Whose key it is: letters, digits, dots, dashes and underscores.")
 @click.option("--expires", type=click.DateTime(), help="When it ends, in UTC. Absent: never.")
 @click.option("--operator", is_flag=True, help="Let it change what is pinned.")
-@click.option("--max-concurrent-requests", type=_AT_LEAST_1, help="Requests under way at most. Absent: no limit.")
+@click.option("--best-priority", type=int, help="Smallest priority of its requests: smaller is first. Absent: 0.")
+@click.option(
+    "--max-concurrent-requests",
+    type=_AT_LEAST_1,
+    help="Sequences (samples, beams) of requests under way at most. Absent: no limit.",
+)
 @click.option("--tokens-per-minute", type=_AT_LEAST_1, help="Tokens, of prompts and answers. Absent: no limit.")
 def create(tenant: str, expires: "datetime | None", operator: bool, **limits: int | None) -> None:
     """Make an API key.

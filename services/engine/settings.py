@@ -58,7 +58,7 @@ class EngineSettings:
         most=0.5,
     )
     priority_aging: float = setting(
-        0.0,
+        30.0,
         "Seconds that each level of priority is worth: who has waited longer by as much goes first. 0: no aging.",
         least=0,
     )

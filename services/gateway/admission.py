@@ -10,6 +10,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from services.errors import Overloaded, Refusal
+from services.gateway.token_bound import ONE_SEQUENCE, Sequences
 
 # Of a bound. Lower marks make better predictions, higher ones use more of what the bound allows.
 LOWER_MARK = 0.8
@@ -159,7 +160,7 @@ class _Bounds:
 
 
 class Admission:
-    """Lets in at most `max_requests` at a time, and of each model at most `max_queued_tokens` that wait."""
+    """Lets in requests of `max_requests` sequences together, and of each model at most `max_queued_tokens` that wait."""
 
     def __init__(self, max_requests: int, max_queued_tokens: int) -> None:
         self._max_requests = max_requests
@@ -180,15 +181,15 @@ class Admission:
         """Forget other models, of which nothing waits."""
         self._tokens = {name: bound for name, bound in self._tokens.items() if name in models or len(bound)}
 
-    def enter(self, model: str, tokens: int, now: float) -> Place:
-        """Let a request for a served model in, which weighs at most so many tokens.
+    def enter(self, model: str, tokens: int, now: float, sequences: Sequences = ONE_SEQUENCE) -> Place:
+        """Let a request for a served model in, which runs so many sequences and weighs at most so many tokens.
 
         Raises Overloaded, which says when there is room again.
         """
         bounds = _Bounds(self._requests, self._tokens.setdefault(model, Bound(self._max_queued_tokens)))
-        self._check(bounds, tokens, now)
+        self._check(bounds, tokens, sequences, now)
         place = Place(bounds)
-        bounds.requests.enter(place, 1, now)
+        bounds.requests.enter(place, sequences.count, now)
         bounds.tokens.enter(place, tokens, now)
         return place
 
@@ -196,13 +197,18 @@ class Admission:
         """Foresee when the next of the requests under way ends."""
         return self._requests.seconds_until(self._requests.level - 1, now)
 
-    def _check(self, bounds: _Bounds, tokens: int, now: float) -> None:
-        waits = [bounds.requests.seconds_until_room(1, now), bounds.tokens.seconds_until_room(tokens, now)]
+    def _check(self, bounds: _Bounds, tokens: int, sequences: Sequences, now: float) -> None:
+        waits = [
+            bounds.requests.seconds_until_room(sequences.count, now),
+            bounds.tokens.seconds_until_room(tokens, now),
+        ]
         seconds = max((wait for wait in waits if wait is not None), default=None)
         if seconds is None:
             return
         if waits[0] is not None:
-            what = f"{self.requests} requests are under way, the limit is {self._max_requests}"
+            what = f"{self._requests.level} sequences are under way, the limit is {self._max_requests}"
+            if sequences.count > 1:
+                what += f", and {sequences.field} is {sequences.count}"
             refusal = Refusal.MAX_REQUESTS
         else:
             what = f"{bounds.tokens.level} tokens wait, the limit is {self._max_queued_tokens}"

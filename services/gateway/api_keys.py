@@ -7,7 +7,8 @@ The file is TOML with a table for each key:
     sha256 = "9f86d0..."              # of the key, in hexadecimal digits
     expires = 2027-01-01T00:00:00Z    # absent: never
     operator = false                  # absent: false
-    max_concurrent_requests = 8       # of the tenant; absent: no limit
+    best_priority = 0                 # the smallest that its requests may have, which is served first; absent: 0
+    max_concurrent_requests = 8       # of the tenant, counted by samples and beams; absent: no limit
     tokens_per_minute = 100000        # of the tenant; absent: no limit
 
 A tenant can have several keys. Its limits are its own, so all of its keys must state the same.
@@ -34,7 +35,8 @@ _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _SCHEME = "bearer"
 _LIMITS = ("max_concurrent_requests", "tokens_per_minute")
-_FIELDS = ("tenant", "sha256", "expires", "operator", *_LIMITS)
+_FIELDS = ("tenant", "sha256", "expires", "operator", "best_priority", *_LIMITS)
+_LARGEST_PRIORITY = 2**31 - 1
 # Far below what a float holds exactly.
 _LARGEST_LIMIT = 10**12
 
@@ -152,7 +154,7 @@ def _key_of(entry: Any) -> _Key:
     if not isinstance(operator, bool):
         raise ValueError(f"operator is {operator!r}, it must be true or false")
     limits = TenantLimits(*(_limit(entry, name) for name in _LIMITS))
-    return _Key(Caller(tenant, operator), bytes.fromhex(sha256), _expiry(entry), limits)
+    return _Key(Caller(tenant, operator, _best_priority(entry)), bytes.fromhex(sha256), _expiry(entry), limits)
 
 
 def _expiry(entry: dict[str, Any]) -> datetime | None:
@@ -162,6 +164,13 @@ def _expiry(entry: dict[str, Any]) -> datetime | None:
     if not isinstance(expires, datetime) or expires.tzinfo is None:
         raise ValueError(f"expires is {expires}, it must be a date and time with its zone: 2027-01-01T00:00:00Z")
     return expires
+
+
+def _best_priority(entry: dict[str, Any]) -> int:
+    best = entry.get("best_priority", 0)
+    if type(best) is not int or not -_LARGEST_PRIORITY - 1 <= best <= _LARGEST_PRIORITY:
+        raise ValueError(f"best_priority is {best!r}, it must be a whole number of 32 bits")
+    return best
 
 
 def _limit(entry: dict[str, Any], name: str) -> int | None:

@@ -7,15 +7,27 @@ from services.errors import NotPermitted
 
 @dataclass(frozen=True)
 class Caller:
-    """The one whose API key came with a call. `tenant` is empty where no keys are asked for."""
+    """The one whose API key came with a call. `tenant` is empty where no keys are asked for.
+
+    `best_priority` is the smallest, which is served first, that its requests may have; None: any.
+    """
 
     tenant: str = ""
     operator: bool = True
+    best_priority: int | None = None
 
     def require_operator(self) -> None:
         """Raise NotPermitted unless the key is an operator's."""
         if not self.operator:
             raise NotPermitted("the API key is not an operator's")
+
+    def check_priority(self, priority: int) -> None:
+        """Raise NotPermitted where a request of this priority would be served before those that the key allows."""
+        if self.best_priority is not None and priority < self.best_priority:
+            raise NotPermitted(
+                f"priority is {priority}, the API key allows {self.best_priority} and larger: smaller is served first",
+                "priority",
+            )
 
 
 ANYONE = Caller()

@@ -27,7 +27,7 @@ from services.gateway.slow_clients import Reader, SlowClients
 from services.gateway.tenant_usage import TenantUsage
 from services.gateway.tenants import Tenants
 from services.gateway.text_stream import TextStream
-from services.gateway.token_bound import most_tokens
+from services.gateway.token_bound import most_tokens, sequences_of
 from services.gateway.tokenizer import Tokenizer
 from services.tracing import Span
 
@@ -86,8 +86,8 @@ class FrontDesk:
         with (
             self._refusal_told(request.model),
             self._reports.begin(request, origin, arrival) as report,
-            self._own_id(caller, Parameters.of(request).within(origin.seconds_left)) as parameters,
-            self._limits.tenants.admitted(caller, self._most_tokens(request)) as reserved,
+            self._own_id(caller, _parameters(request, origin)) as parameters,
+            self._limits.tenants.admitted(caller, self._most_tokens(request), sequences_of(request)) as reserved,
             self._admitted(request, arrival) as place,
             self._deadline_told(request.model, parameters, arrival, (place, report)),
             self._stream_told(request.model, origin.protocol),
@@ -175,7 +175,7 @@ class FrontDesk:
             self._last_refused_at = self._clock()
             raise Unavailable("the gateway is draining", refusal=Refusal.DRAINING)
         admission, model = self._limits.admission, self._fleet.model(request.model).name
-        place = admission.enter(model, self._most_tokens(request), arrival)
+        place = admission.enter(model, self._most_tokens(request), arrival, sequences_of(request))
         self._empty.clear()
         try:
             yield place
@@ -294,6 +294,13 @@ class FrontDesk:
             clock=self._clock,
             span=span,
         )
+
+
+def _parameters(request: gateway_pb2.GenerateRequest, origin: Origin) -> Parameters:
+    """Check a request, and whether its caller may make it. Raises InvalidField or NotPermitted."""
+    parameters = Parameters.of(request).within(origin.seconds_left)
+    origin.caller.check_priority(parameters.priority)
+    return parameters
 
 
 def _described(model: ServedModel) -> gateway_pb2.GetModelResponse:

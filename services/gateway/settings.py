@@ -47,7 +47,9 @@ class GatewaySettings:
     )
     failovers: int = setting(3, "Times that a request may go on at another engine when its own is lost.", least=0)
     failover_seconds: float = setting(10.0, "Seconds that a request then waits for an engine.", least=0)
-    max_requests: int = setting(1024, "Requests under way at most; more are refused.", least=1)
+    max_requests: int = setting(
+        1024, "Sequences of requests (samples, beams) under way at most; more are refused.", least=1
+    )
     max_queued_tokens: int = setting(
         4_000_000, "Tokens, of prompts and of answers to come, that wait for an engine at most, of each model.", least=1
     )

@@ -1,4 +1,4 @@
-"""What each tenant may have under way, and use: requests at the same time, and tokens per minute.
+"""What each tenant may have under way, and use: sequences at the same time, and tokens per minute.
 
 Tokens are drawn from a bucket that holds those of one minute and fills evenly. A request reserves the most that it can
 use before it begins, and gives back at its end what it did not use: so however many begin together, a tenant never uses
@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from services.errors import Overloaded, Refusal
+from services.errors import InvalidField, Overloaded, Refusal
 from services.gateway.admission import Bound
 from services.gateway.api_keys import TenantLimits
 from services.gateway.callers import Caller
 from services.gateway.departures import MOST_TENANTS, SECONDS, Departures
+from services.gateway.token_bound import ONE_SEQUENCE, Sequences
 
 _SECONDS_PER_MINUTE = 60.0
 _UNLIMITED = TenantLimits()
@@ -78,35 +79,45 @@ class Tenants:
             del self.rejections[tenant]
 
     @contextmanager
-    def admitted(self, caller: Caller, most_tokens: int) -> Iterator[Reservation]:
-        """Count a request as under way, with the most tokens that it can use. Raises Overloaded at a limit.
+    def admitted(self, caller: Caller, most_tokens: int, sequences: Sequences = ONE_SEQUENCE) -> Iterator[Reservation]:
+        """Count a request as under way, with its sequences and the most tokens that it can use.
 
-        None are used up unless the reservation is told otherwise.
+        Raises Overloaded at a limit, and InvalidField where it has more sequences than the tenant may have. No tokens
+        are used up unless the reservation is told otherwise.
         """
         tenant = caller.tenant
         bucket = self._buckets.get(tenant)
         try:
-            self._check(tenant, bucket, most_tokens)
+            self._check_sequences(tenant, sequences)
+            self._check_tokens(tenant, bucket, most_tokens)
         except Overloaded:
             self.rejections[tenant] += 1
             raise
         reservation = Reservation(bucket, most_tokens)
-        self._running.setdefault(tenant, Bound(1)).enter(reservation, 1, self._clock())
+        self._running.setdefault(tenant, Bound(1)).enter(reservation, sequences.count, self._clock())
         try:
             yield reservation
         finally:
             reservation.settle()
             self._leave(tenant, reservation)
 
-    def _check(self, tenant: str, bucket: "_Bucket | None", most_tokens: int) -> None:
-        running, limits = self._running.get(tenant), self._limits.get(tenant, _UNLIMITED)
-        most = limits.max_concurrent_requests
-        if most is not None and running and len(running) >= most:
+    def _check_sequences(self, tenant: str, sequences: Sequences) -> None:
+        count, field = sequences.count, sequences.field
+        most, running = self._limits.get(tenant, _UNLIMITED).max_concurrent_requests, self._running.get(tenant)
+        if most is None:
+            return
+        if count > most:
+            raise InvalidField(f"{field} is {count}, tenant {tenant!r} may have {most} sequences under way", field)
+        if running and running.level + count > most:
             raise Overloaded(
-                f"{len(running)} requests of tenant {tenant!r} are under way, {most} is its limit",
-                retry_seconds=running.seconds_until(most - 1, self._clock()),
+                f"{running.level} sequences of tenant {tenant!r} are under way, {most} is its limit, "
+                f"and this request has {count} ({field})",
+                retry_seconds=running.seconds_until(most - count, self._clock()),
                 refusal=Refusal.TENANT_REQUESTS,
             )
+
+    def _check_tokens(self, tenant: str, bucket: "_Bucket | None", most_tokens: int) -> None:
+        limits = self._limits.get(tenant, _UNLIMITED)
         if bucket is not None and (seconds := bucket.seconds_until(most_tokens)) > 0:
             raise Overloaded(
                 f"tenant {tenant!r} has used up its {limits.tokens_per_minute} tokens per minute: this request can use "

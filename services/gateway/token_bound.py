@@ -1,6 +1,26 @@
-"""The most tokens that a request can use, told before its prompt is tokenized."""
+"""What a request can use at most, told before its prompt is tokenized: tokens, and sequences of an engine."""
+
+from dataclasses import dataclass
 
 from quire.v1 import gateway_pb2
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """How many sequences a request runs at once, and the field that says so."""
+
+    count: int
+    field: str
+
+
+ONE_SEQUENCE = Sequences(1, "sampling.sample_count")
+
+
+def sequences_of(request: gateway_pb2.GenerateRequest) -> Sequences:
+    """Return the samples of a request, or the beams of its search."""
+    if request.HasField("beam_search"):
+        return Sequences(max(1, request.beam_search.width), "beam_search.width")
+    return Sequences(max(1, request.sampling.sample_count), ONE_SEQUENCE.field)
 
 
 def most_tokens(request: gateway_pb2.GenerateRequest, context_tokens: int) -> int:

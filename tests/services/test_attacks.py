@@ -289,7 +289,7 @@ def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded
     with guarded.live(secret_request(400), SINGLE, "single") as first:
         status, told = refusal(guarded.of(SINGLE).Generate(secret_request(), timeout=10))
     assert status == Status.RESOURCE_EXHAUSTED
-    assert told == "1 requests of tenant 'single' are under way, 1 is its limit"
+    assert told.startswith("1 sequences of tenant 'single' are under way, 1 is its limit")
     guarded.generate(secret_request(), A)
     first.cancel()
 

@@ -88,7 +88,7 @@ def test_a_request_too_many_is_refused_at_once_and_told_when_to_come_again(quire
         error: Any = failure(quire.gateway.Generate(prompt_request("one more", 5), timeout=CALL_SECONDS))
         assert all(call.is_active() for call in calls), "it waited for room"
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.details().startswith("5 requests are under way, the limit is 5; there is room again in about ")
+        assert error.details().startswith("5 sequences are under way, the limit is 5; there is room again in about ")
         assert told_to_wait(error) > 0
     assert [len(Answer.of(call).token_ids) for call in calls] == [5] * MAX_REQUESTS
     quire.generate(prompt_request("again", 5))

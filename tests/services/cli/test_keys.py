@@ -28,7 +28,7 @@ def test_the_key_is_shown_once_and_its_entry_has_only_a_hash_that_lets_it_in() -
     key, entry = create("--tenant", "acme")
     assert len(key) > 40
     assert key not in entry
-    assert parse(entry, "f").caller(f"Bearer {key}", 0) == Caller("acme", operator=False)
+    assert parse(entry, "f").caller(f"Bearer {key}", 0) == Caller("acme", operator=False, best_priority=0)
 
 
 def test_every_option_is_in_the_entry_and_entries_can_be_put_behind_one_another() -> None:

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.errors import Overloaded
 from services.gateway.admission import Admission, Bound, Place
+from services.gateway.token_bound import Sequences
 
 PLENTY = 1_000_000
 
@@ -30,7 +31,7 @@ def seconds(refused: Overloaded) -> float:
 def test_requests_are_let_in_up_to_the_limit_and_again_from_the_lower_mark_on() -> None:
     admission = Admission(10, PLENTY)
     places = [admission.enter("m", 1, 0.0) for _ in range(10)]
-    assert "10 requests are under way, the limit is 10" in str(refusal(admission, 1.0))
+    assert "10 sequences are under way, the limit is 10" in str(refusal(admission, 1.0))
     places.pop().leave(2.0)
     refusal(admission, 2.0)
     places.pop().leave(3.0)
@@ -38,6 +39,16 @@ def test_requests_are_let_in_up_to_the_limit_and_again_from_the_lower_mark_on() 
     for _ in range(2):
         admission.enter("m", 1, 3.0)
     refusal(admission, 3.0)
+
+
+def test_a_request_counts_once_for_each_of_its_sequences() -> None:
+    admission = Admission(10, PLENTY)
+    place = admission.enter("m", 1, 0.0, Sequences(8, "sampling.sample_count"))
+    with pytest.raises(Overloaded, match=r"8 sequences are under way, the limit is 10, and beam_search.width is 3"):
+        admission.enter("m", 1, 0.0, Sequences(3, "beam_search.width"))
+    place.leave(1.0)
+    assert admission.requests == 0
+    admission.enter("m", 1, 1.0, Sequences(11, "beam_search.width"))  # alone
 
 
 def test_a_bound_that_nobody_ran_into_has_no_lower_mark() -> None:
@@ -53,7 +64,7 @@ def test_requests_of_all_models_are_bounded_together_and_tokens_of_each_for_itse
     assert "100 tokens wait, the limit is 100" in str(refusal(admission, 0.0, 1, "a"))
     admission.enter("b", 100, 0.0)
     admission.enter("c", 100, 0.0)
-    assert "3 requests are under way" in str(refusal(admission, 0.0, 1, "d"))
+    assert "3 sequences are under way" in str(refusal(admission, 0.0, 1, "d"))
     assert [admission.queued_tokens(model) for model in "abcd"] == [100, 100, 100, 0]
 
 

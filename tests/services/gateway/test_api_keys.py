@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import Unauthenticated
+from services.errors import NotPermitted, Unauthenticated
 from services.gateway import authentication
 from services.gateway.api_keys import ApiKeys, TenantLimits, digest_of, parse
 from services.gateway.authentication import Authentication
@@ -36,8 +36,8 @@ def refused(found: ApiKeys, authorization: str | None, now: float = 0) -> str:
 
 def test_a_key_is_its_tenants_and_an_operators_only_where_the_file_says_so() -> None:
     found = keys(entry(), entry(OTHER, "ops", "operator = true"))
-    assert found.caller(f"Bearer {KEY}", 0) == Caller("acme", operator=False)
-    assert found.caller(f"bearer  {OTHER} ", 0) == Caller("ops", operator=True)
+    assert found.caller(f"Bearer {KEY}", 0) == Caller("acme", operator=False, best_priority=0)
+    assert found.caller(f"bearer  {OTHER} ", 0) == Caller("ops", operator=True, best_priority=0)
 
 
 WRONG = {
@@ -70,6 +70,26 @@ def test_limits_are_the_tenants_whichever_of_its_keys_comes() -> None:
     limits = ("max_concurrent_requests = 8", "tokens_per_minute = 1000")
     found = keys(entry(KEY, "acme", *limits), entry(OTHER, "acme", "operator = true", *limits), entry("x", "free"))
     assert found.limits == {"acme": TenantLimits(8, 1000), "free": TenantLimits()}
+
+
+@pytest.mark.parametrize(("stated", "best"), [((), 0), (("best_priority = -2",), -2), (("best_priority = 3",), 3)])
+def test_a_request_is_served_no_earlier_than_its_key_allows(stated: tuple[str, ...], best: int) -> None:
+    caller = keys(entry(KEY, "acme", *stated)).caller(f"Bearer {KEY}", 0)
+    for priority in (best, best + 1, 2**31 - 1):
+        caller.check_priority(priority)
+    with pytest.raises(NotPermitted, match=f"priority is {best - 1}, the API key allows {best} and larger") as refusal:
+        caller.check_priority(best - 1)
+    assert refusal.value.field == "priority"
+
+
+def test_where_no_keys_are_asked_for_any_priority_is_taken() -> None:
+    ANYONE.check_priority(-(2**31))
+
+
+@pytest.mark.parametrize("wrong", ["'0'", "1.5", "true", "2147483648", "-2147483649"])
+def test_a_best_priority_that_no_request_could_have_is_refused(wrong: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"best_priority is .*, it must be a whole number of 32 bits"):
+        keys(entry(KEY, "acme", f"best_priority = {wrong}"))
 
 
 def test_a_file_may_say_that_there_are_no_keys() -> None:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from services.gateway.api_keys import TenantLimits
 from services.gateway.callers import ANYONE, Caller
 from services.gateway.namespace import Namespace, qualified
 from services.gateway.tenants import Reservation, Tenants
-from services.gateway.token_bound import most_tokens
+from services.gateway.token_bound import Sequences, most_tokens, sequences_of
 
 ACME, OTHER = Caller("acme", operator=False), Caller("other", operator=False)
 
@@ -47,6 +48,39 @@ def retry_seconds(tenants: Tenants, tokens: int = 1) -> float | None:
     with pytest.raises(Overloaded) as caught, tenants.admitted(ACME, tokens):
         pass
     return caught.value.retry_seconds
+
+
+@pytest.mark.parametrize(
+    ("fields", "sequences"),
+    [
+        ({}, Sequences(1, "sampling.sample_count")),
+        ({"sampling": {"sample_count": 5}}, Sequences(5, "sampling.sample_count")),
+        ({"sampling": {"sample_count": 2}, "beam_search": {"width": 7}}, Sequences(7, "beam_search.width")),
+        ({"sampling": {"sample_count": -1}}, Sequences(1, "sampling.sample_count")),
+    ],
+)
+def test_a_request_counts_with_the_sequences_that_it_runs(fields: dict[str, Any], sequences: Sequences) -> None:
+    assert sequences_of(gateway_pb2.GenerateRequest(**fields)) == sequences
+
+
+def test_samples_and_beams_count_against_the_limit_of_requests(clock: Clock) -> None:
+    tenants, beams = limited(clock, most_requests=4), Sequences(2, "beam_search.width")
+    with tenants.admitted(ACME, 1, Sequences(3, "sampling.sample_count")):
+        with pytest.raises(
+            Overloaded, match=r"3 sequences .* 4 is its limit, and this request has 2 \(beam_search.width"
+        ):
+            tenants.admitted(ACME, 1, beams).__enter__()
+        with taken(tenants), pytest.raises(Overloaded, match="4 sequences"), taken(tenants):
+            pass
+    with tenants.admitted(ACME, 1, beams), tenants.admitted(ACME, 1, beams):
+        pass
+
+
+def test_a_request_of_more_sequences_than_the_tenant_may_have_is_refused_for_good(clock: Clock) -> None:
+    tenants = limited(clock, most_requests=4)
+    with pytest.raises(InvalidField, match="sample_count is 5, tenant 'acme' may have 4") as refusal:
+        tenants.admitted(ACME, 1, Sequences(5, "sampling.sample_count")).__enter__()
+    assert refusal.value.field == "sampling.sample_count"
 
 
 def test_a_tenant_has_no_more_requests_under_way_than_it_may_and_others_do_not_mind(clock: Clock) -> None:

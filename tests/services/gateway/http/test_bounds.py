@@ -387,6 +387,10 @@ def test_a_full_queue_says_when_to_come_again(server: PlayedServer) -> None:
     assert post(server, json.dumps({**BODY, "stream": True})).status_code == 429
 
 
+def test_clients_find_no_metrics_where_they_send_requests(server: PlayedServer) -> None:
+    assert get(server, "/metrics", authorization="Bearer good").status_code == 404
+
+
 def test_a_request_that_is_given_up_is_not_repeated_by_openais_clients(server: PlayedServer) -> None:
     server.desk.refusal = RequestGivenUp("3 engines were lost")
     response = post(server, json.dumps(BODY))
