@@ -160,7 +160,7 @@ class _Bounds:
 
 
 class Admission:
-    """Lets in requests of `max_requests` sequences together, and of each model at most `max_queued_tokens` that wait."""
+    """Lets in `max_requests` sequences of requests, and of each model at most `max_queued_tokens` that wait."""
 
     def __init__(self, max_requests: int, max_queued_tokens: int) -> None:
         self._max_requests = max_requests

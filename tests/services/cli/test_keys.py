@@ -33,11 +33,12 @@ def test_the_key_is_shown_once_and_its_entry_has_only_a_hash_that_lets_it_in() -
 
 def test_every_option_is_in_the_entry_and_entries_can_be_put_behind_one_another() -> None:
     limits = ("--tokens-per-minute", "1000", "--max-concurrent-requests", "2")
-    first = create("--tenant", "acme", "--expires", "2027-01-01", "--operator", *limits)
+    options = ("--expires", "2027-01-01", "--operator", "--best-priority", "-5")
+    first = create("--tenant", "acme", *options, *limits)
     second = create("--tenant", "acme", *limits)
     keys = parse(first[1] + second[1], "f")
     assert keys.limits == {"acme": TenantLimits(2, 1000)}
-    assert keys.caller(f"Bearer {first[0]}", NEW_YEAR - 1).operator
+    assert keys.caller(f"Bearer {first[0]}", NEW_YEAR - 1) == Caller("acme", operator=True, best_priority=-5)
     with pytest.raises(Unauthenticated):
         keys.caller(f"Bearer {first[0]}", NEW_YEAR)
     assert first[0] != second[0]
