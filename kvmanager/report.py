@@ -14,6 +14,7 @@ from kvmanager.errors import InvalidReport
 from kvmanager.keys import KEY_BYTES, root_key
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, shortened
+from kvmanager.report_checks import Sharing, check_numbers
 from kvmanager.tier import NO_KEY, Tier
 
 _Entry = TypeVar("_Entry")
@@ -129,8 +130,7 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
     """
     books = Books(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
     pool = Pool(spec, books)
-    if report.resets < 0:
-        raise InvalidReport(f"resets is {report.resets}, it must not be negative")
+    check_numbers(report)
     books.resets, pool.last_step = report.resets, report.last_step
     if report.empty:
         yield from _fill_empty(books.device)
@@ -138,13 +138,15 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
         return pool
     yield from _adopt_tier("device", books.device, report.device, _holders(report, swapped=False))
     yield from _adopt_tier("host", books.host, report.host, _holders(report, swapped=True))
+    sharing = Sharing(books)
     for part in _slices(report.sequences):
         for sequence in part:
-            _adopt_sequence(books, sequence)
+            sharing.add(_adopt_sequence(books, sequence))
         yield
     for pin, blocks in report.pins.items():
         if not all(books.device.key(block) for block in blocks):
             raise InvalidReport(f"pin {shortened(pin)!r} holds a block without a key")
+        sharing.add_pin(pin, blocks)
         books.pins[pin] = list(blocks)
     return pool
 
@@ -183,6 +185,8 @@ def _adopt_tier(name: str, tier: Tier, report: TierReport, holders: Iterable[int
         tier.put_back(part)
         yield
     places.take_out(report.withheld, tier)
+    if found := [block for block in report.withheld if tier.count(block) and block not in report.unfindable]:
+        raise InvalidReport(f"{name} block {found[0]} is withheld once nobody holds it, but could be found till then")
     places.check_complete()
 
 
@@ -231,13 +235,15 @@ def _adopt_keys(
         seal(block, key)
 
 
-def _adopt_sequence(books: Books, report: SequenceReport) -> None:
+def _adopt_sequence(books: Books, report: SequenceReport) -> Sequence:
     size, table = books.block_size, report.block_ids
     tier = books.host if report.swapped else books.device
     if report.sequence < 1 or report.sequence in books.sequences:
         raise InvalidReport(f"sequence {report.sequence} is listed twice, or is no id")
     if not 0 <= report.resets <= books.resets:
         raise InvalidReport(f"sequence {report.sequence} began after {report.resets} resets of {books.resets}")
+    if not table or report.prompt_tokens < 0:
+        raise InvalidReport(f"sequence {report.sequence} has no block, or {report.prompt_tokens} tokens of a prompt")
     if not (len(table) - 1) * size < report.room_tokens <= len(table) * size:
         raise InvalidReport(f"sequence {report.sequence} has {len(table)} blocks for {report.room_tokens} tokens")
     if not 0 <= report.computed_tokens <= report.room_tokens or len(set(table)) < len(table):
@@ -263,8 +269,7 @@ def _adopt_sequence(books: Books, report: SequenceReport) -> None:
     if report.committed_blocks:
         sequence.key = tier.key(table[report.committed_blocks - 1]) or sequence.root
     books.add(sequence)
-    if {books.sequences[member].swapped for member in books.groups[report.group]} != {report.swapped}:
-        raise InvalidReport(f"group {report.group} is partly swapped out")
+    return sequence
 
 
 def _slices(entries: "Iterable[_Entry]") -> "Iterator[list[_Entry]]":

@@ -1,5 +1,6 @@
 """A report rebuilds the pool that wrote it, and one that contradicts itself rebuilds nothing."""
 
+import copy
 import random
 from dataclasses import replace
 
@@ -89,6 +90,89 @@ def test_adopting_a_pools_report_gives_an_equal_pool_that_answers_alike(seed):
     assert again.violations() == []
 
 
+def mutate(report, draw):  # noqa: C901  (a case for each change)
+    """Change one thing of a report: an entry's number, a block, a key, or where something stands."""
+    lists = [sequence.block_ids for sequence in report.sequences] + list(report.pins.values())
+    for tier in (report.device, report.host):
+        lists += [tier.release_order, tier.withheld]
+    blocks = draw.choice(lists)
+    keyed = draw.choice([report.device.keyed, report.device.unfindable, report.host.keyed, report.host.unfindable])
+    match draw.randint(0, 9):
+        case 0:
+            blocks.insert(draw.randint(0, len(blocks)), draw.randint(-1, 13))
+        case 1 if blocks:
+            blocks.pop(draw.randrange(len(blocks)))
+        case 2 if blocks:
+            blocks[draw.randrange(len(blocks))] = draw.randint(-1, 13)
+        case 3:
+            draw.shuffle(blocks)
+        case 4:
+            keyed[draw.randint(0, 13)] = bytes([draw.randint(1, 3)] * draw.choice((32, 32, 32, 31)))
+        case 5 if keyed:
+            del keyed[draw.choice(list(keyed))]
+        case 6:
+            report.pins[draw.choice(("", "new"))] = [draw.randint(1, 12) for _ in range(draw.randint(0, 3))]
+        case 7:
+            setattr(report, draw.choice(("resets", "last_step")), draw.randint(-2, 3))
+        case _ if report.sequences:
+            one = draw.choice(report.sequences)
+            names = (
+                "sequence",
+                "group",
+                "resets",
+                "prompt_tokens",
+                "room_tokens",
+                "computed_tokens",
+                "committed_blocks",
+            )
+            what = draw.choice((*names, "swapped", "request_id", "salt", "copy"))
+            if what == "copy":
+                report.sequences.append(replace(one, sequence=900, group=draw.choice((one.group, 901))))
+            else:
+                values = {"swapped": not one.swapped, "request_id": "another", "salt": b"other"}
+                number = draw.choice(
+                    (-1, 0, 1, 2, 2**31 - 1, getattr(one, what) + draw.choice((-1, 1)) if what in names else 0)
+                )
+                setattr(one, what, values.get(what, number))
+
+
+def canonical(report):
+    """What a report says, however it is listed: equal keys in order of sealing, free blocks apart from cached ones."""
+    tiers = []
+    for tier in (report.device, report.host):
+        carriers = {}
+        for block, key in tier.keyed.items():
+            carriers.setdefault(key, []).append(block)
+        order = [[block for block in tier.release_order if (block in tier.keyed) is keyed] for keyed in (False, True)]
+        tiers.append((carriers, tier.unfindable, order, sorted(tier.withheld)))
+    sequences = sorted(report.sequences, key=lambda sequence: sequence.sequence)
+    return tiers, sequences, report.pins, report.resets, report.last_step
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_changed_report_is_refused_or_gives_a_sound_pool_that_reports_the_same(seed):
+    draw = random.Random(seed)
+    pool = Pool(spec())
+    for number in range(1, draw.randint(2, 12)):
+        if draw.random() < 0.05:
+            pool.withhold([draw.randint(1, pool.device.total)], [])
+        pool.apply(random_step(pool, draw, number))
+    for _ in range(60):
+        report = copy.deepcopy(report_of(pool))
+        for _ in range(draw.randint(1, 3)):
+            mutate(report, draw)
+        said = copy.deepcopy(canonical(report))
+        try:
+            again = adopted(spec(), report)
+        except InvalidReport:
+            continue
+        assert again.violations() == []
+        assert canonical(report_of(again)) == said
+        again.apply(Step(again.last_step + 1, frees=[Free(one, FreeReason.FAILED) for one in list(again.sequences)]))
+        assert again.violations() == []
+        assert again.device.counts.held == len({block for blocks in again.books.pins.values() for block in blocks})
+
+
 def test_an_empty_report_begins_a_pool_anew(state_of):
     assert state_of(adopted(spec(), PoolReport())) == state_of(Pool(spec()))
     assert adopted(spec(), PoolReport(last_step=7)).last_step == 7
@@ -129,6 +213,12 @@ CONTRADICTIONS = {
     "blocks for 9 tokens": lambda report: first(report, room_tokens=9),
     "a table that cannot be": lambda report: first(report, computed_tokens=7),
     "listed twice, or is no id": lambda report: first(report, sequence=2),
+    "shares block 3, which has no key": lambda report: report.sequences.append(
+        replace(report.sequences[0], sequence=9, group=9)
+    ),
+    "or one block twice": lambda report: report.pins.update(pin=[1, 1]),
+    "last_applied_step is -1": lambda report: setattr(report, "last_step", -1),
+    "or -4 tokens of a prompt": lambda report: first(report, prompt_tokens=-4),
     "partly swapped out": lambda report: first(report, group=2),
     "a key that nobody finds, but is in no table": lambda report: report.device.unfindable.update(
         {report.device.release_order[0]: bytes(32)}
