@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+from kvmanager import limits
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
 from kvmanager.keys import root_key
 from kvmanager.pool_spec import PoolSpec
@@ -86,6 +87,13 @@ class Books:
             raise InvalidItem(f"sequence is {number}, ids are at least 1")
         if number in self.sequences:
             raise IdInUse(f"sequence {number} exists")
+        if len(self.sequences) >= limits.MOST_SEQUENCES:
+            raise OutOfBlocks(f"the pool has {limits.MOST_SEQUENCES} sequences, which is all that it may have")
+
+    def check_shares(self, more: int) -> None:
+        """Raise OutOfBlocks unless so many more table entries and pins can hold what others hold."""
+        if self.device.saved + more > limits.MOST_SHARES:
+            raise OutOfBlocks(f"{more} blocks more would be shared, {limits.MOST_SHARES} may be in all")
 
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence in."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as Items
 from typing import Any
 
+from kvmanager import limits
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import (
     IdInUse,
@@ -34,6 +35,9 @@ _LENGTHS = 4096  # lengths that are set at a time: some 0.3 ms
 _ALL_AT_ONCE = 1 << 62
 _REFUSAL_WORK = 8
 _TOKENS_HASHED_TOGETHER = 16
+
+# What grows an answer without a bound of its own.
+_GRANTS = (StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCATE)
 
 _REFUSALS: dict[type[ItemRefused], StepRefusal] = {
     OutOfBlocks: StepRefusal.OUT_OF_BLOCKS,
@@ -102,15 +106,19 @@ class Pool:
         result = StepResult(step.step)
         books, deeds, refusals = self.books, result.deeds, result.refusals
         result.withheld, result.host_withheld = books.take_withheld()
-        work = 0
+        work = moved = 0
         # One frame and no call but the verb's: a decoding batch comes through here at every step.
         for kind, items, verb in _verbs(step):
-            hashes = kind is StepItem.ALLOCATE
+            hashes, grants = kind is StepItem.ALLOCATE, kind in _GRANTS
             for position, item in enumerate(items):
                 seen = len(deeds)
                 try:
+                    if grants and moved >= limits.MOST_STEP_BLOCKS:
+                        raise OutOfBlocks(f"the Step has {moved} blocks already; the next one may ask again")
                     verb(books, item, result)
-                    work += 1 if len(deeds) == seen else 1 + len(deeds[seen][3]) * (len(deeds) - seen)
+                    blocks = len(deeds[seen][3]) * (len(deeds) - seen) if len(deeds) > seen else 0
+                    moved += blocks
+                    work += 1 + blocks
                 except ItemRefused as refused:
                     refusals.append(Refusal(kind, position, _REFUSALS[type(refused)], str(refused)))
                     work += _REFUSAL_WORK

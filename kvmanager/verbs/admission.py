@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
+from kvmanager import limits
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks
 from kvmanager.keys import block_keys
@@ -58,10 +59,13 @@ def allocate(books: Books, item: Allocate, result: StepResult) -> None:
         raise IdInUse(f"group {item.group} exists")
     if not item.token_ids or item.compute_tokens < 1 or item.spare_blocks < 0:
         raise InvalidItem("token_ids and compute_tokens must not be empty, spare_blocks not negative")
+    if len(item.token_ids) > limits.LARGEST_TABLE * books.block_size:
+        raise InvalidItem(f"a prompt of {len(item.token_ids)} tokens is longer than any table can be")
     root = books.root(item.salt)
     sequence = Sequence(item.sequence, item.group, item.request_id, item.salt, books.resets, root)
     sequence.prompt = len(item.token_ids)
     prefix = find_prefix(books, sequence.root, item.token_ids)
+    books.check_shares(len(prefix.hits))
     _check_fits(books, item, prefix.hits)
     seen = len(result.evicted)
     _take_prefix(books, sequence, prefix.hits, result)

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from kvmanager import limits
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem
 from kvmanager.pool_spec import LARGEST_ROOM
@@ -53,7 +54,7 @@ def _append(books: Books, sequence: Sequence, tokens: int, result: StepResult) -
     if needed <= 0:
         return
     room = (first + needed) * books.block_size
-    if room > LARGEST_ROOM:
+    if room > LARGEST_ROOM or first + needed > limits.LARGEST_TABLE:
         books.check_available(needed)
         raise InvalidItem(f"room for {room} tokens is more than any sequence can have")
     seen = len(result.evicted)
@@ -74,7 +75,7 @@ def _rewrite(books: Books, rooms: list[tuple[Sequence, int]], result: StepResult
     # Counted before they are listed: a length out of all bounds must not cost memory.
     books.check_available(sum(max(0, books.blocks_for(tokens) - len(member.table)) for member, tokens in rooms))
     longest = max((tokens for _, tokens in rooms), default=0)
-    if books.blocks_for(longest) * books.block_size > LARGEST_ROOM:
+    if books.blocks_for(longest) > min(limits.LARGEST_TABLE, LARGEST_ROOM // books.block_size):
         raise InvalidItem(f"room for {longest} tokens is more than any sequence can have")
     writes = _planned_writes(books, rooms)
     books.check_available(len(writes))

@@ -91,6 +91,7 @@ def fork(books: Books, item: Fork, result: StepResult) -> None:
     books.check_new(item.child)
     if not 1 <= item.length <= parent.room:
         raise InvalidItem(f"length is {item.length}, the parent has room for {parent.room} tokens")
+    books.check_shares(books.blocks_for(item.length))
     _cut(books, parent, item.length)
     for block in parent.table:
         books.device.hold(block)

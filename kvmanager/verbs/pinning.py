@@ -1,5 +1,6 @@
 """pin, unpin, reset: what operators do to the prefix cache."""
 
+from kvmanager import limits
 from kvmanager.books import Books
 from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin
 from kvmanager.step import Pin, PinChange, Reset, StepItem, StepResult, Unpin
@@ -24,6 +25,9 @@ def _pin(books: Books, item: Pin, result: StepResult) -> None:
         raise IdInUse(f"pin {item.pin_id!r} exists")
     if not 1 <= item.block_count <= sequence.committed:
         raise InvalidItem(f"block_count is {item.block_count}, but {sequence.committed} blocks have keys")
+    if len(books.pins) >= limits.MOST_PINS:
+        raise InvalidItem(f"the pool has {limits.MOST_PINS} pins, which is all that it may have")
+    books.check_shares(item.block_count)
     blocks = sequence.table[: item.block_count]
     _check_others_fit(books, blocks)
     for block in blocks:

@@ -1,0 +1,80 @@
+"""What one pool may have and one Step may ask: beyond it items are refused, and nothing of them is done."""
+
+import pytest
+
+from kvmanager import (
+    Allocate,
+    Commit,
+    Extend,
+    Fork,
+    Pin,
+    Pool,
+    PoolSpec,
+    Step,
+    StepItem,
+    StepRefusal,
+    limits,
+    report_of,
+)
+
+SIZE = 2
+
+
+def pool_with():
+    pool = Pool(PoolSpec("engine", 1, "model", SIZE, 40, 10))
+    pool.apply(Step(1, allocates=[Allocate(1, 1, "a", b"", [7] * 8, 8)]))
+    pool.apply(Step(2, commits=[Commit(1, 0, [7] * 8)]))
+    return pool
+
+
+def allocate(number, tokens):
+    return Allocate(number, number, "r", b"", tokens, len(tokens))
+
+
+BEYOND = {
+    "as many sequences as there may be": (
+        {"MOST_SEQUENCES": 1},
+        {"allocates": [allocate(2, [1])]},
+        StepRefusal.OUT_OF_BLOCKS,
+    ),
+    "as many forks as there may be sequences": (
+        {"MOST_SEQUENCES": 1},
+        {"forks": [Fork(1, 2, 8)]},
+        StepRefusal.OUT_OF_BLOCKS,
+    ),
+    "a prompt longer than a table": ({"LARGEST_TABLE": 4}, {"allocates": [allocate(2, [1] * 9)]}, StepRefusal.INVALID),
+    "a table that grows too long": ({"LARGEST_TABLE": 4}, {"extends": [Extend(1, [(1, 9)])]}, StepRefusal.INVALID),
+    "a fork of more than may be shared": ({"MOST_SHARES": 3}, {"forks": [Fork(1, 2, 8)]}, StepRefusal.OUT_OF_BLOCKS),
+    "a prefix of more than may be shared": (
+        {"MOST_SHARES": 3},
+        {"allocates": [allocate(2, [7] * 9)]},
+        StepRefusal.OUT_OF_BLOCKS,
+    ),
+    "a pin of more than may be shared": ({"MOST_SHARES": 3}, {"pins": [Pin("p", 1, 4)]}, StepRefusal.OUT_OF_BLOCKS),
+    "as many pins as there may be": ({"MOST_PINS": 0}, {"pins": [Pin("p", 1, 4)]}, StepRefusal.INVALID),
+}
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_what_is_beyond_a_bound_is_refused_and_leaves_everything_as_it_was(case, monkeypatch):
+    bounds, items, reason = BEYOND[case]
+    pool = pool_with()
+    before = report_of(pool)
+    for name, value in bounds.items():
+        monkeypatch.setattr(limits, name, value)
+    (refusal,) = pool.apply(Step(3, **items)).refusals
+    assert refusal.reason is reason
+    before.last_step = 3
+    assert report_of(pool) == before
+    monkeypatch.undo()
+    assert pool.apply(Step(4, **items)).refusals == []
+
+
+def test_a_step_that_has_its_blocks_grants_no_more_but_the_next_one_does(monkeypatch):
+    monkeypatch.setattr(limits, "MOST_STEP_BLOCKS", 3)
+    pool = pool_with()
+    items = [allocate(number, [number] * 4) for number in (2, 3, 4)]
+    (refusal,) = pool.apply(Step(3, allocates=items)).refusals
+    assert (refusal.item, refusal.position, refusal.reason) == (StepItem.ALLOCATE, 2, StepRefusal.OUT_OF_BLOCKS)
+    assert pool.apply(Step(4, allocates=items[2:])).refusals == []
+    assert pool.violations() == []
