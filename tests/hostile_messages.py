@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ _FREE = field(5, b"\x08\x07\x10\x01")
 _ALLOCATE = b"\x08\x01\x10\x01\x30\x01"  # group, sequence, compute_tokens
 
 
-def shapes() -> Iterable[Hostile]:
+def shapes() -> Iterator[Hostile]:
     """Yield everything hostile, one at a time, because it is large."""
     for size, unit in ((64 << 10, "64 KiB"), (4 * MIB, "4 MiB"), (15 * MIB, "15 MiB"), (60 * MIB, "60 MiB")):
         yield _steps(f"{unit} of empty allocates", size, field(9, b""))
@@ -157,8 +157,10 @@ class Neighbour:
     def close(self) -> None:
         """End it, and see that all its Steps were answered."""
         assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.close()
         assert self._process.wait(CALL_SECONDS) == 0
+        self._process.stdout.close()
 
 
 def send(address: str, hostile: Hostile, engine_id: str = "hostile") -> tuple[list[bytes], grpc.StatusCode, str]:

@@ -158,6 +158,23 @@ def test_totals_count_refusals_by_reason_but_no_preemption_that_was_refused(mana
     assert (session.totals.refusals, session.totals.preemptions) == (reasons, 1)
 
 
+@pytest.mark.parametrize("newer_has_finished", [True, False])
+def test_of_two_attaches_of_one_engine_the_last_to_register_gets_it(manager, newer_has_finished):
+    older, newer = manager.register(spec()), manager.register(spec())
+    live = manager.attach(spec(), registration=newer) if newer_has_finished else None
+    with pytest.raises(SessionReplaced):
+        manager.check_last(older)
+    with pytest.raises(SessionReplaced):
+        manager.attach(spec(), registration=older)
+    assert manager.of_engine("engine-a") is live
+
+
+def test_an_attach_goes_on_when_one_that_registered_after_it_was_given_up(manager):
+    older, newer = manager.register(spec()), manager.register(spec())
+    manager.withdraw(newer)
+    assert manager.is_live(manager.attach(spec(), registration=older))
+
+
 def test_a_step_whose_session_is_replaced_between_two_slices_ends_and_leaves_no_trace(manager):
     older = manager.attach(spec())
     work = manager.applying(older, Step(1, allocates=[allocate(1, [5, 6]), allocate(2, [7])]), budget=1)
