@@ -211,6 +211,7 @@ def test_a_request_that_raises_fails_alone_and_says_so(
     assert isinstance(failed.fault, Oops)
     assert "Oops: a bug" in failed.detail
     assert {one.finish for one in failed.samples} == {FinishReason.FAILED}
+    assert not any(one.fault for one in (*engine.scored[guilty], *engine.sampled[guilty])), "nothing of it is told"
     assert answers(engine, names) == undisturbed
     assert engine.scheduler.totals.failures[Failure.REQUEST] == 1
 
@@ -340,21 +341,22 @@ class TestOutcomes:
             brought(work)
 
 
-def test_work_that_cannot_be_laid_out_is_planned_without(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of a request that fails are handed out again in the same turn: no step may write them then."""
-    engine, plans = ModelEngine(tiny_model("llama"), block_size=BLOCK), list[StepPlan]()
+def test_no_work_of_a_request_is_left_in_the_plan_that_it_could_not_be_laid_out_for(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks are handed out again in the same turn: no step may write them then."""
+    engine, plans, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK), list[StepPlan](), Fuse(1)
     before(monkeypatch, runner.ModelRunner, "launch", lambda _, plan: plans.append(plan))
-    guilty = engine.submit(PROMPT, 20, sampling=Sampling(seed=GUILTY_SEED), samples=2, request_id="guilty")
-    engine.submit(PROMPT[1:], 6)
-    while not engine.tokens[guilty]:
-        engine.turn()
-    sequences = {member.id for member in engine.scheduler._roster.by_request[guilty].members}
-    fuse = Fuse(1)  # the first of the two samples is laid out well
     before(monkeypatch, group.Sequence, "rules_after", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
-    planned = len(plans)
+    # Samples that went on elsewhere before are laid out one by one: the first of them well.
+    begun = ((31, 32, 33), (41, 42, 43))
+    guilty = engine.submit(PROMPT, 20, sampling=Sampling(seed=GUILTY_SEED), samples=begun, request_id="guilty")
+    engine.submit(PROMPT[1:], 6)
+    sequences = {member.id for member in engine.scheduler._roster.by_request[guilty].members}
     engine.run()
     assert fuse.blown
-    assert not any(work.sequence in sequences for plan in plans[planned:] for work in plan.work)
+    assert engine.tokens[guilty] == []
+    assert sum(work.samples for plan in plans for work in plan.work if work.sequence in sequences) == 0
 
 
 def test_a_prompt_whose_pin_raises_fails_the_pin_alone(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
