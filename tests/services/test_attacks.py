@@ -285,6 +285,27 @@ def test_what_happened_to_a_request_is_told_under_its_tenants_name(guarded: Guar
     assert CliRunner().invoke(cli, ["explain", "told", "--address", address]).exit_code == 1
 
 
+def test_a_key_lets_nobody_be_served_before_the_default_class(guarded: Guarded) -> None:
+    urgent, later = secret_request(), secret_request()
+    urgent.priority, later.priority = -1, 1
+    status, told = refusal(guarded.of(A).Generate(urgent, timeout=10))
+    assert (status, told) == (
+        Status.PERMISSION_DENIED,
+        "priority is -1, the API key allows 0 and larger: smaller is served first",
+    )
+    guarded.generate(later, A)
+
+
+def test_samples_and_beams_of_one_request_do_not_get_past_a_limit_of_requests(guarded: Guarded) -> None:
+    samples, beams = secret_request(), secret_request()
+    samples.sampling.temperature, samples.sampling.sample_count = 1.0, 2
+    beams.beam_search.width = 3
+    for request, field in ((samples, "sampling.sample_count is 2"), (beams, "beam_search.width is 3")):
+        status, told = refusal(guarded.of(SINGLE).Generate(request, timeout=10))
+        assert status == Status.INVALID_ARGUMENT
+        assert told == f"{field}, tenant 'single' may have 1 sequences under way"
+
+
 def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded: Guarded) -> None:
     with guarded.live(secret_request(400), SINGLE, "single") as first:
         status, told = refusal(guarded.of(SINGLE).Generate(secret_request(), timeout=10))
