@@ -12,6 +12,7 @@ import pytest
 from engine.errors import ConstraintFailed
 from engine.group import Group
 from engine.loop import Turn
+from engine.plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
 from services.engine import driver as driver_module
 from services.engine.driver import Arrival, EngineDriver
@@ -135,15 +136,23 @@ def has_failed(finished: engine_pb2.RequestFinished) -> bool:
 def test_tokens_that_cannot_be_written_fail_their_request(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, max_tokens: int
 ) -> None:
-    raising_for(
-        monkeypatch, driver_module, "token_logprobs", lambda tokens: any(len(token.top) == 13 for token in tokens)
-    )
+    raised: list[bool] = []
+
+    def first_of_the_guilty(tokens: list[Sampled]) -> bool:
+        if raised or not any(len(token.top) == 13 for token in tokens):
+            return False
+        raised.append(True)
+        return True
+
+    raising_for(monkeypatch, driver_module, "token_logprobs", first_of_the_guilty)
 
     async def test(driven: Driven) -> None:
-        finished = await all_end(driven, logprobs=13, stopping={"max_tokens": max_tokens, "ignore_eos": True})
+        stopping = {"max_tokens": max_tokens, "ignore_eos": True}
+        finished = await all_end(driven, logprobs=13, sampling={"sample_count": 2}, stopping=stopping)
         assert has_failed(finished)
         assert "Oops" in finished.detail
-        assert driven.tokens[GUILTY] == []
+        assert driven.tokens[GUILTY] == [], "nothing follows what is missing"
+        assert driven.model.scheduler.totals.generated_tokens <= 2 * TOKENS + 2 * 2, "it goes on for a step at most"
 
     drive(test)
 
