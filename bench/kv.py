@@ -21,6 +21,7 @@ import grpc
 from rich.progress import track
 
 import kvmanager
+from bench import kv_holds
 from bench.peer import PEERS, Peer
 from bench.report import Row, publish, row
 from engine import blocks
@@ -153,6 +154,7 @@ def main() -> None:
         wire=wire,
         decode_us_by_pool_blocks={str(size): [run[size] for run in sizes] for size in SIZES},
     )
+    kv_holds.main()
 
 
 def _wire_ratio(wire: list[dict[str, float]], metric: str, above: str, below: str, share: int) -> Row:

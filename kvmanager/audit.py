@@ -25,6 +25,7 @@ Two faults that hide each other (a free block lost, another one queued twice) ar
 out twice.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -58,21 +59,17 @@ class _Holders:
         self.saved = 0
         self.shared = 0
         self.queues_walked = False
-        self._holders: dict[int, int] = {}
+        self._holders = array("i", bytes(4 * (tier.total + 1)))
 
     def of(self, block: int) -> int:
-        return self._holders.get(block, 0)
+        return self._holders[block]
 
     def change(self, blocks: Iterable[int], by: int, _holder: int) -> None:
         """Add a holder of each block, or take one away. While tables are being copied, a block may have less than 0."""
         holders = self._holders
         for block in blocks:
-            before = holders.get(block, 0)
-            after = before + by
-            if after:
-                holders[block] = after
-            else:
-                del holders[block]
+            before = holders[block]
+            after = holders[block] = before + by
             self.held += (after > 0) - (before > 0)
             self.saved += max(after - 1, 0) - max(before - 1, 0)
             self.shared += (after > 1) - (before > 1)
@@ -128,19 +125,20 @@ class Audit:
             for found in check():
                 new = [one for one in dict.fromkeys(found) if one not in told]
                 told.update(new)
-                self._take_out(new)
-                yield new
-                self._tables.catch_up()
+                for part in _by_block(new):
+                    self._take_out(part)
+                    yield part
+                    self._tables.catch_up()
 
     def _take_out(self, found: Sequence[Violation]) -> None:
+        """Withhold the block that violations name, if they name one."""
         if not found:
             return
-        blocks: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        for block, host, _ in found:
-            holders = self._host if host else self._device
-            if 1 <= block <= holders.tier.total:
-                blocks[host][block] = holders.of(block)
-        self._books.withhold(*blocks)
+        block, host, _ = found[0]
+        holders = self._host if host else self._device
+        if 1 <= block <= holders.tier.total:
+            blame = {block: holders.of(block)}
+            self._books.withhold(*(({}, blame) if host else (blame, {})))
 
     # Checks. Each looks at the pool right after it caught up.
 
@@ -189,4 +187,16 @@ class Audit:
                 keys += tier.answers(block)
             yield [*holders.violations(faults), *holders.sums()]
         if changes == self._tables.changes and keys != tier.index_size:
-            yield holders.violations(tier.index_faults())
+            for faults in tier.checking_index():
+                yield holders.violations(faults)
+
+
+def _by_block(found: Iterable[Violation]) -> Iterable[list[Violation]]:
+    """Return violations by the block that they name; one empty list where there are none.
+
+    To withhold a block means to look for it among all free ones, so others get their turn after each.
+    """
+    blocks: dict[tuple[int, bool], list[Violation]] = {}
+    for violation in found:
+        blocks.setdefault((violation.block, violation.host), []).append(violation)
+    return list(blocks.values()) or [[]]

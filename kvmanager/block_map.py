@@ -17,6 +17,7 @@ from kvmanager.tier import Tier
 # Blocks that are looked at without a pause, and entries of tables that are searched: about a third of a millisecond.
 _SLICE = 400
 _SEARCHED_TOGETHER = 20_000
+_GROWTH = 50_000
 
 _MOST_COUNT = 0xFF
 _MOST_OWNER = 0xFFFF
@@ -81,12 +82,21 @@ class _Cells:
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
-        self.cells = array("I", bytes(4 * (tier.total + 1)))
+        self.cells = array("I", (0,))
         self.changed: set[int] = set()
+        self.drawn = False  # until then everything will be looked at anyway
         # Ids of a block's holders, added up: where there is one, the sum is its id. Unlike a list of them, this bears
         # that a holder leaves before the copying has come to it.
-        self._owners = array("q", bytes(8 * (tier.total + 1)))
+        self._owners = array("q", (0,))
         self._pins: dict[int, int] = {}
+
+    def growing(self) -> Generator[None, None, None]:
+        """Make room for all blocks, with pauses: fresh memory takes its time."""
+        while (missing := self.tier.total + 1 - len(self.cells)) > 0:
+            some = min(missing, _GROWTH)
+            self.cells.frombytes(bytes(self.cells.itemsize * some))
+            self._owners.frombytes(bytes(self._owners.itemsize * some))
+            yield
 
     def change(self, blocks: Iterable[int], by: int, holder: int, /) -> None:
         """Add a holder of each block, or take one away."""
@@ -95,7 +105,8 @@ class _Cells:
             owners[block] += by * holder
             if not holder:
                 self._pins[block] = self._pins.get(block, 0) + by
-        self.changed.update(blocks)
+        if self.drawn:
+            self.changed.update(blocks)
 
     def look(self, block: int) -> int:
         """Return what a block is now."""
@@ -134,6 +145,7 @@ class BlockMap:
         self._host = _Cells(books.host)
         self._tables = FollowedTables(books, self._device, self._host)
         self._reset = False
+        self._begun = False
 
     @property
     def device(self) -> "array[int]":
@@ -147,6 +159,8 @@ class BlockMap:
 
     def heard(self, result: StepResult) -> None:
         """Hear of a Step that was applied. Keeps what is needed of it, which must not change any more."""
+        if not self._begun:
+            return
         self._tables.heard(result)
         if result.sealed_blocks:
             self._device.changed.update(result.sealed_blocks)
@@ -163,8 +177,11 @@ class BlockMap:
 
     def drawing(self) -> Generator[None, None, None]:
         """Draw the map for the first time, in slices."""
+        yield from self._device.growing()
+        yield from self._host.growing()
+        self._begun = True
         yield from self._tables.copying()
-        self._reset = True
+        self._device.drawn = self._host.drawn = self._reset = True
         yield from self.updating()
 
     def updating(self) -> Generator[None, None, MapChanges]:

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-from kvmanager import limits
+from kvmanager import limits, parts
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
 from kvmanager.keys import root_key
+from kvmanager.parts import Rest
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.step import Copy, StepResult
 from kvmanager.tier import Eviction, Seal, Tier
@@ -53,8 +54,13 @@ class Books:
         self.groups: dict[int, list[int]] = {}  # members in order of their ids
         self.pins: dict[str, list[int]] = {}
         self.resets = 0
+        self.stepping = False  # between two slices of a Step that was not told of yet
         self._device_releases: list[int] = []
         self._host_releases: list[int] = []
+        # Blocks with a holder that is no table entry and no pin: a verb that is done in parts has taken them already,
+        # or not given them back yet.
+        self.under_way: list[int] = []
+        self.host_under_way: list[int] = []
         self._withheld: tuple[list[int], list[int]] = ([], [])
 
     def root(self, salt: bytes) -> bytes:
@@ -128,6 +134,14 @@ class Books:
             self._demote(self.device.take_evictions(), result)
         return blocks
 
+    def granting(self, table: list[int], number: int, result: StepResult) -> Rest:
+        """Hand out device blocks, of which there must be so many, and put them at the end of a table, in parts."""
+        while number:
+            blocks = self.grant(min(number, parts.PART), result)
+            table += blocks
+            number -= len(blocks)
+            yield parts.PART
+
     def grant_one(self, result: StepResult) -> int:
         """Hand out one device block. Raises OutOfBlocks when none is left."""
         device = self.device
@@ -153,14 +167,32 @@ class Books:
         """Release host blocks: a copy of this Step may read them after one that would write them."""
         self._host_releases += blocks
 
-    def end_step(self) -> None:
+    def releasing(self, blocks: list[int]) -> Rest:
+        """Release device blocks, the last one first, and what else is under way, in parts."""
+        self.under_way += blocks
+        while self.under_way:
+            self.device.release_many(reversed(self.under_way[-parts.PART :]))
+            del self.under_way[-parts.PART :]
+            yield parts.PART
+
+    def end_step(self) -> Rest | None:
         """Do what waited for the end of the Step."""
+        if len(self._device_releases) + len(self._host_releases) > parts.LONG:
+            return self._ending_step()
         if self._device_releases:
             self.device.release_many(self._device_releases)
             self._device_releases.clear()
         if self._host_releases:
             self.host.release_many(self._host_releases)
             self._host_releases.clear()
+        return None
+
+    def _ending_step(self) -> Rest:
+        for tier, releases in ((self.device, self._device_releases), (self.host, self._host_releases)):
+            while releases:
+                tier.release_many(releases[: parts.PART])
+                del releases[: parts.PART]
+                yield parts.PART
 
     def withhold(self, device: Mapping[int, int], host: Mapping[int, int]) -> None:
         """Take blocks with so many holders out of circulation, as `Tier.withhold` does; the next Step tells of it."""
@@ -182,9 +214,9 @@ class Books:
             for block in sequence.table:
                 holders[block] = holders.get(block, 0) + 1
         # Between two slices of a Step: what it gives back at its end is still held.
-        for block in chain(self._device_releases, *self.pins.values()):
+        for block in chain(self.under_way, self._device_releases, *self.pins.values()):
             held[block] = held.get(block, 0) + 1
-        for block in self._host_releases:
+        for block in chain(self.host_under_way, self._host_releases):
             held_in_host[block] = held_in_host.get(block, 0) + 1
         faults = self.device.violations(held)
         faults += [f"host: {fault}" for fault in self.host.violations(held_in_host)]

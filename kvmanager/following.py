@@ -63,20 +63,29 @@ class FollowedTables(Generic[H]):
 
     def copying(self) -> Iterator[None]:
         """Copy all tables and pins that are not known yet, and tell their holders, a slice at a time."""
+        yield from self._waiting_for_a_step()
         self.catch_up()
         copied = 0
         for number in list(self._books.sequences):
+            yield from self._waiting_for_a_step()
             sequence = self._books.sequences.get(number)
             if sequence is not None and number not in self._tables:
                 holders = self._host if sequence.swapped else self._device
                 self._tables[number] = (holders, list(sequence.table))
                 copied = yield from self._telling(holders, list(sequence.table), number, copied)
         for pin in list(self._books.pins):
+            yield from self._waiting_for_a_step()
             if pin in self._books.pins and pin not in self._pins:
                 self._pins[pin] = list(self._books.pins[pin])
                 copied = yield from self._telling(self._device, list(self._books.pins[pin]), PIN, copied)
         yield
         self.catch_up()
+
+    def _waiting_for_a_step(self) -> Iterator[None]:
+        """Let a Step that is half applied come to its end: its answer says how tables were before it."""
+        while self._books.stepping:
+            yield
+            self.catch_up()
 
     def _telling(self, holders: H, table: list[int], holder: int, done: int) -> Generator[None, None, int]:
         """Tell of a copied table, pausing whenever a slice is full; return how full the last one is."""

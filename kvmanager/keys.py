@@ -14,6 +14,7 @@ from struct import Struct
 KEY_BYTES = 32
 _SCHEME = b"quire-block-key-v1"
 _TOKEN_BYTES = 4
+_BLOCKS_TOGETHER = 4096  # whose tokens are copied at a time
 
 
 def root_key(model_fingerprint: str, salt: bytes, resets: int = 0) -> bytes:
@@ -43,11 +44,12 @@ def block_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iter
     Token ids in an array of C ints are the fastest.
     """
     if isinstance(token_ids, array) and token_ids.typecode == "i":
-        tokens = token_ids.tobytes()
         width = _TOKEN_BYTES * block_size
-        for start in range(0, len(tokens) - width + 1, width):
-            parent = sha256(parent + tokens[start : start + width]).digest()
-            yield parent
+        for first in range(0, len(token_ids), _BLOCKS_TOGETHER * block_size):
+            tokens = token_ids[first : first + _BLOCKS_TOGETHER * block_size].tobytes()
+            for start in range(0, len(tokens) - width + 1, width):
+                parent = sha256(parent + tokens[start : start + width]).digest()
+                yield parent
     else:
         pack = _packer(block_size).pack
         for start in range(0, len(token_ids) - block_size + 1, block_size):

@@ -73,9 +73,17 @@ class Session:
     totals: PoolTotals
     registration: int = 0
     connected: bool = True
-    stepping: bool = False  # between two slices of a Step
     audits: list[Audit] = field(default_factory=list)  # those under way
     maps: list[BlockMap] = field(default_factory=list)  # those that somebody looks at
+
+    @property
+    def stepping(self) -> bool:
+        """Whether it is between two slices of a Step."""
+        return self.pool.books.stepping
+
+    @stepping.setter
+    def stepping(self, stepping: bool) -> None:
+        self.pool.books.stepping = stepping
 
 
 class Registration(NamedTuple):
@@ -193,6 +201,7 @@ class KVManager:
 
     def _check_live(self, session: Session) -> None:
         if self._sessions.get(session.pool.spec.engine_id) is not session:
+            session.stepping = False
             raise SessionReplaced(f"session {session.number} of engine {session.pool.spec.engine_id} was replaced")
 
     def _count(self, session: Session, step: Step, result: StepResult) -> None:

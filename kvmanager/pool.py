@@ -19,6 +19,7 @@ from kvmanager.errors import (
     UnknownPin,
     UnknownSequence,
 )
+from kvmanager.parts import Rest
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.slots import SlotCount, Slots
 from kvmanager.step import Refusal, Step, StepItem, StepRefusal, StepResult
@@ -30,6 +31,8 @@ from kvmanager.verbs.pinning import change_pins
 from kvmanager.verbs.swapping import swap_in, swap_out
 
 _SLICE = 256  # sequences that are counted at a time: some 0.1 ms
+_LOOKED_AT = 8192  # entries of tables that may need a closer look for it
+_LISTED = 4096  # ids that are looked at at a time
 _LENGTHS = 4096  # lengths that are set at a time: some 0.3 ms
 # In units of work, each well below a microsecond.
 _ALL_AT_ONCE = 1 << 62
@@ -98,7 +101,8 @@ class Pool:
         """Apply a Step in slices; the generator's return value is the result. Raises StepOutOfOrder as `apply` does.
 
         A slice ends after the item with which it has done `budget` units of work: a block touched, 16 tokens hashed, an
-        item. At every pause the conservation law holds. Nothing else may change the pool before the last slice.
+        item; and within an item that is done in parts. At every pause the conservation law holds. Nothing else may
+        change the pool before the last slice.
         """
         if step.step <= self.last_step:
             raise StepOutOfOrder(f"step {step.step} came after step {self.last_step}")
@@ -115,10 +119,12 @@ class Pool:
                 try:
                     if grants and moved >= limits.MOST_STEP_BLOCKS:
                         raise OutOfBlocks(f"the Step has {moved} blocks already; the next one may ask again")
-                    verb(books, item, result)
+                    rest = verb(books, item, result)
+                    if rest is not None:
+                        work = yield from _in_slices(rest, work, budget)
                     blocks = len(deeds[seen][3]) * (len(deeds) - seen) if len(deeds) > seen else 0
                     moved += blocks
-                    work += 1 + blocks
+                    work += 1 + blocks if rest is None else 1
                 except ItemRefused as refused:
                     refusals.append(Refusal(kind, position, _REFUSALS[type(refused)], str(refused)))
                     work += _REFUSAL_WORK
@@ -131,7 +137,7 @@ class Pool:
             if start:
                 yield
             self._set_lengths(step.lengths, start, result)
-        books.end_step()
+        yield from _in_slices(books.end_step() or (), work, budget)
         result.device = self.device.counts
         result.host = self.host.counts
         return result
@@ -164,6 +170,20 @@ class Pool:
             else:
                 sequence.computed = tokens
 
+    def listing(self, after: int, most: int) -> Generator[None, None, list[Sequence]]:
+        """Find the sequences with the lowest ids above one, at most so many, in slices; the return value lists them.
+
+        What Steps begin or end between the slices may be among them or not.
+        """
+        lowest: list[int] = []
+        numbers = list(self.sequences)
+        for start in range(0, len(numbers), _LISTED):
+            if start:
+                yield
+            some = [number for number in numbers[start : start + _LISTED] if number > after]
+            lowest = sorted([*lowest, *some])[:most]
+        return [self.sequences[number] for number in lowest if number in self.sequences]
+
     def computed_tokens(self) -> int:
         """Return the tokens computed in held device blocks, those of shared blocks counted once."""
         return self.slots().tokens
@@ -185,10 +205,16 @@ class Pool:
         """
         count = SlotCount(self.device, self.spec.block_size)
         sequences = list(self.sequences.values())
-        for start in range(0, len(sequences), _SLICE):
-            if start:
+        some: list[Sequence] = []
+        entries = 0
+        for sequence in sequences:
+            some.append(sequence)
+            entries += len(sequence.table) - sequence.computed // self.spec.block_size
+            if len(some) >= _SLICE or entries >= _LOOKED_AT:
+                count.add(some)
+                some, entries = [], 0
                 yield
-            count.add(sequences[start : start + _SLICE])
+        count.add(some)
         return count.slots(sum(map(len, self.books.pins.values())))
 
     @property
@@ -215,7 +241,17 @@ class Pool:
         return self.books.violations()
 
 
-def _verbs(step: Step) -> Iterator[tuple[StepItem, Items[Any], Callable[[Books, Any, StepResult], None]]]:
+def _in_slices(rest: Iterable[int], work: int, budget: int) -> Generator[None, None, int]:
+    """Do the rest of a verb, pausing whenever `budget` units are done; return those that the last slice has done."""
+    for done in rest:
+        work += done
+        if work >= budget:
+            work = 0
+            yield
+    return work
+
+
+def _verbs(step: Step) -> Iterator[tuple[StepItem, Items[Any], Callable[[Books, Any, StepResult], Rest | None]]]:
     """Yield the lists of a Step that have items, in the order of their application, each with its verb."""
     if step.commits:
         yield StepItem.COMMIT, step.commits, commit

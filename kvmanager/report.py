@@ -20,7 +20,7 @@ from kvmanager.tier import NO_KEY, Tier
 _Entry = TypeVar("_Entry")
 
 # Entries that are looked at without a pause: well below a millisecond.
-_SLICE = 2000
+_SLICE = 1000
 _DISMANTLED_SEQUENCES = 8
 
 
@@ -131,6 +131,8 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
     books = Books(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
     pool = Pool(spec, books)
     check_numbers(report)
+    for tier in (books.device, books.host):
+        yield from tier.growing()
     books.resets, pool.last_step = report.resets, report.last_step
     if report.empty:
         yield from _fill_empty(books.device)

@@ -1,12 +1,15 @@
 """allocate: the first sequence of a group finds its prefix in the cache, in either tier, and gets its first blocks."""
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
+from itertools import islice
 from typing import NamedTuple
 
-from kvmanager import limits
+from kvmanager import limits, parts
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks
 from kvmanager.keys import block_keys
+from kvmanager.parts import Rest, parts_of
 from kvmanager.step import Allocate, Copy, StepItem, StepResult, TableChange
 
 
@@ -39,20 +42,31 @@ class Admission(NamedTuple):
     waited_seconds: float
 
 
-def find_prefix(books: Books, root: bytes, token_ids: Items[int]) -> Prefix:
-    """Look for a prompt's beginning, a block at a time. Reserves and refreshes nothing."""
-    hits: list[Hit] = []
-    for key in block_keys(root, token_ids[: len(token_ids) - 1], books.block_size):
+def _extend_prefix(books: Books, hits: list[Hit], keys: Iterable[bytes]) -> bytes | None:
+    """Look for a prompt's next blocks, and return the first key that is not found. Reserves and refreshes nothing."""
+    for key in keys:
         if (block := books.device.find(key)) is not None:
             hits.append(Hit(key, block, 0))
         elif (block := books.host.find(key)) is not None:
             hits.append(Hit(key, 0, block))
         else:
-            return Prefix(hits, key)
-    return Prefix(hits, None)
+            return key
+    return None
 
 
-def allocate(books: Books, item: Allocate, result: StepResult) -> None:
+def find_prefix(books: Books, root: bytes, token_ids: Items[int]) -> Prefix:
+    """Look for a prompt's beginning, a block at a time. Reserves and refreshes nothing."""
+    hits: list[Hit] = []
+    missed = _extend_prefix(books, hits, _keys_to_find(books, root, token_ids))
+    return Prefix(hits, missed)
+
+
+def _keys_to_find(books: Books, root: bytes, token_ids: Items[int]) -> Iterator[bytes]:
+    """Yield the keys of a prompt's full blocks, but of none that would leave no token to compute."""
+    return islice(block_keys(root, token_ids, books.block_size), (len(token_ids) - 1) // books.block_size)
+
+
+def allocate(books: Books, item: Allocate, result: StepResult) -> Rest | None:
     """Begin a group: take the cached prefix, and blocks for what will be computed next."""
     books.check_new(item.sequence)
     if item.group in books.groups:
@@ -64,42 +78,106 @@ def allocate(books: Books, item: Allocate, result: StepResult) -> None:
     root = books.root(item.salt)
     sequence = Sequence(item.sequence, item.group, item.request_id, item.salt, books.resets, root)
     sequence.prompt = len(item.token_ids)
-    prefix = find_prefix(books, sequence.root, item.token_ids)
+    if len(item.token_ids) > parts.LONG * books.block_size:
+        return _allocating(books, sequence, item, result)
+    prefix = find_prefix(books, root, item.token_ids)
     books.check_shares(len(prefix.hits))
-    _check_fits(books, item, prefix.hits)
+    on_device = [hit.device_block for hit in prefix.hits if hit.device_block]
+    _check_fits(books, item, len(on_device), _idle(books, on_device))
     seen = len(result.evicted)
     _take_prefix(books, sequence, prefix.hits, result)
     cached_tokens = len(prefix.hits) * books.block_size
     room = min(len(item.token_ids), cached_tokens + item.compute_tokens)
     sequence.table += books.grant(books.blocks_for(room) - len(sequence.table), result)
+    _begin(books, sequence, prefix.missed, item, result, seen)
+    return None
+
+
+def _allocating(books: Books, sequence: Sequence, item: Allocate, result: StepResult) -> Rest:
+    """Allocate for a long prompt."""
+    keys = _keys_to_find(books, sequence.root, item.token_ids)
+    hits: list[Hit] = []
+    on_device, idle, missed = 0, 0, None
+    for part in parts_of(keys):
+        before = len(hits)
+        missed = _extend_prefix(books, hits, part)
+        new = [hit.device_block for hit in hits[before:] if hit.device_block]
+        on_device, idle = on_device + len(new), idle + _idle(books, new)
+        if missed is not None:
+            break
+        yield len(part)
+    books.check_shares(len(hits))
+    _check_fits(books, item, on_device, idle)
+    seen = len(result.evicted)
+    for some in parts_of(hits):
+        books.under_way += _hold_hits(books, some)
+        yield len(some)
+    table = sequence.table
+    for some in parts_of(hits):
+        brought_back = [hit.device_block or _bring_back(books, hit, result) for hit in some]
+        books.under_way += [block for block, hit in zip(brought_back, some, strict=True) if not hit.device_block]
+        table += brought_back
+        yield len(some)
+    _note_prefix(books, sequence, hits)
+    room = min(len(item.token_ids), len(hits) * books.block_size + item.compute_tokens)
+    for done in books.granting(table, books.blocks_for(room) - len(table), result):
+        books.under_way += table[len(books.under_way) :]
+        yield done
+    while hits:  # so many at once take long to be given back
+        del hits[-parts.PART :]
+        yield parts.PART // 4
+    books.under_way.clear()
+    _begin(books, sequence, missed, item, result, seen)
+
+
+def _begin(
+    books: Books, sequence: Sequence, missed: bytes | None, item: Allocate, result: StepResult, seen: int
+) -> None:
+    """Add a sequence that has its table; the evictions for it begin after the first `seen` ones."""
+    cached_tokens = sequence.computed
     sequence.room = len(sequence.table) * books.block_size
     books.add(sequence)
     result.hit_tokens += cached_tokens
     result.query_tokens += len(item.token_ids)
     result.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room, cached_tokens))
-    hits, prompt = len(prefix.hits), len(item.token_ids)
-    story = Admission(item.request_id, prompt, cached_tokens, hits, prefix.missed, item.waited_seconds)
+    hits, prompt = sequence.committed, len(item.token_ids)
+    story = Admission(item.request_id, prompt, cached_tokens, hits, missed, item.waited_seconds)
     evicted = result.evicted[seen:]
     result.deeds.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, story))
 
 
-def _check_fits(books: Books, item: Allocate, hits: list[Hit]) -> None:
-    on_device = [hit.device_block for hit in hits if hit.device_block]
-    idle_hits = sum(books.device.count(block) == 0 for block in on_device)
-    needed = books.blocks_for(len(item.token_ids)) - len(on_device) + item.spare_blocks
+def _idle(books: Books, blocks: list[int]) -> int:
+    """Count the device blocks that nobody holds: where they are hits, they are no space for others."""
+    return sum(books.device.count(block) == 0 for block in blocks)
+
+
+def _check_fits(books: Books, item: Allocate, on_device: int, idle_hits: int) -> None:
+    needed = books.blocks_for(len(item.token_ids)) - on_device + item.spare_blocks
     if needed > books.device.available - idle_hits:
         raise OutOfBlocks(f"{needed} blocks are needed, {books.device.available - idle_hits} are free")
 
 
 def _take_prefix(books: Books, sequence: Sequence, hits: list[Hit], result: StepResult) -> None:
     # All that is there is held before anything is granted, or a grant could evict it.
+    _hold_hits(books, hits)
+    for hit in hits:
+        sequence.table.append(hit.device_block or _bring_back(books, hit, result))
+    _note_prefix(books, sequence, hits)
+
+
+def _hold_hits(books: Books, hits: list[Hit]) -> list[int]:
+    """Hold the device blocks, which are returned, and refresh the host blocks."""
+    held = []
     for hit in hits:
         if hit.device_block:
             books.device.hold(hit.device_block)
+            held.append(hit.device_block)
         else:
             books.host.touch(hit.host_block)
-    for hit in hits:
-        sequence.table.append(hit.device_block or _bring_back(books, hit, result))
+    return held
+
+
+def _note_prefix(books: Books, sequence: Sequence, hits: list[Hit]) -> None:
     if hits:
         sequence.committed, sequence.key = len(hits), hits[-1].key
         sequence.computed = len(hits) * books.block_size

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from itertools import islice
 
+from kvmanager import parts
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem
 from kvmanager.keys import block_key, block_keys
+from kvmanager.parts import Rest, parts_of
 from kvmanager.step import Commit, Fork, Free, StepItem, StepResult, TableChange
 
 _COMMIT, _FORK, _FREE = StepItem.COMMIT, StepItem.FORK, StepItem.FREE
 
 
-def commit(books: Books, item: Commit, result: StepResult) -> None:
+def commit(books: Books, item: Commit, result: StepResult) -> Rest | None:
     """Give whole blocks their keys, chained to the sequence's last one."""
     number, first, token_ids = item
     sequence = books.sequences.get(number)
@@ -20,8 +23,13 @@ def commit(books: Books, item: Commit, result: StepResult) -> None:
     if len(token_ids) == books.block_size:
         blocks = _commit_one(books, sequence, first, token_ids, result)
     else:
-        blocks = _commit_many(books, sequence, item, result)
+        blocks = _whole_blocks(books, sequence, item)
+        if len(blocks) > parts.LONG:
+            return _committing(books, sequence, blocks, item, result)
+        sequence.key = _seal(books, blocks, sequence.key, token_ids, result)
+        sequence.committed += len(blocks)
     result.deeds.append((_COMMIT, number, sequence.group, blocks, (), None))
+    return None
 
 
 def _commit_one(books: Books, sequence: Sequence, first: int, token_ids: Items[int], result: StepResult) -> list[int]:
@@ -43,17 +51,31 @@ def _commit_one(books: Books, sequence: Sequence, first: int, token_ids: Items[i
     return [block]
 
 
-def _commit_many(books: Books, sequence: Sequence, item: Commit, result: StepResult) -> list[int]:
-    blocks = _whole_blocks(books, sequence, item)
-    sequence.key = _seal(books, blocks, sequence.key, item.token_ids, result)
-    sequence.committed += len(blocks)
-    return blocks
+def _committing(books: Books, sequence: Sequence, blocks: list[int], item: Commit, result: StepResult) -> Rest:
+    """Commit very many blocks. Where some have keys already, all are compared before any is given."""
+    some_keyed = False
+    for part in parts_of(blocks):
+        some_keyed = some_keyed or any(books.device.keys_of(part))
+    if some_keyed:
+        keys = block_keys(sequence.key, item.token_ids, books.block_size)
+        for part in parts_of(blocks):
+            _check_same_keys(part, books.device.keys_of(part), list(islice(keys, len(part))))
+            yield len(part)
+    keys = block_keys(sequence.key, item.token_ids, books.block_size)
+    for part in parts_of(blocks):
+        sequence.key = _give_keys(books, part, list(islice(keys, len(part))), result)
+        sequence.committed += len(part)
+        yield len(part)
+    result.deeds.append((_COMMIT, sequence.id, sequence.group, blocks, (), None))
 
 
 def _seal(books: Books, blocks: list[int], key: bytes, token_ids: Items[int], result: StepResult) -> bytes:
+    return _give_keys(books, blocks, list(block_keys(key, token_ids, books.block_size)), result)
+
+
+def _give_keys(books: Books, blocks: list[int], keys: list[bytes], result: StepResult) -> bytes:
     """Give blocks their keys where they have none yet, and return the last one."""
     device = books.device
-    keys = list(block_keys(key, token_ids, books.block_size))
     old_keys = device.keys_of(blocks)
     new_blocks, new_keys = blocks, keys
     if any(old_keys):
@@ -85,16 +107,35 @@ def _check_same_keys(blocks: list[int], old_keys: list[bytes | None], keys: list
             raise InvalidItem(f"block {block} has another key already")
 
 
-def fork(books: Books, item: Fork, result: StepResult) -> None:
+def fork(books: Books, item: Fork, result: StepResult) -> Rest | None:
     """Let a new sequence of the same group share the blocks below a length."""
     parent = books.on_device(item.parent)
     books.check_new(item.child)
     if not 1 <= item.length <= parent.room:
         raise InvalidItem(f"length is {item.length}, the parent has room for {parent.room} tokens")
     books.check_shares(books.blocks_for(item.length))
-    _cut(books, parent, item.length)
+    if len(parent.table) > parts.LONG:
+        return _forking(books, parent, item, result)
+    books.device.release_many(reversed(_cut(books, parent, item.length)))
     for block in parent.table:
         books.device.hold(block)
+    _add_child(books, parent, item, result)
+    return None
+
+
+def _forking(books: Books, parent: Sequence, item: Fork, result: StepResult) -> Rest:
+    """Fork a sequence with a long table."""
+    yield from books.releasing(_cut(books, parent, item.length))
+    for part in parts_of(parent.table):
+        for block in part:
+            books.device.hold(block)
+        books.under_way += part
+        yield len(part)
+    books.under_way.clear()
+    _add_child(books, parent, item, result)
+
+
+def _add_child(books: Books, parent: Sequence, item: Fork, result: StepResult) -> None:
     child = replace(parent, id=item.child, table=list(parent.table))
     books.add(child)
     result.tables.append(TableChange(parent.id, len(parent.table), [], parent.room))
@@ -102,10 +143,10 @@ def fork(books: Books, item: Fork, result: StepResult) -> None:
     result.deeds.append((_FORK, parent.id, parent.group, child.table[:], (), child.id))
 
 
-def _cut(books: Books, sequence: Sequence, length: int) -> None:
-    """Drop blocks beyond `length` tokens, tail first, and take the room that is left of the last one away."""
+def _cut(books: Books, sequence: Sequence, length: int) -> list[int]:
+    """Take the room beyond `length` tokens away, and return the blocks that are left over, which are still held."""
     keep = books.blocks_for(length)
-    books.device.release_many(reversed(sequence.table[keep:]))
+    dropped = sequence.table[keep:]
     del sequence.table[keep:]
     sequence.room = length
     sequence.computed = min(sequence.computed, length)
@@ -113,6 +154,7 @@ def _cut(books: Books, sequence: Sequence, length: int) -> None:
     if sequence.committed > whole:
         sequence.committed = whole
         sequence.key = _last_key(books, sequence)
+    return dropped
 
 
 def _last_key(books: Books, sequence: Sequence) -> bytes:
@@ -123,12 +165,15 @@ def _last_key(books: Books, sequence: Sequence) -> bytes:
     return key
 
 
-def free(books: Books, item: Free, result: StepResult) -> None:
+def free(books: Books, item: Free, result: StepResult) -> Rest | None:
     """Give a sequence's table back, tail first."""
     sequence = books.sequence(item.sequence)
-    if sequence.swapped:
-        books.release_host_after_step(reversed(sequence.table))
-    else:
-        books.device.release_many(reversed(sequence.table))
     books.remove(sequence)
     result.deeds.append((_FREE, sequence.id, sequence.group, sequence.table, (), item))  # nobody changes it any more
+    if sequence.swapped:
+        books.release_host_after_step(reversed(sequence.table))
+    elif len(sequence.table) > parts.LONG:
+        return books.releasing(sequence.table)
+    else:
+        books.device.release_many(reversed(sequence.table))
+    return None

@@ -1,23 +1,24 @@
 """pin, unpin, reset: what operators do to the prefix cache."""
 
-from kvmanager import limits
-from kvmanager.books import Books
+from kvmanager import limits, parts
+from kvmanager.books import Books, Sequence
 from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin
+from kvmanager.parts import Rest, parts_of
 from kvmanager.step import Pin, PinChange, Reset, StepItem, StepResult, Unpin
 
 
-def change_pins(books: Books, item: PinChange, result: StepResult) -> None:
+def change_pins(books: Books, item: PinChange, result: StepResult) -> Rest | None:
     """Pin, unpin or reset."""
     match item:
         case Pin():
-            _pin(books, item, result)
+            return _pin(books, item, result)
         case Unpin():
-            _unpin(books, item, result)
+            return _unpin(books, item, result)
         case Reset():
-            _reset(books, item, result)
+            return _reset(books, item, result)
 
 
-def _pin(books: Books, item: Pin, result: StepResult) -> None:
+def _pin(books: Books, item: Pin, result: StepResult) -> Rest:
     sequence = books.on_device(item.sequence)
     if not item.pin_id:
         raise InvalidItem("pin_id is empty")
@@ -29,39 +30,64 @@ def _pin(books: Books, item: Pin, result: StepResult) -> None:
         raise InvalidItem(f"the pool has {limits.MOST_PINS} pins, which is all that it may have")
     books.check_shares(item.block_count)
     blocks = sequence.table[: item.block_count]
-    _check_others_fit(books, blocks)
-    for block in blocks:
-        books.device.hold(block)
+    yield from _checking_others_fit(books, blocks)
+    for part in parts_of(blocks):
+        for block in part:
+            books.device.hold(block)
+        books.under_way += part
+        yield len(part)
+    books.under_way.clear()
     books.pins[item.pin_id] = blocks
     result.deeds.append((StepItem.PIN, sequence.id, sequence.group, blocks, (), item))
 
 
-def _check_others_fit(books: Books, blocks: list[int]) -> None:
+def _checking_others_fit(books: Books, blocks: list[int]) -> Rest:
     """Raise PinTooLarge where a live group could then not have in the device what it has now.
 
     What a group may still grow to is known to its engine alone, which checks that before it asks.
     """
-    pinned = {block for pin in books.pins.values() for block in pin}.union(blocks)
-    rest = books.device.total - books.device.counts.withheld - len(pinned)
-    for group in books.groups:
-        members = books.members(group)
-        held = {block for member in members for block in member.table}
-        needed = len(held) if members[0].swapped else len(held - pinned)
-        if needed > rest:
-            raise PinTooLarge(f"group {group} has {needed} blocks that are not pinned, but only {rest} would be left")
+    pinned = bytearray(books.device.total + 1)
+    for pin in (*books.pins.values(), blocks):
+        for part in parts_of(pin):
+            for block in part:
+                pinned[block] = 1
+            yield len(part)
+    rest = books.device.total - books.device.counts.withheld - pinned.count(1)
+    for group_part in parts_of(list(books.groups)):
+        for group in group_part:
+            members = books.members(group)
+            if sum(len(member.table) for member in members) > rest:  # else it fits, whatever is pinned or shared of it
+                yield from _checking_fits(books, group, members, pinned, rest)
+        yield len(group_part)
 
 
-def _unpin(books: Books, item: Unpin, result: StepResult) -> None:
+def _checking_fits(books: Books, group: int, members: list[Sequence], pinned: bytearray, rest: int) -> Rest:
+    held = bytearray(max(books.device.total, books.host.total) + 1)
+    needed = 0
+    for member in members:
+        for part in parts_of(member.table):
+            for block in part:
+                needed += not held[block] and (member.swapped or not pinned[block])
+                held[block] = 1
+            yield len(part)
+    if needed > rest:
+        raise PinTooLarge(f"group {group} has {needed} blocks that are not pinned, but only {rest} would be left")
+
+
+def _unpin(books: Books, item: Unpin, result: StepResult) -> Rest | None:
     if item.pin_id not in books.pins:
         raise UnknownPin(f"there is no pin {item.pin_id!r}")
-    blocks = books.pins.pop(item.pin_id)[::-1]
-    books.device.release_many(blocks)
-    result.deeds.append((StepItem.PIN, 0, 0, blocks, (), item))
+    blocks = books.pins.pop(item.pin_id)
+    result.deeds.append((StepItem.PIN, 0, 0, blocks[::-1], (), item))
+    if len(blocks) > parts.LONG:
+        return books.releasing(blocks)
+    books.device.release_many(reversed(blocks))
+    return None
 
 
-def _reset(books: Books, item: Reset, result: StepResult) -> None:
+def _reset(books: Books, item: Reset, result: StepResult) -> Rest:
     """Forget all keys in both tiers. What sequences that began before it still commit is never found after it."""
     books.resets += 1
-    books.device.forget_keys()
-    books.host.forget_keys()
+    yield from books.device.forgetting_keys()
+    yield from books.host.forgetting_keys()
     result.deeds.append((StepItem.PIN, 0, 0, (), (), item))

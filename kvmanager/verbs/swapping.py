@@ -5,11 +5,12 @@ shared with what is there, not copied again; a copy carries the key along. A blo
 reset, or blamed by an audit) is shared with nothing, and no key leads to its copy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem, OutOfBlocks
+from kvmanager.parts import Rest, parts_of
 from kvmanager.step import Copy, StepItem, StepResult, TableChange
 from kvmanager.tier import Seal, Tier
 
@@ -31,31 +32,37 @@ class _Route:
         return self.there.get(block) or self.to_copy[self.twins.get(block, block)]
 
 
-def swap_out(books: Books, group: int, result: StepResult) -> None:
+def swap_out(books: Books, group: int, result: StepResult) -> Rest:
     """Move a group to the host tier. A full host tier refuses: the group is then computed again instead."""
     members = _members(books, group, swapped=False)
-    route = _route(members, books.device, books.host)
-    tables = _move(members, route, books.host, books.host.grant_many)
+    route = _Route()
+    yield from _planning(route, members, books.device, books.host)
+    yield from _moving(route, members, books, books.host.grant_many)
     books.host.take_evictions()  # nobody hears of them: what the host tier has cached is a second chance, no promise
-    result.device_to_host += _copies(route)
-    result.host_sealed += _carry_keys(route, books.device, books.host)
-    for table in tables:  # last: a block may lose its key with its last holder
-        books.device.release_many(reversed(table))
+    for part in parts_of(route.to_copy.items()):
+        result.device_to_host += _copies(part)
+        result.host_sealed += _carry_keys(part, books.device, books.host)
+        yield len(part)
+    yield from books.releasing([])  # the old tables; last: a block may lose its key with its last holder
     _tell(StepItem.SWAP_OUT, members, result)
 
 
-def swap_in(books: Books, group: int, result: StepResult) -> None:
+def swap_in(books: Books, group: int, result: StepResult) -> Rest:
     """Move a group back to the device."""
     members = _members(books, group, swapped=True)
-    route = _route(members, books.host, books.device)
+    route = _Route()
+    yield from _planning(route, members, books.host, books.device)
     seen = len(result.evicted)
-    tables = _move(members, route, books.device, lambda number: books.grant(number, result))
+    tables = yield from _moving(route, members, books, lambda number: books.grant(number, result))
+    books.host_under_way.clear()
     for table in tables:
         books.release_host_after_step(reversed(table))
-    result.host_to_device += _copies(route)
-    for block, key in _carry_keys(route, books.host, books.device):
-        result.sealed_blocks.append(block)
-        result.sealed_keys.append(key)
+    for part in parts_of(route.to_copy.items()):
+        result.host_to_device += _copies(part)
+        for block, key in _carry_keys(part, books.host, books.device):
+            result.sealed_blocks.append(block)
+            result.sealed_keys.append(key)
+        yield len(part)
     _tell(StepItem.SWAP_IN, members, result, seen)
 
 
@@ -66,56 +73,92 @@ def _members(books: Books, group: int, *, swapped: bool) -> list[Sequence]:
     return members
 
 
-def _route(members: list[Sequence], source: Tier, target: Tier) -> _Route:
+def _planning(route: _Route, members: list[Sequence], source: Tier, target: Tier) -> Rest:
     """Plan the move. Raises OutOfBlocks when the target tier has no room for it."""
-    route = _Route()
     first_of_key: dict[bytes, int] = {}
-    for block in dict.fromkeys(block for member in members for block in member.table):
-        key = source.key(block) if source.is_findable(block) else None
-        there = None if key is None else target.find(key)
-        if there is not None:
-            route.there[block] = there
-        elif key is not None and first_of_key.setdefault(key, block) != block:
-            route.twins[block] = first_of_key[key]
-        else:
-            route.to_copy[block] = 0
-    idle = sum(target.count(block) == 0 for block in set(route.there.values()))
-    needed, available = len(route.to_copy), target.available - idle
+    seen = bytearray(source.total + 1)
+    idle: set[int] = set()
+    for part in parts_of(block for member in members for block in member.table):
+        for block in part:
+            if seen[block]:
+                continue
+            seen[block] = 1
+            key = source.key(block) if source.is_findable(block) else None
+            there = None if key is None else target.find(key)
+            if there is not None:
+                route.there[block] = there
+                if not target.count(there):
+                    idle.add(there)
+            elif key is not None and first_of_key.setdefault(key, block) != block:
+                route.twins[block] = first_of_key[key]
+            else:
+                route.to_copy[block] = 0
+        yield len(part)
+    needed, available = len(route.to_copy), target.available - len(idle)
     if needed > available:
         raise OutOfBlocks(f"{needed} blocks are needed in the other tier, {available} are free")
-    return route
 
 
-def _move(members: list[Sequence], route: _Route, target: Tier, grant: Callable[[int], list[int]]) -> list[list[int]]:
-    """Give the members their tables in the target tier, and return the old ones, which are still held."""
+def _moving(
+    route: _Route, members: list[Sequence], books: Books, grant: Callable[[int], list[int]]
+) -> Generator[int, None, list[list[int]]]:
+    """Give the members their tables in the target tier, and return the old ones, which are still held: `under_way`."""
+    swapped = members[0].swapped
+    target = books.device if swapped else books.host
+    here, there = books.host_under_way, books.under_way
+    if not swapped:
+        here, there = there, here
     tables = [member.table for member in members]
-    for table in tables:  # before anything is granted, or a grant could evict them
-        for block in table:
+    for part in parts_of(block for table in tables for block in table):
+        for block in part:  # before anything is granted, or a grant could evict them
             if block in route.there:
                 target.hold(route.there[block])
-    route.to_copy.update(zip(route.to_copy, grant(len(route.to_copy)), strict=True))
-    counted = set(route.to_copy.values())  # the grant has counted one holder
-    for member in members:
-        new_table = []
-        for block in member.table:
-            moved = route.target(block)
-            if moved in counted:
-                counted.remove(moved)
-            elif block not in route.there:
-                target.hold(moved)
-            new_table.append(moved)
+                there.append(route.there[block])
+        yield len(part)
+    for part in parts_of(list(route.to_copy)):
+        blocks = grant(len(part))
+        route.to_copy.update(zip(part, blocks, strict=True))
+        there += blocks
+        yield len(part)
+    new_tables = yield from _new_tables(route, tables, target, there)
+    there.clear()
+    for member, new_table in zip(members, new_tables, strict=True):
         member.table = new_table
-        member.swapped = not member.swapped
+        member.swapped = not swapped
+    for table in reversed(tables):  # what comes first is given back first, and `releasing` begins at the end
+        here += table
     return tables
 
 
-def _copies(route: _Route) -> list[Copy]:
-    return [Copy(source, target) for source, target in route.to_copy.items()]
+def _new_tables(
+    route: _Route, tables: list[list[int]], target: Tier, held: list[int]
+) -> Generator[int, None, list[list[int]]]:
+    """Translate tables, and hold what they have for each entry; `held` has the granted blocks once."""
+    counted = bytearray(target.total + 1)  # the grant has counted one holder
+    new_tables = []
+    for table in tables:
+        new_table: list[int] = []
+        for part in parts_of(table):
+            for block in part:
+                moved = route.target(block)
+                if block not in route.there:
+                    if counted[moved]:
+                        target.hold(moved)
+                        held.append(moved)
+                    counted[moved] = 1
+                new_table.append(moved)
+            yield len(part)
+        new_tables.append(new_table)
+    return new_tables
 
 
-def _carry_keys(route: _Route, source: Tier, target: Tier) -> list[Seal]:
+def _copies(moves: list[tuple[int, int]]) -> list[Copy]:
+    return [Copy(source, target) for source, target in moves]
+
+
+def _carry_keys(moves: list[tuple[int, int]], source: Tier, target: Tier) -> list[Seal]:
     seals = []
-    for block, moved in route.to_copy.items():
+    for block, moved in moves:
         key = source.key(block)
         if not source.is_findable(block):
             target.make_unfindable(moved)

@@ -52,6 +52,10 @@ _REFUSALS_TOGETHER = 256
 _TABLES = 256
 # An answer has to reach its engine, however much of its Step was refused.
 _LONGEST_DETAIL = 200
+# What is written of a page without a pause, and the entries of tables that one has.
+_PAGE_BLOCKS = 2048
+_PAGE_SEQUENCES = 64
+_PAGE_ENTRIES = 65_536
 
 _Row = TypeVar("_Row")
 _Text = TypeVar("_Text", str, bytes)
@@ -272,25 +276,40 @@ def pool_message(session: Session) -> pb.PoolInfo:
     )
 
 
-def sequence_message(sequence: Sequence, block_size: int) -> pb.SequenceInfo:
-    """Write a sequence with its table."""
-    return pb.SequenceInfo(
-        sequence=sequence.id,
-        group=sequence.group,
-        request_id=sequence.request_id,
-        block_ids=sequence.table,
-        computed_tokens=sequence.computed,
-        room_tokens=sequence.room,
-        committed_tokens=sequence.committed * block_size,
-    )
+def sequences_message(
+    found: Items[Sequence], size: int, block_size: int
+) -> Generator[None, None, pb.ListSequencesResponse]:
+    """Write a page of at most so many sequences with their tables, in slices; it ends early where tables are long."""
+    page = pb.ListSequencesResponse()
+    entries = written = 0
+    for sequence in found[:size]:
+        if written and entries + len(sequence.table) > _PAGE_ENTRIES:
+            break
+        page.sequences.add(
+            sequence=sequence.id,
+            group=sequence.group,
+            request_id=sequence.request_id,
+            block_ids=sequence.table,
+            computed_tokens=sequence.computed,
+            room_tokens=sequence.room,
+            committed_tokens=sequence.committed * block_size,
+        )
+        entries, written = entries + len(sequence.table), written + 1
+        if not written % _PAGE_SEQUENCES:
+            yield
+    if written < len(found):
+        page.next_page_token = str(found[written - 1].id)
+    return page
 
 
-def block_map_message(tier: Tier, first: int, count: int) -> pb.GetBlockMapResponse:
-    """Write the states of `count` blocks from `first` on, or of as many as there are."""
+def block_map_message(tier: Tier, first: int, count: int) -> Generator[None, None, pb.GetBlockMapResponse]:
+    """Write the states of `count` blocks from `first` on, or of as many as there are, in slices."""
     blocks = range(first, min(first + count, tier.total + 1))
-    return pb.GetBlockMapResponse(
-        first_block=first,
-        states=[_STATES[state_of(tier, block)] for block in blocks],
-        counts=[tier.count(block) for block in blocks],
-        next_block=blocks.stop if blocks.stop <= tier.total else 0,
-    )
+    page = pb.GetBlockMapResponse(first_block=first, next_block=blocks.stop if blocks.stop <= tier.total else 0)
+    for start in range(0, len(blocks), _PAGE_BLOCKS):
+        if start:
+            yield
+        some = blocks[start : start + _PAGE_BLOCKS]
+        page.states.extend([_STATES[state_of(tier, block)] for block in some])
+        page.counts.extend([tier.count(block) for block in some])
+    return page

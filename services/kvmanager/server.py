@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvmanager import KVManager
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services import exposure, transport
+from services.kvmanager.collecting import collecting
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.raw_requests import RawRequests
 from services.kvmanager.recording import OperationsRecorder
@@ -78,6 +79,7 @@ class KVManagerService:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._servicer.run())
+            tasks.create_task(collecting(self.manager))
             if self._map_tls:
                 tasks.create_task(self._map_tls.follow())
 

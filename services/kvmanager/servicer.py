@@ -135,7 +135,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             count = _page_size(request.block_count, _LARGEST_BLOCK_PAGE, "block_count")
             pool = self._manager.session(request.engine_id).pool
             tier = pool.host if request.tier == pb.TIER_HOST else pool.device
-            return codec.block_map_message(tier, request.first_block or 1, count)
+            return await in_slices(codec.block_map_message(tier, request.first_block or 1, count))
 
     async def ListSequences(  # noqa: N802
         self, request: pb.ListSequencesRequest, context: Context
@@ -145,9 +145,8 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             size = _page_size(request.page_size, _LARGEST_SEQUENCE_PAGE, "page_size")
             after = _page_start(request.page_token)
             pool = self._manager.session(request.engine_id).pool
-            ids = sorted(sequence for sequence in pool.sequences if sequence > after)
-            page = [codec.sequence_message(pool.sequences[id_], pool.spec.block_size) for id_ in ids[:size]]
-            return pb.ListSequencesResponse(sequences=page, next_page_token=str(ids[size - 1]) if ids[size:] else "")
+            found = await in_slices(pool.listing(after, size + 1))
+            return await in_slices(codec.sequences_message(found, size, pool.spec.block_size))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Tell a request's story."""

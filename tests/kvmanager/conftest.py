@@ -30,7 +30,7 @@ def plain(value):
     """
     if isinstance(value, dict):
         return [(plain(key), plain(item)) for key, item in value.items()]
-    if isinstance(value, (list, tuple, deque, array)):
+    if isinstance(value, (list, tuple, deque, array, bytearray)):
         return [plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted(map(plain, value))

@@ -17,6 +17,7 @@ from kvmanager import (
     audit,
     following,
 )
+from kvmanager.tier import WITHHELD
 from tests.kvmanager.test_report import random_step
 from tests.kvmanager.tiny_pools import manager_with
 
@@ -59,31 +60,35 @@ def key_of(pool, block):
     return pool.device.key(block)
 
 
+def leads(pool, key, block):
+    pool.device._index.shards[key[0]][key] = block
+
+
 DAMAGES = {
     "a held block is released too often": (2, lambda pool: pool.device.release(2)),
     "a cached block is released": (5, lambda pool: pool.device.release(5)),
     "a holder is forgotten": (2, lambda pool: pool.device.hold(2)),
     "a cached block is held by nobody": (5, lambda pool: pool.device.hold(5)),
-    "a cached block is lost": (5, lambda pool: pool.device._cached.pop(5)),
+    "a cached block is lost": (5, lambda pool: pool.device._leave_ring(5)),
     "a free block is lost": (6, lambda pool: pool.device._free.remove(6)),
     "a cached block is queued as free": (5, lambda pool: pool.device._free.append(5)),
     "a held block is queued as free": (3, lambda pool: pool.device._free.append(3)),
     "a free block is queued twice": (7, lambda pool: pool.device._free.append(7)),
-    "a held block is queued as cached": (2, lambda pool: pool.device._cached.update({2: None})),
-    "a free block is queued as cached": (7, lambda pool: pool.device._cached.update({7: None})),
+    "a held block is queued as cached": (2, lambda pool: pool.device._join_ring(2)),
+    "a free block is queued as cached": (7, lambda pool: pool.device._join_ring(7)),
     "a cached block loses its key": (5, lambda pool: pool.device._keys.__setitem__(5, None)),
     "a held block loses its key": (2, lambda pool: pool.device._keys.__setitem__(2, None)),
     "a free block has a key": (7, lambda pool: pool.device._keys.__setitem__(7, b"key")),
-    "a key leaves the index": (5, lambda pool: pool.device._index.pop(key_of(pool, 5))),
-    "a key leads to another block": (2, lambda pool: pool.device._index.update({key_of(pool, 5): 2})),
-    "a key that no block has is found": (2, lambda pool: pool.device._index.update({b"no block's": 2})),
+    "a key leaves the index": (5, lambda pool: pool.device._index.discard(key_of(pool, 5), 5)),
+    "a key leads to another block": (2, lambda pool: leads(pool, key_of(pool, 5), 2)),
+    "a key that no block has is found": (2, lambda pool: leads(pool, b"no block's", 2)),
     "a held block has another key than its sequence": (
         2,
-        lambda pool: (pool.device._keys.__setitem__(2, b"x"), pool.device._index.update({b"x": 2})),
+        lambda pool: (pool.device._keys.__setitem__(2, b"x"), leads(pool, b"x", 2)),
     ),
-    "a withheld block is queued": (5, lambda pool: pool.device._withheld.add(5)),
-    "a withheld block is held": (3, lambda pool: pool.device._withheld.add(3)),
-    "a free block is unfindable": (7, lambda pool: pool.device._unfindable.add(7)),
+    "a withheld block is queued": (5, lambda pool: pool.device._mark(5, WITHHELD)),
+    "a withheld block is held": (3, lambda pool: pool.device._mark(3, WITHHELD)),
+    "a free block is unfindable": (7, lambda pool: pool.device.make_unfindable(7)),
     "a table has another block": (6, lambda pool: pool.sequences[1].table.__setitem__(2, 6)),
     "a table is longer": (6, lambda pool: pool.sequences[1].table.append(6)),
     "a sequence is forgotten": (3, lambda pool: pool.books.sequences.pop(2)),
@@ -113,7 +118,7 @@ SUMS = {
     "saved": lambda pool: setattr(pool.device, "saved", pool.device.saved + 1),
     "shared": lambda pool: setattr(pool.device, "shared", pool.device.shared + 1),
     "in its group": lambda pool: pool.groups[1].remove(2),
-    "sum to": lambda pool: pool.device._cached.update({99: None}),
+    "sum to": lambda pool: setattr(pool.device, "_cached_count", pool.device._cached_count + 1),
 }
 
 

@@ -27,6 +27,8 @@ from kvmanager import (
     Unpin,
     audit,
     following,
+    parts,
+    tier,
 )
 from kvmanager.audit import Audit
 from tests.kvmanager.random_runs import random_runs
@@ -434,7 +436,8 @@ class RandomSteps(RuleBasedStateMachine):
         self.mirror = {}  # tables and rooms as an engine knows them: from answers alone
         self.last_id = 0
         self.audit = self.slices = None  # the one under way
-        self.short_slices = [mock.patch.object(module, "_SLICE", 2) for module in (audit, following)]
+        self.short_slices = [mock.patch.object(module, "_SLICE", 2) for module in (audit, following, tier)]
+        self.short_slices += [mock.patch.object(parts, "PART", 1), mock.patch.object(parts, "LONG", 1)]
         for patch in self.short_slices:
             patch.start()
 
