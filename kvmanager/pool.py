@@ -97,7 +97,7 @@ class Pool:
             return result
         raise AssertionError("no Step has so much work")
 
-    def applying(self, step: Step, budget: int) -> Generator[None, None, StepResult]:
+    def applying(self, step: Step, budget: int) -> Generator[None, None, StepResult]:  # noqa: C901  (one frame, for speed)
         """Apply a Step in slices; the generator's return value is the result. Raises StepOutOfOrder as `apply` does.
 
         A slice ends after the item with which it has done `budget` units of work: a block touched, 16 tokens hashed, an
