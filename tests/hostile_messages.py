@@ -84,7 +84,7 @@ def shapes() -> Iterator[Hostile]:
     for size, unit in ((64 << 10, "64 KiB"), (4 * MIB, "4 MiB"), (15 * MIB, "15 MiB"), (60 * MIB, "60 MiB")):
         yield _steps(f"{unit} of empty allocates", size, field(9, b""))
         yield _steps(f"{unit} of frees", size, _FREE)
-    for size, unit in ((1 * MIB, "1 MiB"), (15 * MIB, "15 MiB")):
+    for size, unit in ((1 * MIB, "1 MiB"), (7 * MIB, "7 MiB")):
         yield _steps(f"{unit} of forks", size, field(4, b""))
         yield _steps(f"{unit} of unpins", size, field(3, field(2, b"")))
         yield _steps(f"{unit} of resets", size, field(3, b"\x18\x01"))

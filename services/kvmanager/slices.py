@@ -7,7 +7,7 @@ from typing import TypeVar
 _Result = TypeVar("_Result")
 
 # Of a Step, between which others only take their turn: a long prompt's Step has some.
-_HASTY_SLICES = 16
+_HASTY_SLICES = 4
 _POLITE_SECONDS = 0.001
 
 

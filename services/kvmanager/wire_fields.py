@@ -16,7 +16,7 @@ from quire.v1 import kvmanager_pb2 as pb
 from services.errors import InvalidField
 
 # Fields that are walked without a pause, and bytes of packed numbers that are decoded: about half a millisecond.
-_FIELDS = 400
+_FIELDS = 250
 _CHUNK_BYTES = 8192
 # Fields of one message: what has more was not written by an engine, which packs its numbers.
 _MOST_FIELDS = 1 << 17
