@@ -3,7 +3,9 @@
 `Neighbour` is another engine of the same manager, in a process of its own, which says how long its Steps took.
 """
 
+import itertools
 import json
+import queue
 import subprocess
 import sys
 import threading
@@ -199,24 +201,18 @@ def _do_steps(address: str) -> None:
         ended.set()
 
     with grpc.insecure_channel(address, options=transport.channel_options()) as channel:
-        turn = threading.Semaphore(0)
-
-        def messages() -> Iterable[bytes]:
-            yield register("neighbour")
-            yield EMPTY_REPORT
-            for number in range(1, 1 << 62):
-                turn.acquire()
-                if ended.is_set():
-                    return
-                yield step(number=number)
-
+        messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        messages.put(register("neighbour"))
+        messages.put(EMPTY_REPORT)
         attach: Any = channel.stream_stream(_ATTACH)
-        answers = attach(messages())
+        answers = attach(iter(messages.get, None))
         next(answers)
         threading.Thread(target=listen, daemon=True).start()
-        while not ended.wait(_PAUSE_SECONDS):
+        for number in itertools.count(1):
+            if ended.wait(_PAUSE_SECONDS):
+                break
             begun = time.perf_counter()
-            turn.release()
+            messages.put(step(number=number))
             next(answers)
             longest, steps = max(longest, time.perf_counter() - begun), steps + 1
             if asked.is_set():  # said after a Step, so that none under way is left out
@@ -224,7 +220,7 @@ def _do_steps(address: str) -> None:
                 sys.stdout.write(json.dumps((longest * 1000, steps)) + "\n")
                 sys.stdout.flush()
                 longest, steps = 0.0, 0
-        turn.release()
+        messages.put(None)
         assert list(answers) == []
 
 
