@@ -233,6 +233,11 @@ class Pool:
 
     def dismantle(self) -> Generator[None, None, None]:
         """Give the memory of a pool that nobody uses any more back, with pauses: all at once takes long."""
+        while self.sequences:
+            _, sequence = self.sequences.popitem()
+            while sequence.table:
+                del sequence.table[-_LOOKED_AT:]
+                yield
         for tier in (self.device, self.host):
             yield from tier.dismantle()
 
