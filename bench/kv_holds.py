@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import kvmanager
 from bench.report import publish, row, track
 from kvmanager import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
-from services.kvmanager.collecting import set_survivors_aside
+from services.kvmanager.collecting import look_through, setting_aside, survivors_set_aside
 
 BLOCKS, HOST_BLOCKS, BLOCK_SIZE = 1_000_000, 125_000, 16
 LONG_BLOCKS = 62_500  # of a sequence of a million tokens
@@ -24,9 +24,6 @@ SEQUENCES, SEQUENCE_BLOCKS = 990, 1_000
 WORK = 1_000  # units of work in a slice of a Step, as in the service
 MILLI = 1e3
 REPETITIONS = 3
-STEPS_A_SECOND = (
-    50  # of many; then, and after each other Step, survivors are set aside as the service does every second
-)
 
 _Result = TypeVar("_Result")
 
@@ -58,7 +55,7 @@ class _Engine:
         self.holds = holds
         self.manager = kvmanager.KVManager(epoch=1)
         spec = kvmanager.PoolSpec("engine", 1, "model", BLOCK_SIZE, BLOCKS, HOST_BLOCKS)
-        pool = holds.sliced("adopt_empty", kvmanager.adopt(spec, kvmanager.PoolReport()))
+        pool = holds.sliced("adopt_empty", setting_aside(kvmanager.adopt(spec, kvmanager.PoolReport())))
         self.session = self.manager.attach(spec, pool)
         gc.freeze()  # as the service does with a pool that was adopted
         self._step = 0
@@ -69,8 +66,6 @@ class _Engine:
         result = self.holds.sliced(verb, self.manager.applying(self.session, step, WORK))
         assert not result.refusals, result.refusals
         self.holds.sliced("settle", _once(self.manager.ledger.settle))
-        if not verb.endswith("many") or not self._step % STEPS_A_SECOND:
-            self.holds.sliced("set_aside", _once(set_survivors_aside))
 
     def begin(self, sequence: int, blocks: int, kind: str) -> None:
         """Allocate and commit a prompt; the same one for the same sequence."""
@@ -92,7 +87,8 @@ def _once(work: Callable[[], _Result]) -> Generator[None, None, _Result]:
 
 def main() -> None:
     """Measure, and publish the longest hold and those of each verb and call."""
-    runs = [longest_holds() for _ in track(range(REPETITIONS), "Holds")]
+    with survivors_set_aside():  # as the service does
+        runs = [longest_holds() for _ in track(range(REPETITIONS), "Holds")]
     by_verb = {verb: median(run[verb] for run in runs) for verb in sorted(runs[0])}
     rows = [row("kv_holds", "longest_hold_ms", round(max(by_verb.values()), 2), "ms")]
     rows += [row("kv_holds", f"{verb}_ms", round(held, 2), "ms") for verb, held in by_verb.items()]
@@ -135,13 +131,13 @@ def _looks(engine: _Engine) -> None:
     holds, pool = engine.holds, engine.session.pool
     holds.sliced("count_slots", pool.count_slots())
     holds.sliced("list_sequences", pool.listing(0, 1_000))
-    holds.sliced("set_aside", _once(set_survivors_aside))
     drawn = holds.sliced("draw", _once(lambda: engine.manager.draw(engine.session)))
     holds.sliced("block_map", drawn.drawing())
     engine.manager.forget(engine.session, drawn)
     holds.sliced("audit", engine.manager.audit(engine.session))
     prompt = array("i", random.Random(10).choices(range(49_000), k=SEQUENCE_BLOCKS * BLOCK_SIZE + 1))
     holds.sliced("lookup", engine.manager.lookup(prompt))
+    holds.sliced("look_through_hourly", _once(look_through))
 
 
 def _ends(engine: _Engine) -> None:
@@ -165,7 +161,7 @@ def _a_full_report(holds: _Holds) -> None:
     report = kvmanager.PoolReport(device=kvmanager.TierReport(keyed=keyed, release_order=order), last_step=1)
     gc.freeze()
     spec = kvmanager.PoolSpec("engine", 1, "model", BLOCK_SIZE, BLOCKS)
-    pool = holds.sliced("adopt_full", kvmanager.adopt(spec, report))
+    pool = holds.sliced("adopt_full", setting_aside(kvmanager.adopt(spec, report)))
     holds.sliced("dismantle", pool.dismantle())
 
 

@@ -189,9 +189,10 @@ class Books:
 
     def _ending_step(self) -> Rest:
         for tier, releases in ((self.device, self._device_releases), (self.host, self._host_releases)):
+            releases.reverse()  # taking a part from the front would move all the others each time
             while releases:
-                tier.release_many(releases[: parts.PART])
-                del releases[: parts.PART]
+                tier.release_many(releases[: -parts.PART - 1 : -1])
+                del releases[-parts.PART :]
                 yield parts.PART
 
     def withhold(self, device: Mapping[int, int], host: Mapping[int, int]) -> None:

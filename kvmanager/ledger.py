@@ -21,8 +21,9 @@ from kvmanager.story import Explanation, explain
 # Steps that wait for `settle` at most: together they take less than a millisecond.
 _UNSETTLED_STEPS = 32
 
-# Events that are recorded without a pause.
+# Events, and blocks in them, that are recorded without a pause.
 _EVENTS_TOGETHER = 256
+_BLOCKS_TOGETHER = 16384
 
 _first = itemgetter(0)
 _Item = TypeVar("_Item")
@@ -119,7 +120,7 @@ class Ledger:
             refused += [tuple(attachment.refused(step, one)) for one in some]
             if len(some) == _EVENTS_TOGETHER:
                 yield
-        together = [*_parts(result.deeds)]
+        together = [*_parts_by_blocks(result.deeds)]
         for deeds in together[:-1]:
             self._append(attachment.entry(self._next, step.step, deeds))
             yield
@@ -205,6 +206,18 @@ class Ledger:
 
 def _parts(events: Items[_Item]) -> Iterator[Items[_Item]]:
     return (events[start : start + _EVENTS_TOGETHER] for start in range(0, len(events), _EVENTS_TOGETHER))
+
+
+def _parts_by_blocks(deeds: Deeds) -> Iterator[Deeds]:
+    """Yield deeds in parts of so many events and, but for a single one, of so many blocks."""
+    first = blocks = 0
+    for place, deed in enumerate(deeds):
+        blocks += len(deed[3])
+        if place > first and (blocks > _BLOCKS_TOGETHER or place - first == _EVENTS_TOGETHER):
+            yield deeds[first:place]
+            first, blocks = place, len(deed[3])
+    if deeds:
+        yield deeds[first:]
 
 
 def _events(entries: list[tuple[object, ...]], first: int, attachments: dict[int, Attachment]) -> Iterator[Event]:

@@ -8,6 +8,7 @@ from kvmanager import KVManager, PoolReport, PoolSpec, Session, adopt
 from quire.v1 import kvmanager_pb2 as pb
 from services.errors import InvalidField, UnexpectedMessage
 from services.kvmanager import codec
+from services.kvmanager.collecting import setting_aside
 from services.kvmanager.report_codec import ReportReader
 from services.kvmanager.step_reader import ENTRY_BYTES, kind_of
 
@@ -54,7 +55,7 @@ class Attaching:
                 last = self._result
                 self._pages += 1
                 await asyncio.sleep(self._politeness())
-            async for sign in self._in_slices(adopt(spec, reader.report)):
+            async for sign in self._in_slices(setting_aside(adopt(spec, reader.report))):
                 self._manager.check_last(registration)
                 yield sign
             self.replaced = self._manager.of_engine(spec.engine_id)

@@ -1,35 +1,67 @@
 """Keeps Python's garbage collector from walking through all tables again and again.
 
 A full collection looks at every entry of every table: at a million held blocks that holds everybody up for ten
-milliseconds and more. What has survived the young generations is here to stay, so it is set aside, once a second. It is
-given back like everything else when its last reference goes; only cycles would stay, so all is looked through when no
-engine is attached.
+milliseconds and more. So what survives the collection of the two young generations, some thousands of objects, is set
+aside at once, and there is nothing left for a full one. It is given back like everything else when its last reference
+goes. Only cycles stay: all is looked through when the last engine has left, and once an hour.
 """
 
 import asyncio
 import gc
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 from kvmanager import KVManager
 
-_SECONDS = 1.0
-_YOUNG = 1  # the generations up to this one are collected first
+_Result = TypeVar("_Result")
+
+_PERIOD_SECONDS = 1.0
+# Some calls leave cycles behind: about one object for four calls.
+_LOOK_THROUGH_SECONDS = 3600.0
 
 
-def set_survivors_aside() -> None:
-    """Collect what is young, and let later collections pass over the rest."""
-    gc.collect(_YOUNG)
-    gc.freeze()
+@contextmanager
+def survivors_set_aside() -> Iterator[None]:
+    """Let collections inside the context pass over whatever has survived one that was not the youngest's alone."""
+    gc.callbacks.append(_set_aside)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(_set_aside)
 
 
-async def collecting(manager: KVManager) -> None:
-    """Set survivors aside every second, until cancelled."""
-    looked_through = True
+def setting_aside(work: Generator[None, None, _Result]) -> Generator[None, None, _Result]:
+    """Do work whose results stay, and whose lists have a million entries: set them aside before they are collected."""
     while True:
-        if manager.sessions():
-            set_survivors_aside()
-            looked_through = False
-        elif not looked_through:
-            gc.unfreeze()
-            gc.collect()
-            looked_through = True
-        await asyncio.sleep(_SECONDS)
+        try:
+            next(work)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+        gc.freeze()
+        yield
+
+
+def _set_aside(phase: str, facts: dict[str, int]) -> None:
+    if phase == "stop" and facts["generation"] > 0:
+        gc.freeze()
+
+
+async def collecting(manager: KVManager, clock: Callable[[], float], period_seconds: float = _PERIOD_SECONDS) -> None:
+    """Set survivors aside, and look through all of them at times, until cancelled. `clock` is in seconds."""
+    looked_through_at, any_since = clock(), False
+    with survivors_set_aside():
+        while True:
+            attached = bool(manager.sessions())
+            if (any_since and not attached) or clock() - looked_through_at >= _LOOK_THROUGH_SECONDS:
+                look_through()
+                looked_through_at = clock()
+            any_since = attached
+            await asyncio.sleep(period_seconds)
+
+
+def look_through() -> None:
+    """Collect everything that nothing refers to but itself."""
+    gc.unfreeze()
+    gc.collect()

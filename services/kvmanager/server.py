@@ -79,7 +79,7 @@ class KVManagerService:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._servicer.run())
-            tasks.create_task(collecting(self.manager))
+            tasks.create_task(collecting(self.manager, time.monotonic))
             if self._map_tls:
                 tasks.create_task(self._map_tls.follow())
 

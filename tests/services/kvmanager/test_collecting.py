@@ -1,0 +1,77 @@
+"""The garbage collector of the KV manager: what survives is passed over, and cycles go in the end."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Generator, Iterator
+from itertools import count
+
+import pytest
+
+from kvmanager import KVManager, PoolSpec
+from services.kvmanager.collecting import collecting, setting_aside, survivors_set_aside
+
+HOUR = 3600.0
+
+
+class Cyclic:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_what_has_survived_two_collections_is_looked_at_no_more() -> None:
+    with survivors_set_aside():
+        kept = [[number] for number in range(100)]
+        gc.collect(0)
+        assert any(one is kept for one in gc.get_objects())
+        gc.collect(1)
+        assert not any(one is kept for one in gc.get_objects())
+    more = [kept]
+    gc.collect(1)
+    assert any(one is more for one in gc.get_objects()), "outside all is as usual"
+
+
+def test_what_a_slice_brings_is_set_aside_before_it_is_ever_collected() -> None:
+    def work() -> Generator[None, None, list[int]]:
+        large = list(range(1000))
+        yield
+        return large
+
+    sliced = setting_aside(work())
+    next(sliced)
+    with pytest.raises(StopIteration) as end:
+        next(sliced)
+    assert not any(one is end.value.value for one in gc.get_objects())
+
+
+@pytest.mark.parametrize(("seconds", "attached", "gone"), [(1.0, True, False), (HOUR, True, True), (1.0, False, True)])
+def test_cycles_go_once_an_hour_and_when_the_last_engine_has_left(seconds: float, attached: bool, gone: bool) -> None:
+    manager = KVManager(epoch=1)
+    session = manager.attach(PoolSpec("engine", 1, "model", 16, 8, 0))
+
+    async def look() -> bool:
+        clock = count(0.0, seconds)
+        task = asyncio.create_task(collecting(manager, lambda: next(clock), period_seconds=0))
+        await asyncio.sleep(0)
+        cyclic = weakref.ref(Cyclic())
+        gc.freeze()
+        if not attached:
+            manager.detach(session)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        task.cancel()
+        return cyclic() is None
+
+    gc.disable()
+    try:
+        assert asyncio.run(look()) == gone
+    finally:
+        gc.enable()
