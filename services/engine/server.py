@@ -152,17 +152,27 @@ class EngineService:
         if self._driver:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._driver.drain(), self._settings.grace_seconds)
+        await self._leave()
 
-    async def stop(self) -> None:
-        """Stop the engine's thread, let the KV manager drop the pool, and close the server and the record.
+    async def _leave(self) -> None:
+        """Stop the engine's thread, and let the KV manager drop the pool while the stream to it is still there.
 
         Requests that are still live end before the streams of their gateways do, which then go on elsewhere at once.
         """
-        if self._driver and self._link:
-            with suppress(TimeoutError):  # a step may take long
-                await asyncio.wait_for(self._driver.stop(), _LAST_SECONDS)
-            await self._servicer.finish(_LAST_SECONDS)
-            self._link.close()
+        driver, self._driver = self._driver, None
+        if not (driver and self._link):
+            return
+        with suppress(TimeoutError):  # a step may take long
+            await asyncio.wait_for(driver.stop(), _LAST_SECONDS)
+        await self._servicer.finish(_LAST_SECONDS)
+        self._link.close()
+        if self._link.attached.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._link.detached.wait(), _LAST_SECONDS)
+
+    async def stop(self) -> None:
+        """Close the server and the record, after what `drain` has not got to end."""
+        await self._leave()
         if self._constraints:
             self._constraints.close()
         await self.server.stop(grace=_FLUSH_SECONDS)

@@ -8,6 +8,7 @@ import pytest
 
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
 from tests.running_quire import STOP_SECONDS, RunningService
+from tests.scrape import Scrape
 from tests.services.engine.test_serve import Link
 
 GRACE_SECONDS = 1.0
@@ -50,3 +51,20 @@ def test_gateways_hear_of_a_drain_at_once_and_of_each_end_before_their_streams_e
     idle.half_close()
     assert all(response.draining for response in busy.responses[-2:])
     assert engine.process.wait(STOP_SECONDS) == 0  # one signal is enough, and it may get no second one while it ends
+
+
+def test_an_engine_that_drains_gives_its_pool_up_instead_of_losing_it(
+    tiny_model: Callable[[str], Path], service: Callable[..., RunningService], tmp_path: Path
+) -> None:
+    manager = service("kvmanager", "--listen", f"unix:{tmp_path}/manager.sock")
+    engine = service(
+        "engine",
+        *("--listen", f"unix:{tmp_path}/engine.sock", "--kvmanager", manager.address),
+        *("--model", str(tiny_model("llama")), "--device-blocks", "32", "--threads", "1"),
+    )
+    engine.output.wait_for("engine is ready")
+    engine.process.terminate()
+    assert engine.process.wait(STOP_SECONDS) == 0
+    manager.output.wait_for("engine detached")
+    assert not [line for line in manager.output.lines if "broke" in line]
+    assert Scrape.of(manager.metrics_url).value("quire_kv_broken_streams_total") == 0
