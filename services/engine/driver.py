@@ -91,6 +91,12 @@ class EngineDriver:
         self._empty = asyncio.Event()
         self._ended = asyncio.Event()
         self._draining = False
+        self.without_kvmanager = False  # for longer than requests wait: each fails
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have this called on the event loop whenever `without_kvmanager` has changed."""
+        self._watchers.append(changed)
 
     @property
     def steps(self) -> int:
@@ -196,7 +202,8 @@ class EngineDriver:
         self._observer.stepped(step)
 
     def _sleep(self) -> None:
-        waits = self._without_kvmanager_since is not None and not self._engine.scheduler.empty
+        counts_down = self._without_kvmanager_since is not None and not self.without_kvmanager
+        waits = counts_down or (self.without_kvmanager and not self._engine.scheduler.empty)
         begun, any_live = time.monotonic(), self._engine.scheduler.running or self._engine.scheduler.waiting
         try:
             command = self._commands.get(timeout=_POLL_SECONDS_WITHOUT_KVMANAGER if waits else None)
@@ -207,11 +214,14 @@ class EngineDriver:
         command()
 
     def _watch_kvmanager(self) -> None:
-        if self._engine.blocks.ready:
-            self._without_kvmanager_since = None
-        elif self._without_kvmanager_since is None:
-            self._without_kvmanager_since = time.monotonic()
-        elif time.monotonic() - self._without_kvmanager_since > self._patience:
+        now, since = time.monotonic(), self._without_kvmanager_since
+        self._without_kvmanager_since = None if self._engine.blocks.ready else now if since is None else since
+        away = self._without_kvmanager_since is not None and now - self._without_kvmanager_since > self._patience
+        if away != self.without_kvmanager:
+            self.without_kvmanager = away
+            for changed in self._watchers:
+                self._call(changed)
+        if away:
             detail = f"the engine has been without its KV manager for more than {self._patience:g} s"
             self._engine.scheduler.fail_all(Failure.BLOCK_MANAGER, detail)
 

@@ -41,12 +41,12 @@ class EngineServicer(pb_grpc.EngineServicer):
     ) -> None:
         """Serve this engine from now on."""
         self._engine, self._description, self._tokenizer = (driver, constraints), description, tokenizer
+        driver.watch(self._nudge)
 
     def retire(self) -> None:
         """Tell all gateways, at once, that nothing new is taken."""
         self._draining = True
-        for link in self._links:
-            link.nudge()
+        self._nudge()
 
     async def finish(self, seconds: float) -> None:
         """End the streams of all gateways when they have been sent what waits for them, or after so many seconds."""
@@ -109,6 +109,10 @@ class EngineServicer(pb_grpc.EngineServicer):
         if not self._links:
             self._no_links.set()
 
+    def _nudge(self) -> None:
+        for link in self._links:
+            link.nudge()
+
     def _loaded(self) -> tuple[EngineDriver, Constraints]:
         if self._engine is None:
             raise Unavailable("the model is being loaded")
@@ -137,6 +141,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             heartbeat=pb.Heartbeat(steps=driver.steps) if step is None else None,
             request_blocks=driver.request_blocks,
             draining=self._draining,
+            without_kvmanager=driver.without_kvmanager,
             load=pb.EngineLoad(
                 running=figures.running,
                 waiting=figures.waiting,

@@ -88,7 +88,7 @@ class EngineSettings:
     )
     threads: int = setting(0, "Threads of the compute kernels. 0: torch decides.", least=0)
     seconds_without_kvmanager: float = setting(
-        30.0, "Seconds without the KV manager after which requests fail.", least=0
+        30.0, "Seconds without the KV manager after which requests fail, and gateways send no more.", least=0
     )
     heartbeat_seconds: float = setting(
         2.0, "Seconds without output after which a gateway gets a heartbeat.", least=0.05

@@ -81,6 +81,7 @@ class Dispatcher:
         Its span gets a part for the choice, and one for the attempt that lasts until the placement is left.
         """
         with span.child("route"):
+            model.check_ready()
             known = await self._known_tokens(model, submission)
             links = {engine_id: link for engine_id, link in model.ready().items() if link not in avoid}
             if not links:
@@ -106,7 +107,7 @@ class Dispatcher:
         return Placement(choice.engine_id, link, ticket, own_keys, expected, self._clock, attempt)
 
     async def wait_for_change(self) -> None:
-        """Return when an engine came, went, or began to drain."""
+        """See `Fleet.wait_for_change`."""
         await self._fleet.wait_for_change()
 
     def failed_over(self, model: str, request_id: str, engine_id: str, reason: LossReason) -> None:

@@ -171,6 +171,7 @@ class EngineLink:
         self._given_tokens = 0
         self._requests_of_others = 0
         self.draining = False
+        self.without_kvmanager = False  # for so long that requests fail there
         self.work = RecentWork(options.work_seconds)
         self.sent = SentPrefixes(0)
         self.sessions = 0  # how often the engine came up
@@ -181,8 +182,8 @@ class EngineLink:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the engine is there, and neither it nor the link is about to go."""
-        return self.readiness.ready and not self.draining and not self._retired
+        """Whether the engine is there with its KV manager, and neither it nor the link is about to go."""
+        return self.readiness.ready and not (self.draining or self.without_kvmanager or self._retired)
 
     def retire(self) -> None:
         """Take no more requests; those that run go on."""
@@ -301,7 +302,7 @@ class EngineLink:
             self.readiness.set(False)
             self._description = self._stub = None
             self._request_blocks = self._requests_of_others = 0
-            self._load, self.draining = pb.EngineLoad(), False
+            self._load, self.draining, self.without_kvmanager = pb.EngineLoad(), False, False
             self._lose_tickets()
             self._tell_change()
         return was_up
@@ -342,6 +343,11 @@ class EngineLink:
             log.info("engine at %s takes no more requests", self.address)
             self._tell_change()
         self.draining = response.draining
+        if response.without_kvmanager != self.without_kvmanager:
+            self.without_kvmanager = response.without_kvmanager
+            told = "is without its KV manager, and gets no requests" if self.without_kvmanager else "has its KV manager"
+            log.warning("engine at %s %s", self.address, told)
+            self._tell_change()
 
     def _tell_change(self) -> None:
         self._changed.set()

@@ -31,6 +31,13 @@ class ServedModel:
         """Return the links to engines that take requests by the engines' ids: one that has two addresses is one."""
         return {link.description().engine_id: link for link in self.links if link.takes_requests}
 
+    def check_ready(self) -> None:
+        """Raise Unavailable where no engine takes requests, with what they lack."""
+        if not self.ready():
+            without = any(link.without_kvmanager for link in self.links if not link.draining)
+            why = ": those that are there are without their KV manager" if without else ""
+            raise Unavailable(f"no engine of model {self.name!r} takes requests{why}", refusal=Refusal.UNAVAILABLE)
+
     def request_blocks(self) -> int:
         """Return how many blocks one request can have at most, at any engine. Raises Unavailable without an engine."""
         self.description()
@@ -105,7 +112,7 @@ class Fleet:
         self._tokenizers.keep({model.digest for model in self._models.values()})
 
     async def wait_for_change(self) -> None:
-        """Return when an engine came, went, or began to drain."""
+        """Return when an engine came, went, began to drain, or began or ceased to be without its KV manager."""
         await self._changed.wait()
 
     async def greet(self, description: pb.GetEngineResponse, stub: "pb_grpc.EngineAsyncStub") -> None:

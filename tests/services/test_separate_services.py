@@ -140,9 +140,9 @@ def ready(services: Services) -> Services:
     services.start("engine")
     engine = services.watch("engine")
     assert engine.next() == "NOT_SERVING"
-    assert gateway.next() == "SERVING", "the engine's model is loaded"
     services.start("kvmanager")
     assert engine.next() == "SERVING"
+    read_until(gateway, "SERVING")
     gateway.close()
     engine.close()
     return services
@@ -152,6 +152,11 @@ def ready(services: Services) -> Services:
 def expected(ready: Services) -> list[int]:
     """The tokens of a long answer when nothing happens."""
     return ready.generate(300).token_ids
+
+
+def read_until(watch: HealthWatch, status: str) -> None:
+    while watch.next() != status:
+        pass
 
 
 def check(service: RunningService, name: str) -> str:
@@ -263,7 +268,7 @@ def test_requests_survive_a_kv_manager_that_dies_and_comes_back(ready: Services,
     engine.close()
 
 
-def test_requests_fail_when_the_kv_manager_stays_away(ready: Services) -> None:
+def test_requests_fail_and_the_gateway_is_not_ready_when_the_kv_manager_stays_away(ready: Services) -> None:
     engine = ready.watch("engine")
     assert engine.next() == "SERVING"
 
@@ -286,19 +291,25 @@ def test_requests_fail_when_the_kv_manager_stays_away(ready: Services) -> None:
     )
     assert waited > PATIENCE_SECONDS * 0.9
 
+    gateway = ready.watch("gateway")
+    read_until(gateway, "NOT_SERVING")
+
     def refused_at_once() -> bool | None:
         begun = time.monotonic()
         with pytest.raises(grpc.RpcError) as caught:
             ready.generate()
         assert caught.value.code() == UNAVAILABLE
+        assert "without their KV manager" in (caught.value.details() or "")
         return time.monotonic() - begun < PATIENCE_SECONDS or None
 
     assert in_time(refused_at_once, "a new request is not kept for as long")
     ready.start("kvmanager")
     assert engine.next() == "NOT_SERVING"
     assert engine.next() == "SERVING"
+    assert gateway.next() == "SERVING"
     assert len(ready.generate().token_ids) == 5
     engine.close()
+    gateway.close()
 
 
 # The gateway goes away

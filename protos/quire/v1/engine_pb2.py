@@ -27,19 +27,19 @@ from quire.v1 import decoding_pb2 as quire_dot_v1_dot_decoding__pb2
 from quire.v1 import pins_pb2 as quire_dot_v1_dot_pins__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/engine.proto\x12\x08quire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17quire/v1/decoding.proto\x1a\x13quire/v1/pins.proto\"f\n\x0cServeRequest\x12*\n\nsubmission\x18\x01 \x01(\x0b\x32\x14.quire.v1.SubmissionH\x00\x12\"\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x10.quire.v1.CancelH\x00\x42\x06\n\x04kind\"\xb7\x04\n\nSubmission\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\x05\x12&\n\x07samples\x18\x04 \x03(\x0b\x32\x15.quire.v1.SampleState\x12$\n\x08sampling\x18\x05 \x01(\x0b\x32\x12.quire.v1.Sampling\x12)\n\x0blogit_rules\x18\x06 \x01(\x0b\x32\x14.quire.v1.LogitRules\x12)\n\x0b\x62\x65\x61m_search\x18\x07 \x01(\x0b\x32\x14.quire.v1.BeamSearch\x12.\n\nconstraint\x18\x08 \x01(\x0b\x32\x1a.quire.v1.OutputConstraint\x12$\n\x08stopping\x18\t \x01(\x0b\x32\x12.quire.v1.Stopping\x12\x15\n\x08logprobs\x18\n \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\x05H\x01\x88\x01\x01\x12\x0c\n\x04salt\x18\x0c \x01(\x0c\x12\x10\n\x08priority\x18\r \x01(\x05\x12&\n\x03\x61ge\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07timeout\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0ctrace_parent\x18\x10 \x01(\t\x12\x10\n\x08isolated\x18\x11 \x01(\x08\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"9\n\x0bSampleState\x12\x1b\n\x13generated_token_ids\x18\x01 \x03(\x05\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"u\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12&\n\x06reason\x18\x03 \x01(\x0e\x32\x16.quire.v1.CancelReason\x12\x13\n\x06sample\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\t\n\x07_sample\"\xb5\x01\n\rServeResponse\x12$\n\x04step\x18\x01 \x01(\x0b\x32\x14.quire.v1.StepOutputH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.quire.v1.HeartbeatH\x00\x12\x16\n\x0erequest_blocks\x18\x03 \x01(\x05\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\"\n\x04load\x18\x05 \x01(\x0b\x32\x14.quire.v1.EngineLoadB\x06\n\x04kind\"_\n\nEngineLoad\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x03\x12\x18\n\x10\x61vailable_blocks\x18\x04 \x01(\x05\"\x1a\n\tHeartbeat\x12\r\n\x05steps\x18\x01 \x01(\x03\"\xee\x01\n\nStepOutput\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12)\n\x07started\x18\x02 \x03(\x0b\x32\x18.quire.v1.RequestStarted\x12&\n\x06tokens\x18\x03 \x03(\x0b\x32\x16.quire.v1.SampleTokens\x12+\n\x08\x66inished\x18\x04 \x03(\x0b\x32\x19.quire.v1.RequestFinished\x12)\n\x07refused\x18\x05 \x03(\x0b\x32\x18.quire.v1.RequestRefused\x12\'\n\x07prompts\x18\x06 \x03(\x0b\x32\x16.quire.v1.PromptScores\"^\n\x0eRequestStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x10\n\x08isolated\x18\x04 \x01(\x08\"v\n\x0cPromptScores\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\x05\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"\xa3\x01\n\x0cSampleTokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0e\n\x06sample\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12 \n\x03\x65nd\x18\x05 \x01(\x0b\x32\x13.quire.v1.SampleEnd\x12)\n\x08logprobs\x18\x06 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"\xe0\x02\n\x0fRequestFinished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12$\n\x07samples\x18\x03 \x03(\x0b\x32\x13.quire.v1.SampleEnd\x12)\n\x06queued\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bpreemptions\x18\x07 \x01(\x05\x12\x19\n\x11recomputed_tokens\x18\x08 \x01(\x05\x12(\n\x07\x66\x61ilure\x18\t \x01(\x0e\x32\x17.quire.v1.FailureReason\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x16\n\x0eswapped_tokens\x18\x0b \x01(\x05\"\x7f\n\tSampleEnd\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.quire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x05score\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\x08\n\x06_score\"}\n\x0eRequestRefused\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.quire.v1.RefusalReason\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\r\n\x05\x66ield\x18\x05 \x01(\t\"\xdf\x01\n\x12\x45ngineAdminRequest\x12)\n\npin_prefix\x18\x01 \x01(\x0b\x32\x13.quire.v1.PinTokensH\x00\x12-\n\x0cunpin_prefix\x18\x02 \x01(\x0b\x32\x15.quire.v1.UnpinPrefixH\x00\x12\x38\n\x12reset_prefix_cache\x18\x03 \x01(\x0b\x32\x1a.quire.v1.ResetPrefixCacheH\x00\x12+\n\x0blist_pinned\x18\x04 \x01(\x0b\x32\x14.quire.v1.ListPinnedH\x00\x42\x08\n\x06\x61\x63tion\":\n\tPinTokens\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x0c\n\x04salt\x18\x03 \x01(\x0c\"S\n\x13\x45ngineAdminResponse\x12$\n\x04pins\x18\x01 \x03(\x0b\x32\x16.quire.v1.PinnedPrefix\x12\x16\n\x0erequest_blocks\x18\x02 \x01(\x05\"\x12\n\x10GetEngineRequest\"\xec\x01\n\x11GetEngineResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\x05\x12\x12\n\nblock_size\x18\x06 \x01(\x05\x12\x15\n\rdevice_blocks\x18\x07 \x01(\x05\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\t \x01(\x0c\x12\x15\n\rmax_sequences\x18\n \x01(\x05\"\x15\n\x13GetTokenizerRequest\"5\n\x14GetTokenizerResponse\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c*\xa1\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41NCEL_REASON_CLIENT\x10\x01\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x02\x12\x1d\n\x19\x43\x41NCEL_REASON_STOP_STRING\x10\x03\x12\x1d\n\x19\x43\x41NCEL_REASON_SLOW_CLIENT\x10\x04*\xe6\x01\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x41ILURE_REASON_STEP\x10\x01\x12 \n\x1c\x46\x41ILURE_REASON_BLOCK_MANAGER\x10\x02\x12\x1b\n\x17\x46\x41ILURE_REASON_DEADLINE\x10\x03\x12\x1d\n\x19\x46\x41ILURE_REASON_CONSTRAINT\x10\x04\x12\"\n\x1e\x46\x41ILURE_REASON_DEADLINE_QUEUED\x10\x05\x12\x1a\n\x16\x46\x41ILURE_REASON_REQUEST\x10\x06*\xea\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12!\n\x1dREFUSAL_REASON_ALREADY_EXISTS\x10\x01\x12\x1a\n\x16REFUSAL_REASON_INVALID\x10\x02\x12\x1d\n\x19REFUSAL_REASON_QUEUE_FULL\x10\x03\x12\x1e\n\x1aREFUSAL_REASON_UNAVAILABLE\x10\x04\x12 \n\x1cREFUSAL_REASON_UNIMPLEMENTED\x10\x05\x12\x19\n\x15REFUSAL_REASON_FAILED\x10\x06\x32\xa3\x02\n\x06\x45ngine\x12<\n\x05Serve\x12\x16.quire.v1.ServeRequest\x1a\x17.quire.v1.ServeResponse(\x01\x30\x01\x12\x44\n\tGetEngine\x12\x1a.quire.v1.GetEngineRequest\x1a\x1b.quire.v1.GetEngineResponse\x12O\n\x0cGetTokenizer\x12\x1d.quire.v1.GetTokenizerRequest\x1a\x1e.quire.v1.GetTokenizerResponse0\x01\x12\x44\n\x05\x41\x64min\x12\x1c.quire.v1.EngineAdminRequest\x1a\x1d.quire.v1.EngineAdminResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/engine.proto\x12\x08quire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17quire/v1/decoding.proto\x1a\x13quire/v1/pins.proto\"f\n\x0cServeRequest\x12*\n\nsubmission\x18\x01 \x01(\x0b\x32\x14.quire.v1.SubmissionH\x00\x12\"\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x10.quire.v1.CancelH\x00\x42\x06\n\x04kind\"\xb7\x04\n\nSubmission\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\x05\x12&\n\x07samples\x18\x04 \x03(\x0b\x32\x15.quire.v1.SampleState\x12$\n\x08sampling\x18\x05 \x01(\x0b\x32\x12.quire.v1.Sampling\x12)\n\x0blogit_rules\x18\x06 \x01(\x0b\x32\x14.quire.v1.LogitRules\x12)\n\x0b\x62\x65\x61m_search\x18\x07 \x01(\x0b\x32\x14.quire.v1.BeamSearch\x12.\n\nconstraint\x18\x08 \x01(\x0b\x32\x1a.quire.v1.OutputConstraint\x12$\n\x08stopping\x18\t \x01(\x0b\x32\x12.quire.v1.Stopping\x12\x15\n\x08logprobs\x18\n \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\x05H\x01\x88\x01\x01\x12\x0c\n\x04salt\x18\x0c \x01(\x0c\x12\x10\n\x08priority\x18\r \x01(\x05\x12&\n\x03\x61ge\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07timeout\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0ctrace_parent\x18\x10 \x01(\t\x12\x10\n\x08isolated\x18\x11 \x01(\x08\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"9\n\x0bSampleState\x12\x1b\n\x13generated_token_ids\x18\x01 \x03(\x05\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"u\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12&\n\x06reason\x18\x03 \x01(\x0e\x32\x16.quire.v1.CancelReason\x12\x13\n\x06sample\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\t\n\x07_sample\"\xd0\x01\n\rServeResponse\x12$\n\x04step\x18\x01 \x01(\x0b\x32\x14.quire.v1.StepOutputH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.quire.v1.HeartbeatH\x00\x12\x16\n\x0erequest_blocks\x18\x03 \x01(\x05\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\"\n\x04load\x18\x05 \x01(\x0b\x32\x14.quire.v1.EngineLoad\x12\x19\n\x11without_kvmanager\x18\x06 \x01(\x08\x42\x06\n\x04kind\"_\n\nEngineLoad\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x03\x12\x18\n\x10\x61vailable_blocks\x18\x04 \x01(\x05\"\x1a\n\tHeartbeat\x12\r\n\x05steps\x18\x01 \x01(\x03\"\xee\x01\n\nStepOutput\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12)\n\x07started\x18\x02 \x03(\x0b\x32\x18.quire.v1.RequestStarted\x12&\n\x06tokens\x18\x03 \x03(\x0b\x32\x16.quire.v1.SampleTokens\x12+\n\x08\x66inished\x18\x04 \x03(\x0b\x32\x19.quire.v1.RequestFinished\x12)\n\x07refused\x18\x05 \x03(\x0b\x32\x18.quire.v1.RequestRefused\x12\'\n\x07prompts\x18\x06 \x03(\x0b\x32\x16.quire.v1.PromptScores\"^\n\x0eRequestStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x10\n\x08isolated\x18\x04 \x01(\x08\"v\n\x0cPromptScores\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\x05\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"\xa3\x01\n\x0cSampleTokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0e\n\x06sample\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12 \n\x03\x65nd\x18\x05 \x01(\x0b\x32\x13.quire.v1.SampleEnd\x12)\n\x08logprobs\x18\x06 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"\xe0\x02\n\x0fRequestFinished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12$\n\x07samples\x18\x03 \x03(\x0b\x32\x13.quire.v1.SampleEnd\x12)\n\x06queued\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bpreemptions\x18\x07 \x01(\x05\x12\x19\n\x11recomputed_tokens\x18\x08 \x01(\x05\x12(\n\x07\x66\x61ilure\x18\t \x01(\x0e\x32\x17.quire.v1.FailureReason\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x16\n\x0eswapped_tokens\x18\x0b \x01(\x05\"\x7f\n\tSampleEnd\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.quire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x05score\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\x08\n\x06_score\"}\n\x0eRequestRefused\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.quire.v1.RefusalReason\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\r\n\x05\x66ield\x18\x05 \x01(\t\"\xdf\x01\n\x12\x45ngineAdminRequest\x12)\n\npin_prefix\x18\x01 \x01(\x0b\x32\x13.quire.v1.PinTokensH\x00\x12-\n\x0cunpin_prefix\x18\x02 \x01(\x0b\x32\x15.quire.v1.UnpinPrefixH\x00\x12\x38\n\x12reset_prefix_cache\x18\x03 \x01(\x0b\x32\x1a.quire.v1.ResetPrefixCacheH\x00\x12+\n\x0blist_pinned\x18\x04 \x01(\x0b\x32\x14.quire.v1.ListPinnedH\x00\x42\x08\n\x06\x61\x63tion\":\n\tPinTokens\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x0c\n\x04salt\x18\x03 \x01(\x0c\"S\n\x13\x45ngineAdminResponse\x12$\n\x04pins\x18\x01 \x03(\x0b\x32\x16.quire.v1.PinnedPrefix\x12\x16\n\x0erequest_blocks\x18\x02 \x01(\x05\"\x12\n\x10GetEngineRequest\"\xec\x01\n\x11GetEngineResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\x05\x12\x12\n\nblock_size\x18\x06 \x01(\x05\x12\x15\n\rdevice_blocks\x18\x07 \x01(\x05\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\t \x01(\x0c\x12\x15\n\rmax_sequences\x18\n \x01(\x05\"\x15\n\x13GetTokenizerRequest\"5\n\x14GetTokenizerResponse\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c*\xa1\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41NCEL_REASON_CLIENT\x10\x01\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x02\x12\x1d\n\x19\x43\x41NCEL_REASON_STOP_STRING\x10\x03\x12\x1d\n\x19\x43\x41NCEL_REASON_SLOW_CLIENT\x10\x04*\xe6\x01\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x41ILURE_REASON_STEP\x10\x01\x12 \n\x1c\x46\x41ILURE_REASON_BLOCK_MANAGER\x10\x02\x12\x1b\n\x17\x46\x41ILURE_REASON_DEADLINE\x10\x03\x12\x1d\n\x19\x46\x41ILURE_REASON_CONSTRAINT\x10\x04\x12\"\n\x1e\x46\x41ILURE_REASON_DEADLINE_QUEUED\x10\x05\x12\x1a\n\x16\x46\x41ILURE_REASON_REQUEST\x10\x06*\xea\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12!\n\x1dREFUSAL_REASON_ALREADY_EXISTS\x10\x01\x12\x1a\n\x16REFUSAL_REASON_INVALID\x10\x02\x12\x1d\n\x19REFUSAL_REASON_QUEUE_FULL\x10\x03\x12\x1e\n\x1aREFUSAL_REASON_UNAVAILABLE\x10\x04\x12 \n\x1cREFUSAL_REASON_UNIMPLEMENTED\x10\x05\x12\x19\n\x15REFUSAL_REASON_FAILED\x10\x06\x32\xa3\x02\n\x06\x45ngine\x12<\n\x05Serve\x12\x16.quire.v1.ServeRequest\x1a\x17.quire.v1.ServeResponse(\x01\x30\x01\x12\x44\n\tGetEngine\x12\x1a.quire.v1.GetEngineRequest\x1a\x1b.quire.v1.GetEngineResponse\x12O\n\x0cGetTokenizer\x12\x1d.quire.v1.GetTokenizerRequest\x1a\x1e.quire.v1.GetTokenizerResponse0\x01\x12\x44\n\x05\x41\x64min\x12\x1c.quire.v1.EngineAdminRequest\x1a\x1d.quire.v1.EngineAdminResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CANCELREASON']._serialized_start=3217
-  _globals['_CANCELREASON']._serialized_end=3378
-  _globals['_FAILUREREASON']._serialized_start=3381
-  _globals['_FAILUREREASON']._serialized_end=3611
-  _globals['_REFUSALREASON']._serialized_start=3614
-  _globals['_REFUSALREASON']._serialized_end=3848
+  _globals['_CANCELREASON']._serialized_start=3244
+  _globals['_CANCELREASON']._serialized_end=3405
+  _globals['_FAILUREREASON']._serialized_start=3408
+  _globals['_FAILUREREASON']._serialized_end=3638
+  _globals['_REFUSALREASON']._serialized_start=3641
+  _globals['_REFUSALREASON']._serialized_end=3875
   _globals['_SERVEREQUEST']._serialized_start=113
   _globals['_SERVEREQUEST']._serialized_end=215
   _globals['_SUBMISSION']._serialized_start=218
@@ -49,39 +49,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCEL']._serialized_start=846
   _globals['_CANCEL']._serialized_end=963
   _globals['_SERVERESPONSE']._serialized_start=966
-  _globals['_SERVERESPONSE']._serialized_end=1147
-  _globals['_ENGINELOAD']._serialized_start=1149
-  _globals['_ENGINELOAD']._serialized_end=1244
-  _globals['_HEARTBEAT']._serialized_start=1246
-  _globals['_HEARTBEAT']._serialized_end=1272
-  _globals['_STEPOUTPUT']._serialized_start=1275
-  _globals['_STEPOUTPUT']._serialized_end=1513
-  _globals['_REQUESTSTARTED']._serialized_start=1515
-  _globals['_REQUESTSTARTED']._serialized_end=1609
-  _globals['_PROMPTSCORES']._serialized_start=1611
-  _globals['_PROMPTSCORES']._serialized_end=1729
-  _globals['_SAMPLETOKENS']._serialized_start=1732
-  _globals['_SAMPLETOKENS']._serialized_end=1895
-  _globals['_REQUESTFINISHED']._serialized_start=1898
-  _globals['_REQUESTFINISHED']._serialized_end=2250
-  _globals['_SAMPLEEND']._serialized_start=2252
-  _globals['_SAMPLEEND']._serialized_end=2379
-  _globals['_REQUESTREFUSED']._serialized_start=2381
-  _globals['_REQUESTREFUSED']._serialized_end=2506
-  _globals['_ENGINEADMINREQUEST']._serialized_start=2509
-  _globals['_ENGINEADMINREQUEST']._serialized_end=2732
-  _globals['_PINTOKENS']._serialized_start=2734
-  _globals['_PINTOKENS']._serialized_end=2792
-  _globals['_ENGINEADMINRESPONSE']._serialized_start=2794
-  _globals['_ENGINEADMINRESPONSE']._serialized_end=2877
-  _globals['_GETENGINEREQUEST']._serialized_start=2879
-  _globals['_GETENGINEREQUEST']._serialized_end=2897
-  _globals['_GETENGINERESPONSE']._serialized_start=2900
-  _globals['_GETENGINERESPONSE']._serialized_end=3136
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=3138
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=3159
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=3161
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=3214
-  _globals['_ENGINE']._serialized_start=3851
-  _globals['_ENGINE']._serialized_end=4142
+  _globals['_SERVERESPONSE']._serialized_end=1174
+  _globals['_ENGINELOAD']._serialized_start=1176
+  _globals['_ENGINELOAD']._serialized_end=1271
+  _globals['_HEARTBEAT']._serialized_start=1273
+  _globals['_HEARTBEAT']._serialized_end=1299
+  _globals['_STEPOUTPUT']._serialized_start=1302
+  _globals['_STEPOUTPUT']._serialized_end=1540
+  _globals['_REQUESTSTARTED']._serialized_start=1542
+  _globals['_REQUESTSTARTED']._serialized_end=1636
+  _globals['_PROMPTSCORES']._serialized_start=1638
+  _globals['_PROMPTSCORES']._serialized_end=1756
+  _globals['_SAMPLETOKENS']._serialized_start=1759
+  _globals['_SAMPLETOKENS']._serialized_end=1922
+  _globals['_REQUESTFINISHED']._serialized_start=1925
+  _globals['_REQUESTFINISHED']._serialized_end=2277
+  _globals['_SAMPLEEND']._serialized_start=2279
+  _globals['_SAMPLEEND']._serialized_end=2406
+  _globals['_REQUESTREFUSED']._serialized_start=2408
+  _globals['_REQUESTREFUSED']._serialized_end=2533
+  _globals['_ENGINEADMINREQUEST']._serialized_start=2536
+  _globals['_ENGINEADMINREQUEST']._serialized_end=2759
+  _globals['_PINTOKENS']._serialized_start=2761
+  _globals['_PINTOKENS']._serialized_end=2819
+  _globals['_ENGINEADMINRESPONSE']._serialized_start=2821
+  _globals['_ENGINEADMINRESPONSE']._serialized_end=2904
+  _globals['_GETENGINEREQUEST']._serialized_start=2906
+  _globals['_GETENGINEREQUEST']._serialized_end=2924
+  _globals['_GETENGINERESPONSE']._serialized_start=2927
+  _globals['_GETENGINERESPONSE']._serialized_end=3163
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=3165
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=3186
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=3188
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=3241
+  _globals['_ENGINE']._serialized_start=3878
+  _globals['_ENGINE']._serialized_end=4169
 # @@protoc_insertion_point(module_scope)

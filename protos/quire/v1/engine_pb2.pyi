@@ -368,10 +368,15 @@ class ServeResponse(_message.Message):
     REQUEST_BLOCKS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    WITHOUT_KVMANAGER_FIELD_NUMBER: _builtins.int
     request_blocks: _builtins.int
     """Blocks that one request can have at most: those of the pool that are neither pinned nor withheld."""
     draining: _builtins.bool
     """The engine takes no new requests; those that run go on for a while."""
+    without_kvmanager: _builtins.bool
+    """The engine has been without its block manager for longer than requests wait for it: those that it had have failed,
+    and so does each new one, until it is attached again.
+    """
     @_builtins.property
     def step(self) -> Global___StepOutput:
         """News of one engine step."""
@@ -392,10 +397,11 @@ class ServeResponse(_message.Message):
         request_blocks: _builtins.int = ...,
         draining: _builtins.bool = ...,
         load: Global___EngineLoad | None = ...,
+        without_kvmanager: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "kind", b"kind", "load", b"load", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "heartbeat", b"heartbeat", "kind", b"kind", "load", b"load", "request_blocks", b"request_blocks", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "heartbeat", b"heartbeat", "kind", b"kind", "load", b"load", "request_blocks", b"request_blocks", "step", b"step", "without_kvmanager", b"without_kvmanager"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["step", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
