@@ -13,7 +13,16 @@ from fractions import Fraction
 from typing import Any
 from urllib.parse import unquote
 
-from services.engine.schema_numbers import NotHeld, Written, held_multiple, inward, is_held, lcm_overflows
+from services.engine.schema_numbers import (
+    NotHeld,
+    Written,
+    admitted_excluded_bound,
+    held_multiple,
+    inward,
+    is_held,
+    just_inside,
+    lcm_overflows,
+)
 
 _Node = dict[str, Any]
 
@@ -74,6 +83,7 @@ class _Preparation:
         self._annotations: list[tuple[_Node, str]] = []
         self._passed: set[tuple[int, str]] = set()
         self._multiples: list[Fraction] = []
+        self._bounded: list[tuple[_Node, str]] = []
         self._intersects = False
 
     def run(self) -> None:
@@ -83,6 +93,13 @@ class _Preparation:
                 del node[keyword]
         if self._intersects and lcm_overflows(self._multiples):
             raise BadSchema("multipleOf: the least common multiple of those in this schema has too many digits")
+        # Where schemas meet, a bound can meet each other one.
+        everywhere = [node for node, _ in self._bounded] if self._intersects else None
+        meeting = [_bounds(everywhere or [], keywords) for keywords in (_LOWER, _UPPER)]
+        for node, path in self._bounded:
+            lower, upper = meeting if everywhere else [_bounds([node], keywords) for keywords in (_LOWER, _UPPER)]
+            _include(node, path, _LOWER, upper)
+            _include(node, path, _UPPER, lower)
 
     def _visit(self, node: object, path: str) -> None:
         if not isinstance(node, dict) or id(node) in self._seen:
@@ -93,10 +110,12 @@ class _Preparation:
         _check_values(node, path)
         _add_null(node, path)
         _move_bounds(node, path)
+        if any(keyword in node for keyword in (*_LOWER, *_UPPER)):
+            self._bounded.append((node, path))
         _check_counts(node, path)
         self._note_multiple(node, path)
         applied = [keyword for keyword in ("allOf", "anyOf", "oneOf", "$ref") if keyword in node]
-        self._intersects |= "allOf" in applied or bool(applied and len(node) > 1)
+        self._intersects |= "allOf" in applied or bool(applied and len(node) > 1) or "patternProperties" in node
         for child, where in _children(node, path):
             self._visit(child, where)
         if isinstance(reference := node.get("$ref"), str) and reference.startswith("#/"):
@@ -202,9 +221,28 @@ def _move_bounds(node: _Node, path: str) -> None:
         raise BadSchema(f"{path}: between its bounds is no number that a double holds")
 
 
+def _include(node: _Node, path: str, keywords: tuple[str, str], opposites: list[float]) -> None:
+    """Replace an excluded bound that llguidance would admit by one inside it, which is included."""
+    (included, excluded), upwards = keywords, keywords is _LOWER
+    for bound in _bounds([node], (excluded,)):
+        near = [one for one in opposites if admitted_excluded_bound(bound, one, upwards=upwards)]
+        if not near:
+            continue
+        try:
+            moved = just_inside(bound, min(near, key=lambda one: abs(one - bound)))
+        except NotHeld as error:
+            raise BadSchema(f"{path}/{excluded} is {_shown(bound)}, {error}") from error
+        del node[excluded]
+        node[included] = (max if upwards else min)([moved, *_bounds([node], (included,))])
+
+
+def _bounds(nodes: list[_Node], keywords: tuple[str, ...]) -> list[float]:
+    bounds = [node.get(one) for node in nodes for one in keywords]
+    return [bound for bound in bounds if isinstance(bound, int | float) and not isinstance(bound, bool)]
+
+
 def _tightest(node: _Node, keywords: tuple[str, str], choose: Callable[..., float]) -> float:
-    bounds = [node[one] for one in keywords if isinstance(node.get(one), int | float) and node[one] is not True]
-    return choose([bound for bound in bounds if bound is not False], default=-math.inf if choose is max else math.inf)
+    return choose(_bounds([node], keywords), default=-math.inf if choose is max else math.inf)
 
 
 def _check_counts(node: _Node, path: str) -> None:

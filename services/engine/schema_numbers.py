@@ -15,6 +15,8 @@ _LARGEST = 9_223_372 * 10**12  # held, and counted in 64 bits
 _LARGEST_FLOOR = 10**18
 _LARGEST_MULTIPLE = 2**32 - 1
 _MOST_DECIMALS = 20
+_STEP_DECIMALS = 12  # more than most answers have
+_SAFE_DIGITS = 15  # of more, llguidance may read the neighbour of the nearest double
 
 
 class NotHeld(Exception):
@@ -61,6 +63,30 @@ def inward(bound: float, *, upwards: bool, exclusive: bool) -> float:
         if _holds(Fraction(rounded)):
             return int(rounded)
     raise NotHeld("which a double does not hold")
+
+
+def admitted_excluded_bound(bound: float, opposite: float, *, upwards: bool) -> bool:
+    """Return whether llguidance admits `bound`, though it is excluded, when numbers have to reach `opposite`.
+
+    It makes the digits after the point optional where both have the same integer part and that of the bound nearer to
+    0 has none of them.
+    """
+    outwards = bound >= 0 if upwards else bound <= 0
+    return outwards and bound == math.trunc(bound) and 0 < abs(opposite - bound) < 1 and (opposite > bound) == upwards
+
+
+def just_inside(bound: float, opposite: float) -> float:
+    """Return a number between an excluded whole bound and the opposite one, to be included. Raises NotHeld."""
+    if bound:
+        whole = int(bound)
+        decimals = min(_STEP_DECIMALS, _SAFE_DIGITS - len(str(abs(whole))))
+        room = abs(Fraction(repr(opposite)) - whole)
+        if decimals > 0 and (step := Fraction(1, 10**decimals)) <= room:
+            return float(whole + step if opposite > bound else whole - step)
+    # Next to 0 are numbers of hundreds of digits.
+    elif inside := math.copysign(min(10.0**-_STEP_DECIMALS, abs(opposite) / 10), opposite):
+        return inside
+    raise NotHeld("which is too near to the bound on the other side")
 
 
 def held_multiple(number: object) -> Fraction:

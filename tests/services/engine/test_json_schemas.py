@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,23 @@ bounds = st.fixed_dictionaries(
     optional=dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), numbers)
     | {"multipleOf": st.sampled_from(["3", "0.01", "2.5", "65537", "4294967295", "1e-6", "9007199254740993"])},
 )
+
+
+def side_by_side(lower: str, upper: str, ends: tuple[Decimal, Decimal], multiple: str | None) -> dict[str, str]:
+    keywords = {"type": '"number"', lower: f"{min(ends):f}", upper: f"{max(ends):f}"}
+    return keywords if multiple is None else keywords | {"multipleOf": multiple}
+
+
+narrow = st.builds(
+    side_by_side,
+    st.sampled_from(["minimum", "exclusiveMinimum"]),
+    st.sampled_from(["maximum", "exclusiveMaximum"]),
+    st.tuples(
+        st.sampled_from(["0", "1", "-1", "280.0", "-7", "1000000", "0.5"]).map(Decimal),
+        st.sampled_from(["1e-13", "1e-7", "1.6e-5", "0.001", "0.25", "0.5", "1", "-0.3", "-1e-7", "-2"]).map(Decimal),
+    ).map(lambda one: (one[0], one[0] + one[1])),
+    st.sampled_from([None, None, "0.25", "0.1", "1e-6"]),
+)
 constants = st.one_of(
     numbers.map(lambda number: {"const": number}),
     st.lists(numbers, min_size=1, max_size=3).map(lambda many: {"enum": f"[{', '.join(many)}]"}),
@@ -121,8 +139,8 @@ def wrapped(schema: str, how: int) -> str:
     return places[how].replace("%s", schema)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(keywords=st.one_of(bounds, constants), how=st.integers(0, 6), seed=st.integers(0, 2**32))
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(keywords=st.one_of(bounds, constants, narrow), how=st.integers(0, 6), seed=st.integers(0, 2**32))
 def test_every_text_that_is_admitted_is_exactly_valid(
     tiny: Vocabulary, keywords: dict[str, str], how: int, seed: int
 ) -> None:
@@ -134,6 +152,48 @@ def test_every_text_that_is_admitted_is_exactly_valid(
     for _ in range(3):
         text = random_text(tiny, language, source)
         assert text is None or is_valid(schema, text), text
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(keywords=narrow, how=st.integers(0, 2), seed=st.integers(0, 2**32))
+def test_bounds_that_meet_from_several_schemas_admit_only_what_is_valid(
+    tiny: Vocabulary, keywords: dict[str, str], how: int, seed: int
+) -> None:
+    parts, source = [written({name: value}) for name, value in keywords.items()], random.Random(seed)
+    schema = [
+        f'{{"allOf": [{", ".join(parts)}]}}',
+        f'{{"$ref": "#/$defs/n", {written(dict(list(keywords.items())[2:]))[1:-1]}, '
+        f'"$defs": {{"n": {written(dict(list(keywords.items())[:2]))}}}}}',
+        f'{{"type": "object", "properties": {{"a": {parts[1]}}}, "required": ["a"], "additionalProperties": false, '
+        f'"patternProperties": {{"a": {parts[2]}, "^a": {{"type": "number"}}}}}}',
+    ][how]
+    try:
+        language = compiled(tiny, schema)
+    except BadLanguage:
+        assume(False)
+    for _ in range(3):
+        text = random_text(tiny, language, source)
+        assert text is None or is_valid(schema, text), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "passes", "bars"),
+    [
+        ('{"exclusiveMinimum": 0}', ["0.01", "1", "19.99"], ["0", "-1", "0.0"]),
+        ('{"exclusiveMinimum": 0, "exclusiveMaximum": 1}', ["0.00000001", "0.5", "0.99"], ["0", "1", "-0", "1.0"]),
+        ('{"minimum": 0, "maximum": 1}', ["0", "0.5", "1"], ["1.1", "-0.1"]),
+        ('{"exclusiveMinimum": 0, "maximum": 0.001}', ["0.001", "0.00000001"], ["0", "0.0", "0.002"]),
+        ('{"minimum": -1e-7, "exclusiveMaximum": 0}', ["-0.0000001", "-0.00000001"], ["0", "-0", "-0.0"]),
+        ('{"exclusiveMinimum": 0, "maximum": 1e-20}', ["0.00000000000000000001"], ["0"]),
+        ('{"exclusiveMinimum": 280.0, "maximum": 280.5, "multipleOf": 0.25}', ["280.25"], ["280"]),
+        ('{"exclusiveMaximum": -3, "minimum": -3.5}', ["-3.5", "-3.00000001"], ["-3", "-3.0"]),
+    ],
+)
+def test_an_excluded_bound_alone_is_not_admitted(
+    tiny: Vocabulary, schema: str, passes: list[str], bars: list[str]
+) -> None:
+    typed = '{"type": "number", ' + schema[1:]
+    assert [text for text in [*passes, *bars] if admits(tiny, typed, text)] == passes
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
