@@ -15,8 +15,9 @@ MOST_PROMPT_TOKENS = 1 << 21
 MOST_COMMITTED_TOKENS = 1 << 19
 # Blocks that a Step grants, shares and moves, after which its next item has to wait for another Step.
 MOST_STEP_BLOCKS = 1 << 15
-# Table entries and pins beyond the first of each block: 8 bytes each.
-MOST_SHARES = 1 << 22
+# Table entries and pins beyond the first of each block: 64 samples of a prompt of 260,000 tokens have as many. A report
+# takes up to 36 bytes for each.
+MOST_SHARES = 1 << 20
 MOST_PINS = 4096
 # Of ids and salts that clients choose, of which a gateway makes them with its tenants' names.
 LONGEST_ID = 512

@@ -85,7 +85,7 @@ class EngineDriver:
         self._owners: dict[str, _Owner] = {}
         self._unwritten: dict[str, str] = {}  # requests whose outputs could not be written, and why
         self._news: dict[GatewayLink, engine_pb2.StepOutput] = {}
-        self._stopping = False
+        self._stopping = self._abandoned = False
         self._without_kvmanager_since: float | None = time.monotonic()
         self._waited = 0.0  # seconds for the KV manager since the last step
         self._empty = asyncio.Event()
@@ -145,6 +145,14 @@ class EngineDriver:
         self._commands.put(self._stop)
         await self._ended.wait()
 
+    async def abandon(self) -> None:
+        """Let `run` return after its present turn, and wait until it has.
+
+        Live requests get no end: their links break, by which gateways see that the engine failed.
+        """
+        self._commands.put(self._abandon)
+        await self._ended.wait()
+
     def run(self) -> None:
         """Turn the engine until stopped; sleep while a turn moves nothing."""
         try:
@@ -173,8 +181,9 @@ class EngineDriver:
                 self._call(self._empty.set)
             if not turn.progressed:
                 self._sleep()
-        self._engine.scheduler.cancel_all()
-        self._deliver(self._engine.scheduler.take_outputs())
+        if not self._abandoned:
+            self._engine.scheduler.cancel_all()
+            self._deliver(self._engine.scheduler.take_outputs())
 
     def _take_commands(self) -> bool:
         """Do what was asked for; return whether anything was."""
@@ -268,6 +277,9 @@ class EngineDriver:
 
     def _stop(self) -> None:
         self._stopping = True
+
+    def _abandon(self) -> None:
+        self._stopping = self._abandoned = True
 
     def _deliver(self, outputs: list[Output]) -> None:
         self._write_all(outputs)

@@ -171,8 +171,10 @@ class EngineService:
                 await asyncio.wait_for(self._link.detached.wait(), _LAST_SECONDS)
 
     async def stop(self) -> None:
-        """Close the server and the record, after what `drain` has not got to end."""
-        await self._leave()
+        """Close the server and the record. An engine that has not drained has failed: its links break."""
+        if self._driver:
+            with suppress(TimeoutError):  # a step may take long
+                await asyncio.wait_for(self._driver.abandon(), _LAST_SECONDS)
         if self._constraints:
             self._constraints.close()
         await self.server.stop(grace=_FLUSH_SECONDS)

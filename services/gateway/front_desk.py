@@ -1,7 +1,7 @@
 """Takes requests in: checks them, makes token ids of their prompts, and has engines work on them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 
@@ -135,6 +135,7 @@ class FrontDesk:
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
         """Return the text of token ids. Raises a ServiceError."""
         served = self._fleet.model(request.model)
+        _check_fits(len(request.token_ids), "token_ids", served)
         _check_ids(request.token_ids, "token_ids", served.description().vocabulary_size)
         skip = not request.special_tokens
         return await asyncio.to_thread(served.tokenizer.decode, list(request.token_ids), skip_special_tokens=skip)
@@ -261,8 +262,11 @@ class FrontDesk:
     ) -> Generation:
         model = self._fleet.model(request.model)
         _check_vocabulary(parameters, model.description().vocabulary_size)
+        if request.prompt.HasField("token_ids"):
+            _check_fits(len(request.prompt.token_ids.ids), "prompt.token_ids.ids", model)
         with span.child("tokenize"):
             token_ids = await self.token_ids(model.name, request.prompt)
+        _check_fits(len(token_ids), "prompt", model)
         submission = engine_pb2.Submission(
             request_id=qualified(caller.tenant, parameters.request_id),
             attempt=1,
@@ -360,7 +364,16 @@ def _check_vocabulary(parameters: Parameters, vocabulary_size: int) -> None:
         _check_id(token, f"logit_rules.logit_bias[{token}]", vocabulary_size)
 
 
-def _check_ids(token_ids: Iterable[int], field: str, vocabulary_size: int) -> None:
+def _check_fits(count: int, field: str, model: ServedModel) -> None:
+    """Refuse, before they cost anything, more tokens than any engine could take."""
+    context = model.description().context_tokens
+    if count > context:
+        raise InvalidField(f"{field} has {count} tokens, the model's context has {context}", field)
+
+
+def _check_ids(token_ids: Collection[int], field: str, vocabulary_size: int) -> None:
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocabulary_size):
+        return  # the usual case, at a tenth of the loop's price
     for position, token in enumerate(token_ids):
         _check_id(token, f"{field}[{position}]", vocabulary_size)
 

@@ -239,3 +239,21 @@ def test_a_failure_is_told_whatever_its_words_are(
         assert "half a character: ?" in finished.detail
 
     drive(test)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_requests_of_an_engine_that_failed_get_no_end_by_which_it_would_seem_to_drain(
+    tiny_model: Callable[[str], Path], ended: bool
+) -> None:
+    async def run() -> list[str]:
+        driven = Driven(ModelEngine(tiny_model("llama")))
+        driven.submit("r", stopping={"max_tokens": 1900, "ignore_eos": True})
+        step = await asyncio.wait_for(driven.link.take(), 60)
+        await (driven.driver.stop() if ended else driven.driver.abandon())
+        steps = [step]
+        driven.link.close()
+        while not driven.link.closed:
+            steps.append(await driven.link.take())
+        return [one.request_id for step in steps if step for one in step.finished]
+
+    assert asyncio.run(run()) == (["r"] if ended else [])
