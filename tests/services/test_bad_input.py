@@ -181,7 +181,6 @@ def test_a_value_out_of_range_is_refused_naming_its_field(
     [
         (40, CONTEXT - 39, ("40", str(CONTEXT - 39), str(CONTEXT))),  # one token over the context
         (1000, 26, ("1000", "26", "65", "64")),  # one block over the pool
-        (CONTEXT + 1, None, (str(CONTEXT + 1), str(CONTEXT))),
         (1025, None, ("1025", "65", "64")),
     ],
 )
@@ -197,6 +196,14 @@ def test_a_request_that_can_never_fit_is_refused_naming_both_numbers(
     assert (code, blamed) == (INVALID, "stopping.max_tokens")
     for number in ("prompt", "stopping.max_tokens", *numbers):
         assert number in message
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_anything_is_made_of_it(tiny_quire: RunningQuire) -> None:
+    request = base()
+    request.prompt.token_ids.ids.extend([VOCABULARY] * (CONTEXT + 1))  # nor are its ids looked at
+    code, message, blamed = refuse(tiny_quire, request)
+    assert (code, blamed) == (INVALID, "prompt.token_ids.ids")
+    assert message == f"prompt.token_ids.ids has {CONTEXT + 1} tokens, the model's context has {CONTEXT}"
 
 
 def test_an_unknown_model_is_not_found_by_any_call(tiny_quire: RunningQuire) -> None:
