@@ -6,6 +6,7 @@ more than it has. A request that can use more than a whole bucket begins with a 
 is owed: nothing else begins until it is paid back.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -117,11 +118,10 @@ class Tenants:
             )
 
     def _check_tokens(self, tenant: str, bucket: "_Bucket | None", most_tokens: int) -> None:
-        limits = self._limits.get(tenant, _UNLIMITED)
         if bucket is not None and (seconds := bucket.seconds_until(most_tokens)) > 0:
+            told = bucket.told(most_tokens)
             raise Overloaded(
-                f"tenant {tenant!r} has used up its {limits.tokens_per_minute} tokens per minute: this request can use "
-                f"{most_tokens}, for which there is room in {seconds:.1f} s unless others give theirs back",
+                f"tenant {tenant!r} {told} in {seconds:.1f} s unless others give theirs back before",
                 retry_seconds=seconds,
                 refusal=Refusal.TENANT_TOKENS,
             )
@@ -146,6 +146,13 @@ class _Bucket:
         self._fill()
         self._tokens += size - self._size
         self._size = size
+
+    def told(self, tokens: int) -> str:
+        """Say what is left, and what a request needs that can use so many."""
+        left, minute = math.floor(self._tokens), f"its {self._size} tokens per minute"
+        has = f"has {left} of {minute} left" if left >= 0 else f"has used up {minute} and {-left} beyond them"
+        whole = f", more than a minute's, and begins with all {self._size}" if tokens > self._size else ""
+        return f"{has}: this request can use {tokens}{whole}, which are there"
 
     def seconds_until(self, tokens: int) -> float:
         """Return when the bucket has so many tokens, or is full."""

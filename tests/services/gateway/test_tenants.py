@@ -115,6 +115,33 @@ def test_what_can_be_used_is_reserved_and_what_was_not_is_given_back(clock: Cloc
         assert retry_seconds(tenants) is not None
 
 
+@pytest.mark.parametrize(
+    ("taken_tokens", "tokens", "message"),
+    [
+        (5, 300, "has 295 of its 300 tokens per minute left: this request can use 300, which are there in 1.0 s"),
+        (
+            5,
+            8194,
+            "has 295 of its 300 tokens per minute left: this request can use 8194, more than a minute's, "
+            "and begins with all 300, which are there in 1.0 s",
+        ),
+        (
+            400,
+            10,
+            "has used up its 300 tokens per minute and 100 beyond them: this request can use 10, which are there "
+            "in 22.0 s",
+        ),
+    ],
+)
+def test_a_refusal_says_what_is_left_and_what_the_request_needs(
+    clock: Clock, taken_tokens: int, tokens: int, message: str
+) -> None:
+    tenants = limited(clock, tokens=300)
+    with taken(tenants, taken_tokens), pytest.raises(Overloaded) as caught, tenants.admitted(ACME, tokens):
+        pass
+    assert str(caught.value) == f"tenant 'acme' {message} unless others give theirs back before"
+
+
 def test_a_refusal_says_when_there_is_room_and_then_there_is(clock: Clock) -> None:
     tenants = limited(clock, tokens=600)  # 10 a second
     with taken(tenants, 600):
