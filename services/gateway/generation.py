@@ -73,7 +73,7 @@ class Generation:
     clock: Callable[[], float]
     span: Span = NO_SPAN
     engine_id: str = ""  # of the latest engine
-    attempts: int = 1
+    attempts: int = 0  # submissions that an engine was sent
     cached_tokens: int = 0
     generated_tokens: int = 0
     recomputed_tokens: int = 0  # known at the end
@@ -191,6 +191,7 @@ class Generation:
 
     def _take(self, placement: Placement) -> None:
         self._placement, self.engine_id = placement, placement.engine_id
+        self.attempts += 1
 
     def _count_lost(self, engine_id: str) -> None:
         try:
@@ -239,8 +240,7 @@ class Generation:
         submission = engine_pb2.Submission()
         submission.CopyFrom(self.submission)
         spent = self.clock() - self.arrival
-        self.attempts += 1
-        submission.attempt = self.attempts
+        submission.attempt = self.attempts + 1
         submission.isolated = self._lost.isolated
         submission.age.CopyFrom(duration(spent))
         if self.parameters.timeout is not None:
