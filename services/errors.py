@@ -195,17 +195,19 @@ STATUS: dict[type[Exception], Status] = {
 
 
 @asynccontextmanager
-async def translated(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+async def translated(
+    context: grpc.aio.ServicerContext[Any, Any], metadata: dict[str, str] | None = None
+) -> AsyncIterator[None]:
     """Turn a domain error raised inside into the call's status.
 
-    The field to blame goes into trailing metadata, and so does when to come again.
+    The field to blame goes into trailing metadata, and so do when to come again and what is in `metadata` then.
     """
     try:
         yield
     except SlowClient as error:
         await _leave(context, error)
     except tuple(STATUS) as error:
-        await context.abort(status_of(error).grpc, str(error), _metadata(error))
+        await context.abort(status_of(error).grpc, str(error), (*_metadata(error), *(metadata or {}).items()))
 
 
 async def _leave(context: grpc.aio.ServicerContext[Any, Any], error: SlowClient) -> None:

@@ -85,7 +85,7 @@ class FrontDesk:
         arrival, caller = self._clock(), origin.caller
         with (
             self._refusal_told(request.model),
-            self._reports.begin(request, origin, arrival) as report,
+            self._reports.begin(request.request_id, self._served_name(request.model), origin, arrival) as report,
             self._own_id(caller, _parameters(request, origin)) as parameters,
             self._limits.tenants.admitted(caller, self._most_tokens(request), sequences_of(request)) as reserved,
             self._admitted(request, arrival) as place,

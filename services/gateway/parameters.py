@@ -11,7 +11,7 @@ from quire.v1 import decoding_pb2, gateway_pb2
 from services.duration import seconds_of
 from services.errors import InvalidField
 
-_LONGEST_REQUEST_ID_BYTES = 128
+LONGEST_REQUEST_ID_BYTES = 128
 _MOST_STOP_STRINGS = 64
 _LONGEST_STOP_STRING_BYTES = 1024
 _SEED_BITS = 63
@@ -92,12 +92,17 @@ def check_prompt(prompt: gateway_pb2.Prompt) -> None:
             raise InvalidField("prompt is missing: give text, token_ids or chat", "prompt")
 
 
+def new_request_id() -> str:
+    """Return an id that no other request has."""
+    return uuid.uuid4().hex
+
+
 def _request_id(given: str) -> str:
     size = len(given.encode())
     _require(
-        size <= _LONGEST_REQUEST_ID_BYTES, "request_id", f"has {size} bytes, the most is {_LONGEST_REQUEST_ID_BYTES}"
+        size <= LONGEST_REQUEST_ID_BYTES, "request_id", f"has {size} bytes, the most is {LONGEST_REQUEST_ID_BYTES}"
     )
-    return given or uuid.uuid4().hex
+    return given or new_request_id()
 
 
 def _sampling(given: decoding_pb2.Sampling, *, searches: bool) -> decoding_pb2.Sampling:

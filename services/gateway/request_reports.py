@@ -47,9 +47,9 @@ class RequestReports:
         self._tracing = tracing
         self._clock = clock
 
-    def begin(self, request: gateway_pb2.GenerateRequest, origin: Origin, arrival: float) -> "RequestReport":
-        """Begin that of a request, of which nothing is known to be right yet."""
-        report = RequestReport(request, origin, arrival, self._clock)
+    def begin(self, request_id: str, model: str, origin: Origin, arrival: float) -> "RequestReport":
+        """Begin that of a request, of which nothing is known to be right yet; `model`: empty, or one that is served."""
+        report = RequestReport(request_id, model, origin, arrival, self._clock)
         report.span = self._tracing.begin("generate", origin.trace_parent, at=arrival)
         return report
 
@@ -57,15 +57,13 @@ class RequestReports:
 class RequestReport:
     """Hears what becomes of a request, and tells it at the end of the context that it is."""
 
-    def __init__(
-        self, request: gateway_pb2.GenerateRequest, origin: Origin, arrival: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, request_id: str, model: str, origin: Origin, arrival: float, clock: Callable[[], float]) -> None:
         self.span = NO_SPAN
         self._origin = origin
         self._arrival = arrival
         self._clock = clock
-        self._model = ""  # what a client asks for is no name before there is such a model
-        self._request_id = request.request_id[:_MOST_NAME]
+        self._model = model
+        self._request_id = request_id[:_MOST_NAME]
         self._generation: Generation | None = None
         self._finished: gateway_pb2.Finished | None = None
         self._status: grpc.StatusCode | None = None

@@ -1,5 +1,6 @@
 """The calls of the gateway: hand the message to the front desk, and its answer to the client."""
 
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -14,6 +15,7 @@ from services.gateway.administration import Administration
 from services.gateway.callers import Caller, Origin
 from services.gateway.front_desk import FrontDesk
 from services.gateway.gatekeeper import Authenticate, authorization_of, value_of
+from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES, new_request_id
 from services.gateway.utf8 import MalformedRequest, deserializer
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -21,6 +23,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # Without a deadline of the caller's. Computing a long prefix behind a full queue takes its time.
 MOST_ADMIN_SECONDS = 60.0
 
+REQUEST_ID_METADATA = "x-request-id"
+_SENDABLE_ID = re.compile(rf"[!-~]{{1,{LONGEST_REQUEST_ID_BYTES}}}")
 _SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
 
 
@@ -38,8 +42,10 @@ class GatewayServicer(pb_grpc.GatewayServicer):
 
         Written and not yielded: so the cancellation of a write that a client holds up comes out here, and has a status.
         """
-        async with translated(context):
+        metadata: dict[str, str] = {}
+        async with translated(context, metadata):
             _check_parsed(request)
+            metadata |= _named(request)
             with self._desk.slow_clients.named():
                 async with aclosing(self._desk.generate(request, self._origin(context))) as responses:
                     async for response in responses:
@@ -106,6 +112,15 @@ class RequestParser(grpc.aio.ServerInterceptor):
             return handler
         request_type = GetMessageClass(_SERVICE.methods_by_name[method].input_type)
         return handler._replace(request_deserializer=deserializer(request_type))
+
+
+def _named(request: pb.GenerateRequest) -> dict[str, str]:
+    """Give a request without an id one, and return the metadata that says it if the request is refused.
+
+    Metadata is printable ASCII: another id, which is the client's own, is left out.
+    """
+    request.request_id = request.request_id or new_request_id()
+    return {REQUEST_ID_METADATA: request.request_id} if _SENDABLE_ID.fullmatch(request.request_id) else {}
 
 
 def _check_parsed(request: object) -> None:

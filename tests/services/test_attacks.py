@@ -308,8 +308,12 @@ def test_samples_and_beams_of_one_request_do_not_get_past_a_limit_of_requests(gu
 
 def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded: Guarded) -> None:
     with guarded.live(secret_request(400), SINGLE, "single") as first:
-        status, told = refusal(guarded.of(SINGLE).Generate(secret_request(), timeout=10))
+        calls = [guarded.of(SINGLE).Generate(secret_request(request_id=name), timeout=10) for name in ("mine", "")]
+        (status, told), _ = [refusal(call) for call in calls]
+        request_ids = [dict(call.trailing_metadata())["x-request-id"] for call in calls]
     assert status == Status.RESOURCE_EXHAUSTED
+    assert request_ids[0] == "mine"
+    assert request_ids[1], "one of the gateway's own"
     assert told.startswith("1 sequences of tenant 'single' are under way, 1 is its limit")
     guarded.generate(secret_request(), A)
     first.cancel()
@@ -329,7 +333,10 @@ def test_tokens_per_minute_hold_together_and_one_after_the_other(guarded: Guarde
     assert sorted(tokens for _, tokens in ends) == [0, 0, 0, 0, 30, 30]
     assert all((call.code() == Status.OK) == (tokens > 0) for call, tokens in ends)
     status, told = refusal(guarded.of(FRUGAL).Generate(request, timeout=10))
-    assert (status, "'frugal' has used up its 100 tokens per minute" in told) == (Status.RESOURCE_EXHAUSTED, True)
+    assert (status, "of its 100 tokens per minute left: this request can use 40" in told) == (
+        Status.RESOURCE_EXHAUSTED,
+        True,
+    )
 
 
 # Bytes.

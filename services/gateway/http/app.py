@@ -17,7 +17,7 @@ from services.gateway.http.answers import Desk
 from services.gateway.http.chats import ChatCompletion
 from services.gateway.http.completions import Completion
 from services.gateway.http.events import EventStream
-from services.gateway.http.intake import ApiRoute, Authenticate
+from services.gateway.http.intake import REQUEST_ID, ApiRoute, Authenticate
 from services.gateway.http.translation import FieldNames, chat
 from services.http.presence import while_connected
 from services.service import Readiness
@@ -84,21 +84,22 @@ def make_app(desk: Desk, readiness: Readiness, authenticate: Authenticate = lamb
 @router.post("/v1/completions", responses={200: {"model": responses.Completion, "content": _EVENTS}})
 async def complete(body: requests.CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or several."""
-    completion = Completion(_desk(request), _origin(request), body, request.headers.get("x-request-id"))
+    completion = Completion(_desk(request), _origin(request), body, request.headers.get(REQUEST_ID))
     return await _answer(completion, request, stream=bool(body.stream))
 
 
 @router.post("/v1/chat/completions", responses={200: {"model": responses.ChatCompletion, "content": _EVENTS}})
 async def complete_chat(body: requests.ChatCompletionRequest, request: Request) -> Response:
     """Answer a conversation."""
-    completion = ChatCompletion(_desk(request), _origin(request), body, request.headers.get("x-request-id"))
+    completion = ChatCompletion(_desk(request), _origin(request), body, request.headers.get(REQUEST_ID))
     return await _answer(completion, request, stream=bool(body.stream))
 
 
 async def _answer(completion: Completion | ChatCompletion, request: Request, *, stream: bool) -> Response:
     """Generate, as long as the client is there. A stream begins when its generation does."""
     names = request.state.names = completion.call.names
-    headers = {"x-request-id": completion.call.name}
+    request.state.request_id = completion.call.name
+    headers = {REQUEST_ID: completion.call.name}
     if not stream:
         return _json(await while_connected(request.receive, completion.whole()), headers)
     events = completion.events()

@@ -71,7 +71,9 @@ def unexpected(error: Exception) -> dict[str, Any]:
 async def on_domain_error(request: Request, error: Exception) -> Response:
     """Answer a request that the gateway refused, or that failed."""
     names = getattr(request.state, "names", FieldNames())
-    return _response(errors.status_of(error).http, body_of(error, names), _headers(error))
+    request_id = getattr(request.state, "request_id", None)
+    headers = _headers(error) | ({"x-request-id": request_id} if request_id else {})
+    return _response(errors.status_of(error).http, body_of(error, names), headers)
 
 
 async def on_http_fault(_: Request, error: Exception) -> Response:

@@ -7,12 +7,15 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from services.errors import ServiceError
 from services.gateway.callers import Caller
 from services.gateway.http.faults import Fault
 from services.gateway.http.json_body import MalformedJson, parse
+from services.gateway.http.translation import own_id
 from services.http.presence import ClientGone
 from services.transport import CLIENT_MESSAGE_BYTES
 
+REQUEST_ID = "x-request-id"
 Authenticate = Callable[[str | None], Caller]
 
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it is for the metrics
@@ -51,7 +54,11 @@ class ApiRoute(APIRoute):
 
         async def taken_in(request: Request) -> Response:
             authenticate: Authenticate = request.app.state.authenticate
-            request.state.caller = authenticate(_authorization(request))
+            try:
+                request.state.caller = authenticate(_authorization(request))
+            except ServiceError:
+                request.state.request_id = own_id(request.headers.get(REQUEST_ID))
+                raise
             try:
                 return await handle(JsonRequest(request.scope, request.receive))
             except ClientGone:

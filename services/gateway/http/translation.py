@@ -2,7 +2,6 @@
 
 import json
 import re
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from quire.v1 import decoding_pb2, gateway_pb2
 from services.duration import duration
 from services.errors import InvalidField, UnsupportedField
 from services.gateway.http import requests
-from services.gateway.parameters import MOST_TIMEOUT_SECONDS
+from services.gateway.parameters import MOST_TIMEOUT_SECONDS, new_request_id
 from services.gateway.tool_choice import arguments_schema, calls_schema
 
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -111,6 +110,11 @@ def chat_call(body: requests.ChatCompletionRequest, request_id: str | None) -> C
         common.output.logprobs = body.top_logprobs or 0
     _require_tools(common, body, names)
     return Call(common.request_id, [common], FieldNames(names))
+
+
+def own_id(given: str | None) -> str:
+    """Return what a client calls a request that is not read, or where that is no id, one of our own."""
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else new_request_id()
 
 
 def chat(messages: Sequence[requests.ChatMessage], tools: Sequence[requests.Tool]) -> gateway_pb2.Chat:
@@ -351,7 +355,7 @@ def _request_id(in_body: str | None, in_header: str | None) -> str:
     """Return what the client calls the request, or a name of our own. It comes back in a header."""
     name = in_header if in_body is None else in_body
     if name is None:
-        return uuid.uuid4().hex
+        return new_request_id()
     if not _REQUEST_ID.fullmatch(name):
         raise InvalidField(
             "request_id must have 1 to 100 characters of ASCII, without blanks and control characters", "request_id"

@@ -36,13 +36,14 @@ READ_SECONDS = 2
 # What a gateway is started with that gives no client up before a slow test is through.
 PATIENCE = ("--http-write-seconds", "120", "--slow-client-seconds", "120", "--link-timeout-seconds", "120")
 
-A, B, EXPIRED, SINGLE, FRUGAL = KEYS = [make_key() for _ in range(5)]
+A, B, EXPIRED, SINGLE, FRUGAL, HUMBLE = KEYS = [make_key() for _ in range(6)]
 ENTRIES = {
     A: "tenant = 'a'",
     B: "tenant = 'b'",
     EXPIRED: "tenant = 'a'\nexpires = 2026-01-01T00:00:00Z",
     SINGLE: "tenant = 'single'\nmax_concurrent_requests = 1",
     FRUGAL: "tenant = 'frugal'\ntokens_per_minute = 100",
+    HUMBLE: "tenant = 'humble'\nbest_priority = 0",
 }
 
 
@@ -295,13 +296,38 @@ def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded
     wait_until(lambda: guarded.complete(SINGLE).status_code == 200, "the tenant's place is free")
 
 
+def test_a_refused_request_has_its_id_in_the_header_and_in_the_log(guarded: Guarded) -> None:
+    with guarded.held(SINGLE):
+        refused = [guarded.complete(SINGLE, {"x-request-id": "one-too-many"}), guarded.complete(SINGLE)]
+    assert [refusal(one) for one in refused] == [(429, "overloaded")] * 2
+    names = [one.headers["x-request-id"] for one in refused]
+    assert names[0] == "cmpl-one-too-many"
+    assert names[1].startswith("cmpl-")
+    denied = guarded.chat(HUMBLE, "denied", priority=-1)
+    assert (denied.status_code, denied.headers["x-request-id"]) == (403, "chatcmpl-denied")
+    for logged in (*(f"single/{name}" for name in names), "humble/chatcmpl-denied"):
+        line = guarded.gateway.output.wait_for(logged)
+        assert "request ended" in line
+        assert "tiny-llama" in line, "the model was read"
+
+
+def test_a_request_without_a_valid_key_has_its_id_in_the_header(guarded: Guarded) -> None:
+    def name(given: str) -> str:
+        answer = guarded.anyone.post("/v1/completions", json=body(), headers={"x-request-id": given})
+        assert answer.status_code == 401
+        return answer.headers["x-request-id"]
+
+    assert name("mine") == "mine"
+    assert name("no id") != "no id"
+
+
 def test_tokens_beyond_those_of_a_minute_are_refused_until_the_moment_that_is_told(guarded: Guarded) -> None:
     fields = {"prompt": [5] * 10, "max_tokens": 40}
     begun = time.monotonic()
     answers = [guarded.complete(FRUGAL, **fields) for _ in range(3)]
     passed = time.monotonic() - begun
     assert [answer.status_code for answer in answers] == [200, 200, 429]
-    assert "'frugal' has used up its 100 tokens per minute" in answers[2].json()["error"]["message"]
+    assert "of its 100 tokens per minute left: this request can use 50" in answers[2].json()["error"]["message"]
     seconds = int(answers[2].headers["retry-after"])
     assert 30 - passed <= seconds <= 30  # 50 tokens are missing, of which 100 come in 60 s
     assert seconds * 1000 - 1000 <= int(answers[2].headers["retry-after-ms"]) <= seconds * 1000
