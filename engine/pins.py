@@ -20,12 +20,12 @@ from engine.errors import (
     UnknownPin,
 )
 from engine.group import Group
-from engine.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
+from engine.request import LONGEST_SALT, Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.roster import Roster
 
 # What the requests of pins are called, in the history of blocks too.
 _REQUEST_PREFIX = "pin:"
-_LONGEST_NAME_BYTES = 128
+LONGEST_NAME_BYTES = 128
 
 
 class PinState(Enum):
@@ -90,6 +90,8 @@ class Pins:
         """Return the prefix of this name if it is declared, None if it can be. Raises a PinRefused otherwise."""
         capacity = self._roster.capacity
         _check(capacity, name, token_ids)
+        if len(salt) > LONGEST_SALT:
+            raise InvalidPin(f"salt has {len(salt)} bytes, the most is {LONGEST_SALT}", "salt")
         whole = _whole_blocks(capacity, token_ids)
         known = self._declared.get(name)
         if known is None:
@@ -108,7 +110,8 @@ class Pins:
         return pin
 
     def withdraw(self, name: str) -> PinnedPrefix:
-        """Remove a prefix; whoever computes it still can be ended. Raises UnknownPin."""
+        """Remove a prefix; whoever computes it still can be ended. Raises InvalidPin and UnknownPin."""
+        _check_name(name)
         if name not in self._declared:
             raise UnknownPin(f"nothing is pinned as {name!r}", "name")
         pin = self._declared.pop(name)
@@ -247,10 +250,14 @@ def _whole_blocks(capacity: Capacity, token_ids: tuple[int, ...]) -> tuple[int, 
     return token_ids[: len(token_ids) // capacity.block_size * capacity.block_size]
 
 
+def _check_name(name: str) -> None:
+    if not 1 <= len(name.encode()) <= LONGEST_NAME_BYTES:
+        raise InvalidPin(f"name has {len(name.encode())} bytes, it must have 1 to {LONGEST_NAME_BYTES}", "name")
+
+
 def _check(capacity: Capacity, name: str, token_ids: tuple[int, ...]) -> None:
     length, size = len(token_ids), capacity.block_size
-    if not 1 <= len(name.encode()) <= _LONGEST_NAME_BYTES:
-        raise InvalidPin(f"name has {len(name.encode())} bytes, it must have 1 to {_LONGEST_NAME_BYTES}", "name")
+    _check_name(name)
     if length < size:
         raise InvalidPin(f"prompt has {length} tokens, and a block holds {size}: whole blocks are pinned", "prompt")
     if length >= capacity.context_tokens:

@@ -10,6 +10,9 @@ from engine.errors import InvalidRequest
 
 # So many of the most likely tokens can be asked for at each position.
 MOST_LOGPROBS = 20
+# In bytes. Gateways make ids of a tenant's name and a client's id, and salts likewise; block managers store both.
+LONGEST_REQUEST_ID = 512
+LONGEST_SALT = 480
 # The largest length_penalty, and the negative of the smallest: no length that a model can have leaves a double with it.
 MOST_LENGTH_PENALTY = 10.0
 # The continuations of one beam that a search may look at: more would hold up every step that it takes part in.
@@ -174,6 +177,7 @@ class Capacity:
     def check(self, request: Request) -> None:
         """Raise InvalidRequest, naming the field and both numbers, when the request can never be served."""
         length, limit = len(request.prompt), request.stopping.max_tokens
+        _check_names(request)
         if not length:
             raise InvalidRequest("prompt is empty", "prompt")
         if limit < 1:
@@ -268,6 +272,15 @@ class Capacity:
         outside = next((token for token in token_ids if not 0 <= token < self.vocabulary_size), None)
         if outside is not None:
             raise InvalidRequest(f"{field} has {outside}, the vocabulary has {self.vocabulary_size} tokens", field)
+
+
+def _check_names(request: Request) -> None:
+    for field, size, most in (
+        ("request_id", len(request.request_id.encode()), LONGEST_REQUEST_ID),
+        ("salt", len(request.salt), LONGEST_SALT),
+    ):
+        if size > most:
+            raise InvalidRequest(f"{field} has {size} bytes, the most is {most}", field)
 
 
 def _check_sampling(sampling: Sampling) -> None:

@@ -22,6 +22,7 @@ from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.sizing import blocks_within
 from kvmanager import limits
+from kvmanager.pool_spec import LARGEST_TIER
 from services.engine.backends import Backend, Wanted, choose
 from services.engine.native_kernels import kernels_for
 from services.engine.settings import EngineSettings
@@ -30,7 +31,7 @@ from services.settings import InvalidSetting
 _MIB = 1024 * 1024
 _MEASURED_COPIES = 8
 # A Step's prompts are a step's budget and one prompt more.
-_LONGEST_CONTEXT = limits.MOST_PROMPT_TOKENS // 2
+LONGEST_CONTEXT = limits.MOST_PROMPT_TOKENS // 2
 
 log = logging.getLogger("quire.engine")
 
@@ -57,7 +58,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder) if wanted else None
     loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
     capacity = Capacity(
-        context_tokens=min(loaded.context_tokens, _LONGEST_CONTEXT, limits.LARGEST_TABLE * settings.block_size),
+        context_tokens=min(loaded.context_tokens, LONGEST_CONTEXT, limits.LARGEST_TABLE * settings.block_size),
         vocabulary_size=loaded.vocabulary_size,
         block_size=settings.block_size,
         device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
@@ -109,5 +110,10 @@ def _device_blocks(settings: EngineSettings, geometry: CacheGeometry, dtype: tor
     if not blocks:
         raise InvalidSetting(
             f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes / _MIB:.1f} MiB, and padding another"
+        )
+    if blocks > LARGEST_TIER:
+        raise InvalidSetting(
+            f"cache_mib is {settings.cache_mib}, which holds {blocks} blocks of {settings.block_size} tokens; "
+            f"a pool has {LARGEST_TIER} at most: larger blocks are fewer"
         )
     return blocks

@@ -5,6 +5,7 @@ from pathlib import PurePath
 
 from engine.preemption import Preemption
 from engine.scheduler import Limits
+from kvmanager.pool_spec import LARGEST_TIER, LONGEST_NAME
 from services import exposure, logs
 from services.engine.json_output import JsonBounds
 from services.settings import InvalidSetting, check, setting
@@ -41,10 +42,13 @@ class EngineSettings:
     )
     kernels_folder: str = setting("", "Folder that keeps compiled kernels. Empty: beside the models that were fetched.")
     block_size: int = setting(16, "Tokens that one KV block holds.", least=1, most=4096)
-    device_blocks: int = setting(0, "Blocks of the pool. 0: as many as --cache-mib holds.", least=0)
+    device_blocks: int = setting(0, "Blocks of the pool. 0: as many as --cache-mib holds.", least=0, most=LARGEST_TIER)
     cache_mib: int = setting(1024, "Memory for the KV cache in MiB, unless --device-blocks is given.", least=1)
     host_blocks: int = setting(
-        0, "Blocks of host memory, for preempted requests and for prefixes that the pool has no room for.", least=0
+        0,
+        "Blocks of host memory, for preempted requests and for prefixes that the pool has no room for.",
+        least=0,
+        most=LARGEST_TIER,
     )
     preemption: str = setting(
         "auto",
@@ -68,8 +72,10 @@ class EngineSettings:
         "were lost with it before.",
         least=0.1,
     )
-    token_budget: int = setting(512, "Tokens fed in one step at most, prompts and decoding together.", least=1)
-    max_sequences: int = setting(64, "Sequences that hold blocks at the same time at most.", least=1)
+    token_budget: int = setting(
+        512, "Tokens fed in one step at most, prompts and decoding together.", least=1, most=1 << 17
+    )
+    max_sequences: int = setting(64, "Sequences that hold blocks at the same time at most.", least=1, most=2048)
     max_waiting: int = setting(1024, "Requests that wait for blocks at most.", least=1)
     json_blanks: int = setting(
         1,
@@ -113,10 +119,22 @@ class EngineSettings:
     def __post_init__(self) -> None:
         check(self)
         exposure.check_tls(self, links=("kvmanager",))
+        self._check_names()
         try:
             self.limits()
         except ValueError as error:
             raise InvalidSetting(str(error)) from error
+
+    def _check_names(self) -> None:
+        """Check what the KV manager is told of this engine."""
+        model = "model_name" if self.model_name else "model"
+        for field, name in (("engine_id", self.engine_id), (model, self.served_name())):
+            if len(name) > LONGEST_NAME:
+                raise InvalidSetting(
+                    f"{field} is a name of {len(name)} characters, it must have {LONGEST_NAME} at most"
+                )
+            if not name.isprintable():
+                raise InvalidSetting(f"{field} is {name!r}, it must be printable text")
 
     def check_exposure(self) -> None:
         """Raise InvalidSetting when others than this machine could use it without a certificate."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from quire.v1 import gateway_pb2
 from services.errors import InvalidField
 from services.gateway.api_keys import is_tenant
+from services.gateway.parameters import checked_salt
 
 # No text in UTF-8 has this byte, so no client's own salt is one of a tenant's.
 _TENANTS_SALT = b"\xff"
@@ -33,7 +34,7 @@ class Namespace:
             raise InvalidField(f"pin_prefix.tenant {fault}", "pin_prefix.tenant")
         if pin.tenant and not self.separate:
             raise InvalidField("pin_prefix.tenant is given, but tenants share prefixes here", "pin_prefix.tenant")
-        return self.salt(pin.tenant, pin.salt)
+        return self.salt(pin.tenant, checked_salt(pin.salt, "pin_prefix.salt"))
 
 
 def qualified(tenant: str, request_id: str) -> str:

@@ -12,6 +12,7 @@ from services.duration import seconds_of
 from services.errors import InvalidField
 
 LONGEST_REQUEST_ID_BYTES = 128
+LONGEST_SALT_BYTES = 256
 _MOST_STOP_STRINGS = 64
 _LONGEST_STOP_STRING_BYTES = 1024
 _SEED_BITS = 63
@@ -67,7 +68,7 @@ class Parameters:
             prompt_logprobs=_logprobs(request.output, "prompt_logprobs"),
             constraint=_constraint(request),
             special_tokens=request.output.special_tokens,
-            salt=request.cache.salt,
+            salt=checked_salt(request.cache.salt, "cache.salt"),
             priority=request.priority,
             timeout=_timeout(request),
         )
@@ -103,6 +104,13 @@ def _request_id(given: str) -> str:
         size <= LONGEST_REQUEST_ID_BYTES, "request_id", f"has {size} bytes, the most is {LONGEST_REQUEST_ID_BYTES}"
     )
     return given or new_request_id()
+
+
+def checked_salt(given: str, field: str) -> str:
+    """Return a salt. Raises InvalidField for one that engines would not take."""
+    size = len(given.encode())
+    _require(size <= LONGEST_SALT_BYTES, field, f"has {size} bytes, the most is {LONGEST_SALT_BYTES}")
+    return given
 
 
 def _sampling(given: decoding_pb2.Sampling, *, searches: bool) -> decoding_pb2.Sampling:

@@ -60,7 +60,7 @@ _PAGE_ENTRIES = 65_536
 _Row = TypeVar("_Row")
 _Text = TypeVar("_Text", str, bytes)
 
-_LONGEST_SECONDS = 315_576_000_000  # of a Duration, as its documentation says
+LONGEST_SECONDS = 315_576_000_000  # of a Duration, as its documentation says
 
 
 def spec_of(message: pb.Register) -> PoolSpec:
@@ -172,7 +172,7 @@ def allocate_of(item: pb.Allocate) -> Allocate:
 
 
 def _seconds(value: Duration, field: str) -> float:
-    if not 0 <= value.seconds <= _LONGEST_SECONDS or not 0 <= value.nanos < 1_000_000_000:
+    if not 0 <= value.seconds <= LONGEST_SECONDS or not 0 <= value.nanos < 1_000_000_000:
         raise InvalidField(f"{field} is {value.seconds} s and {value.nanos} ns, which is no duration", field)
     return value.seconds + value.nanos / 1e9
 

@@ -168,7 +168,7 @@ class TestRefusals:
         def refuse(*_: object) -> None:
             raise kvmanager.PinTooLarge("it has no room")
 
-        monkeypatch.setattr(pinning, "_check_others_fit", refuse)
+        monkeypatch.setattr(pinning, "_checking_others_fit", refuse)
         pinned = pin(rig, run=False)
         while not any(step.pins for step in rig.steps):
             rig.turn()

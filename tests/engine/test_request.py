@@ -17,3 +17,14 @@ def test_numbers_that_no_sampling_has_are_refused_by_name(field: str, value: flo
     with pytest.raises(InvalidRequest) as caught:
         Capacity(2048, 384, 4, 64).check(request)
     assert caught.value.field == f"sampling.{field}"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("request_id", "i" * 513), ("request_id", "ö" * 257), ("salt", bytes(481))]
+)
+def test_an_id_or_salt_that_is_too_long_is_refused_by_name(field: str, value: str | bytes) -> None:
+    fields = {"request_id": "r", field: value}
+    request = Request(prompt=(5,), sampling=Sampling(), stopping=Stopping(4), **fields)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="bytes, the most is") as caught:
+        Capacity(2048, 384, 4, 64).check(request)
+    assert caught.value.field == field

@@ -151,6 +151,7 @@ OUT_OF_RANGE = [
     ("21 prompt_logprobs", output(prompt_logprobs=21), "output.prompt_logprobs", "21"),
     ("negative prompt_logprobs", output(prompt_logprobs=-3), "output.prompt_logprobs", "-3"),
     ("a request id of 129 bytes", change(request_id="i" * 129), "request_id", "129"),
+    ("a salt of 257 bytes", change(cache={"salt": "ö" * 128 + "s"}), "cache.salt", "257"),
     ("a timeout of 0", timeout(0), "timeout", "0"),
     ("a negative timeout", timeout(-1), "timeout", "-1"),
     ("a timeout of more than a day", timeout(86_401), "timeout", "86401"),

@@ -28,7 +28,7 @@ FIELD_IDS = [f"{label}-{field.name}" for label, field in FIELDS]
 # A token budget below the sequences is refused for that, whatever its own bounds.
 FITTING: dict[str, dict[str, Any]] = {
     "token_budget": {"max_sequences": 1},
-    "max_sequences": {"token_budget": 1_000_000},
+    "max_sequences": {"token_budget": 1 << 17},
 }
 # What a setting of TLS needs beside it.
 NEEDED = {
@@ -79,6 +79,13 @@ def test_a_token_budget_below_the_sequences_is_refused_naming_both() -> None:
         EngineSettings(token_budget=7, max_sequences=8)
 
 
+@pytest.mark.parametrize("field", ["engine_id", "model_name", "model"])
+@pytest.mark.parametrize("name", ["n" * 201, "a\nb", "\udcff"])
+def test_a_name_that_the_kv_manager_would_refuse_is_refused_at_the_start(field: str, name: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{field} is "):
+        EngineSettings(**{field: name})
+
+
 def test_clients_ask_for_a_model_by_the_end_of_its_name_unless_told_otherwise() -> None:
     assert EngineSettings(model="/models/tiny").served_name() == "tiny"
     assert EngineSettings(model="org/name").served_name() == "name"
@@ -101,7 +108,9 @@ def another_value(field: "dataclasses.Field[Any]") -> Any:
     if isinstance(field.default, str):
         return "something else"
     most = field.metadata["most"]
-    return field.metadata["least"] if most == field.default else most or field.default + 3
+    if most is None or field.default + 3 <= most:
+        return field.default + 3
+    return field.metadata["least"] if most == field.default else most
 
 
 def parse(label: str, *arguments: str) -> Any:

@@ -314,6 +314,7 @@ INVALID = {
     "logit_rules.allowed_token_ids": {"logit_rules": decoding_pb2.LogitRules(allowed_token_ids=[-1])},
     "logprobs": {"logprobs": 21},
     "prompt_logprobs": {"prompt_logprobs": -1},
+    "salt": {"salt": b"s" * 100_000},
 }
 
 
@@ -323,6 +324,27 @@ def test_what_can_never_be_served_is_refused_naming_the_field(gateway: Link, fie
     refused = gateway.refusal("r")
     assert (refused.reason, refused.field, refused.attempt) == (engine_pb2.REFUSAL_REASON_INVALID, field, 1)
     assert refused.detail
+
+
+def test_an_id_of_100_kb_is_refused_and_the_requests_of_others_go_on(
+    tiny_quire: RunningQuire, link: Callable[[], Link], expected: list[int]
+) -> None:
+    session = tiny_quire.pool().session
+    neighbour, hostile, long_id = link(), link(), "i" * 100_000
+    neighbour.submit("neighbour", 300)
+    neighbour.read_until(lambda response: response.step.started)
+    hostile.submit(long_id)
+    answer = hostile.read_until(lambda one: one.step.refused or ended(one, long_id))
+    assert [(one.request_id, one.field) for one in answer.step.refused] == [(long_id, "request_id")]
+    neighbour.finish("neighbour")
+    assert neighbour.tokens("neighbour") == expected
+    assert tiny_quire.pool().session == session
+
+
+def test_a_trace_parent_that_is_none_is_dropped(gateway: Link, expected: list[int]) -> None:
+    gateway.submit("r", 5, trace_parent="00-" + "t" * 100_000)
+    gateway.finish("r")
+    assert gateway.tokens("r") == expected[:5]
 
 
 def test_more_samples_than_the_engine_runs_are_refused_naming_the_field(gateway: Link) -> None:

@@ -1,0 +1,67 @@
+"""Nothing that an engine takes leads to a Step that the KV manager refuses as a whole: the limits of both fit."""
+
+from collections import Counter
+
+import pytest
+
+from engine.group import Group
+from engine.pins import LONGEST_NAME_BYTES, PinnedPrefix, request_of
+from engine.request import LONGEST_REQUEST_ID, LONGEST_SALT, Capacity, Request, Sampling, Stopping
+from kvmanager import limits
+from services.duration import MOST_SECONDS
+from services.engine.assembly import LONGEST_CONTEXT
+from services.engine.settings import EngineSettings
+from services.gateway.api_keys import is_tenant
+from services.gateway.namespace import Namespace, qualified
+from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES, LONGEST_SALT_BYTES
+from services.kvmanager import codec
+from services.kvmanager.step_reader import ENTRY_BYTES
+
+BUDGET, SEQUENCES = (
+    EngineSettings.__dataclass_fields__[name].metadata["most"] for name in ("token_budget", "max_sequences")
+)
+LARGEST_ID = (1 << 63) - 1
+TENANT = "t" * 64
+
+
+def a_request(request_id: str, salt: bytes) -> Request:
+    return Request(request_id, (1,), Sampling(), Stopping(1), salt=salt, prompt_logprobs=0)
+
+
+@pytest.mark.parametrize("tenant", ["", TENANT])
+@pytest.mark.parametrize("separate", [True, False])
+def test_the_longest_ids_and_salts_of_a_gateway_are_taken_by_engines(tenant: str, separate: bool) -> None:
+    assert is_tenant(TENANT)
+    assert not is_tenant(TENANT + "t")
+    request_id = qualified(tenant, "i" * LONGEST_REQUEST_ID_BYTES)
+    salt = Namespace(separate).salt(tenant, "s" * LONGEST_SALT_BYTES)
+    Capacity(8, 8, 4, 8).check(a_request(request_id, salt))
+
+
+def test_the_longest_ids_and_salts_of_an_engine_are_taken_by_the_kv_manager() -> None:
+    group = Group(LARGEST_ID, a_request("i" * LONGEST_REQUEST_ID, bytes(LONGEST_SALT)))
+    pin = PinnedPrefix("p" * LONGEST_NAME_BYTES, (1,), b"")
+    assert len(group.salt) > LONGEST_SALT
+    assert len(group.salt) <= limits.LONGEST_SALT
+    assert len(group.request.request_id) <= limits.LONGEST_ID
+    assert len(request_of(pin, 0.0).request_id) <= limits.LONGEST_ID
+    assert len(pin.name) <= limits.LONGEST_PIN_ID
+    # Together, with a trace_parent and the names of all fields, they are one entry of a Step and of a report.
+    assert LONGEST_REQUEST_ID + limits.LONGEST_SALT + 55 + 256 <= ENTRY_BYTES
+    assert MOST_SECONDS <= codec.LONGEST_SECONDS
+
+
+def test_the_items_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:
+    items = Counter(
+        commits=SEQUENCES,
+        forks=SEQUENCES,
+        extends=SEQUENCES,
+        allocates=SEQUENCES,
+        frees_and_moves=limits.MOST_SEQUENCES,  # one for each sequence at most
+        pins=limits.MOST_PINS + 1 + SEQUENCES,  # all unpinned, a reset, and what was computed since
+    )
+    assert items.total() <= limits.MOST_ITEMS
+
+
+def test_the_prompts_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:
+    assert BUDGET - 1 + LONGEST_CONTEXT <= limits.MOST_PROMPT_TOKENS
