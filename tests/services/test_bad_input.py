@@ -406,5 +406,5 @@ def test_a_gateway_with_as_many_requests_as_it_may_have_refuses_the_next(strict:
         code, message, blamed = refusal(strict.stub.Generate(base(), timeout=CALL_SECONDS))
     assert next(live).HasField("started")
     assert (code, blamed) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "")
-    assert "1 request" in message
+    assert "1 sequences" in message
     live.cancel()
