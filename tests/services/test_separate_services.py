@@ -64,8 +64,8 @@ class Services:
         successor.address, successor.channel = self.addresses[name], open_channel(self.addresses[name])
         self.running[name] = successor
 
-    def start_another(self, name: str, address: str) -> RunningService:
-        return RunningService(name, "--listen", address, *self._arguments[name])
+    def start_another(self, name: str, address: str, *arguments: str) -> RunningService:
+        return RunningService(name, "--listen", address, *self._arguments[name], *arguments)
 
     def watch(self, name: str) -> HealthWatch:
         return HealthWatch(self.running[name].channel, NAMES[name])
@@ -335,6 +335,37 @@ def test_a_killed_gateways_requests_give_their_blocks_back(ready: Services, tmp_
 
 
 # The engine goes away
+
+
+def test_the_log_counts_what_engines_were_sent_and_not_how_often_one_was_looked_for(
+    ready: Services, tmp_path: Path
+) -> None:
+    gateway = ready.start_another(
+        "gateway", f"unix:{tmp_path}/patient.sock", "--failovers", "3", "--failover-seconds", "60"
+    )
+    gateway.output.wait_for("gateway is ready")
+    numbers = count()
+
+    def moved() -> str | None:
+        request = prompt_request(PROMPT, 1900)
+        request.request_id = f"moved-{next(numbers)}"
+        stream = Stream(gateway_pb2_grpc.GatewayStub(gateway.channel), request)
+        stream.wait_for_delta()
+        ready.running["engine"].kill()
+        ready.start("engine")
+        end = stream.end()
+        assert isinstance(end, Answer), end
+        return (
+            gateway.output.wait_for(f"request ended request_id={request.request_id}")
+            if end.finished.timing.failovers == 1
+            else None
+        )
+
+    assert "attempts=2 " in in_time(moved, "a stream has not ended when its engine dies")
+    gateway.close()
+    watch = ready.watch("gateway")
+    read_until(watch, "SERVING")
+    watch.close()
 
 
 def test_an_engine_that_stands_still_counts_as_gone_until_it_goes_on(ready: Services) -> None:
