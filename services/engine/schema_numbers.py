@@ -6,7 +6,7 @@ integers in 64 bits. A number is *held* where nothing of that changes it.
 
 import math
 from collections.abc import Iterable
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
 from fractions import Fraction
 
 _EXACT = 2**53  # each integer below it is a double
@@ -141,8 +141,11 @@ def _holds(exact: Fraction) -> bool:
         double = float(exact)
     except OverflowError:
         return False
-    # An integer is taken as a double, everything else as its shortest decimal; both have to be right.
-    return Fraction(repr(double)) == exact and (exact.denominator > 1 or Fraction(double) == exact)
+    if exact.denominator == 1:
+        return Fraction(repr(double)) == exact == Fraction(double)
+    # Of digits that make more than 2^53, llguidance may read a neighbour of the nearest double.
+    digits = int("".join(map(str, Decimal(repr(double)).as_tuple().digits)))
+    return Fraction(repr(double)) == exact and digits <= _EXACT
 
 
 def _next_double(exact: Fraction, upwards: bool) -> float:
@@ -152,7 +155,5 @@ def _next_double(exact: Fraction, upwards: bool) -> float:
 
 
 def _next_held(exact: Fraction, upwards: bool) -> float:
-    double, towards = float(exact), math.inf if upwards else -math.inf
-    while (Fraction(repr(double)) < exact) if upwards else (Fraction(repr(double)) > exact):
-        double = math.nextafter(double, towards)
-    return double
+    rounding = Context(prec=_SAFE_DIGITS, rounding=ROUND_CEILING if upwards else ROUND_FLOOR)
+    return float(rounding.divide(Decimal(exact.numerator), Decimal(exact.denominator)))

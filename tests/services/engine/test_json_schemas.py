@@ -186,6 +186,7 @@ def test_bounds_that_meet_from_several_schemas_admit_only_what_is_valid(
         ('{"minimum": -1e-7, "exclusiveMaximum": 0}', ["-0.0000001", "-0.00000001"], ["0", "-0", "-0.0"]),
         ('{"exclusiveMinimum": 0, "maximum": 1e-20}', ["0.00000000000000000001"], ["0"]),
         ('{"exclusiveMinimum": 280.0, "maximum": 280.5, "multipleOf": 0.25}', ["280.25"], ["280"]),
+        ('{"minimum": 1000000.0000000001, "maximum": 1000001}', ["1000000.00000001"], ["1000000"]),
         ('{"exclusiveMaximum": -3, "minimum": -3.5}', ["-3.5", "-3.00000001"], ["-3", "-3.0"]),
     ],
 )
@@ -229,6 +230,7 @@ def test_an_integer_is_admitted_as_a_constant_or_refused_by_its_place(tiny: Voca
         ({"additionalProperties": {"prefixItems": [{}, {"const": BIG}]}}, "#/additionalProperties/prefixItems/1/const"),
         ('{"const": 1e400}', "#/const"),
         ('{"const": 0.12345678901234567890123}', "#/const"),
+        ('{"const": 1000000.0000000001}', "#/const"),
         ({"type": "integer", "minimum": 10**20}, "#/minimum"),
         ({"type": "integer", "exclusiveMaximum": -(10**18)}, "#/exclusiveMaximum"),
         ('{"type": "number", "minimum": 1e-400}', "#/minimum"),
