@@ -22,8 +22,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from services.tracing import NO_SPAN, Attributes, Span, Tracing
 
 _LAST_SECONDS = 2.0
-# Version 00 has 55 characters; matching the pattern of it takes quadratic time.
-_LONGEST_TRACE_PARENT = 256
 _NANOSECONDS = 1_000_000_000
 _NONE: Attributes = {}
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -46,8 +44,6 @@ class OtlpTracing(Tracing):
 
     def begin(self, name: str, trace_parent: str, attributes: Attributes = _NONE, *, at: float | None = None) -> Span:
         """See Tracing."""
-        if len(trace_parent) > _LONGEST_TRACE_PARENT:
-            trace_parent = ""  # as any that is none: a trace of its own begins
         parent = _PROPAGATOR.extract({"traceparent": trace_parent}, Context())
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=_since_1970(at))
         return _Recorded(self._tracer, span) if span.is_recording() else NO_SPAN

@@ -341,12 +341,6 @@ def test_an_id_of_100_kb_is_refused_and_the_requests_of_others_go_on(
     assert tiny_quire.pool().session == session
 
 
-def test_a_trace_parent_that_is_none_is_dropped(gateway: Link, expected: list[int]) -> None:
-    gateway.submit("r", 5, trace_parent="00-" + "t" * 100_000)
-    gateway.finish("r")
-    assert gateway.tokens("r") == expected[:5]
-
-
 def test_more_samples_than_the_engine_runs_are_refused_naming_the_field(gateway: Link) -> None:
     gateway.submit("r", samples=[engine_pb2.SampleState()] * 65)
     refused = gateway.refusal("r")
