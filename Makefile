@@ -139,7 +139,7 @@ done
 endef
 
 model: .venv/installed
-	$(call tried,$(BIN)/python -m services.model_store demo >/dev/null)
+	$(call tried,$(BIN)/python -m services.models.model_store demo >/dev/null)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -11,10 +11,10 @@ from time import perf_counter
 
 from bench.engine_worker import demo_parts
 from bench.report import Row, publish, row, track
-from engine.loop import Engine
-from engine.request import Request, Sampling, Stopping
-from engine.scheduler import Scheduler
-from services.engine.assembly import EngineParts
+from engine.run.loop import Engine
+from engine.schedule.request import Request, Sampling, Stopping
+from engine.schedule.scheduler import Scheduler
+from services.engine.startup.assembly import EngineParts
 from tests.in_process import InProcessBlocks
 
 REPETITIONS = 5

@@ -20,9 +20,9 @@ from engine.attention import TorchBackend
 from engine.attention.backend import Direction
 from engine.attention.cpu_backend import CpuBackend
 from engine.blocks import Copy
-from engine.cache import CacheGeometry
 from engine.native import Kernels, build
-from services.model_store import default_cache
+from engine.run.cache import CacheGeometry
+from services.models.model_store import default_cache
 
 REPETITIONS = 15
 GEOMETRY = CacheGeometry(layers=30, kv_heads=3, head_size=64)

@@ -15,13 +15,13 @@ from rich.progress import Progress
 
 from bench.peer import PEERS, Peer
 from bench.report import Row, publish, row
-from engine.loop import Engine
 from engine.native import Kernels, build
-from engine.request import Request, Sampling, Stopping
-from engine.scheduler import Limits, Scheduler
-from services.engine.assembly import EngineParts, assemble
+from engine.run.loop import Engine
+from engine.schedule.request import Request, Sampling, Stopping
+from engine.schedule.scheduler import Limits, Scheduler
 from services.engine.settings import EngineSettings
-from services.model_store import default_cache, resolve
+from services.engine.startup.assembly import EngineParts, assemble
+from services.models.model_store import default_cache, resolve
 from tests.in_process import InProcessBlocks
 
 REPETITIONS = 5

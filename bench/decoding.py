@@ -7,12 +7,12 @@ from time import perf_counter
 from rich.progress import Progress
 
 from bench.report import Row, publish, row
-from engine.loop import Engine
-from engine.request import BeamSearch, Request, Sampling, Stopping
-from engine.scheduler import Scheduler
-from services.engine.assembly import EngineParts, assemble
+from engine.run.loop import Engine
+from engine.schedule.request import BeamSearch, Request, Sampling, Stopping
+from engine.schedule.scheduler import Scheduler
 from services.engine.settings import EngineSettings
-from services.model_store import default_cache, resolve
+from services.engine.startup.assembly import EngineParts, assemble
+from services.models.model_store import default_cache, resolve
 from tests.in_process import InProcessBlocks
 
 PROMPT_TOKENS, NEW_TOKENS = 64, 32

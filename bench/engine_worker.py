@@ -14,12 +14,12 @@ import sys
 import time
 from typing import Any
 
-from engine.loop import Engine
-from engine.request import Request, Sampling, Stopping
-from engine.scheduler import Scheduler
-from services.engine.assembly import EngineParts, assemble
+from engine.run.loop import Engine
+from engine.schedule.request import Request, Sampling, Stopping
+from engine.schedule.scheduler import Scheduler
 from services.engine.settings import EngineSettings
-from services.model_store import default_cache, resolve
+from services.engine.startup.assembly import EngineParts, assemble
+from services.models.model_store import default_cache, resolve
 from tests.in_process import InProcessBlocks
 
 Item = dict[str, Any]

@@ -16,11 +16,11 @@ from bench.report import publish, row
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Scoring
 from engine.attention.cpu_backend import CpuBackend
-from engine.cache import CacheGeometry
 from engine.native import Kernels, build
-from engine.plan import Work
-from engine.request import Sampling
-from services.model_store import default_cache
+from engine.run.cache import CacheGeometry
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
+from services.models.model_store import default_cache
 
 REPETITIONS = 12
 SEQUENCES, CONTEXT, BLOCK_SIZE, GROUP = 32, 1024, 16, 3

@@ -20,14 +20,14 @@ from rich.progress import track
 
 from bench.report import publish, row
 from engine.blocks import BlockManager, StepResult
-from engine.loop import Engine
-from engine.request import Request, Sampling, Stopping
-from engine.scheduler import Limits, Scheduler
+from engine.run.loop import Engine
+from engine.schedule.request import Request, Sampling, Stopping
+from engine.schedule.scheduler import Limits, Scheduler
 from kvmanager import PoolSpec
-from services.engine.assembly import EngineParts, assemble
-from services.engine.block_link import BlockLink
+from services.engine.block_client import BlockClient
 from services.engine.settings import EngineSettings
-from services.model_store import default_cache, resolve
+from services.engine.startup.assembly import EngineParts, assemble
+from services.models.model_store import default_cache, resolve
 from tests.contract.block_managers import LoopThread
 from tests.in_process import InProcessBlocks
 from tests.running_quire import RunningService
@@ -38,7 +38,7 @@ ADDED_SECONDS = 0.001
 WAIT_SECONDS = 30
 
 
-class _SlowLink(BlockLink):
+class _SlowLink(BlockClient):
     """A link whose answers come a millisecond later."""
 
     def _tell(self, incoming: object) -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     parts = assemble(EngineSettings(model=model, device_blocks=512))
     arms: dict[str, Callable[[EngineParts], dict[str, float]]] = {
         "in_process": _in_process,
-        "over_grpc": lambda parts: _over_grpc(parts, BlockLink),
+        "over_grpc": lambda parts: _over_grpc(parts, BlockClient),
         "one_ms_added": lambda parts: _over_grpc(parts, _SlowLink),
     }
     _in_process(parts)  # warm-up
@@ -79,7 +79,7 @@ def _in_process(parts: EngineParts) -> dict[str, float]:
     return _run(parts, InProcessBlocks(parts.scheduler.capacity), lambda: None)
 
 
-def _over_grpc(parts: EngineParts, link_type: type[BlockLink]) -> dict[str, float]:
+def _over_grpc(parts: EngineParts, link_type: type[BlockClient]) -> dict[str, float]:
     service = RunningService("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0")
     loop, news = LoopThread(), threading.Event()
     capacity = parts.scheduler.capacity
@@ -102,8 +102,8 @@ def _over_grpc(parts: EngineParts, link_type: type[BlockLink]) -> dict[str, floa
 
 
 async def _begin(
-    link_type: type[BlockLink], address: str, spec: PoolSpec, wake: Callable[[], None]
-) -> tuple[BlockLink, "asyncio.Task[None]"]:
+    link_type: type[BlockClient], address: str, spec: PoolSpec, wake: Callable[[], None]
+) -> tuple[BlockClient, "asyncio.Task[None]"]:
     link = link_type(address, spec, wake)
     return link, asyncio.create_task(link.run())
 

@@ -18,7 +18,7 @@ import grpc
 
 from bench.stream_client import request_of
 from quire.v1 import gateway_pb2_grpc, status_pb2
-from services import transport
+from services.runtime import transport
 
 CALL_SECONDS = 600
 READY_SECONDS = 30

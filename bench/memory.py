@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kvmanager
-from engine.loop import Engine
-from engine.plan import Done, Runner, Sampled, StepPlan
-from engine.request import BeamSearch, Request, Sampling, Stopping
-from engine.scheduler import Scheduler
+from engine.run.loop import Engine
+from engine.schedule.request import BeamSearch, Request, Sampling, Stopping
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.step_plan import Done, Runner, Sampled, StepPlan
 from tests.in_process import InProcessBlocks
 
 DATA_VARIABLE = "QUIRE_DATA"

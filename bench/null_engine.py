@@ -14,16 +14,16 @@ from typing import Any
 
 import click
 
-from engine.plan import Done, Sampled, StepPlan, Work
-from engine.request import Capacity
-from engine.scheduler import Scheduler
+from engine.schedule.request import Capacity
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.step_plan import Done, Sampled, StepPlan, Work
 from services.cli.options import options_of, settings_from
 from services.cli.run_service import Shown, run_service
 from services.engine.metrics import EngineMetrics
 from services.engine.server import EngineService
 from services.engine.settings import EngineSettings
-from services.engine.tokenizer_files import TokenizerFiles
-from services.service import Service
+from services.engine.startup.tokenizer_files import TokenizerFiles
+from services.runtime.service import Service
 
 # What sleeping too long may be made up for by sleeping less.
 _MOST_CREDIT_SECONDS = 0.01
@@ -69,7 +69,7 @@ class NullRunner:
 
 @dataclass(frozen=True)
 class NullParts:
-    """A services.engine.parts.Parts."""
+    """A services.engine.startup.parts.Parts."""
 
     loaded: Nothing
     scheduler: Scheduler

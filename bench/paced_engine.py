@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import ROOT
-from engine.plan import Launched, Runner, Sampled, StepPlan
+from engine.schedule.step_plan import Launched, Runner, Sampled, StepPlan
 from quire.v1 import engine_pb2
 from tests.running_quire import ANY_METRICS_PORT, EXACT, Output, RunningService, metrics_url, open_channel
 
@@ -79,8 +79,9 @@ class PacedEngine(RunningService):
 def main(step_seconds: float, sent_file: Path, arguments: list[str]) -> None:
     """Put the pace and the notes into the engine's parts, and run the command."""
     from services.cli.main import cli
-    from services.engine import assembly, servicer
+    from services.engine import servicer
     from services.engine.gateway_link import GatewayLink
+    from services.engine.startup import assembly
 
     assemble = assembly.assemble
     sent: list[tuple[int, list[tuple[str, int]]]] = []

@@ -11,12 +11,12 @@ from rich.progress import track
 
 from bench.memory import DATA_VARIABLE, DataMissing
 from bench.report import publish, row
-from engine.loop import Engine
-from engine.request import Request, Sampling, Stopping
-from engine.scheduler import Scheduler, Scored
-from services.engine.assembly import EngineParts, assemble
+from engine.run.loop import Engine
+from engine.schedule.request import Request, Sampling, Stopping
+from engine.schedule.scheduler import Scheduler, Scored
 from services.engine.settings import EngineSettings
-from services.model_store import default_cache, resolve
+from services.engine.startup.assembly import EngineParts, assemble
+from services.models.model_store import default_cache, resolve
 from tests.in_process import InProcessBlocks
 from tests.reference import reference_model
 

@@ -11,7 +11,7 @@ from statistics import linear_regression, median, quantiles
 from typing import Any, NamedTuple
 
 from bench.report import RESULTS, ROOT, targets
-from services.bench.drawing import BLUE, GREY, ORANGE, RED, SKY, STYLE
+from services.loadgen.report.drawing import BLUE, GREY, ORANGE, RED, SKY, STYLE
 
 IMAGES = ROOT / "docs" / "images"
 QUIRE, PEER, OTHER, TARGET = BLUE, ORANGE, SKY, RED

@@ -16,7 +16,7 @@ from operator import ge, le, lt
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.bench import machine
+from services.loadgen.report import machine
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"

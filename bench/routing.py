@@ -15,16 +15,16 @@ from pathlib import Path
 from bench.engine_loads import LoadSamples, most_over_mean
 from bench.memory import DATA_VARIABLE, DataMissing
 from bench.report import Row, publish, row, track
-from services.bench.arrivals import Arrivals, Random, TraceTimes
-from services.bench.driver import Progress
-from services.bench.load import Bounds, Load
-from services.bench.run import Run, completed_by, describe, measure
-from services.bench.selection import Selection
-from services.bench.statistics import Objectives
-from services.bench.target import Target
-from services.bench.workloads import Recorded
-from services.gateway.routing import Policy
-from services.model_store import default_cache, resolve
+from services.gateway.fleet.routing import Policy
+from services.loadgen.clients.target import Target
+from services.loadgen.driver import Progress
+from services.loadgen.report.statistics import Objectives
+from services.loadgen.run import Run, completed_by, describe, measure
+from services.loadgen.workload.arrivals import Arrivals, Random, TraceTimes
+from services.loadgen.workload.load import Bounds, Load
+from services.loadgen.workload.selection import Selection
+from services.loadgen.workload.workloads import Recorded
+from services.models.model_store import default_cache, resolve
 from tests.running_quire import RunningService
 from tests.scrape import Scrape
 

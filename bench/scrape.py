@@ -23,8 +23,8 @@ import kvmanager
 from bench.kv import BLOCK_SIZE, POOL_BLOCKS, SEQUENCES, Decoding, _attach, _round_trip
 from bench.report import Row, publish, row
 from engine import blocks
-from services import transport
-from services.engine.block_codec import step_message
+from services.runtime import transport
+from services.wire.block_codec import step_message
 from tests.running_quire import RunningService
 
 REPETITIONS = 5

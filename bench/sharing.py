@@ -22,12 +22,12 @@ from bench.memory import (
     serve,
 )
 from bench.report import Row, publish, row
-from engine.plan import Runner
-from engine.request import Capacity, Request
-from engine.scheduler import Limits, Scheduler
-from services.engine.assembly import assemble
+from engine.schedule.request import Capacity, Request
+from engine.schedule.scheduler import Limits, Scheduler
+from engine.schedule.step_plan import Runner
 from services.engine.settings import EngineSettings
-from services.model_store import default_cache, resolve
+from services.engine.startup.assembly import assemble
+from services.models.model_store import default_cache, resolve
 
 BLOCK_SIZE = 16
 BLOCKS = 980

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from services import transport
+from services.runtime import transport
 
 CALL_SECONDS = 240
 READY_SECONDS = 30

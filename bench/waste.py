@@ -10,8 +10,8 @@ from rich.progress import Progress
 import kvmanager
 from bench.memory import CONTEXT_TOKENS, VOCABULARY, Lengths, NoRunner, lengths_of, sampled_requests, scaled_to, serve
 from bench.report import ROOT, publish, row
-from engine.request import Capacity
-from engine.scheduler import Limits, Scheduler
+from engine.schedule.request import Capacity
+from engine.schedule.scheduler import Limits, Scheduler
 
 PICTURE = ROOT / "docs" / "images" / "waste.png"
 BLOCK_SIZE = 16

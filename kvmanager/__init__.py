@@ -3,10 +3,6 @@
 Pure and synchronous: values in, values out, no clock, no network, no tensor.
 """
 
-from kvmanager.audit import Audit, Violation
-from kvmanager.block_lives import BlockLives, Observed
-from kvmanager.block_map import BlockMap, BlockState, Cell, MapChanges, Place, places_of, state_of
-from kvmanager.books import Sequence
 from kvmanager.errors import (
     IdInUse,
     InvalidItem,
@@ -24,15 +20,20 @@ from kvmanager.errors import (
     UnknownRequest,
     UnknownSequence,
 )
-from kvmanager.events import Event, PoolChange
+from kvmanager.history.events import Event, PoolChange
+from kvmanager.history.ledger import Ledger
+from kvmanager.history.story import Explanation
 from kvmanager.keys import KEY_BYTES, block_key, root_key
-from kvmanager.ledger import Ledger
 from kvmanager.lookup import Holding
 from kvmanager.manager import KVManager, PoolTotals, Registration, Session
+from kvmanager.observe.audit import Audit, Violation
+from kvmanager.observe.block_lives import BlockLives, Observed
+from kvmanager.observe.block_map import BlockMap, BlockState, Cell, MapChanges, Place, places_of, state_of
+from kvmanager.observe.slots import Slots
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
+from kvmanager.pool_state import Sequence
 from kvmanager.report import PoolReport, SequenceReport, TierReport, adopt, report_of
-from kvmanager.slots import Slots
 from kvmanager.step import (
     Allocate,
     Commit,
@@ -53,7 +54,6 @@ from kvmanager.step import (
     TableChange,
     Unpin,
 )
-from kvmanager.story import Explanation
 from kvmanager.tier import BlockCounts, Eviction, Seal, Tier
 
 __all__ = [

@@ -4,8 +4,8 @@ from array import array
 from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
-from kvmanager.books import Books
 from kvmanager.keys import block_keys
+from kvmanager.pool_state import PoolState
 
 # What is done without a pause, in units of a microsecond or less: a key is one for every so many tokens, a look into a
 # pool one.
@@ -30,7 +30,7 @@ class _Search:
 
     __slots__ = ("books", "device_blocks", "host_blocks")
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: PoolState) -> None:
         self.books = books
         self.device_blocks = 0
         self.host_blocks = 0
@@ -52,7 +52,9 @@ class _Search:
         return Holding(self.books.spec.engine_id, self.device_blocks * size, self.host_blocks * size)
 
 
-def look_up(pools: Iterable[Books], token_ids: "array[int]", salt: bytes = b"") -> Generator[None, None, list[Holding]]:
+def look_up(
+    pools: Iterable[PoolState], token_ids: "array[int]", salt: bytes = b""
+) -> Generator[None, None, list[Holding]]:
     """Look for a prompt in pools, in short slices; the generator's return value has a holding for each, in order.
 
     At least one token is left to compute, as for an allocate. Keys are computed once for all pools with the same

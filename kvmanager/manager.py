@@ -10,11 +10,11 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvmanager.audit import Audit, Violation
-from kvmanager.block_map import BlockMap
 from kvmanager.errors import SessionReplaced, StaleIncarnation, StepOutOfOrder, UnknownPool
-from kvmanager.ledger import Ledger
+from kvmanager.history.ledger import Ledger
 from kvmanager.lookup import Holding, look_up
+from kvmanager.observe.audit import Audit, Violation
+from kvmanager.observe.block_map import BlockMap
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, shortened
 from kvmanager.step import FreeReason, Step, StepItem, StepRefusal, StepResult

@@ -2,7 +2,7 @@
 
 Such a verb returns an iterator instead of None: what is left of it, which pauses after each part with the units of
 work that it took, see `Pool.applying`. It refuses, if at all, before it has changed anything. At every pause the
-conservation law holds, counting what `Books` says is under way.
+conservation law holds, counting what `PoolState` says is under way.
 """
 
 from collections.abc import Iterable, Iterator

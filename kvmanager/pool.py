@@ -8,7 +8,6 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 from kvmanager import limits
-from kvmanager.books import Books, Sequence
 from kvmanager.errors import (
     IdInUse,
     InvalidItem,
@@ -19,9 +18,10 @@ from kvmanager.errors import (
     UnknownPin,
     UnknownSequence,
 )
+from kvmanager.observe.slots import SlotCount, Slots
 from kvmanager.parts import Rest
 from kvmanager.pool_spec import PoolSpec
-from kvmanager.slots import SlotCount, Slots
+from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.step import Refusal, Step, StepItem, StepRefusal, StepResult
 from kvmanager.tier import Tier
 from kvmanager.verbs.admission import allocate
@@ -55,9 +55,9 @@ _REFUSALS: dict[type[ItemRefused], StepRefusal] = {
 class Pool:
     """Block tables of one engine's sequences over a device tier and a host tier."""
 
-    def __init__(self, spec: PoolSpec, books: Books | None = None) -> None:
+    def __init__(self, spec: PoolSpec, books: PoolState | None = None) -> None:
         """Start with every block free and no sequence, or go on with `books`."""
-        self.books = books or Books(spec, Tier(spec.device_blocks), Tier(spec.host_blocks))
+        self.books = books or PoolState(spec, Tier(spec.device_blocks), Tier(spec.host_blocks))
         self.last_step = 0
         self._pins_counted: list[list[int]] = []
         self._pinned_blocks = 0
@@ -256,7 +256,7 @@ def _in_slices(rest: Iterable[int], work: int, budget: int) -> Generator[None, N
     return work
 
 
-def _verbs(step: Step) -> Iterator[tuple[StepItem, Items[Any], Callable[[Books, Any, StepResult], Rest | None]]]:
+def _verbs(step: Step) -> Iterator[tuple[StepItem, Items[Any], Callable[[PoolState, Any, StepResult], Rest | None]]]:
     """Yield the lists of a Step that have items, in the order of their application, each with its verb."""
     if step.commits:
         yield StepItem.COMMIT, step.commits, commit

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidReport
 from kvmanager.keys import KEY_BYTES, root_key
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, shortened
+from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.report_checks import Sharing, check_numbers
 from kvmanager.tier import NO_KEY, Tier
 
@@ -128,7 +128,7 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
 
     Raises InvalidReport, naming what contradicts itself, and leaves nothing behind.
     """
-    books = Books(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
+    books = PoolState(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
     pool = Pool(spec, books)
     check_numbers(report)
     for tier in (books.device, books.host):
@@ -237,7 +237,7 @@ def _adopt_keys(
         seal(block, key)
 
 
-def _adopt_sequence(books: Books, report: SequenceReport) -> Sequence:
+def _adopt_sequence(books: PoolState, report: SequenceReport) -> Sequence:
     size, table = books.block_size, report.block_ids
     tier = books.host if report.swapped else books.device
     if report.sequence < 1 or report.sequence in books.sequences:

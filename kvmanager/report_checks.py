@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidReport
 from kvmanager.pool_spec import shortened
+from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.tier import Tier
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _check_tier(name: str, tier: "TierReport") -> None:
 class Sharing:
     """Checks that tables and pins share only what they can: the same place of each, an unkeyed block in one group."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: PoolState) -> None:
         self._books = books
         self._first: dict[tuple[bool, int], tuple[int, int]] = {}  # of shared blocks: place and group
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 
 from quire.v1 import gateway_pb2_grpc
-from services.gateway.api_keys import digest_of
+from services.gateway.access.api_keys import digest_of
 from tests.running_quire import open_channel
 
 

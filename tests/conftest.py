@@ -29,7 +29,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from services.model_store import default_cache, resolve
+from services.models.model_store import default_cache, resolve
 from tests.tiny_models import make_tiny_model
 
 # How long an example takes says more of the machine than of the code.

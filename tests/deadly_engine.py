@@ -6,8 +6,8 @@ The first step that computes a token of such a request kills the process, as a f
 import os
 import signal
 
-from engine.plan import Launched, StepPlan
-from engine.runner import ModelRunner
+from engine.run.runner import ModelRunner
+from engine.schedule.step_plan import Launched, StepPlan
 from services.cli.main import main
 
 DEADLY_SEED = 666

@@ -10,14 +10,14 @@ import torch
 import kvmanager
 from engine.attention import AttentionBackend, TorchBackend
 from engine.blocks import Reattached, Step, StepResult
-from engine.group import Group
-from engine.loop import Engine, Turn
-from engine.model import LoadedModel, load_model
-from engine.plan import Runner, Sampled
-from engine.preemption import Preemption
-from engine.request import Capacity, Request, Sampling, Stopping
-from engine.runner import ModelRunner
-from engine.scheduler import Finished, Limits, Scheduler, Scored, Started, Tokens
+from engine.model.loading import LoadedModel, load_model
+from engine.run.loop import Engine, Turn
+from engine.run.runner import ModelRunner
+from engine.schedule.preemption import Preemption
+from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.scheduler import Finished, Limits, Scheduler, Scored, Started, Tokens
+from engine.schedule.sequence_group import Group
+from engine.schedule.step_plan import Runner, Sampled
 from services.engine.replica import Replica
 from tests.in_process import InProcessBlocks, adopted
 

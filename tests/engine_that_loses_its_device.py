@@ -5,10 +5,10 @@ From then on whatever is asked of the device fails, as CUDA does after an illega
 
 import torch
 
-from engine.plan import Launched, StepPlan
-from engine.runner import ModelRunner
+from engine.run.runner import ModelRunner
+from engine.schedule.step_plan import Launched, StepPlan
 from services.cli.main import main
-from services.engine import assembly
+from services.engine.startup import assembly
 
 LAST_STEP = 40
 MESSAGE = "CUDA error: an illegal memory access was encountered"

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from quire.v1 import kvmanager_pb2 as pb
-from services import transport
+from services.runtime import transport
 
 MIB = 1 << 20
 CALL_SECONDS = 120

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import kvmanager
 from engine import blocks
-from engine.request import Capacity
+from engine.schedule.request import Capacity
 from services.engine.replica import core_step, engine_result
 
 

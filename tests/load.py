@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from services import transport
+from services.runtime import transport
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
 
 Request = gateway_pb2.GenerateRequest

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.plan import Launched, Sampled, StepPlan
-from engine.request import BeamSearch, LogitRules, Request, Sampling, Stopping
+from engine.schedule.request import BeamSearch, LogitRules, Request, Sampling, Stopping
+from engine.schedule.step_plan import Launched, Sampled, StepPlan
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import (
     BeamAnswers,

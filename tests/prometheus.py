@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from services.model_store import build_once, default_cache
+from services.models.model_store import build_once, default_cache
 from tests.running_quire import Output
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2
-from services.errors import FIELD_METADATA
+from services.runtime.errors import FIELD_METADATA
 from tests.faults import wait_until
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
 from tests.scrape import Scrape

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engine.preemption import Preemption
-from engine.request import BeamSearch, LogitRules, Request, Sampling, Stopping
+from engine.schedule.preemption import Preemption
+from engine.schedule.request import BeamSearch, LogitRules, Request, Sampling, Stopping
 from tests.engine_in_process import GREEDY, ModelEngine
 
 BLOCK = 4

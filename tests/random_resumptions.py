@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engine.constraint import Constraint
-from engine.preemption import Preemption
-from engine.request import FinishReason, LogitRules, Request, Sampling, Stopping
+from engine.run.constraint import Constraint
+from engine.schedule.preemption import Preemption
+from engine.schedule.request import FinishReason, LogitRules, Request, Sampling, Stopping
 from tests.engine_in_process import ModelEngine
 
 BLOCK = 4

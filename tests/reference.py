@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, RepetitionPenaltyLogitsProcessor
 
-from engine.request import BeamSearch, LogitRules
+from engine.schedule.request import BeamSearch, LogitRules
 
 NEAR_TIE = 1e-4
 

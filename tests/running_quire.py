@@ -27,7 +27,7 @@ from quire.v1 import (
     kvmanager_pb2,
     kvmanager_pb2_grpc,
 )
-from services import transport
+from services.runtime import transport
 from tests.scrape import Scrape
 
 START_SECONDS = 150

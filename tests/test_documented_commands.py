@@ -52,7 +52,7 @@ READ = {
     "make demo": "tests/acceptance/test_newcomer.py runs it",
     "make test": "this is it",
     "quire serve": "`make serve` runs it",
-    "quire bench": "tests/services/bench run it, for as long as a test may",
+    "quire bench": "tests/services/loadgen run it, for as long as a test may",
     "quire plan": "its model has to be fetched",
     "QUIRE_API_KEY": "the key is made up",
     "acme/cmpl-7": "a tenant's request",

@@ -20,7 +20,14 @@ FORBIDDEN = {
     "services.kvmanager": ("services.engine", "services.gateway"),
     "services.engine": ("services.kvmanager", "services.gateway"),
     "services.gateway": ("services.kvmanager", "services.engine"),
-    "services.bench": ("services.kvmanager", "services.engine", "services.gateway", "services.cli", "engine", "torch"),
+    "services.loadgen": (
+        "services.kvmanager",
+        "services.engine",
+        "services.gateway",
+        "services.cli",
+        "engine",
+        "torch",
+    ),
 }
 
 

@@ -18,9 +18,9 @@ from engine.attention.backend import AttentionBackend, Direction, PagedBatch, Sc
 from engine.attention.flex_backend import FlexBackend
 from engine.attention.triton_backend import TritonBackend
 from engine.blocks import Copy
-from engine.cache import CacheGeometry
-from engine.plan import Work
-from engine.request import Sampling
+from engine.run.cache import CacheGeometry
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
 
 DTYPE = torch.bfloat16
 KV_HEADS, GROUP, HEAD_SIZE = 8, 4, 128

@@ -23,17 +23,17 @@ from bench.gpu_check.notes import Notes
 from bench.gpu_check.timing import recorder, take_turns
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.attention.triton_backend import TritonBackend
-from engine.decoder import ModulesDecoder
 from engine.gpu.graphs import RecordedDecoder
-from engine.loop import Engine
-from engine.model import LoadedModel, take
-from engine.plan import Launched, StepPlan
-from engine.request import Capacity, Request, Sampling, Stopping
-from engine.runner import ModelRunner
-from engine.scheduler import Limits, Scheduler
+from engine.model.decoder import ModulesDecoder
+from engine.model.loading import LoadedModel, take
+from engine.run.loop import Engine
+from engine.run.runner import ModelRunner
+from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.scheduler import Limits, Scheduler
+from engine.schedule.step_plan import Launched, StepPlan
 from kvmanager import PoolSpec
-from services.engine.backends import gpu_decoder
-from services.engine.block_link import BlockLink
+from services.engine.block_client import BlockClient
+from services.engine.startup.backends import gpu_decoder
 
 BLOCK_SIZE = 16
 WAIT_SECONDS = 60
@@ -262,8 +262,8 @@ def _engine(watched: _Watched, loaded: LoadedModel, sizes: Sizes) -> Iterator[tu
         loop.call_soon_threadsafe(task.cancel)
 
 
-async def _attach(address: str, spec: PoolSpec, wake: Any) -> tuple[BlockLink, "asyncio.Task[None]"]:
-    link = BlockLink(address, spec, wake)
+async def _attach(address: str, spec: PoolSpec, wake: Any) -> tuple[BlockClient, "asyncio.Task[None]"]:
+    link = BlockClient(address, spec, wake)
     return link, asyncio.create_task(link.run())
 
 

@@ -9,8 +9,8 @@ from bench.gpu_check import DRY
 from bench.gpu_check.notes import Notes
 from bench.report import ROOT
 
-TABLE = "tests/engine/test_backends.py"
-OTHERS = ("tests/engine/test_gpu_decoder.py", "tests/engine/test_copy_stream.py")
+TABLE = "tests/engine/attention/test_backends.py"
+OTHERS = ("tests/engine/gpu/test_gpu_decoder.py", "tests/engine/gpu/test_copy_stream.py")
 # Files, and which of their tests: what runs at the same time, since compiling kernels is what takes long.
 SUITE: list[tuple[tuple[str, ...], str]] = [
     *(

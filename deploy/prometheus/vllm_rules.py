@@ -1,6 +1,6 @@
 """Writes vllm-rules.yml to standard output: vLLM's names for our metrics, as recording rules.
 
-The table is services/vllm_names.py.
+The table is services/runtime/metrics/vllm_names.py.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from services.vllm_names import COUNTERPARTS, Counterpart
+from services.runtime.metrics.vllm_names import COUNTERPARTS, Counterpart
 
 _HEAD = """\
 # vLLM's names for Quire's metrics, for whoever does not start the services with --metrics-compat vllm: name this file

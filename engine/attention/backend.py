@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from engine.blocks import Copy
-from engine.plan import Work
-from engine.upload import Integers, upload
+from engine.gpu.upload import Integers, upload
+from engine.schedule.step_plan import Work
 
 
 class Scoring(NamedTuple):

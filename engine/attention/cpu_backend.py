@@ -6,9 +6,9 @@ import torch
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.blocks import Copy
-from engine.cache import CacheGeometry, cache_shape, make_host_cache
 from engine.errors import ModelUnsupported
 from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels
+from engine.run.cache import CacheGeometry, cache_shape, make_host_cache
 
 
 class CpuBackend:

@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.backend import Direction, PagedBatch, Rows, Scoring
 from engine.blocks import Copy
-from engine.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
+from engine.run.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
 
 
 class TorchBackend:

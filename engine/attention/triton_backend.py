@@ -7,7 +7,8 @@ import torch
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.blocks import Copy
-from engine.cache import CacheGeometry, make_cache, make_host_cache, swap_blocks
+from engine.gpu.upload import upload
+from engine.run.cache import CacheGeometry, make_cache, make_host_cache, swap_blocks
 from engine.triton_kernels.block_copy import copy_blocks
 from engine.triton_kernels.cache_write import write_cache
 from engine.triton_kernels.decode import decode
@@ -17,7 +18,6 @@ from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
 from engine.triton_kernels.scores import ScoreFactors
 from engine.triton_kernels.tuning import Tuning, tuning_for
 from engine.triton_kernels.work_list import WorkList, list_work, tile_count
-from engine.upload import upload
 
 
 class TritonBackend:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from engine.attention.backend import PagedBatch
-from engine.decoder import Decoder
+from engine.model.decoder import Decoder
 
 _WARMING_RUNS = 2  # compile kernels, and let libraries choose theirs, before anything is recorded
 

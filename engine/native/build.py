@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")  # which includes the others, so that all is compiled as one
+_SOURCE = Path(__file__).parent / "x86" / "kernels.cpp"  # which includes the others, so that all is compiled as one
 _COMPILERS = ("g++", "c++", "clang++")
 # Infinities have a meaning here: what a token does not see scores minus infinity.
 _FLAGS = (

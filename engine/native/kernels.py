@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.backend import PagedBatch, Scoring
 from engine.blocks import Copy
-from engine.cache import CacheGeometry
+from engine.run.cache import CacheGeometry
 
 LARGEST_HEAD = 256
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

@@ -6,10 +6,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from kvmanager import limits, parts
-from kvmanager.books import Books, Sequence
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks
 from kvmanager.keys import block_keys
 from kvmanager.parts import Rest, parts_of
+from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.step import Allocate, Copy, StepItem, StepResult, TableChange
 
 
@@ -42,7 +42,7 @@ class Admission(NamedTuple):
     waited_seconds: float
 
 
-def _extend_prefix(books: Books, hits: list[Hit], keys: Iterable[bytes]) -> bytes | None:
+def _extend_prefix(books: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> bytes | None:
     """Look for a prompt's next blocks, and return the first key that is not found. Reserves and refreshes nothing."""
     for key in keys:
         if (block := books.device.find(key)) is not None:
@@ -54,19 +54,19 @@ def _extend_prefix(books: Books, hits: list[Hit], keys: Iterable[bytes]) -> byte
     return None
 
 
-def find_prefix(books: Books, root: bytes, token_ids: Items[int]) -> Prefix:
+def find_prefix(books: PoolState, root: bytes, token_ids: Items[int]) -> Prefix:
     """Look for a prompt's beginning, a block at a time. Reserves and refreshes nothing."""
     hits: list[Hit] = []
     missed = _extend_prefix(books, hits, _keys_to_find(books, root, token_ids))
     return Prefix(hits, missed)
 
 
-def _keys_to_find(books: Books, root: bytes, token_ids: Items[int]) -> Iterator[bytes]:
+def _keys_to_find(books: PoolState, root: bytes, token_ids: Items[int]) -> Iterator[bytes]:
     """Yield the keys of a prompt's full blocks, but of none that would leave no token to compute."""
     return islice(block_keys(root, token_ids, books.block_size), (len(token_ids) - 1) // books.block_size)
 
 
-def allocate(books: Books, item: Allocate, result: StepResult) -> Rest | None:
+def allocate(books: PoolState, item: Allocate, result: StepResult) -> Rest | None:
     """Begin a group: take the cached prefix, and blocks for what will be computed next."""
     books.check_new(item.sequence)
     if item.group in books.groups:
@@ -93,7 +93,7 @@ def allocate(books: Books, item: Allocate, result: StepResult) -> Rest | None:
     return None
 
 
-def _allocating(books: Books, sequence: Sequence, item: Allocate, result: StepResult) -> Rest:
+def _allocating(books: PoolState, sequence: Sequence, item: Allocate, result: StepResult) -> Rest:
     """Allocate for a long prompt."""
     keys = _keys_to_find(books, sequence.root, item.token_ids)
     hits: list[Hit] = []
@@ -131,7 +131,7 @@ def _allocating(books: Books, sequence: Sequence, item: Allocate, result: StepRe
 
 
 def _begin(
-    books: Books, sequence: Sequence, missed: bytes | None, item: Allocate, result: StepResult, seen: int
+    books: PoolState, sequence: Sequence, missed: bytes | None, item: Allocate, result: StepResult, seen: int
 ) -> None:
     """Add a sequence that has its table; the evictions for it begin after the first `seen` ones."""
     cached_tokens = sequence.computed
@@ -146,18 +146,18 @@ def _begin(
     result.deeds.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, story))
 
 
-def _idle(books: Books, blocks: list[int]) -> int:
+def _idle(books: PoolState, blocks: list[int]) -> int:
     """Count the device blocks that nobody holds: where they are hits, they are no space for others."""
     return sum(books.device.count(block) == 0 for block in blocks)
 
 
-def _check_fits(books: Books, item: Allocate, on_device: int, idle_hits: int) -> None:
+def _check_fits(books: PoolState, item: Allocate, on_device: int, idle_hits: int) -> None:
     needed = books.blocks_for(len(item.token_ids)) - on_device + item.spare_blocks
     if needed > books.device.available - idle_hits:
         raise OutOfBlocks(f"{needed} blocks are needed, {books.device.available - idle_hits} are free")
 
 
-def _take_prefix(books: Books, sequence: Sequence, hits: list[Hit], result: StepResult) -> None:
+def _take_prefix(books: PoolState, sequence: Sequence, hits: list[Hit], result: StepResult) -> None:
     # All that is there is held before anything is granted, or a grant could evict it.
     _hold_hits(books, hits)
     for hit in hits:
@@ -165,7 +165,7 @@ def _take_prefix(books: Books, sequence: Sequence, hits: list[Hit], result: Step
     _note_prefix(books, sequence, hits)
 
 
-def _hold_hits(books: Books, hits: list[Hit]) -> list[int]:
+def _hold_hits(books: PoolState, hits: list[Hit]) -> list[int]:
     """Hold the device blocks, which are returned, and refresh the host blocks."""
     held = []
     for hit in hits:
@@ -177,13 +177,13 @@ def _hold_hits(books: Books, hits: list[Hit]) -> list[int]:
     return held
 
 
-def _note_prefix(books: Books, sequence: Sequence, hits: list[Hit]) -> None:
+def _note_prefix(books: PoolState, sequence: Sequence, hits: list[Hit]) -> None:
     if hits:
         sequence.committed, sequence.key = len(hits), hits[-1].key
         sequence.computed = len(hits) * books.block_size
 
 
-def _bring_back(books: Books, hit: Hit, result: StepResult) -> int:
+def _bring_back(books: PoolState, hit: Hit, result: StepResult) -> int:
     block = books.grant_one(result)
     books.device.seal(block, hit.key)
     result.sealed_blocks.append(block)

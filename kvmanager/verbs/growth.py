@@ -4,10 +4,10 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from kvmanager import limits, parts
-from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem
 from kvmanager.parts import Rest, parts_of
 from kvmanager.pool_spec import LARGEST_ROOM
+from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.step import Copy, Extend, StepItem, StepResult, TableChange
 
 _EXTEND = StepItem.EXTEND
@@ -21,7 +21,7 @@ class _Write(NamedTuple):
     replaces: bool
 
 
-def extend(books: Books, item: Extend, result: StepResult) -> Rest | None:
+def extend(books: PoolState, item: Extend, result: StepResult) -> Rest | None:
     """Make room in all named sequences of a group, or in none.
 
     Any block between the old room and the new length that is shared or keyed is replaced by a copy, last block or not;
@@ -40,14 +40,14 @@ def extend(books: Books, item: Extend, result: StepResult) -> Rest | None:
     return _rewriting(books, rooms, result)
 
 
-def _member(books: Books, group: int, number: int) -> Sequence:
+def _member(books: PoolState, group: int, number: int) -> Sequence:
     member = books.on_device(number)
     if member.group != group:
         raise InvalidItem(f"sequence {number} is not of group {group}")
     return member
 
 
-def _append(books: Books, sequence: Sequence, tokens: int, result: StepResult) -> Rest | None:
+def _append(books: PoolState, sequence: Sequence, tokens: int, result: StepResult) -> Rest | None:
     """Extend one sequence whose blocks are all granted in full: nearly every extend is this one."""
     table = sequence.table
     first = len(table)
@@ -75,7 +75,7 @@ def _append(books: Books, sequence: Sequence, tokens: int, result: StepResult) -
     return None
 
 
-def _appending(books: Books, sequence: Sequence, needed: int, result: StepResult) -> Rest:
+def _appending(books: PoolState, sequence: Sequence, needed: int, result: StepResult) -> Rest:
     """Extend one sequence by very many blocks."""
     first, seen = len(sequence.table), len(result.evicted)
     yield from books.granting(sequence.table, needed, result)
@@ -85,7 +85,7 @@ def _appending(books: Books, sequence: Sequence, needed: int, result: StepResult
     result.deeds.append((_EXTEND, sequence.id, sequence.group, blocks, result.evicted[seen:], None))
 
 
-def _rewriting(books: Books, rooms: list[tuple[Sequence, int]], result: StepResult) -> Rest:
+def _rewriting(books: PoolState, rooms: list[tuple[Sequence, int]], result: StepResult) -> Rest:
     # Counted before they are listed: a length out of all bounds must not cost memory.
     books.check_available(sum(max(0, books.blocks_for(tokens) - len(member.table)) for member, tokens in rooms))
     longest = max((tokens for _, tokens in rooms), default=0)
@@ -113,7 +113,7 @@ def _rewriting(books: Books, rooms: list[tuple[Sequence, int]], result: StepResu
         result.deeds.append((_EXTEND, first_sequence.id, first_sequence.group, granted, evicted, None))
 
 
-def _planned_writes(books: Books, rooms: list[tuple[Sequence, int]]) -> Generator[int, None, list[_Write]]:
+def _planned_writes(books: PoolState, rooms: list[tuple[Sequence, int]]) -> Generator[int, None, list[_Write]]:
     """List what has to be granted, changing nothing. Holders that move to a copy no longer count as sharing."""
     moved: dict[int, int] = {}
     writes = []
@@ -131,11 +131,11 @@ def _planned_writes(books: Books, rooms: list[tuple[Sequence, int]]) -> Generato
     return writes
 
 
-def _needs_copy(books: Books, block: int, moved: int) -> bool:
+def _needs_copy(books: PoolState, block: int, moved: int) -> bool:
     return books.device.count(block) - moved > 1 or books.device.key(block) is not None
 
 
-def _make_writable(books: Books, write: _Write, result: StepResult) -> int:
+def _make_writable(books: PoolState, write: _Write, result: StepResult) -> int:
     block = books.grant_one(result)
     if not write.replaces:
         write.sequence.table.append(block)

@@ -5,16 +5,16 @@ from dataclasses import replace
 from itertools import islice
 
 from kvmanager import parts
-from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem
 from kvmanager.keys import block_key, block_keys
 from kvmanager.parts import Rest, parts_of
+from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.step import Commit, Fork, Free, StepItem, StepResult, TableChange
 
 _COMMIT, _FORK, _FREE = StepItem.COMMIT, StepItem.FORK, StepItem.FREE
 
 
-def commit(books: Books, item: Commit, result: StepResult) -> Rest | None:
+def commit(books: PoolState, item: Commit, result: StepResult) -> Rest | None:
     """Give whole blocks their keys, chained to the sequence's last one."""
     number, first, token_ids = item
     sequence = books.sequences.get(number)
@@ -32,7 +32,9 @@ def commit(books: Books, item: Commit, result: StepResult) -> Rest | None:
     return None
 
 
-def _commit_one(books: Books, sequence: Sequence, first: int, token_ids: Items[int], result: StepResult) -> list[int]:
+def _commit_one(
+    books: PoolState, sequence: Sequence, first: int, token_ids: Items[int], result: StepResult
+) -> list[int]:
     """Commit one block: a decoding sequence has filled it."""
     if first != sequence.committed or (first + 1) * books.block_size > sequence.room:
         _whole_blocks(books, sequence, Commit(sequence.id, first, token_ids))  # says what is wrong
@@ -51,7 +53,7 @@ def _commit_one(books: Books, sequence: Sequence, first: int, token_ids: Items[i
     return [block]
 
 
-def _committing(books: Books, sequence: Sequence, blocks: list[int], item: Commit, result: StepResult) -> Rest:
+def _committing(books: PoolState, sequence: Sequence, blocks: list[int], item: Commit, result: StepResult) -> Rest:
     """Commit very many blocks. Where some have keys already, all are compared before any is given."""
     some_keyed = False
     for part in parts_of(blocks):
@@ -69,11 +71,11 @@ def _committing(books: Books, sequence: Sequence, blocks: list[int], item: Commi
     result.deeds.append((_COMMIT, sequence.id, sequence.group, blocks, (), None))
 
 
-def _seal(books: Books, blocks: list[int], key: bytes, token_ids: Items[int], result: StepResult) -> bytes:
+def _seal(books: PoolState, blocks: list[int], key: bytes, token_ids: Items[int], result: StepResult) -> bytes:
     return _give_keys(books, blocks, list(block_keys(key, token_ids, books.block_size)), result)
 
 
-def _give_keys(books: Books, blocks: list[int], keys: list[bytes], result: StepResult) -> bytes:
+def _give_keys(books: PoolState, blocks: list[int], keys: list[bytes], result: StepResult) -> bytes:
     """Give blocks their keys where they have none yet, and return the last one."""
     device = books.device
     old_keys = device.keys_of(blocks)
@@ -88,7 +90,7 @@ def _give_keys(books: Books, blocks: list[int], keys: list[bytes], result: StepR
     return keys[-1]
 
 
-def _whole_blocks(books: Books, sequence: Sequence, item: Commit) -> list[int]:
+def _whole_blocks(books: PoolState, sequence: Sequence, item: Commit) -> list[int]:
     count, rest = divmod(len(item.token_ids), books.block_size)
     last = item.first_index + count
     if rest or not count:
@@ -107,7 +109,7 @@ def _check_same_keys(blocks: list[int], old_keys: list[bytes | None], keys: list
             raise InvalidItem(f"block {block} has another key already")
 
 
-def fork(books: Books, item: Fork, result: StepResult) -> Rest | None:
+def fork(books: PoolState, item: Fork, result: StepResult) -> Rest | None:
     """Let a new sequence of the same group share the blocks below a length."""
     parent = books.on_device(item.parent)
     books.check_new(item.child)
@@ -123,7 +125,7 @@ def fork(books: Books, item: Fork, result: StepResult) -> Rest | None:
     return None
 
 
-def _forking(books: Books, parent: Sequence, item: Fork, result: StepResult) -> Rest:
+def _forking(books: PoolState, parent: Sequence, item: Fork, result: StepResult) -> Rest:
     """Fork a sequence with a long table."""
     yield from books.releasing(_cut(books, parent, item.length))
     for part in parts_of(parent.table):
@@ -135,7 +137,7 @@ def _forking(books: Books, parent: Sequence, item: Fork, result: StepResult) -> 
     _add_child(books, parent, item, result)
 
 
-def _add_child(books: Books, parent: Sequence, item: Fork, result: StepResult) -> None:
+def _add_child(books: PoolState, parent: Sequence, item: Fork, result: StepResult) -> None:
     child = replace(parent, id=item.child, table=list(parent.table))
     books.add(child)
     result.tables.append(TableChange(parent.id, len(parent.table), [], parent.room))
@@ -143,7 +145,7 @@ def _add_child(books: Books, parent: Sequence, item: Fork, result: StepResult) -
     result.deeds.append((_FORK, parent.id, parent.group, child.table[:], (), child.id))
 
 
-def _cut(books: Books, sequence: Sequence, length: int) -> list[int]:
+def _cut(books: PoolState, sequence: Sequence, length: int) -> list[int]:
     """Take the room beyond `length` tokens away, and return the blocks that are left over, which are still held."""
     keep = books.blocks_for(length)
     dropped = sequence.table[keep:]
@@ -157,7 +159,7 @@ def _cut(books: Books, sequence: Sequence, length: int) -> list[int]:
     return dropped
 
 
-def _last_key(books: Books, sequence: Sequence) -> bytes:
+def _last_key(books: PoolState, sequence: Sequence) -> bytes:
     if not sequence.committed:
         return sequence.root
     key = books.device.key(sequence.table[sequence.committed - 1])
@@ -165,7 +167,7 @@ def _last_key(books: Books, sequence: Sequence) -> bytes:
     return key
 
 
-def free(books: Books, item: Free, result: StepResult) -> Rest | None:
+def free(books: PoolState, item: Free, result: StepResult) -> Rest | None:
     """Give a sequence's table back, tail first."""
     sequence = books.sequence(item.sequence)
     books.remove(sequence)

@@ -1,13 +1,13 @@
 """pin, unpin, reset: what operators do to the prefix cache."""
 
 from kvmanager import limits, parts
-from kvmanager.books import Books, Sequence
 from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin
 from kvmanager.parts import Rest, parts_of
+from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.step import Pin, PinChange, Reset, StepItem, StepResult, Unpin
 
 
-def change_pins(books: Books, item: PinChange, result: StepResult) -> Rest | None:
+def change_pins(books: PoolState, item: PinChange, result: StepResult) -> Rest | None:
     """Pin, unpin or reset."""
     match item:
         case Pin():
@@ -18,7 +18,7 @@ def change_pins(books: Books, item: PinChange, result: StepResult) -> Rest | Non
             return _reset(books, item, result)
 
 
-def _pin(books: Books, item: Pin, result: StepResult) -> Rest:
+def _pin(books: PoolState, item: Pin, result: StepResult) -> Rest:
     sequence = books.on_device(item.sequence)
     if not item.pin_id:
         raise InvalidItem("pin_id is empty")
@@ -41,7 +41,7 @@ def _pin(books: Books, item: Pin, result: StepResult) -> Rest:
     result.deeds.append((StepItem.PIN, sequence.id, sequence.group, blocks, (), item))
 
 
-def _checking_others_fit(books: Books, blocks: list[int]) -> Rest:
+def _checking_others_fit(books: PoolState, blocks: list[int]) -> Rest:
     """Raise PinTooLarge where a live group could then not have in the device what it has now.
 
     What a group may still grow to is known to its engine alone, which checks that before it asks.
@@ -61,7 +61,7 @@ def _checking_others_fit(books: Books, blocks: list[int]) -> Rest:
         yield len(group_part)
 
 
-def _checking_fits(books: Books, group: int, members: list[Sequence], pinned: bytearray, rest: int) -> Rest:
+def _checking_fits(books: PoolState, group: int, members: list[Sequence], pinned: bytearray, rest: int) -> Rest:
     held = bytearray(max(books.device.total, books.host.total) + 1)
     needed = 0
     for member in members:
@@ -74,7 +74,7 @@ def _checking_fits(books: Books, group: int, members: list[Sequence], pinned: by
         raise PinTooLarge(f"group {group} has {needed} blocks that are not pinned, but only {rest} would be left")
 
 
-def _unpin(books: Books, item: Unpin, result: StepResult) -> Rest | None:
+def _unpin(books: PoolState, item: Unpin, result: StepResult) -> Rest | None:
     if item.pin_id not in books.pins:
         raise UnknownPin(f"there is no pin {item.pin_id!r}")
     blocks = books.pins.pop(item.pin_id)
@@ -85,7 +85,7 @@ def _unpin(books: Books, item: Unpin, result: StepResult) -> Rest | None:
     return None
 
 
-def _reset(books: Books, item: Reset, result: StepResult) -> Rest:
+def _reset(books: PoolState, item: Reset, result: StepResult) -> Rest:
     """Forget all keys in both tiers. What sequences that began before it still commit is never found after it."""
     books.resets += 1
     yield from books.device.forgetting_keys()

@@ -8,9 +8,9 @@ reset, or blamed by an audit) is shared with nothing, and no key leads to its co
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-from kvmanager.books import Books, Sequence
 from kvmanager.errors import InvalidItem, OutOfBlocks
 from kvmanager.parts import Rest, parts_of
+from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.step import Copy, StepItem, StepResult, TableChange
 from kvmanager.tier import Seal, Tier
 
@@ -32,7 +32,7 @@ class _Route:
         return self.there.get(block) or self.to_copy[self.twins.get(block, block)]
 
 
-def swap_out(books: Books, group: int, result: StepResult) -> Rest:
+def swap_out(books: PoolState, group: int, result: StepResult) -> Rest:
     """Move a group to the host tier. A full host tier refuses: the group is then computed again instead."""
     members = _members(books, group, swapped=False)
     route = _Route()
@@ -47,7 +47,7 @@ def swap_out(books: Books, group: int, result: StepResult) -> Rest:
     _tell(StepItem.SWAP_OUT, members, result)
 
 
-def swap_in(books: Books, group: int, result: StepResult) -> Rest:
+def swap_in(books: PoolState, group: int, result: StepResult) -> Rest:
     """Move a group back to the device."""
     members = _members(books, group, swapped=True)
     route = _Route()
@@ -66,7 +66,7 @@ def swap_in(books: Books, group: int, result: StepResult) -> Rest:
     _tell(StepItem.SWAP_IN, members, result, seen)
 
 
-def _members(books: Books, group: int, *, swapped: bool) -> list[Sequence]:
+def _members(books: PoolState, group: int, *, swapped: bool) -> list[Sequence]:
     members = books.members(group)
     if members[0].swapped != swapped:
         raise InvalidItem(f"group {group} is {'not ' if swapped else ''}swapped out")
@@ -100,7 +100,7 @@ def _planning(route: _Route, members: list[Sequence], source: Tier, target: Tier
 
 
 def _moving(
-    route: _Route, members: list[Sequence], books: Books, grant: Callable[[int], list[int]]
+    route: _Route, members: list[Sequence], books: PoolState, grant: Callable[[int], list[int]]
 ) -> Generator[int, None, list[list[int]]]:
     """Give the members their tables in the target tier, and return the old ones, which are still held: `under_way`."""
     swapped = members[0].swapped

@@ -7,9 +7,9 @@ from typing import Any
 import click
 import grpc
 
-from services import transport
-from services.settings import InvalidSetting
-from services.tls import ClientTLS, TLSFiles
+from services.runtime import transport
+from services.runtime.settings import InvalidSetting
+from services.runtime.tls import ClientTLS, TLSFiles
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.engine.settings import EngineSettings
-from services.model_store import configuration, default_cache, resolve
-from services.stage_display import Progress, StageDisplay, StageLog
+from services.models.model_store import configuration, default_cache, resolve
+from services.runtime.stage_display import Progress, StageDisplay, StageLog
 
 log = logging.getLogger("quire")
 

@@ -12,14 +12,14 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import click
 
-from services.cli.bench import bench
+from services.cli.commands.bench import bench
+from services.cli.commands.issue_certificates import certificates
+from services.cli.commands.plan import plan
 from services.cli.connection_options import address_option, connection_options
-from services.cli.issue_certificates import certificates
 from services.cli.options import options_of, settings_from
-from services.cli.plan import plan
 from services.cli.service_commands import NOT_OF_SERVES_ENGINE, engine, gateway, kvmanager, serve
 from services.engine.settings import EngineSettings
-from services.settings import InvalidSetting
+from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -95,7 +95,7 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
 
     "-" as PROMPT reads it from standard input. What the answer took, and its id, goes to standard error.
     """
-    from services.cli.talk import generate as run
+    from services.cli.commands.talk import generate as run
 
     if options["beams"] is None and (options["length_penalty"] is not None or options["early_stopping"]):
         raise click.UsageError("--length-penalty and --early-stopping are for a search: give --beams")
@@ -128,7 +128,7 @@ def chat(connection: "Connection", timeout: float, **options: Any) -> None:
 
     Type a line, read the answer; an empty line or Ctrl-D ends.
     """
-    from services.cli.talk import chat as run
+    from services.cli.commands.talk import chat as run
 
     sys.exit(asyncio.run(run(connection, timeout, options)))
 
@@ -149,7 +149,7 @@ def health(connection: "Connection", service: str, timeout: float) -> None:
     Asks at ADDRESS. Absent: the gateway of the newest `quire serve` here, else 127.0.0.1:50051. The exit status is 0
     when the answer is SERVING.
     """
-    from services.cli.talk import health as run
+    from services.cli.commands.talk import health as run
 
     sys.exit(asyncio.run(run(connection, service, timeout)))
 
@@ -179,7 +179,7 @@ def pin(text: str | None, file: TextIO | None, name: str, salt: str, tenant: str
     It is computed now, and its blocks stay whoever else needs space. "-" as TEXT reads it from standard input.
     """
     from quire.v1 import gateway_pb2
-    from services.cli.pins import pin as run
+    from services.cli.commands.pins import pin as run
 
     if (text is None) == (file is None):
         raise click.UsageError("give TEXT or --file")
@@ -196,7 +196,7 @@ def unpin(**options: Any) -> None:
 
     Its blocks stay cached until their space is needed.
     """
-    from services.cli.pins import unpin as run
+    from services.cli.commands.pins import unpin as run
 
     sys.exit(asyncio.run(run(**options)))
 
@@ -205,7 +205,7 @@ def unpin(**options: Any) -> None:
 @_admin_options
 def pins(**options: Any) -> None:
     """List what is pinned."""
-    from services.cli.pins import pins as run
+    from services.cli.commands.pins import pins as run
 
     sys.exit(asyncio.run(run(**options)))
 
@@ -214,7 +214,7 @@ def pins(**options: Any) -> None:
 @_admin_options
 def reset_cache(**options: Any) -> None:
     """Forget the prefix cache; what is pinned is computed anew."""
-    from services.cli.pins import reset_cache as run
+    from services.cli.commands.pins import reset_cache as run
 
     sys.exit(asyncio.run(run(**options)))
 
@@ -231,7 +231,7 @@ def explain(request_id: str, connection: "Connection", timeout: float) -> None:
     the header x-request-id. Where API keys are asked for, the tenant comes before it: TENANT/REQUEST_ID. The KV manager
     keeps it for as long as its ledger reaches back.
     """
-    from services.cli.talk import explain as run
+    from services.cli.commands.talk import explain as run
 
     sys.exit(asyncio.run(run(connection, request_id, timeout)))
 
@@ -274,7 +274,7 @@ def create(tenant: str, expires: "datetime | None", operator: bool, **limits: in
     The key is shown once, on standard error. Its entry for the file of --api-keys goes to standard output:
     `quire key create --tenant acme >> api_keys.toml`. The limits are the tenant's: all of its keys state the same.
     """
-    from services.cli.keys import create as run
+    from services.cli.commands.keys import create as run
 
     try:
         run(tenant, expires, operator=operator, limits=limits)
@@ -290,7 +290,7 @@ def model(name: str) -> None:
     NAME is as for --model: demo, a local folder, a .gguf file, or a hub id.
     """
     from services.cli.local_model import fetch
-    from services.model_store import ModelUnavailable
+    from services.models.model_store import ModelUnavailable
 
     try:
         click.echo(fetch(name))
@@ -306,7 +306,7 @@ def demo(results: str | None, **values: Any) -> None:
 
     It streams a few answers that share a long system prompt, and counts how often that was found in the cache.
     """
-    from services.cli.demo import demo as run
+    from services.cli.commands.demo import demo as run
 
     sys.exit(run(settings_from(EngineSettings, values), results))
 
@@ -341,8 +341,8 @@ def replay(file: str, as_json: bool, **options: Any) -> None:
     status is 1 where it does not. A record of requests is run through the engine's scheduler and the KV manager's core,
     with the pool and the limits given here, without a model: what would have come of it.
     """
-    from services.cli.replay import Options
-    from services.cli.replay import replay as run
+    from services.cli.commands.replay import Options
+    from services.cli.commands.replay import replay as run
 
     sys.exit(run(file, Options(**options), as_json))
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from services.settings import InvalidSetting
+from services.runtime.settings import InvalidSetting
 
 Settings = TypeVar("Settings")
 Command = Callable[..., Any]

@@ -19,11 +19,11 @@ from prometheus_client import CollectorRegistry, Metric, PlatformCollector, Proc
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from services.cli.health import HealthServicer
-from services.cli.metrics_page import Exposition, nothing
-from services.cli.metrics_server import metrics_server
-from services.logs import Logs, logging_to_stderr
-from services.service import Service
+from services.runtime.health import HealthServicer
+from services.runtime.logs import Logs, logging_to_stderr
+from services.runtime.metrics.page import Exposition, nothing
+from services.runtime.metrics.server import metrics_server
+from services.runtime.service import Service
 
 _LAST_SECONDS = 1.0
 # Twice the connections that gRPC takes; what a process begins with is often fewer.
@@ -44,15 +44,15 @@ class ShownSettings(Protocol):
 
     @property
     def log_format(self) -> str:
-        """See services.logs.FORMATS."""
+        """See services.runtime.logs.FORMATS."""
 
     @property
     def log_level(self) -> str:
-        """See services.logs.LEVELS."""
+        """See services.runtime.logs.LEVELS."""
 
     @property
     def metrics_compat(self) -> str:
-        """See services.vllm_names.COMPAT."""
+        """See services.runtime.metrics.vllm_names.COMPAT."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from services.cli.options import options_of, settings_from
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
-from services.settings import InvalidSetting
+from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
-    from services.service import Service
+    from services.runtime.service import Service
 
 # `quire serve` puts its engines and the KV manager behind Unix sockets.
 _OF_LINKS = ("link_ca", "link_certificate", "link_key", "link_server_name")
@@ -70,9 +70,9 @@ def serve(metrics_listen: str, **values: Any) -> None:
     service's name. One that ends by itself is started again. Ctrl-C or SIGTERM lets running requests finish, then stops
     all.
     """
+    from services.cli.commands.serve import serve as run
     from services.cli.local.engines import divided
     from services.cli.local.supervisor import metrics_addresses
-    from services.cli.serve import serve as run
 
     local = settings_from(LocalSettings, values)
     del values["engines"]  # the gateway's setting of that name has their addresses
@@ -97,10 +97,10 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
 
     Any number of engines can attach to it, each with a pool of its own.
     """
-    from services.cli.certificates import show_certificates
     from services.cli.run_service import Shown, run_service
     from services.kvmanager.metrics import KVManagerMetrics
     from services.kvmanager.server import KVManagerService
+    from services.runtime.metrics.certificates import show_certificates
 
     settings = _closed(settings_from(KVManagerSettings, values))
     metrics = KVManagerMetrics(settings.kv_cache_metrics_sample)
@@ -117,10 +117,10 @@ def engine(metrics_listen: str, **values: Any) -> None:
 
     It needs a KV manager, and waits for one that is not there yet.
     """
-    from services.cli.certificates import show_certificates
     from services.cli.local_model import engine_with_folder
     from services.cli.run_service import Shown, run_service
     from services.engine.metrics import EngineMetrics
+    from services.runtime.metrics.certificates import show_certificates
 
     settings = _closed(settings_from(EngineSettings, values))
     metrics = EngineMetrics()
@@ -133,8 +133,8 @@ def engine(metrics_listen: str, **values: Any) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from transformers.utils import logging as transformers_logging
 
-        from services.engine.assembly import assemble
         from services.engine.server import EngineService
+        from services.engine.startup.assembly import assemble
 
         transformers_logging.disable_default_handler()
         transformers_logging.enable_propagation()
@@ -151,9 +151,9 @@ def gateway(metrics_listen: str, **values: Any) -> None:
 
     It needs an engine, and waits for one that is not there yet. Engines tell it which models they serve.
     """
-    from services.cli.certificates import show_certificates
     from services.cli.run_service import Shown, run_service
     from services.gateway.metrics import GatewayMetrics
+    from services.runtime.metrics.certificates import show_certificates
 
     settings = _closed(settings_from(GatewaySettings, values))
     metrics = GatewayMetrics()

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 from engine import errors as engine_errors
-from engine.pins import PinnedPrefix
-from engine.scheduler import Scheduler
+from engine.schedule.pins import PinnedPrefix
+from engine.schedule.scheduler import Scheduler
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import pins_pb2
-from services.errors import (
+from services.runtime.errors import (
     GenerationFailed,
     InvalidField,
     PinExists,

@@ -13,17 +13,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from engine.constraint import Constraint
 from engine.errors import RequestRefused, SubmissionFailed
-from engine.group import Group
-from engine.loop import Engine, StepTimes
-from engine.request import Failure
-from engine.scheduler import Finished, Output, Scored, Started, Tokens
+from engine.run.constraint import Constraint
+from engine.run.loop import Engine, StepTimes
+from engine.schedule.request import Failure
+from engine.schedule.scheduler import Finished, Output, Scored, Started, Tokens
+from engine.schedule.sequence_group import Group
 from quire.v1 import engine_pb2
 from services.engine.administration import Administration
 from services.engine.gateway_link import GatewayLink
 from services.engine.observer import EngineFigures, EngineObserver, StepFigures
-from services.engine.output_codec import (
+from services.engine.recording import RequestsRecorder
+from services.engine.request_reports import RequestReports
+from services.wire.output_codec import (
     failed_message,
     finished_message,
     refused_message,
@@ -31,8 +33,6 @@ from services.engine.output_codec import (
     sample_end,
     token_logprobs,
 )
-from services.engine.recording import RequestsRecorder
-from services.engine.request_reports import RequestReports
 
 _POLL_SECONDS_WITHOUT_KVMANAGER = 0.2
 # For a gateway to be sent one message.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.v1 import engine_pb2
-from services.errors import SlowClient
+from services.runtime.errors import SlowClient
 
 _LONGEST_BACKLOG_BYTES = 8 * 1024 * 1024
 

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from services.engine.observer import EngineFigures, EngineObserver, StepFigures
-from services.histograms import Buckets, Histogram
+from services.runtime.metrics.histograms import Buckets, Histogram
 
 _LABELS = ("model_name", "engine")
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.scheduler import SchedulerTotals
+from engine.schedule.scheduler import SchedulerTotals
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import secrets
 from functools import partial
 from pathlib import Path
 
-from engine.group import Group
-from engine.record import RequestsRecord
-from engine.scheduler import Scheduler
-from services.record_file import RecordFile, create, log, now
-from services.settings import InvalidSetting
+from engine.run.record import RequestsRecord
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence_group import Group
+from services.runtime.settings import InvalidSetting
+from services.wire.record_file import RecordFile, create, log, now
 
 _LAST_SECONDS = 10.0
 _SECRET_BYTES = 32

@@ -8,23 +8,23 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from engine.loop import Engine
+from engine.run.loop import Engine
 from kvmanager import PoolSpec
 from quire.v1 import engine_pb2, engine_pb2_grpc
-from services import transport
-from services.engine.block_link import BlockLink
-from services.engine.constraints import Constraints
+from services.engine.block_client import BlockClient
 from services.engine.driver import EngineDriver
+from services.engine.guided.constraints import Constraints
 from services.engine.observer import EngineObserver
-from services.engine.parts import Assembly, Parts
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
-from services.engine.tokenizer_files import TokenizerFiles
-from services.service import Readiness
-from services.tls import link_tls, server_tls
-from services.tracing import tracing_to
+from services.engine.startup.parts import Assembly, Parts
+from services.engine.startup.tokenizer_files import TokenizerFiles
+from services.runtime import transport
+from services.runtime.service import Readiness
+from services.runtime.tls import link_tls, server_tls
+from services.runtime.tracing import tracing_to
 
 # For the step under way when the engine stops, and for gateways to read what it still says.
 _LAST_SECONDS = 2.0
@@ -48,7 +48,7 @@ class EngineService:
         """
         settings.check_exposure()
         if assembly is None:
-            from services.engine.assembly import assemble  # torch and transformers: seconds
+            from services.engine.startup.assembly import assemble  # torch and transformers: seconds
 
             assembly = assemble
         self._settings = settings
@@ -60,7 +60,7 @@ class EngineService:
         self._tracing = tracing_to("engine", settings.otlp_endpoint)
         self._recorder = RequestsRecorder(settings.record_requests)
         self._driver: EngineDriver | None = None
-        self._link: BlockLink | None = None
+        self._link: BlockClient | None = None
         self._constraints: Constraints | None = None
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
@@ -90,7 +90,7 @@ class EngineService:
             tasks.create_task(self._constraints.load())
             await failed
 
-    def _connect(self, parts: Parts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
+    def _connect(self, parts: Parts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockClient]:
         capacity = parts.scheduler.capacity
         spec = PoolSpec(
             engine_id=engine_id,
@@ -102,7 +102,7 @@ class EngineService:
             model=self._settings.served_name(),
         )
         reports = RequestReports(spec.model, engine_id, self._tracing)
-        link = BlockLink(self._settings.kvmanager, spec, lambda: driver.wake(), self._link_tls, reports.trace_parents)
+        link = BlockClient(self._settings.kvmanager, spec, lambda: driver.wake(), self._link_tls, reports.trace_parents)
         engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
         patience = self._settings.seconds_without_kvmanager
         self._recorder.begin(parts.scheduler, engine_id)
@@ -137,7 +137,7 @@ class EngineService:
         except BaseException as error:
             failed.get_loop().call_soon_threadsafe(failed.set_exception, error)
 
-    async def _follow(self, link: BlockLink) -> None:
+    async def _follow(self, link: BlockClient) -> None:
         """Be ready while the pool is attached."""
         while True:
             await link.attached.wait()

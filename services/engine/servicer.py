@@ -9,12 +9,12 @@ import grpc
 
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
-from services.engine.constraints import Constraints
 from services.engine.driver import EngineDriver
 from services.engine.gateway_link import GatewayLink
-from services.engine.intake import Intake
-from services.engine.tokenizer_files import TokenizerFiles
-from services.errors import Unavailable, UnexpectedMessage, translated
+from services.engine.guided.constraints import Constraints
+from services.engine.request_parser import RequestParser
+from services.engine.startup.tokenizer_files import TokenizerFiles
+from services.runtime.errors import Unavailable, UnexpectedMessage, translated
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.ServeRequest]
@@ -63,7 +63,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         """
         async with translated(context):
             (driver, constraints), link = self._loaded(), GatewayLink()
-            intake = Intake(driver, link, constraints)
+            intake = RequestParser(driver, link, constraints)
             reader = asyncio.create_task(self._read(intake, requests))
             self._add(link)
             try:
@@ -150,7 +150,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             ),
         )
 
-    async def _read(self, intake: Intake, requests: Requests) -> None:
+    async def _read(self, intake: RequestParser, requests: Requests) -> None:
         async for request in requests:
             match request.WhichOneof("kind"):
                 case "submission":

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from engine.preemption import Preemption
-from engine.scheduler import Limits
+from engine.schedule.preemption import Preemption
+from engine.schedule.scheduler import Limits
 from kvmanager.pool_spec import LARGEST_TIER, LONGEST_NAME
-from services import exposure, logs
-from services.engine.json_output import JsonBounds
-from services.settings import InvalidSetting, check, setting
-from services.tracing import OTLP_ENDPOINT
-from services.vllm_names import COMPAT, METRICS_COMPAT
+from services.engine.guided.json_output import JsonBounds
+from services.runtime import exposure, logs
+from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
+from services.runtime.settings import InvalidSetting, check, setting
+from services.runtime.tracing import OTLP_ENDPOINT
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 
 from quire.v1 import engine_pb2, gateway_pb2, pins_pb2
-from services.errors import InvalidField, Unavailable, UnknownPin
-from services.gateway.engine_link import EngineLink
-from services.gateway.fleet import Fleet
-from services.gateway.front_desk import FrontDesk
-from services.gateway.namespace import Namespace
+from services.gateway.access.namespace import Namespace
+from services.gateway.fleet.engine_link import EngineLink
+from services.gateway.fleet.fleet import Fleet
+from services.gateway.request_handler import RequestHandler
+from services.runtime.errors import InvalidField, Unavailable, UnknownPin
 
 Pins = Sequence[pins_pb2.PinnedPrefix]
 
@@ -18,7 +18,7 @@ _ACTIONS = ", ".join(field.name for field in gateway_pb2.AdminRequest.DESCRIPTOR
 class Administration:
     """Takes operators' requests. A prompt to pin is tokenized as the front desk does it."""
 
-    def __init__(self, fleet: Fleet, desk: FrontDesk, namespace: Namespace) -> None:
+    def __init__(self, fleet: Fleet, desk: RequestHandler, namespace: Namespace) -> None:
         self._fleet = fleet
         self._desk = desk
         self._namespace = namespace

@@ -7,16 +7,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
-from services.duration import duration
-from services.errors import DeadlinePassed, GenerationFailed, RequestGivenUp, ServiceError, SlowClient, Unavailable
-from services.gateway.dispatch import Dispatcher, Placement
-from services.gateway.engine_link import EngineLink, Event, LinkBroke
-from services.gateway.engine_news import Loss, LossReason, News, abandonment, failure, late, refusal
-from services.gateway.fleet import ServedModel
-from services.gateway.lost_engines import LostEngines
+from services.gateway.fleet.dispatch import Dispatcher, Placement
+from services.gateway.fleet.engine_link import EngineLink, Event, LinkBroke
+from services.gateway.fleet.engine_news import Loss, LossReason, News, abandonment, failure, late, refusal
+from services.gateway.fleet.fleet import ServedModel
+from services.gateway.fleet.lost_engines import LostEngines
 from services.gateway.parameters import Parameters
-from services.gateway.text_stream import TextStream
-from services.tracing import NO_SPAN, Span
+from services.gateway.text.text_stream import TextStream
+from services.runtime.errors import (
+    DeadlinePassed,
+    GenerationFailed,
+    RequestGivenUp,
+    ServiceError,
+    SlowClient,
+    Unavailable,
+)
+from services.runtime.tracing import NO_SPAN, Span
+from services.wire.duration import duration
 
 _CANCEL_REASONS = {
     DeadlinePassed: engine_pb2.CANCEL_REASON_DEADLINE,

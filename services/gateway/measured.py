@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.errors import DeadlinePassed, GenerationFailed, ServiceError, SlowClient, Unavailable
 from services.gateway.observer import Ending, FinishedRequest, RequestObserver
+from services.runtime.errors import DeadlinePassed, GenerationFailed, ServiceError, SlowClient, Unavailable
 
 Responses = AsyncGenerator[gateway_pb2.GenerateResponse, None]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from services.errors import Refusal
-from services.gateway.departures import MOST_ENGINES, SECONDS, Departures
+from services.gateway.access.tenant_metrics import TenantMetrics
+from services.gateway.access.tenant_usage import TenantFigures
+from services.gateway.fleet.departures import MOST_ENGINES, SECONDS, Departures
 from services.gateway.observer import Ending, FinishedRequest, GatewayObserver, RequestObserver
-from services.gateway.tenant_metrics import TenantMetrics
-from services.gateway.tenant_usage import TenantFigures
-from services.histograms import Buckets, Histogram
+from services.runtime.errors import Refusal
+from services.runtime.metrics.histograms import Buckets, Histogram
 
 _LABELS = ("model_name", "engine")
 _NO_MODEL = ""  # what was refused before any model was known

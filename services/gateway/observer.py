@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from services.errors import Refusal
+from services.runtime.errors import Refusal
 
 if TYPE_CHECKING:
-    from services.gateway.tenant_usage import TenantFigures
+    from services.gateway.access.tenant_usage import TenantFigures
 
 
 class Ending(Enum):

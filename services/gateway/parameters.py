@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.duration import seconds_of
-from services.errors import InvalidField
+from services.runtime.errors import InvalidField
+from services.wire.duration import seconds_of
 
 LONGEST_REQUEST_ID_BYTES = 128
 LONGEST_SALT_BYTES = 256

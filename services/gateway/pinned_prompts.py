@@ -13,11 +13,11 @@ from typing import Any
 from google.protobuf import json_format
 
 from quire.v1 import gateway_pb2
-from services.errors import ServiceError
 from services.gateway.administration import Administration
-from services.gateway.engine_link import EngineLink
+from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.parameters import check_prompt
-from services.settings import InvalidSetting
+from services.runtime.errors import ServiceError
+from services.runtime.settings import InvalidSetting
 
 _KINDS = ("text", "chat", "token_ids")
 

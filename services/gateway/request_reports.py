@@ -13,11 +13,11 @@ from typing import Any, Self
 import grpc
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.errors import STATUS, DeadlinePassed, SlowClient, status_of
-from services.gateway.callers import Origin
+from services.gateway.access.callers import Origin
+from services.gateway.access.namespace import qualified
 from services.gateway.generation import Generation
-from services.gateway.namespace import qualified
-from services.tracing import NO_SPAN, Attributes, Tracing
+from services.runtime.errors import STATUS, DeadlinePassed, SlowClient, status_of
+from services.runtime.tracing import NO_SPAN, Attributes, Tracing
 
 _MOST_NAME = 128  # of what a client gave and nobody has checked
 _DIGITS = 6  # of seconds

@@ -7,32 +7,32 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from services import transport
-from services.errors import Refusal, Unauthenticated
 from services.gateway import pinned_prompts
+from services.gateway.access.admission import Admission
+from services.gateway.access.auth_interceptor import AuthInterceptor
+from services.gateway.access.authentication import Authentication
+from services.gateway.access.callers import Caller
+from services.gateway.access.namespace import Namespace
+from services.gateway.access.slow_clients import SlowClients
+from services.gateway.access.tenants import Tenants
 from services.gateway.administration import Administration
-from services.gateway.admission import Admission
-from services.gateway.authentication import Authentication
-from services.gateway.callers import Caller
-from services.gateway.discovery import Places
-from services.gateway.dispatch import Dispatcher
-from services.gateway.engine_link import EngineLink, LinkOptions
-from services.gateway.fleet import Fleet
-from services.gateway.front_desk import DeskLimits, FrontDesk
-from services.gateway.gatekeeper import Gatekeeper
+from services.gateway.fleet.discovery import Places
+from services.gateway.fleet.dispatch import Dispatcher
+from services.gateway.fleet.engine_link import EngineLink, LinkOptions
+from services.gateway.fleet.fleet import Fleet
+from services.gateway.fleet.prefix_lookup import PrefixLookup
+from services.gateway.fleet.routing import Policy, Router
 from services.gateway.generation import FailoverLimits
-from services.gateway.namespace import Namespace
 from services.gateway.observer import GatewayObserver
-from services.gateway.prefix_lookup import PrefixLookup
+from services.gateway.request_handler import DeskLimits, RequestHandler
 from services.gateway.request_reports import RequestReports
-from services.gateway.routing import Policy, Router
 from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
-from services.gateway.slow_clients import SlowClients
-from services.gateway.tenants import Tenants
-from services.service import Readiness
-from services.tls import ServerContext, link_tls, listening_files, server_tls
-from services.tracing import tracing_to
+from services.runtime import transport
+from services.runtime.errors import Refusal, Unauthenticated
+from services.runtime.service import Readiness
+from services.runtime.tls import ServerContext, link_tls, listening_files, server_tls
+from services.runtime.tracing import tracing_to
 
 # The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE:
 # a client would not try again what is cancelled.
@@ -41,7 +41,7 @@ _LAST_WORDS_SECONDS = 1.0
 _FORGET_SECONDS = 5.0
 
 if TYPE_CHECKING:  # what HTTP needs is imported only where it is asked for
-    from services.http.server import HttpServer
+    from services.runtime.http.server import HttpServer
 
 log = logging.getLogger("quire.gateway")
 
@@ -83,11 +83,13 @@ class GatewayService:
         limits = DeskLimits(admission, failover, tenants, SlowClients(settings.slow_client_seconds, clock))
         self._tracing = tracing_to("gateway", settings.otlp_endpoint, settings.trace_sample_ratio)
         reports = RequestReports(self._tracing, clock)
-        self._desk = FrontDesk(self._fleet, dispatcher, limits, namespace, observer, reports, clock)
+        self._desk = RequestHandler(self._fleet, dispatcher, limits, namespace, observer, reports, clock)
         self._administration = Administration(self._fleet, self._desk, namespace)
         self._http: HttpServer | None = None
         self.readiness = Readiness()
-        self.server = transport.server(transport.CLIENT_MESSAGE_BYTES, [Gatekeeper(self.authenticate), RequestParser()])
+        self.server = transport.server(
+            transport.CLIENT_MESSAGE_BYTES, [AuthInterceptor(self.authenticate), RequestParser()]
+        )
 
     def authenticate(self, authorization: str | None) -> Caller:
         """Return who sent this value of `authorization`, with a call of gRPC or HTTP. Raises Unauthenticated."""

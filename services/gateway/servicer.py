@@ -10,13 +10,13 @@ from google.protobuf.message_factory import GetMessageClass
 
 from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
-from services.errors import InvalidField, translated
+from services.gateway.access.auth_interceptor import Authenticate, authorization_of, value_of
+from services.gateway.access.callers import Caller, Origin
 from services.gateway.administration import Administration
-from services.gateway.callers import Caller, Origin
-from services.gateway.front_desk import FrontDesk
-from services.gateway.gatekeeper import Authenticate, authorization_of, value_of
 from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES, new_request_id
-from services.gateway.utf8 import MalformedRequest, deserializer
+from services.gateway.request_handler import RequestHandler
+from services.gateway.text.utf8 import MalformedRequest, deserializer
+from services.runtime.errors import InvalidField, translated
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -31,7 +31,7 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
 class GatewayServicer(pb_grpc.GatewayServicer):
     """Answers clients."""
 
-    def __init__(self, desk: FrontDesk, administration: Administration, authenticate: Authenticate) -> None:
+    def __init__(self, desk: RequestHandler, administration: Administration, authenticate: Authenticate) -> None:
         """`authenticate` makes a caller of a value of `authorization`, or raises a ServiceError."""
         self._desk = desk
         self._administration = administration
@@ -90,7 +90,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         return Origin(self._caller(context), "grpc", parent, context.time_remaining())
 
     def _caller(self, context: Context) -> Caller:
-        """Return whose call it is; those of nobody the Gatekeeper has refused."""
+        """Return whose call it is; those of nobody the AuthInterceptor has refused."""
         return self._authenticate(authorization_of(context.invocation_metadata()))
 
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from services import exposure, logs
-from services.gateway.discovery import Places
-from services.gateway.routing import Policy
-from services.settings import check, setting
-from services.tracing import OTLP_ENDPOINT
-from services.vllm_names import COMPAT, METRICS_COMPAT
+from services.gateway.fleet.discovery import Places
+from services.gateway.fleet.routing import Policy
+from services.runtime import exposure, logs
+from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
+from services.runtime.settings import check, setting
+from services.runtime.tracing import OTLP_ENDPOINT
 
 
 @dataclass(frozen=True)

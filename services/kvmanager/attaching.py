@@ -6,11 +6,11 @@ from typing import Any
 
 from kvmanager import KVManager, PoolReport, PoolSpec, Session, adopt
 from quire.v1 import kvmanager_pb2 as pb
-from services.errors import InvalidField, UnexpectedMessage
-from services.kvmanager import codec
 from services.kvmanager.collecting import setting_aside
-from services.kvmanager.report_codec import ReportReader
-from services.kvmanager.step_reader import ENTRY_BYTES, kind_of
+from services.runtime.errors import InvalidField, UnexpectedMessage
+from services.wire import kvmanager_codec
+from services.wire.report_reading import ReportReader
+from services.wire.step_reader import ENTRY_BYTES, kind_of
 
 # Well within what engines wait for a sign of progress.
 _PROGRESS_SECONDS = 1.0
@@ -93,4 +93,4 @@ def _spec_of(data: bytes) -> PoolSpec:
     request = pb.PoolRequest.FromString(data)
     if request.WhichOneof("kind") != "register":
         raise UnexpectedMessage(f"expected register, got {request.WhichOneof('kind')}")
-    return codec.spec_of(request.register)
+    return kvmanager_codec.spec_of(request.register)

@@ -6,8 +6,8 @@ import time
 from prometheus_client import CollectorRegistry
 
 from kvmanager import BlockLives, Session, StepResult
-from services.histograms import Histogram
 from services.kvmanager.pool_labels import POOL_LABELS, pool_labels
+from services.runtime.metrics.histograms import Histogram
 
 _SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0),

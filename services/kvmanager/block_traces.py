@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmanager import Allocate, Free, FreeReason, Session, Step, StepItem, StepResult, TableChange
-from services.tracing import NO_SPAN, Span, Tracing
+from services.runtime.tracing import NO_SPAN, Span, Tracing
 
 _SWAPS = {StepItem.SWAP_OUT: "swap out", StepItem.SWAP_IN: "swap in"}
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator
 
 from kvmanager import Ledger
 from quire.v1 import kvmanager_pb2 as pb
-from services.errors import InvalidField
-from services.kvmanager.ledger_codec import event_message
 from services.kvmanager.slices import in_slices
+from services.runtime.errors import InvalidField
+from services.wire.ledger_codec import event_message
 
 # Events that a watcher is handed before the ledger is asked again whether the next ones are still kept.
 _PAGE = 100

@@ -11,11 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from kvmanager import Session, Slots, StepRefusal, StepResult, Tier
-from services.histograms import Histogram
 from services.kvmanager.block_life_metrics import BlockLifeMetrics
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.pool_labels import POOL_LABELS, pool_labels
 from services.kvmanager.slices import in_slices
+from services.runtime.metrics.histograms import Histogram
 
 _STEP_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 

@@ -7,7 +7,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from quire.v1 import kvmanager_pb2 as pb
-from services.unreadable import Handler
+from services.runtime.unreadable import Handler
 
 # Calls whose requests are read in slices; their handlers are given bytes.
 _ATTACH, _LOOKUP = "Attach", "LookupPrefix"

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from kvmanager import PoolReport, Session, Step, StepResult
-from kvmanager.record import OperationsRecord
-from services.record_file import RecordFile, create, log, now
-from services.settings import InvalidSetting
+from kvmanager.history.record import OperationsRecord
+from services.runtime.settings import InvalidSetting
+from services.wire.record_file import RecordFile, create, log, now
 
 _MIB = 1024 * 1024
 _LAST_SECONDS = 10.0

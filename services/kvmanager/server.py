@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from kvmanager import KVManager
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
-from services import exposure, transport
 from services.kvmanager.collecting import collecting
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.raw_requests import RawRequests
 from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.servicer import KVManagerServicer
 from services.kvmanager.settings import KVManagerSettings
-from services.service import Readiness
-from services.tls import ServerContext, listening_files, server_tls
-from services.tracing import tracing_to
+from services.runtime import exposure, transport
+from services.runtime.service import Readiness
+from services.runtime.tls import ServerContext, listening_files, server_tls
+from services.runtime.tracing import tracing_to
 
 if TYPE_CHECKING:  # what the page needs is imported only where it is asked for
-    from services.http.server import HttpServer
+    from services.runtime.http.server import HttpServer
 
 log = logging.getLogger("quire.kvmanager")
 
@@ -69,7 +69,7 @@ class KVManagerService:
         return address
 
     async def _start_map(self, listen: str) -> None:
-        from services.kvmanager.block_map.server import block_map_server
+        from services.kvmanager.pages.server import block_map_server
 
         context = self._map_tls.context if self._map_tls else None
         self._map = block_map_server(self.manager, time.monotonic, local=exposure.is_local(listen), context=context)

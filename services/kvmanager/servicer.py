@@ -12,9 +12,6 @@ import grpc
 from kvmanager import KVManager, Session
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
-from services.duration import duration
-from services.errors import InvalidField, Overloaded, translated
-from services.kvmanager import codec
 from services.kvmanager.attaching import Attaching
 from services.kvmanager.auditing import Auditing
 from services.kvmanager.block_traces import BlockTraces
@@ -22,8 +19,11 @@ from services.kvmanager.ledger_reading import LedgerReading
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.slices import in_slices, patiently
-from services.kvmanager.step_reader import read_lookup, read_step
-from services.tracing import Tracing
+from services.runtime.errors import InvalidField, Overloaded, translated
+from services.runtime.tracing import Tracing
+from services.wire import kvmanager_codec
+from services.wire.duration import duration
+from services.wire.step_reader import read_lookup, read_step
 
 _BREAK_SECONDS = 0.05
 _POLITE_SECONDS = 0.001
@@ -118,12 +118,14 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
 
     async def ListPools(self, _request: pb.ListPoolsRequest, _context: Context) -> pb.ListPoolsResponse:  # noqa: N802
         """List the pools."""
-        return pb.ListPoolsResponse(pools=[codec.pool_message(session) for session in self._manager.sessions()])
+        return pb.ListPoolsResponse(
+            pools=[kvmanager_codec.pool_message(session) for session in self._manager.sessions()]
+        )
 
     async def GetPool(self, request: pb.GetPoolRequest, context: Context) -> pb.GetPoolResponse:  # noqa: N802
         """Count one pool."""
         async with translated(context):
-            return pb.GetPoolResponse(pool=codec.pool_message(self._manager.session(request.engine_id)))
+            return pb.GetPoolResponse(pool=kvmanager_codec.pool_message(self._manager.session(request.engine_id)))
 
     async def GetBlockMap(  # noqa: N802
         self, request: pb.GetBlockMapRequest, context: Context
@@ -135,7 +137,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             count = _page_size(request.block_count, _LARGEST_BLOCK_PAGE, "block_count")
             pool = self._manager.session(request.engine_id).pool
             tier = pool.host if request.tier == pb.TIER_HOST else pool.device
-            return await in_slices(codec.block_map_message(tier, request.first_block or 1, count))
+            return await in_slices(kvmanager_codec.block_map_message(tier, request.first_block or 1, count))
 
     async def ListSequences(  # noqa: N802
         self, request: pb.ListSequencesRequest, context: Context
@@ -146,7 +148,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             after = _page_start(request.page_token)
             pool = self._manager.session(request.engine_id).pool
             found = await in_slices(pool.listing(after, size + 1))
-            return await in_slices(codec.sequences_message(found, size, pool.spec.block_size))
+            return await in_slices(kvmanager_codec.sequences_message(found, size, pool.spec.block_size))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Tell a request's story."""
@@ -264,7 +266,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._recorder.applied(session, step, result)
         if self._traces is not None:
             self._traces.applied(session, step, trace_parents, result)
-        return await patiently(codec.result_message(result))
+        return await patiently(kvmanager_codec.result_message(result))
 
     def _ended(self, doing: "asyncio.Future[Any]") -> None:
         self._under_way.discard(doing)

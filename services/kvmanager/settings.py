@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from services import exposure, logs
-from services.settings import check, setting
-from services.tracing import OTLP_ENDPOINT
-from services.vllm_names import COMPAT, METRICS_COMPAT
+from services.runtime import exposure, logs
+from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
+from services.runtime.settings import check, setting
+from services.runtime.tracing import OTLP_ENDPOINT
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class KVManagerSettings:
     map_listen: str = setting(
         "127.0.0.1:8053", "Address of the page that shows blocks live: host:port. Empty: none.", may_be_empty=True
     )
-    # Three times the time after which a silent engine's stream counts as broken: see services.transport.
+    # Three times the time after which a silent engine's stream counts as broken: see services.runtime.transport.
     lease_seconds: float = setting(30.0, "Seconds that the pool of an engine is kept after its stream broke.", least=0)
     tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
     tls_key: str = setting("", exposure.TLS_KEY)

@@ -1,4 +1,4 @@
-"""Every attention backend against attention in float64, over the whole grid that tests/engine/test_backends.py pairs.
+"""Every attention backend against attention in float64, over the whole grid that test_backends.py pairs.
 
 Poison takes turns, as what it is makes no difference to where it lies; all other properties come together. Backends
 that are made for GPUs run here as a sample with a fixed seed, unless there is a GPU.
@@ -15,8 +15,8 @@ import torch
 from engine.attention.flex_backend import FlexBackend
 from tests.acceptance.conftest import Record
 from tests.engine import test_backends
+from tests.engine.attention.test_backends import PROPERTIES, run
 from tests.engine.paged_case import MakeBackend
-from tests.engine.test_backends import PROPERTIES, run
 
 WHOLE = ("torch", "cpu", "cpu without tiles")
 # One in so many rows, where a backend is not at home. Triton's interpreter takes a second for each.

@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from engine.attention import TorchBackend
-from engine.model import load_model
-from engine.plan import Work
-from engine.request import Sampling
-from engine.runner import ModelRunner
+from engine.model.loading import load_model
+from engine.run.runner import ModelRunner
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
 from quire.v1 import decoding_pb2, gateway_pb2
 from tests.acceptance.conftest import ROOT, Record
 from tests.running_quire import RunningQuire

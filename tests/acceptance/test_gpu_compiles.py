@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.engine.test_triton_compiles import check_kernels
+from tests.engine.triton_kernels.test_triton_compiles import check_kernels
 
 
 def test_every_kernel_compiles_for_every_kind_of_shape(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from quire.v1 import engine_pb2, engine_pb2_grpc, gateway_pb2
-from services import transport
+from services.runtime import transport
 from tests import faults
 from tests.acceptance.conftest import Record
 from tests.faults import LEASE_SECONDS, Fault, Processes, Services, prompt, prompts, wait_until

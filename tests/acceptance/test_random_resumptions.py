@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from services.engine.languages import Vocabulary
+from services.engine.guided.languages import Vocabulary
 from tests.acceptance.conftest import Record
-from tests.engine.test_resuming import compiled
+from tests.engine.schedule.test_resuming import compiled
 from tests.random_resumptions import END, VOCABULARY, run_round
 
 ROUNDS = 60

@@ -9,9 +9,9 @@ import pytest
 
 from bench import context, copies, engine_worker, stream_client
 from engine.attention import TorchBackend
-from engine.cache import CacheGeometry
-from services.engine.assembly import EngineParts, assemble
+from engine.run.cache import CacheGeometry
 from services.engine.settings import EngineSettings
+from services.engine.startup.assembly import EngineParts, assemble
 from tests.running_quire import RunningQuire
 
 WORK = [{"prompt": [20 + number] * 9, "tokens": 5} for number in range(6)]

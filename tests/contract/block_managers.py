@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 import kvmanager
 from engine.blocks import BlockManager, Reattached, Step, StepResult
-from engine.request import Capacity
-from services.engine.block_link import BlockLink, PoolRefused
+from engine.schedule.request import Capacity
+from services.engine.block_client import BlockClient, PoolRefused
 from services.engine.replica import Replica
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
@@ -230,7 +230,7 @@ async def _all_ended() -> None:
 class WireLink:
     """The engine's link, its stream kept by a task on the event loop."""
 
-    blocks: BlockLink
+    blocks: BlockClient
 
     def __init__(self, loop: LoopThread, address: str, spec: kvmanager.PoolSpec) -> None:
         self._loop = loop
@@ -253,7 +253,7 @@ class WireLink:
         self._loop.run(self._end())
 
     async def _begin(self, address: str, spec: kvmanager.PoolSpec) -> None:
-        self.blocks = BlockLink(address, spec, self._news.set)
+        self.blocks = BlockClient(address, spec, self._news.set)
         self._task = asyncio.create_task(self.blocks.run())
         self._task.add_done_callback(lambda _: self._news.set())
 

@@ -19,9 +19,9 @@ from engine.blocks import (
     StepResult,
     TableChange,
 )
-from engine.loop import Engine
-from engine.request import Capacity, Request, Sampling, Stopping
-from engine.scheduler import Finished, Limits, Scheduler, Tokens
+from engine.run.loop import Engine
+from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.scheduler import Finished, Limits, Scheduler, Tokens
 from tests.contract.block_managers import (
     Link,
     Manager,

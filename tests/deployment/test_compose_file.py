@@ -12,7 +12,7 @@ import yaml
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
-from services.model_store import DEMO_REQUIREMENT, DEMO_WHEELS
+from services.models.model_store import DEMO_REQUIREMENT, DEMO_WHEELS
 from tests.prometheus import CONFIGURATION
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.vllm_names import COUNTERPARTS
+from services.runtime.metrics.vllm_names import COUNTERPARTS
 from tests.load import prompt_request, run_streams
 from tests.prometheus import CONFIGURATION, RunningPrometheus
 from tests.running_quire import RunningQuire

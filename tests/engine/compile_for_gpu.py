@@ -19,9 +19,9 @@ from bench.gpu_check.ceilings import reading
 from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.triton_backend import TritonBackend
 from engine.blocks import Copy
-from engine.cache import CacheGeometry
-from engine.plan import Work
-from engine.request import Sampling
+from engine.run.cache import CacheGeometry
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
 from engine.triton_kernels.paged_layer import PagedLayer

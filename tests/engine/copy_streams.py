@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
 
-from engine.copy_stream import Event
+from engine.gpu.copy_stream import Event
 
 PATIENCE_SECONDS = 30.0
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from engine.blocks import Copy
-from engine.plan import PENDING, Done, Launched, Sampled, StepPlan, Work
-from engine.request import BeamSearch
+from engine.schedule.request import BeamSearch
+from engine.schedule.step_plan import PENDING, Done, Launched, Sampled, StepPlan, Work
 from tests.engine_in_process import MadeToFail
 
 _NOTHING = -1

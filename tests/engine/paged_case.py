@@ -13,9 +13,9 @@ import torch
 from engine.attention import AttentionBackend, PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
 from engine.blocks import Copy
-from engine.cache import CacheGeometry
-from engine.plan import Work
-from engine.request import Sampling
+from engine.run.cache import CacheGeometry
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
 
 CPU = torch.device("cpu")
 PLAIN = Scoring(0.25)

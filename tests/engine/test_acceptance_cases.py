@@ -1,8 +1,8 @@
 """Cases of docs/kv-acceptance.md that are about when a request gets blocks: scheduler and KV manager together."""
 
 import kvmanager
-from engine.request import Capacity
-from engine.scheduler import Limits
+from engine.schedule.request import Capacity
+from engine.schedule.scheduler import Limits
 from tests.engine.fake_runner import FakeRunner, expected_tokens
 from tests.engine_in_process import EngineInProcess
 

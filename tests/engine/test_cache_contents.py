@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.attention import PagedBatch, TorchBackend
-from engine.request import FinishReason
+from engine.schedule.request import FinishReason
 from tests.cache_contents import CommittedChains, check_cached_blocks
 from tests.engine_in_process import MadeToFail, ModelEngine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import InvalidRequest
-from engine.request import FinishReason
+from engine.schedule.request import FinishReason
 from tests.engine_in_process import ModelEngine
 from tests.reference import differences, greedy_reference, near_ties
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.preemption import Preemption
-from engine.request import Request
+from engine.schedule.preemption import Preemption
+from engine.schedule.request import Request
 from tests.mixed_batch import COUNT, GREEDIER, KINDS, SEQUENCES, MixedEngine, check, mixed_batch, run
 
 Tiny = Callable[[str], Path]

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine import beams, continuations, group, logit_rules, logprobs, runner, sampling
 from engine.errors import BlockManagerBroken, CopyFailed, PinFailed
-from engine.plan import PENDING, PromptPart, RowRules, Sampled, StepPlan, Work
-from engine.request import BeamSearch, Failure, FinishReason, LogitRules, Sampling
-from engine.runner import outcomes
+from engine.run import logit_rules, logprobs, runner, sampling
+from engine.run.runner import outcomes
+from engine.schedule import beams, continuations, sequence_group
+from engine.schedule.request import BeamSearch, Failure, FinishReason, LogitRules, Sampling
+from engine.schedule.step_plan import PENDING, PromptPart, RowRules, Sampled, StepPlan, Work
 from tests.engine_in_process import GREEDY, MadeToFail, ModelEngine
 
 BLOCK = 4
@@ -126,22 +127,24 @@ def scoring_beams(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
 
 
 def answering_beams(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
-    before(patch, group.Group, "answer", lambda one, *_: fuse(one.beams.width == GUILTY_WIDTH and one.beams.over))
+    before(
+        patch, sequence_group.Group, "answer", lambda one, *_: fuse(one.beams.width == GUILTY_WIDTH and one.beams.over)
+    )
     return {"beam_search": BeamSearch(GUILTY_WIDTH)}
 
 
 def branching(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
-    before(patch, group.Group, "_fork", lambda one, *_: fuse(one.width == GUILTY_WIDTH))
+    before(patch, sequence_group.Group, "_fork", lambda one, *_: fuse(one.width == GUILTY_WIDTH))
     return {"beam_search": BeamSearch(GUILTY_WIDTH)}
 
 
 def laying_out(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
-    before(patch, group.Sequence, "rules_after", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
+    before(patch, sequence_group.Sequence, "rules_after", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
     return {"sampling": Sampling(temperature=0.7, seed=GUILTY_SEED), "samples": 2}
 
 
 def stopping(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
-    before(patch, group.Sequence, "append", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
+    before(patch, sequence_group.Sequence, "append", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
     return {"sampling": Sampling(temperature=0.7, seed=GUILTY_SEED), "samples": 2}
 
 
@@ -280,7 +283,7 @@ def test_what_no_request_is_to_blame_for_is_raised(
     if isinstance(error, CopyFailed):
         monkeypatch.setattr(runner.BlockCopies, "make", broken)
     else:
-        monkeypatch.setattr(group.Sequence, "append", broken)
+        monkeypatch.setattr(sequence_group.Sequence, "append", broken)
     with pytest.raises(type(error)):
         engine.run()
 
@@ -347,7 +350,12 @@ def test_no_work_of_a_request_is_left_in_the_plan_that_it_could_not_be_laid_out_
     """Its blocks are handed out again in the same turn: no step may write them then."""
     engine, plans, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK), list[StepPlan](), Fuse(1)
     before(monkeypatch, runner.ModelRunner, "launch", lambda _, plan: plans.append(plan))
-    before(monkeypatch, group.Sequence, "rules_after", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
+    before(
+        monkeypatch,
+        sequence_group.Sequence,
+        "rules_after",
+        lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED),
+    )
     # Samples that went on elsewhere before are laid out one by one: the first of them well.
     begun = ((31, 32, 33), (41, 42, 43))
     guilty = engine.submit(PROMPT, 20, sampling=Sampling(seed=GUILTY_SEED), samples=begun, request_id="guilty")
@@ -361,7 +369,7 @@ def test_no_work_of_a_request_is_left_in_the_plan_that_it_could_not_be_laid_out_
 
 def test_a_prompt_whose_pin_raises_fails_the_pin_alone(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK), Fuse(0)
-    before(monkeypatch, group.Group, "to_score", lambda one, _: fuse(one.request.prefill_only))
+    before(monkeypatch, sequence_group.Group, "to_score", lambda one, _: fuse(one.request.prefill_only))
     pin = engine.scheduler.pin("name", tuple(PROMPT * 2), b"", 0.0)
     name = engine.submit(PROMPT[1:], 6)
     engine.run()

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 import kvmanager
 from engine.blocks import FreeReason, Step, StepItem, StepResult
-from engine.group import Group, Sequence
-from engine.plan import PENDING, StepPlan, Work
-from engine.request import Capacity
-from engine.scheduler import Finished, Limits, Scheduler, Started
+from engine.schedule.request import Capacity
+from engine.schedule.scheduler import Finished, Limits, Scheduler, Started
+from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.step_plan import PENDING, StepPlan, Work
 
 
 class WatchedScheduler(Scheduler):

@@ -25,12 +25,11 @@ from kvmanager import (
     StepItem,
     StepRefusal,
     Unpin,
-    audit,
-    following,
     parts,
     tier,
 )
-from kvmanager.audit import Audit
+from kvmanager.observe import audit, following
+from kvmanager.observe.audit import Audit
 from tests.kvmanager.random_runs import random_runs
 
 SIZE, GROUPS = 2, 4

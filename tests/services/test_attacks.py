@@ -15,9 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from quire.v1 import engine_pb2, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2
-from services import transport
 from services.cli.main import cli
-from services.gateway.api_keys import make_key
+from services.gateway.access.api_keys import make_key
+from services.runtime import transport
 from tests.api_keys import Keyed, bearer, write_keys
 from tests.faults import wait_until
 from tests.load import prompt_request

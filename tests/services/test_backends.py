@@ -8,11 +8,11 @@ import torch
 
 from engine.attention import TorchBackend
 from engine.attention.flex_backend import FlexBackend
-from engine.decoder import ModulesDecoder
-from engine.model import LoadedModel, load_model
-from engine.request import Capacity
-from services.engine.backends import Wanted, choose, gpu_decoder
-from services.settings import InvalidSetting
+from engine.model.decoder import ModulesDecoder
+from engine.model.loading import LoadedModel, load_model
+from engine.schedule.request import Capacity
+from services.engine.startup.backends import Wanted, choose, gpu_decoder
+from services.runtime.settings import InvalidSetting
 from tests.engine.triton_case import DEVICE, make_triton_backend
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from services.errors import FIELD_METADATA
+from services.runtime.errors import FIELD_METADATA
 from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.neighbour import Neighbour, tokens_over_grpc

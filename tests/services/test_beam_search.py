@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from engine.request import BeamSearch
+from engine.schedule.request import BeamSearch
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
-from services.errors import FIELD_METADATA
+from services.runtime.errors import FIELD_METADATA
 from tests.load import run_streams
 from tests.reference import beam_reference
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire

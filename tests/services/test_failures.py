@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from quire.v1 import gateway_pb2_grpc
-from services.engine.assembly import assemble
 from services.engine.settings import EngineSettings
-from services.settings import InvalidSetting
+from services.engine.startup.assembly import assemble
+from services.runtime.settings import InvalidSetting
 from tests.engine_that_loses_its_device import LAST_STEP, MESSAGE
 from tests.failover import failovers
 from tests.faults import Streams

@@ -18,7 +18,7 @@ import jsonschema
 import pytest
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
-from services.errors import FIELD_METADATA
+from services.runtime.errors import FIELD_METADATA
 from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire

@@ -4,18 +4,18 @@ from collections import Counter
 
 import pytest
 
-from engine.group import Group
-from engine.pins import LONGEST_NAME_BYTES, PinnedPrefix, request_of
-from engine.request import LONGEST_REQUEST_ID, LONGEST_SALT, Capacity, Request, Sampling, Stopping
+from engine.schedule.pins import LONGEST_NAME_BYTES, PinnedPrefix, request_of
+from engine.schedule.request import LONGEST_REQUEST_ID, LONGEST_SALT, Capacity, Request, Sampling, Stopping
+from engine.schedule.sequence_group import Group
 from kvmanager import limits
-from services.duration import MOST_SECONDS
-from services.engine.assembly import LONGEST_CONTEXT
 from services.engine.settings import EngineSettings
-from services.gateway.api_keys import is_tenant
-from services.gateway.namespace import Namespace, qualified
+from services.engine.startup.assembly import LONGEST_CONTEXT
+from services.gateway.access.api_keys import is_tenant
+from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES, LONGEST_SALT_BYTES
-from services.kvmanager import codec
-from services.kvmanager.step_reader import ENTRY_BYTES
+from services.wire import kvmanager_codec
+from services.wire.duration import MOST_SECONDS
+from services.wire.step_reader import ENTRY_BYTES
 
 BUDGET, SEQUENCES = (
     EngineSettings.__dataclass_fields__[name].metadata["most"] for name in ("token_budget", "max_sequences")
@@ -48,7 +48,7 @@ def test_the_longest_ids_and_salts_of_an_engine_are_taken_by_the_kv_manager() ->
     assert len(pin.name) <= limits.LONGEST_PIN_ID
     # Together, with a trace_parent and the names of all fields, they are one entry of a Step and of a report.
     assert LONGEST_REQUEST_ID + limits.LONGEST_SALT + 55 + 256 <= ENTRY_BYTES
-    assert MOST_SECONDS <= codec.LONGEST_SECONDS
+    assert MOST_SECONDS <= kvmanager_codec.LONGEST_SECONDS
 
 
 def test_the_items_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:

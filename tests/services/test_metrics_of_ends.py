@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from quire.v1 import gateway_pb2_grpc
-from services.gateway.api_keys import make_key
+from services.gateway.access.api_keys import make_key
 from tests.api_keys import Keyed, write_keys
 from tests.faults import wait_until
 from tests.load import prompt_request

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from quire.v1 import engine_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc, pins_pb2
 from services.cli.main import cli
 from services.gateway.pinned_prompts import read
-from services.settings import InvalidSetting
+from services.runtime.settings import InvalidSetting
 from tests.load import prompt_request
 from tests.running_quire import START_SECONDS, RunningQuire, RunningService, launch
-from tests.services.test_errors import failure_of
+from tests.services.runtime.test_errors import failure_of
 from tests.timing import in_time, standing_still
 
 Status = grpc.StatusCode

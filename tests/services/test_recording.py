@@ -21,8 +21,8 @@ from services.engine.recording import RequestsRecorder
 from services.engine.settings import EngineSettings
 from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.settings import KVManagerSettings
-from services.record_file import RecordFile, create
-from services.settings import InvalidSetting
+from services.runtime.settings import InvalidSetting
+from services.wire.record_file import RecordFile, create
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, START_SECONDS, Answer, RunningQuire, RunningService, launch
 

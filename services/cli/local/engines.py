@@ -5,7 +5,7 @@ import platform
 from dataclasses import replace
 
 from services.engine.settings import EngineSettings
-from services.settings import InvalidSetting
+from services.runtime.settings import InvalidSetting
 
 
 def divided(engine: EngineSettings, count: int) -> list[EngineSettings]:

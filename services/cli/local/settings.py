@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from services.settings import InvalidSetting, check, setting
+from services.runtime.settings import InvalidSetting, check, setting
 
 _MOST_ENGINES = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -10,17 +10,18 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from quire.v1 import gateway_pb2
-from services.errors import InvalidField, ServiceError, Unavailable
-from services.gateway.callers import ANYONE, Origin
-from services.gateway.http import faults, requests, responses
-from services.gateway.http.answers import Desk
-from services.gateway.http.chats import ChatCompletion
-from services.gateway.http.completions import Completion
+from services.gateway.access.callers import ANYONE, Origin
+from services.gateway.http import faults
 from services.gateway.http.events import EventStream
 from services.gateway.http.intake import REQUEST_ID, ApiRoute, Authenticate
-from services.gateway.http.translation import FieldNames, chat
-from services.http.presence import while_connected
-from services.service import Readiness
+from services.gateway.http.openai import requests, responses
+from services.gateway.http.openai.answers import Desk
+from services.gateway.http.openai.chats import ChatCompletion
+from services.gateway.http.openai.completions import Completion
+from services.gateway.http.openai.translation import FieldNames, chat
+from services.runtime.errors import InvalidField, ServiceError, Unavailable
+from services.runtime.http.presence import while_connected
+from services.runtime.service import Readiness
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": responses.Error, "description": meaning}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from services.http.server_sent_events import Events, ServerSentEvents
+from services.runtime.http.server_sent_events import Events, ServerSentEvents
 
 DONE = b"data: [DONE]\n\n"
 

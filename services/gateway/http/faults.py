@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services import errors
-from services.gateway.http.translation import FieldNames
+from services.gateway.http.openai.translation import FieldNames
+from services.runtime import errors
 
 log = logging.getLogger("quire.gateway")
 

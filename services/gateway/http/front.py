@@ -2,16 +2,16 @@
 
 import ssl
 
-from services.gateway.callers import ANYONE
-from services.gateway.http.answers import Desk
+from services.gateway.access.callers import ANYONE
 from services.gateway.http.app import make_app
 from services.gateway.http.intake import Authenticate
 from services.gateway.http.observed import Observed, count_refusal
+from services.gateway.http.openai.answers import Desk
 from services.gateway.observer import GatewayObserver
 from services.gateway.settings import GatewaySettings
-from services.http.connection import Bounds
-from services.http.server import HttpServer
-from services.service import Readiness
+from services.runtime.http.connection import Bounds
+from services.runtime.http.server import HttpServer
+from services.runtime.service import Readiness
 
 
 def http_server(

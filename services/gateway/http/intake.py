@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from services.errors import ServiceError
-from services.gateway.callers import Caller
+from services.gateway.access.callers import Caller
 from services.gateway.http.faults import Fault
 from services.gateway.http.json_body import MalformedJson, parse
-from services.gateway.http.translation import own_id
-from services.http.presence import ClientGone
-from services.transport import CLIENT_MESSAGE_BYTES
+from services.gateway.http.openai.translation import own_id
+from services.runtime.errors import ServiceError
+from services.runtime.http.presence import ClientGone
+from services.runtime.transport import CLIENT_MESSAGE_BYTES
 
 REQUEST_ID = "x-request-id"
 Authenticate = Callable[[str | None], Caller]

@@ -6,8 +6,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.observer import GatewayObserver
-from services.http.connection import REFUSED_WITH
-from services.service import Readiness
+from services.runtime.http.connection import REFUSED_WITH
+from services.runtime.service import Readiness
 
 _UNKNOWN_ROUTE = "other"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))

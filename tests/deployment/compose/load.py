@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from services import transport
+from services.runtime import transport
 from tests.api_keys import bearer
 from tests.running_quire import Answer
 from tests.services.gateway.test_rolling_restart import OPTIONS

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from cryptography import x509
 from prometheus_client import CollectorRegistry
 
-from services.cli.certificates import show_certificates
+from services.runtime.metrics.certificates import show_certificates
 from tests.certificates import Authority
 
 NAME = "quire_tls_certificate_expiry_timestamp_seconds"

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull
 from quire.v1 import decoding_pb2
-from services.engine.constraints import Constraints
+from services.engine.guided.constraints import Constraints
 from tests.tiny_models import VOCABULARY
 
 

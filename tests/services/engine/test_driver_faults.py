@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from engine.errors import ConstraintFailed
-from engine.group import Group
-from engine.loop import Turn
-from engine.plan import Sampled
+from engine.run.loop import Turn
+from engine.schedule.sequence_group import Group
+from engine.schedule.step_plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
 from services.engine import driver as driver_module
 from services.engine.driver import Arrival, EngineDriver
@@ -20,7 +20,7 @@ from services.engine.gateway_link import GatewayLink
 from services.engine.observer import EngineObserver
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
-from services.tracing import Tracing
+from services.runtime.tracing import Tracing
 from tests.engine_in_process import ModelEngine
 
 GUILTY = "guilty"

@@ -6,7 +6,7 @@ import pytest
 
 from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
-from services.errors import SlowClient
+from services.runtime.errors import SlowClient
 
 
 def output(*token_ids: int) -> engine_pb2.StepOutput:

@@ -7,9 +7,16 @@ from contextlib import aclosing, suppress
 import pytest
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.errors import DeadlinePassed, GenerationFailed, Overloaded, ServiceError, SlowClient, Unavailable
 from services.gateway.measured import measured
 from services.gateway.observer import Ending, FinishedRequest, RequestObserver
+from services.runtime.errors import (
+    DeadlinePassed,
+    GenerationFailed,
+    Overloaded,
+    ServiceError,
+    SlowClient,
+    Unavailable,
+)
 
 ARRIVAL = 100.0
 Response = gateway_pb2.GenerateResponse

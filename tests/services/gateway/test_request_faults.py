@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from quire.v1 import gateway_pb2_grpc
-from services import transport
 from services.gateway.generation import Generation
 from services.gateway.server import GatewayService
 from services.gateway.settings import GatewaySettings
+from services.runtime import transport
 from tests.load import prompt_request
 from tests.running_quire import RunningQuire
 

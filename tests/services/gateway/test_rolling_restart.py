@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from quire.v1 import gateway_pb2_grpc
-from services import transport
+from services.runtime import transport
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Answer, RunningService
 from tests.scrape import Scrape

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from quire.v1 import decoding_pb2, engine_pb2
-from services.errors import SlowClient
-from services.gateway.engine_link import Event, LinkBroke, Ticket
+from services.gateway.fleet.engine_link import Event, LinkBroke, Ticket
+from services.runtime.errors import SlowClient
 
 STARTED = engine_pb2.RequestStarted(request_id="r", cached_tokens=3)
 FINISHED = engine_pb2.RequestFinished(request_id="r")

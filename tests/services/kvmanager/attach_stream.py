@@ -10,8 +10,8 @@ import pytest
 from engine import blocks
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
-from services.engine.block_codec import result_of, step_message
-from services.errors import FIELD_METADATA
+from services.runtime.errors import FIELD_METADATA
+from services.wire.block_codec import result_of, step_message
 from tests.running_quire import CALL_SECONDS
 
 

@@ -13,12 +13,12 @@ from prometheus_client import generate_latest
 from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
-from services import transport
-from services.engine.block_codec import register_message
 from services.kvmanager import auditing
 from services.kvmanager.metrics import KVManagerMetrics
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
+from services.runtime import transport
+from services.wire.block_codec import register_message
 from tests.scrape import Scrape
 from tests.services.kvmanager.attach_stream import tables_of
 

@@ -10,8 +10,8 @@ import pytest
 from kvmanager import Allocate, Commit, Free, FreeReason, Pin, Pool, PoolSpec, Reset, Step, report_of
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
-from services.engine.report_codec import pages_of
-from services.errors import FIELD_METADATA
+from services.runtime.errors import FIELD_METADATA
+from services.wire.report_writing import pages_of
 from tests.running_quire import RunningService
 from tests.services.kvmanager.attach_stream import Stream, commits, extends, pools, register, tables_of
 

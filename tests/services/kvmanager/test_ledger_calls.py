@@ -10,7 +10,7 @@ import pytest
 
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
-from services.errors import FIELD_METADATA
+from services.runtime.errors import FIELD_METADATA
 from tests.running_quire import CALL_SECONDS, RunningService
 from tests.services.kvmanager.attach_stream import Stream, commits, extends
 

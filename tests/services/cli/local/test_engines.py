@@ -7,7 +7,7 @@ import pytest
 
 from services.cli.local.engines import divided
 from services.engine.settings import EngineSettings
-from services.settings import InvalidSetting
+from services.runtime.settings import InvalidSetting
 
 
 def test_memory_and_cores_are_divided_and_ids_stay_the_same() -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.errors import Unauthenticated, UnknownModel
-from services.gateway.callers import ANYONE, Caller, Origin
-from services.gateway.http.answers import Responses
+from services.gateway.access.callers import ANYONE, Caller, Origin
 from services.gateway.http.app import make_app
 from services.gateway.http.observed import Observed, count_refusal
+from services.gateway.http.openai.answers import Responses
 from services.gateway.observer import GatewayObserver
-from services.gateway.tokenizer import Tokenizer
-from services.http.connection import Bounds
-from services.http.server import HttpServer
-from services.service import Readiness
+from services.gateway.text.tokenizer import Tokenizer
+from services.runtime.errors import Unauthenticated, UnknownModel
+from services.runtime.http.connection import Bounds
+from services.runtime.http.server import HttpServer
+from services.runtime.service import Readiness
 from tests.running_quire import CALL_SECONDS
 
 Response = gateway_pb2.GenerateResponse

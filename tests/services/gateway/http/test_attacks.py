@@ -3,7 +3,7 @@
 The same for gRPC is in tests/services/test_attacks.py. What needs neither keys nor TLS is in test_bounds.py, beside
 this: requests drop by drop, connections that stay silent and too many of them, bodies and heads that are too large (a
 prompt of 10 MB: 413), gzip bombs, deep and ambiguous JSON, what is no HTTP, clients that do not read. Mutual TLS is in
-tests/services/test_tls.py.
+tests/services/runtime/test_tls.py.
 """
 
 import base64
@@ -21,14 +21,14 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway.api_keys import make_key
+from services.gateway.access.api_keys import make_key
 from tests.api_keys import write_keys
 from tests.certificates import Authority
 from tests.faults import wait_until
 from tests.neighbour import NEIGHBOUR_TOKENS, Neighbour, Pieces
 from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
 from tests.services.gateway.held import LONG_CHAT, RECEIVE_BYTES, held_stream
-from tests.services.test_tls import name_shown, version_spoken
+from tests.services.runtime.test_tls import name_shown, version_spoken
 from tests.timing import standing_still
 
 SECRET_PROMPT = "The launch code of the heron is seventeen bluebells and a teapot"

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from quire.v1 import gateway_pb2
-from services.gateway.tool_calls import BareCalls, Called, ListedCalls, MarkedCalls, TaggedCalls, ToolCallReader
+from services.gateway.text.tool_calls import BareCalls, Called, ListedCalls, MarkedCalls, TaggedCalls, ToolCallReader
 from tests.running_quire import RunningQuire
 
 SUM = {"type": "object", "properties": {"a": {"$ref": "#/$defs/digit"}}, "required": ["a"]}

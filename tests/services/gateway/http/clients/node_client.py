@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from services.model_store import default_cache
+from services.models.model_store import default_cache
 
 SCRIPT = Path(__file__).parent / "node" / "client.cjs"
 PACKAGE = Path(__file__).parent / "node" / "package.json"

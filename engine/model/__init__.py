@@ -1,0 +1,1 @@
+"""Loads a model, and plans the memory it needs."""

@@ -1,0 +1,43 @@
+"""What turns the tokens of a step into logits."""
+
+from typing import Protocol
+
+import torch
+
+from engine.attention.backend import AttentionBackend, PagedBatch
+from engine.attention.interface import PagedContext
+from engine.model.loading import LoadedModel
+
+
+class Decoder(Protocol):
+    """Runs the steps of one model over the blocks of one attention backend."""
+
+    def logits(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
+    ) -> torch.Tensor:
+        """Return `[places, vocabulary]` logits of a flattened batch, at these places of it.
+
+        `token_ids` and `positions`: `[tokens]` int64. `places`: int64; one may be named more than once.
+        """
+
+
+class ModulesDecoder:
+    """The modules that transformers loaded, one after the other."""
+
+    def __init__(self, loaded: LoadedModel, backend: AttentionBackend) -> None:
+        self._model = loaded.model
+        self._backend = backend
+
+    def logits(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
+    ) -> torch.Tensor:
+        """Run the model on one row of tokens."""
+        output = self._model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=places,
+            paged=PagedContext(self._backend, batch),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits

@@ -1,0 +1,167 @@
+"""What a model's memory is spent on, and how many blocks are left: the answer of `quire plan`."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from engine.model.model_shape import ModelShape
+from engine.model.sizing import PoolSize, blocks_within, cache_bytes
+
+# Of an engine's process on a CPU: Python, torch, transformers and the libraries of its service.
+CPU_PROCESS_BYTES = 768 << 20
+# Of a gateway before one engine: enough wait for a place to keep the engine's batch full.
+_REQUESTS_PER_SEQUENCE = 1.25
+
+
+class DoesNotFit(Exception):
+    """What was asked for is impossible; the message says why."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The engine's bounds that cost memory, and requests: tokens of the longest, prompt and answer of the usual one.
+
+    Without `max_sequences` it is what fits, as far as a step can feed each of them a token.
+    """
+
+    block_size: int
+    token_budget: int
+    context_tokens: int
+    max_sequences: int | None = None
+    lengths: tuple[int, int] | None = None
+
+    @property
+    def usual_tokens(self) -> int:
+        """Tokens of the usual request, prompt and answer; of the longest where nothing is said."""
+        return sum(self.lengths) if self.lengths else self.context_tokens
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Where the memory goes, in bytes, and what the pool holds. `memory_bytes` is what the device has to have."""
+
+    memory_bytes: int
+    memory_utilization: float
+    weights_bytes: int
+    process_bytes: int
+    step_bytes: int
+    token_bytes: int
+    block_bytes: int
+    block_size: int
+    device_blocks: int
+    context_tokens: int
+    usual_tokens: int
+    max_sequences: int
+    token_budget: int
+    host_blocks: int
+
+    @property
+    def pool(self) -> PoolSize:
+        """The pool of the device."""
+        return PoolSize(self.block_size, self.device_blocks)
+
+    @property
+    def max_requests(self) -> int:
+        """What suits a gateway before this engine alone."""
+        return max(1, math.ceil(_REQUESTS_PER_SEQUENCE * self.max_sequences))
+
+    def figures(self) -> dict[str, Any]:
+        """Return all of it by name, for machines."""
+        pool = self.pool
+        return asdict(self) | {
+            "cache_bytes": cache_bytes(self.device_blocks, self.block_bytes),
+            "host_cache_bytes": cache_bytes(self.host_blocks, self.block_bytes),
+            "tokens": pool.tokens,
+            "requests_of_full_context": pool.requests(self.context_tokens),
+            "requests_in_blocks": pool.requests(self.usual_tokens),
+            "requests_reserving_the_context": pool.reserved_requests(self.context_tokens),
+            "empty_slots_per_request": pool.last_block_waste(),
+            "max_requests": self.max_requests,
+        }
+
+
+class Planner:
+    """Plans for one model on one kind of device."""
+
+    def __init__(self, shape: ModelShape, dtype: torch.dtype, workload: Workload, *, on_gpu: bool) -> None:
+        """Take what is common to all plans; the shape is that of the model in weights of `dtype`."""
+        self._shape = shape
+        self._dtype = dtype
+        self._workload = workload
+        self._on_gpu = on_gpu
+        self._block_bytes = shape.geometry.block_bytes(workload.block_size, dtype)
+        # A GPU's context and libraries are what the utilization leaves free.
+        self._process_bytes = 0 if on_gpu else CPU_PROCESS_BYTES
+        self._weights_bytes = shape.weights_bytes + (0 if on_gpu else shape.packing_bytes)
+
+    def for_memory(self, memory_bytes: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
+        """Return what fits into this share of a device's memory. Raises DoesNotFit."""
+        usable, fixed = int(memory_bytes * utilization), self._fixed_bytes(host_memory_bytes)
+        sequences = self._sequences(lambda count: self._blocks(usable - fixed - self._step_bytes(count)))
+        blocks = self._blocks(usable - fixed - self._step_bytes(sequences))
+        if not blocks:
+            needed = fixed + self._step_bytes(sequences) + cache_bytes(1, self._block_bytes)
+            raise DoesNotFit(f"{_gib(usable)} of it can be used, and a pool of one block needs {_gib(needed)}")
+        return self._plan(memory_bytes, utilization, blocks, sequences, host_memory_bytes)
+
+    def for_blocks(self, blocks: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
+        """Return how much memory a pool of so many blocks needs."""
+        sequences = self._sequences(lambda _: blocks)
+        needed = self._fixed_bytes(host_memory_bytes) + self._step_bytes(sequences)
+        needed += cache_bytes(blocks, self._block_bytes)
+        return self._plan(math.ceil(needed / utilization), utilization, blocks, sequences, host_memory_bytes)
+
+    def blocks_for(self, requests: int) -> int:
+        """Return the blocks that so many of the usual requests need at the same time."""
+        return requests * PoolSize(self._workload.block_size, 0).blocks_of(self._workload.usual_tokens)
+
+    def _plan(
+        self, memory_bytes: int, utilization: float, blocks: int, sequences: int, host_memory_bytes: int
+    ) -> MemoryPlan:
+        return MemoryPlan(
+            memory_bytes=memory_bytes,
+            memory_utilization=utilization,
+            weights_bytes=self._weights_bytes,
+            process_bytes=self._process_bytes,
+            step_bytes=self._step_bytes(sequences),
+            token_bytes=self._shape.geometry.block_bytes(1, self._dtype),
+            block_bytes=self._block_bytes,
+            block_size=self._workload.block_size,
+            device_blocks=blocks,
+            context_tokens=self._workload.context_tokens,
+            usual_tokens=self._workload.usual_tokens,
+            max_sequences=sequences,
+            token_budget=self._workload.token_budget,
+            host_blocks=self._blocks(host_memory_bytes),
+        )
+
+    def _blocks(self, memory_bytes: int) -> int:
+        return blocks_within(max(0, memory_bytes), self._block_bytes)
+
+    def _fixed_bytes(self, host_memory_bytes: int) -> int:
+        """Return what is taken before the first block. On a CPU both tiers lie in the same memory."""
+        host_bytes = 0 if self._on_gpu else cache_bytes(self._blocks(host_memory_bytes), self._block_bytes)
+        return self._weights_bytes + self._process_bytes + host_bytes
+
+    def _step_bytes(self, sequences: int) -> int:
+        sizes = self._shape.step_sizes(self._workload.token_budget, sequences)
+        return sizes.bytes(self._dtype.itemsize)
+
+    def _sequences(self, blocks: Callable[[int], int]) -> int:
+        """Return the most sequences whose step leaves the blocks that they need; each costs memory of its own."""
+        if self._workload.max_sequences:
+            return self._workload.max_sequences
+        fits = self._workload.token_budget
+        while fits > 1:
+            pool = PoolSize(self._workload.block_size, blocks(fits))
+            if pool.requests(self._workload.usual_tokens) >= fits:
+                break
+            fits -= 1
+        return fits
+
+
+def _gib(size: int) -> str:
+    return f"{size / 1024**3:.2f} GiB"

@@ -1,0 +1,99 @@
+"""What a model needs memory for, found by its configuration alone: no weight is read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine.errors import ModelUnsupported
+from engine.model.llama_shape import head_size
+from engine.model.loading import context_tokens
+from engine.model.sizing import StepSizes
+from engine.native import runs
+from engine.run.cache import CacheGeometry
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a model in one type of weights.
+
+    `packing_bytes` is what the CPU's kernels take for weights of their own while those that were loaded are still
+    there; 0 where they do not run the model. `inner_size` as in StepSizes.
+    """
+
+    geometry: CacheGeometry
+    parameters: int
+    weights_bytes: int
+    packing_bytes: int
+    context_tokens: int
+    vocabulary_size: int
+    hidden_size: int
+    inner_size: int
+
+    def step_sizes(self, token_budget: int, max_sequences: int) -> StepSizes:
+        """Return what the memory of a step within these bounds depends on."""
+        return StepSizes(token_budget, max_sequences, self.hidden_size, self.inner_size, self.vocabulary_size)
+
+
+def read_shape(source: Path, dtype: torch.dtype) -> ModelShape:
+    """Read the configuration of a folder, or of a GGUF file. Raises ModelUnsupported, with the reason.
+
+    Whether the model can be served is not decided here: that is found out when it is loaded.
+    """
+    try:
+        return shape_of(_configuration(source), dtype)
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"{source.name}: {error}") from error
+    except (ValueError, KeyError, AttributeError, TypeError, OSError, ImportError) as error:
+        raise ModelUnsupported(f"{source.name}: {str(error).strip().partition(chr(10))[0]}") from error
+
+
+def shape_of(configuration: Any, dtype: torch.dtype) -> ModelShape:
+    """Make the model without memory, and measure it. Raises ModelUnsupported, and what transformers raises."""
+    if getattr(configuration, "quantization_config", None):
+        raise ModelUnsupported("its weights are quantized, and how large they are does not follow from their shapes")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(configuration, dtype=dtype)
+    config = model.config.get_text_config()
+    return ModelShape(
+        geometry=_geometry(config),
+        parameters=sum(weights.numel() for weights in model.parameters()),
+        weights_bytes=sum(weights.nbytes for weights in model.parameters()),
+        packing_bytes=_packing_bytes(model) if dtype == torch.bfloat16 and runs(model) else 0,
+        context_tokens=context_tokens(config),
+        vocabulary_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        inner_size=_inner_size(config),
+    )
+
+
+def _configuration(source: Path) -> Any:
+    if source.is_dir():
+        return AutoConfig.from_pretrained(source, local_files_only=True)
+    return AutoConfig.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
+
+
+def _geometry(config: Any) -> CacheGeometry:
+    """Return what the probe of the loaded model would find."""
+    heads: int = config.num_attention_heads
+    if hasattr(config, "multi_query"):
+        kv_heads = 1 if config.multi_query else heads
+    else:
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return CacheGeometry(config.num_hidden_layers, kv_heads, head_size(config))
+
+
+def _inner_size(config: Any) -> int:
+    names = ("intermediate_size", "ffn_dim", "n_inner")
+    plain = next((size for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
+    experts = getattr(config, "num_experts_per_tok", None) or 1
+    return int(max(plain, (getattr(config, "moe_intermediate_size", None) or plain) * experts))
+
+
+def _packing_bytes(model: Any) -> int:
+    """Return the bytes of all weights, those that input and output share twice: the head is packed by itself."""
+    weights: int = sum(one.nbytes for one in model.parameters())
+    head = model.get_output_embeddings().weight
+    return weights + (head.nbytes if head is model.get_input_embeddings().weight else 0)

@@ -1,0 +1,1 @@
+"""Runs steps on a model: batches, sampling, copies, records."""

@@ -1,0 +1,108 @@
+"""Makes the copies of plans, and lets a step wait for those whose blocks it touches."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from engine.attention.backend import AttentionBackend, Direction
+from engine.blocks import Copy
+from engine.errors import CopyFailed
+from engine.gpu.copy_stream import CopyStream, Event
+from engine.schedule.step_plan import Copies, Work
+
+
+class _UnderWay(NamedTuple):
+    """A list of copies between the tiers that was not seen to end, and the device blocks that it reads and writes."""
+
+    event: Event
+    reads: frozenset[int]
+    writes: frozenset[int]
+
+    def concerns(self, reads: Set[int], writes: Set[int]) -> bool:
+        """Return whether work with these device blocks must wait for it. Two may read a block at the same time."""
+        return not (self.writes.isdisjoint(reads) and self.writes.isdisjoint(writes) and self.reads.isdisjoint(writes))
+
+
+class BlockCopies:
+    """The copies of one engine, in the order of the answers that asked for them.
+
+    Those between the tiers run on the copy stream, beside the steps. What touches their device blocks next waits for
+    them; what touches others does not. Nothing but these copies touches host blocks, and they run one after the other,
+    so host blocks are not watched. Copies within the device run where the steps do.
+
+    Every method raises CopyFailed as soon as it is known that a copy failed.
+    """
+
+    def __init__(self, backend: AttentionBackend, stream: CopyStream, block_size: int) -> None:
+        self._backend = backend
+        self._stream = stream
+        self._block_size = block_size
+        self._under_way: deque[_UnderWay] = deque()
+
+    @property
+    def under_way(self) -> int:
+        """Lists of copies that were not seen to end when copies were last made."""
+        return len(self._under_way)
+
+    def make(self, answers: Iterable[Copies]) -> None:
+        """Make the copies of each answer, list by list; those between the tiers may be under way afterwards."""
+        with _failures():
+            self._forget_ended()
+            for copies in answers:
+                self._swap(copies.device_to_host, Direction.DEVICE_TO_HOST)
+                self._swap(copies.host_to_device, Direction.HOST_TO_DEVICE)
+                self._copy_blocks(copies.device_to_device)
+
+    def wait_for(self, work: Iterable[Work]) -> None:
+        """Let work that is computed next begin after the copies that write what it reads or touch what it writes."""
+        if not self._under_way:
+            return
+        reads: set[int] = set()
+        writes: set[int] = set()
+        for item in work:
+            first_written = item.start // self._block_size
+            reads.update(item.block_table[:first_written])
+            writes.update(item.block_table[first_written:])
+        with _failures():
+            self._wait(reads, writes)
+
+    def _forget_ended(self) -> None:
+        while self._under_way and self._under_way[0].event.query():
+            self._under_way.popleft()
+
+    def _swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        if not copies:
+            return
+        event = self._stream.launch(lambda: self._backend.swap(copies, direction))
+        if direction is Direction.DEVICE_TO_HOST:
+            self._under_way.append(_UnderWay(event, _sources(copies), frozenset()))
+        else:
+            self._under_way.append(_UnderWay(event, frozenset(), _destinations(copies)))
+
+    def _copy_blocks(self, copies: Sequence[Copy]) -> None:
+        if copies:
+            self._wait(_sources(copies), _destinations(copies))
+            self._backend.copy_blocks(copies)
+
+    def _wait(self, reads: Set[int], writes: Set[int]) -> None:
+        for copies in self._under_way:
+            if copies.concerns(reads, writes):
+                copies.event.wait()
+
+
+def _sources(copies: Sequence[Copy]) -> frozenset[int]:
+    return frozenset(copy.source for copy in copies)
+
+
+def _destinations(copies: Sequence[Copy]) -> frozenset[int]:
+    return frozenset(copy.destination for copy in copies)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Whatever goes wrong with a copy, the contents of blocks are not what the books say."""
+    try:
+        yield
+    except Exception as failure:
+        raise CopyFailed(f"a copy of blocks failed: {failure}") from failure

@@ -1,0 +1,92 @@
+"""Changes logits by what was already said, or by token id, all rows of a batch at once.
+
+The order is that of vLLM's `Sampler`: first the tokens that cannot be chosen (by the language of the output, by
+allowed tokens, by min_tokens), then bias, repetition penalty over prompt and output, frequency and presence penalties
+over the output. So a penalty multiplies a bias too. Each rule costs only the rows that ask for
+it, and changes no other.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain
+
+import torch
+
+from engine.schedule.step_plan import RowRules
+
+# Larger than any logit, and small enough that no sum of these leaves float32.
+_LARGEST = 1e9
+
+_Rule = tuple[Callable[[RowRules], bool], Callable[[torch.Tensor, list[RowRules]], torch.Tensor]]
+
+
+def apply_rules(logits: torch.Tensor, rules: Sequence[RowRules | None]) -> torch.Tensor:
+    """Return `[rows, vocabulary]` float32 logits changed as each row's rules say; `logits` stay as they are."""
+    for applies, apply in _RULES:
+        concerned = [(row, one) for row, one in enumerate(rules) if one is not None and applies(one)]
+        if concerned:
+            rows = torch.tensor([row for row, _ in concerned], device=logits.device)
+            logits = logits.index_copy(0, rows, apply(logits[rows], [one for _, one in concerned]))
+    return logits
+
+
+def _penalize(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
+    said = _counts(logits, [one.output for one in rules])
+    known = said + _counts(logits, [one.prompt for one in rules])
+    repetition = _column(logits, [max(one.rules.repetition_penalty, 1 / _LARGEST) for one in rules])
+    logits = torch.where(known > 0, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+    logits = logits - said * _column(logits, [one.rules.frequency_penalty for one in rules])
+    return logits - (said > 0) * _column(logits, [one.rules.presence_penalty for one in rules])
+
+
+def _add_bias(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
+    tokens = _index(logits, [[token for token, _ in one.rules.logit_bias] for one in rules])
+    biases = _column(logits, [bias for one in rules for _, bias in one.rules.logit_bias])[:, 0]
+    return logits.index_put(tokens, biases, accumulate=True)
+
+
+def _bar(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
+    vocabulary = logits.shape[-1]
+    barred = torch.tensor([bool(one.rules.allowed_token_ids) for one in rules], device=logits.device)
+    barred = barred[:, None].repeat(1, vocabulary)
+    barred[_index(logits, [one.rules.allowed_token_ids for one in rules])] = False
+    # A model may declare end-of-sequence tokens that it has not.
+    known = [[token for token in one.barred_token_ids if 0 <= token < vocabulary] for one in rules]
+    barred[_index(logits, known)] = True
+    return logits.masked_fill(barred, float("-inf"))
+
+
+def _keep_to_masks(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
+    vocabulary = logits.shape[-1]
+    width = -(-vocabulary // 8)
+    # The vocabulary of a mask may be smaller than that of the model, whose rest cannot be chosen, or larger.
+    packed = bytearray().join(one.mask[:width].ljust(width, b"\0") for one in rules)
+    masks = torch.frombuffer(packed, dtype=torch.uint8).to(logits.device).view(len(rules), width, 1)
+    bits = masks >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
+    return logits.masked_fill(bits.flatten(1)[:, :vocabulary] == 0, float("-inf"))
+
+
+_RULES: tuple[_Rule, ...] = (
+    (lambda one: bool(one.mask), _keep_to_masks),
+    (lambda one: bool(one.rules.allowed_token_ids or one.barred_token_ids), _bar),
+    (lambda one: bool(one.rules.logit_bias), _add_bias),
+    (lambda one: one.rules.penalizes, _penalize),
+)
+
+
+def _counts(logits: torch.Tensor, token_ids: list[tuple[int, ...]]) -> torch.Tensor:
+    """Count how often each row has each token of the vocabulary; float32, so exact up to 16 million."""
+    counts = torch.zeros_like(logits)
+    tokens = _index(logits, token_ids)
+    return counts.index_put_(tokens, torch.ones(len(tokens[0]), device=logits.device), accumulate=True)
+
+
+def _index(logits: torch.Tensor, token_ids: Sequence[Collection[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where the tokens of each row are in `logits`: row numbers, and token ids."""
+    rows = [row for row, tokens in enumerate(token_ids) for _ in range(len(tokens))]
+    places = torch.tensor([rows, list(chain.from_iterable(token_ids))], dtype=torch.int64).to(logits.device)
+    return places[0], places[1]
+
+
+def _column(logits: torch.Tensor, values: list[float]) -> torch.Tensor:
+    bounded = [min(max(value, -_LARGEST), _LARGEST) for value in values]
+    return torch.tensor(bounded, dtype=torch.float32, device=logits.device)[:, None]

@@ -1,0 +1,1 @@
+"""Which tokens are computed next, and in which blocks."""

@@ -1,0 +1,52 @@
+"""Steps for requests that may end the engine: each of them is computed with no other request in its batch.
+
+A gateway marks a request as isolated when two engines were lost with it, one after the other, before it gained a token.
+It is isolated until its first token is there (a beam search, which has no token of its own before, until its end), and
+for at most `isolation_seconds`. Meanwhile the other running groups keep their blocks and take part in no step. One
+group at a time is isolated and holds blocks, and others run for at least a step between two of them.
+
+An isolated group is computed only after its Started has been taken for delivery. So whoever delivers that before the
+next turn has said which request the engine works on, should the process end there.
+"""
+
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.sequence_group import Group
+
+
+class IsolatedRequests:
+    """Chooses the running groups that the next step may consist of."""
+
+    def __init__(self, roster: RequestQueue) -> None:
+        self._roster = roster
+        self._announced: set[Group] = set()
+
+    def batch(self, now: float, *, asking: bool) -> list[Group]:
+        """Return one isolated group, or the groups that are not.
+
+        These also run where the isolated one lacks blocks that no answer under way (`asking`) can bring: they hold
+        what it waits for.
+        """
+        roster = self._roster
+        if not roster.holds_isolated:
+            return roster.running
+        for group in roster.running:
+            self._release_in_time(group, now)
+        chosen = next((group for group in roster.running if group in self._announced and group.isolated), None)
+        if chosen is None or (_lacks_blocks(chosen) and not asking):
+            return [group for group in roster.running if not group.isolated]
+        if chosen.isolated_since is None:
+            chosen.isolated_since = now
+        return [chosen]
+
+    def announced(self) -> None:
+        """The outputs so far are taken for delivery, and Started of each group that runs among them."""
+        self._announced = {group for group in self._roster.running if group.isolated}
+
+    def _release_in_time(self, group: Group, now: float) -> None:
+        begun = group.isolated_since
+        if begun is not None and now - begun >= self._roster.limits.isolation_seconds:
+            group.isolated = False
+
+
+def _lacks_blocks(group: Group) -> bool:
+    return any(sequence.computed >= sequence.room for sequence in group.active)

@@ -1,0 +1,362 @@
+"""Requests as they run: a group of sequences, one for each sample or beam, that share what they have in common.
+
+A group begins as one sequence, its *trunk*: the tokens that all samples have in common are computed once, through the
+trunk's blocks. Then the others are forked from it, and from there on each goes its own way. A preempted group comes
+back the same way. A request of one sample is a group that needs no fork.
+
+The beams of a search begin as one sequence too, and branch at every step: the first beam that goes on from another
+takes over its sequence, the next ones are forked from it, and a sequence that none goes on from is pruned.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from engine.errors import ConstraintFailed
+from engine.run.constraint import ConstraintState, leaves_any
+from engine.schedule.beams import Beams, Continuation
+from engine.schedule.request import NO_RULES, Failure, FinishReason, OrderKey, Request
+from engine.schedule.step_plan import PromptPart, RowRules
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One sample or beam on its way: its tokens, and the engine's own copy of its block table.
+
+    `computed` counts the tokens whose K and V are in the cache, seen to be written; `room` those that its blocks can
+    take; `committed` the leading blocks that have keys; `told` the computed tokens that the block manager knows of.
+    `leaving` says that its blocks will be given back with the next Step; `swapped` that they are host blocks. `parent`
+    is the sequence that it will be forked from with the next Step. `score` is that of a search's answer. `state` is how
+    far it is in the language that it must belong to, and `mask` what can follow there.
+    """
+
+    id: int
+    group: "Group"
+    index: int
+    tokens: list[int]
+    table: list[int] = field(default_factory=list)
+    room: int = 0
+    computed: int = 0
+    committed: int = 0
+    told: int = 0
+    lost_tokens: int = 0
+    leaving: bool = False
+    swapped: bool = False
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    parent: "Sequence | None" = None
+    score: float | None = None
+    state: ConstraintState | None = None
+    mask: bytes = b""
+
+    @property
+    def request(self) -> Request:
+        """The request that it is a sample of."""
+        return self.group.request
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are known but not computed: 1 while decoding, more while a prompt is prefilled."""
+        return self.group.end_of(self) - self.computed
+
+    @property
+    def feedable(self) -> int:
+        """Tokens that it can be fed next. Beams take their last one together: none goes on before all are there."""
+        behind = self.group.beams is not None and len(self.group.live) > 1 and self.group.forked and self.remaining > 1
+        return self.remaining - behind
+
+    @property
+    def most_slots(self) -> int:
+        """Slots it can need at most before it is forked or ends: the last token generated is never fed back."""
+        if not self.group.forked:
+            return self.group.common
+        return len(self.request.prompt) + self.request.stopping.max_tokens - 1
+
+    def rules_after(self, end: int) -> RowRules | None:
+        """Return what changes the logits after its first `end` tokens, None where nothing does."""
+        request, length = self.request, len(self.request.prompt)
+        rules, barred = request.logit_rules, request.stopping.barred_after(end - length)
+        if self.mask and barred and not leaves_any(self.mask, barred):
+            barred = frozenset()  # the language has nothing else left, and it goes first
+        if rules.penalizes:
+            return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), barred, self.mask)
+        if barred or self.mask or rules != NO_RULES:
+            return RowRules(rules, barred_token_ids=barred, mask=self.mask)
+        return None
+
+    def begin(self) -> None:
+        """Find out what can follow what was generated before. Raises ConstraintFailed, also where nothing can."""
+        if constraint := self.request.constraint:
+            self.state = constraint.start()
+            for token in self.tokens[len(self.request.prompt) :]:
+                self.state.advance(token)
+            self.mask = self.state.allowed()
+            if self.generated and self.state.complete:
+                raise ConstraintFailed("it is complete, so its sample has ended")
+
+    def append(self, token: int) -> None:
+        """Take a sampled token, and finish where it ends the sequence. Raises ConstraintFailed."""
+        stopping = self.request.stopping
+        if token in stopping.token_ids:
+            self.tokens.append(token)
+            self.finish, self.stop_token = FinishReason.STOP, token
+            return
+        self.go_on(token)
+        if self.state is not None and self.state.complete:
+            self.finish = FinishReason.STOP
+        elif self.generated >= stopping.max_tokens:
+            self.finish = FinishReason.LENGTH
+
+    def go_on(self, token: int) -> None:
+        """Take a token that does not end it. Raises ConstraintFailed."""
+        self.tokens.append(token)
+        if self.state is not None:
+            self.state.advance(token)
+            self.mask = self.state.allowed()
+
+    def lose_blocks(self) -> None:
+        """Forget the table: everything has to be computed again."""
+        self.lost_tokens = max(self.lost_tokens, self.computed)
+        self.table = []
+        self.room = self.computed = self.committed = self.told = 0
+        self.leaving = self.swapped = False
+        self.parent = None
+
+
+@dataclass(eq=False)
+class Group:
+    """All samples or beams of a request, and what is counted of them together.
+
+    `aging` is how many seconds later a request counts as come for each level of its class; 0: classes come first.
+    `beams` is the state of a search, and `answers` what it found once it is over. `common` counts the leading tokens
+    that the trunk computes for all of them before they are forked; `scored` the prompt's leading tokens whose
+    log-probabilities are told or, as the first, have none. While it is `isolated`, no other takes part in its steps;
+    `isolated_since` is when the first of these was planned.
+    """
+
+    id: int
+    request: Request
+    aging: float = 0.0
+    members: list[Sequence] = field(default_factory=list)
+    beams: Beams | None = None
+    answers: list[Sequence] = field(default_factory=list)
+    common: int = 0
+    scored: int = 1
+    forked: bool = False
+    started: bool = False
+    cached_tokens: int = 0
+    preempted_at: list[float] = field(default_factory=list)
+    resumed_at: list[float] = field(default_factory=list)
+    recomputed_tokens: int = 0
+    swapped_tokens: int = 0
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    held_blocks: int = 0  # when it ended
+    isolated: bool = False
+    isolated_since: float | None = None
+    failure: Failure | None = None
+    detail: str = ""
+    fault: Exception | None = None  # what was raised, where that is its failure
+
+    @classmethod
+    def of(cls, request: Request, numbers: Iterator[int], aging: float = 0.0) -> "Group":
+        """Make the group of a request, with what was generated before it came here. Its sequences take `numbers`.
+
+        Raises ConstraintFailed where that is not in the request's language.
+        """
+        number = next(numbers)
+        group = cls(number, request, aging, isolated=request.isolated)
+        if request.beam_search:
+            group.beams = Beams(request.beam_search, request.stopping)
+            group.members = [Sequence(number, group, 0, list(request.prompt))]
+        else:
+            group.members = [
+                Sequence(next(numbers) if index else number, group, index, [*request.prompt, *generated])
+                for index, generated in enumerate(request.samples)
+            ]
+        for index in request.ended:
+            group.members[index].finish = FinishReason.STOP
+        for member in group.live:
+            member.begin()
+        group.gather()
+        return group
+
+    @property
+    def key(self) -> OrderKey:
+        """Smallest is served first, largest is preempted first; kept through preemption.
+
+        Where all requests age at one rate, who is ahead of whom never changes: so there is nothing to sort again. Then
+        all are of one class, and each level of their own is worth `aging` seconds.
+        """
+        request = self.request
+        if self.aging:
+            return (0, request.arrival + request.priority * self.aging, self.id)
+        return (request.priority, request.arrival, self.id)
+
+    @property
+    def salt(self) -> bytes:
+        """What the keys of its blocks begin with.
+
+        A prompt to be scored has to be computed, so it has a salt of its own, which no client can name: it is no text.
+        """
+        request = self.request
+        return request.salt if request.prompt_logprobs is None else request.salt + b"\xff%d" % self.id
+
+    @property
+    def live(self) -> list[Sequence]:
+        """The samples that have not ended."""
+        return [member for member in self.members if member.finish is None]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all samples have ended."""
+        return all(member.finish is not None for member in self.members)
+
+    @property
+    def width(self) -> int:
+        """Sequences that it runs, now or once it has branched."""
+        return self.beams.width if self.beams else len(self.live)
+
+    @property
+    def samples(self) -> list[Sequence]:
+        """What was asked for: the samples, or the answers of a search that is over."""
+        return self.answers if self.beams else self.members
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """How the first sample ended, None while it has not."""
+        return self.samples[0].finish if self.samples else None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of the first sample, its prompt included."""
+        return self.samples[0].tokens
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far, in all samples."""
+        return sum(member.generated for member in self.samples)
+
+    def gather(self) -> None:
+        """Begin as one sequence: nothing has blocks."""
+        live = self.live
+        for member in live:
+            member.parent = None
+        self.trunk = live[0]
+        self.forked = len(live) == 1 and not self.request.prefill_only
+        self.common = len(self.trunk.tokens)
+        for other in live[1:]:
+            pairs = zip(self.trunk.tokens[: self.common], other.tokens, strict=False)
+            self.common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Known tokens to compute before all of its sequences decode, those that they have in common counted once."""
+        if self.forked:
+            behind = (len(member.tokens) - 1 - member.computed for member in self.members if member.finish is None)
+            return sum(tokens for tokens in behind if tokens > 0)
+        own = sum(len(member.tokens) - self.common for member in self.live)
+        return self.common - self.trunk.computed + own
+
+    @property
+    def active(self) -> list[Sequence]:
+        """The sequences that can go on: all live ones, or the trunk until it has what they have in common.
+
+        None before those that branched are forked.
+        """
+        if self.forked:
+            live = self.live
+            return [] if self.beams and any(member.parent for member in live) else live
+        return [self.trunk] if self.trunk.computed < self.common else []
+
+    @property
+    def preemptions(self) -> int:
+        """Times it was preempted."""
+        return len(self.preempted_at)
+
+    @property
+    def swapped(self) -> bool:
+        """Whether its blocks are in host memory."""
+        return any(member.swapped for member in self.members)
+
+    @property
+    def blocks(self) -> set[int]:
+        """The blocks that it holds, in whichever tier."""
+        return {block for member in self.members for block in member.table}
+
+    @property
+    def alone(self) -> bool:
+        """Whether it runs as its trunk yet: samples are not forked, beams have not branched."""
+        return not self.forked or (self.beams is not None and not self.trunk.generated)
+
+    @property
+    def to_fork(self) -> bool:
+        """Whether the trunk has all that the samples have in common, and they are not forked yet."""
+        return not self.forked and bool(self.trunk.table) and self.trunk.computed >= self.common
+
+    @property
+    def beginning(self) -> list[int]:
+        """The tokens that it needs blocks for when it begins."""
+        return self.trunk.tokens[: self.common]
+
+    def end_of(self, sequence: Sequence) -> int:
+        """Return how many tokens of a sequence are known and to be computed by it."""
+        return len(sequence.tokens) if self.forked else self.common
+
+    def branch(self, kept: list[Continuation], numbers: Iterator[int]) -> list[Sequence]:
+        """Let beams go on; return those that are new. Of the others, those that no beam goes on from are pruned.
+
+        Raises ConstraintFailed.
+        """
+        parents, taken = self.live, set[int]()
+        beams: list[Sequence] = []
+        for index, one in enumerate(kept):
+            parent = parents[one.parent]
+            first = one.parent not in taken
+            taken.add(one.parent)
+            beams.append(parent if first else self._fork(parent, next(numbers)))
+            beams[-1].index = index
+        for beam, one in zip(beams, kept, strict=True):
+            beam.go_on(one.token_id)
+        for number, parent in enumerate(parents):
+            if number not in taken:
+                parent.finish = FinishReason.PRUNED
+        self.members = [*beams, *(member for member in self.members if member.finish is not None)]
+        return [beam for beam in beams if beam not in parents]
+
+    def _fork(self, parent: Sequence, number: int) -> Sequence:
+        state = parent.state and parent.state.copy()
+        child = Sequence(number, self, 0, list(parent.tokens), lost_tokens=parent.lost_tokens, state=state)
+        if parent.table:  # else it was preempted, and all beams come back together
+            child.parent, child.computed = parent, parent.computed
+        return child
+
+    def answer(self, otherwise: FinishReason, numbers: Iterator[int]) -> None:
+        """Make the answers of a search; where it has found too few, or is not over, the rest are empty and so ended."""
+        found = self.beams.answers if self.beams and self.beams.over else []
+        for index in range(len(self.request.samples)):
+            self.answers.append(Sequence(next(numbers), self, index, list(self.request.prompt), finish=otherwise))
+        for one, text in zip(self.answers, found, strict=False):
+            one.tokens += text.token_ids
+            one.finish, one.stop_token, one.score = text.finish, text.stop_token, text.score
+
+    def to_score(self, end: int) -> PromptPart | None:
+        """Return the prompt tokens that can be scored, and are not yet, once the first `end` tokens are computed."""
+        request = self.request
+        if request.prompt_logprobs is None or not (token_ids := request.prompt[self.scored : end + 1]):
+            return None
+        return PromptPart(self.scored, token_ids, request.prompt_logprobs)
+
+    def sampled_by(self, sequence: Sequence, end: int) -> tuple[int, ...]:
+        """Return the indices of the samples that get a token from position `end` of a sequence."""
+        if self.forked:
+            return (sequence.index,) if end == len(sequence.tokens) else ()
+        if end < self.common or self.request.prefill_only:
+            return ()
+        return tuple(member.index for member in self.live if len(member.tokens) == end)

@@ -1,0 +1,1 @@
+"""What happened to blocks: events, the ledger that holds them, records of Steps."""

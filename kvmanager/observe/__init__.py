@@ -1,0 +1,1 @@
+"""Views of a pool that change nothing: audit, block map, slots, block lifetimes."""

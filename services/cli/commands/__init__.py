@@ -1,0 +1,1 @@
+"""The subcommands of `quire`, one module each."""

@@ -1,0 +1,171 @@
+"""`quire plan`: how many KV blocks fit into a memory, and what they serve; or how much memory they need."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from services.engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from engine.model.memory_plan import MemoryPlan
+    from engine.model.model_shape import ModelShape
+
+_AT_LEAST_1 = click.IntRange(min=1)
+_MIB = 1 << 20
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(EngineSettings)}
+_GOALS = ("gpu_memory", "memory", "device_blocks", "requests")
+
+
+class _Size(click.ParamType[int]):
+    name = "SIZE"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        from pydantic import ByteSize, TypeAdapter, ValidationError
+
+        try:
+            size = int(TypeAdapter(ByteSize).validate_python(value))
+        except ValidationError:
+            self.fail(f"{value!r} is no size such as 80GiB or 24GB", parameter, context)
+        if size < _MIB:
+            self.fail(f"{value!r} is {size} bytes: give a size with its unit, such as 80GiB", parameter, context)
+        return size
+
+
+class _Lengths(click.ParamType[tuple[int, int]]):
+    name = "PROMPT,ANSWER"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        try:
+            prompt, answer = (int(text) for text in value.split(","))
+        except ValueError:
+            prompt = answer = 0
+        if min(prompt, answer) < 1:
+            self.fail(f"{value!r} is not two numbers of tokens above 0, such as 161,338", parameter, context)
+        return prompt, answer
+
+
+@click.command()
+@click.option(
+    "--model",
+    default="demo",
+    show_default=True,
+    help="Model: demo, a local folder, a .gguf file, or a hub id. Only its configuration is read.",
+)
+@click.option("--gpu-memory", type=_Size(), help="Memory of the GPU, such as 80GiB: how many blocks fit.")
+@click.option(
+    "--memory", type=_Size(), help="Memory that an engine on a CPU may have, such as 16GiB: how many blocks fit."
+)
+@click.option("--device-blocks", type=_AT_LEAST_1, help="Blocks of the pool: how much memory they need.")
+@click.option(
+    "--requests", type=_AT_LEAST_1, help="Requests at the same time: how many blocks and how much memory they need."
+)
+@click.option(
+    "--device",
+    type=click.Choice(("cuda", "cpu")),
+    help="With --device-blocks or --requests: where the model runs. Absent: cuda.",
+)
+@click.option(
+    "--memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="Fraction of the memory to plan with. The rest is for what nobody counts: a GPU's context, libraries, gaps.",
+)
+@click.option("--host-memory", type=_Size(), help="Memory of the host for blocks of preempted requests, such as 32GiB.")
+@click.option(
+    "--dtype",
+    type=click.Choice(("auto", "float32", "bfloat16", "float16")),
+    default="auto",
+    show_default=True,
+    help="Type of weights and cache; auto is bfloat16 on a GPU, float32 on a CPU, where an engine may take bfloat16.",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(1, 4096),
+    default=_DEFAULTS["block_size"],
+    show_default=True,
+    help="Tokens that one block holds.",
+)
+@click.option(
+    "--token-budget",
+    type=_AT_LEAST_1,
+    default=_DEFAULTS["token_budget"],
+    show_default=True,
+    help="Tokens fed in one step at most.",
+)
+@click.option(
+    "--max-sequences",
+    type=_AT_LEAST_1,
+    help="Sequences that hold blocks at the same time at most. Absent: as many as fit.",
+)
+@click.option("--context", type=_AT_LEAST_1, help="Tokens of the longest request. Absent: the model's context.")
+@click.option(
+    "--tokens-per-request",
+    type=_Lengths(),
+    help="Tokens of the usual request, prompt and answer, such as 161,338. Absent: those of the longest.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, in bytes.")
+def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
+    """Say how many KV blocks fit, and what they serve.
+
+    Give one of --gpu-memory, --memory, --device-blocks and --requests. The first two tell how many blocks fit beside
+    the weights and the work of a step; the others how much memory is needed. No weights are read, and no GPU is needed.
+    """
+    given = [name for name in _GOALS if values[name] is not None]
+    if len(given) != 1:
+        raise click.UsageError("give one of --gpu-memory, --memory, --device-blocks and --requests")
+    if values["device"] and given[0] not in ("device_blocks", "requests"):
+        raise click.UsageError("--device is for --device-blocks and --requests: a memory's option says where it is")
+    on_gpu = given[0] == "gpu_memory" or (given[0] != "memory" and values["device"] != "cpu")
+    type_name = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
+    shape = _shape(model, type_name)
+    found = _found(given[0], shape, type_name, values, on_gpu=on_gpu)
+    if as_json:
+        click.echo(json.dumps({"model": model, "dtype": type_name, "parameters": shape.parameters} | found.figures()))
+        return
+    from services.cli.commands.plan_table import show
+
+    show(model, type_name, shape, found)
+
+
+def _shape(model: str, type_name: str) -> "ModelShape":
+    import torch
+    from transformers.utils import logging
+
+    from engine.errors import ModelUnsupported
+    from engine.model.model_shape import read_shape
+    from services.cli.local_model import fetch_configuration
+    from services.models.model_store import ModelUnavailable
+
+    logging.set_verbosity_error()
+    try:
+        source: Path = fetch_configuration(model)
+        return read_shape(source, getattr(torch, type_name))
+    except (ModelUnavailable, ModelUnsupported) as error:
+        raise click.UsageError(f"--model {model}: {error}") from error
+
+
+def _found(goal: str, shape: "ModelShape", type_name: str, values: dict[str, Any], *, on_gpu: bool) -> "MemoryPlan":
+    import torch
+
+    from engine.model.memory_plan import DoesNotFit, Planner, Workload
+
+    context = values["context"] or shape.context_tokens
+    if context > shape.context_tokens:
+        raise click.UsageError(f"--context is {context}, but the model's context has {shape.context_tokens} tokens")
+    lengths = values["tokens_per_request"]
+    if lengths and sum(lengths) > context:
+        raise click.UsageError(f"--tokens-per-request is {sum(lengths)} tokens, more than the longest, {context}")
+    workload = Workload(values["block_size"], values["token_budget"], context, values["max_sequences"], lengths)
+    planner = Planner(shape, getattr(torch, type_name), workload, on_gpu=on_gpu)
+    utilization, host_memory = values["memory_utilization"], values["host_memory"] or 0
+    if goal in ("device_blocks", "requests"):
+        blocks = values["device_blocks"] or planner.blocks_for(values["requests"])
+        return planner.for_blocks(blocks, utilization, host_memory)
+    try:
+        return planner.for_memory(values[goal], utilization, host_memory)
+    except DoesNotFit as error:
+        raise click.ClickException(f"--{goal.replace('_', '-')} is too small: {error}") from error

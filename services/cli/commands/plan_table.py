@@ -1,0 +1,91 @@
+"""What `quire plan` prints for people: each figure with how it comes about."""
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.model.memory_plan import MemoryPlan
+from engine.model.model_shape import ModelShape
+from engine.model.sizing import cache_bytes
+
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def show(model: str, type_name: str, shape: ModelShape, plan: MemoryPlan) -> None:
+    """Print a plan, and the options that make it so."""
+    table = Table(
+        box=None, show_header=False, padding=(0, 2, 0, 0), title=f"{model} in {type_name}", title_justify="left"
+    )
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for row in (*_memory(shape, plan), *_requests(plan), *_host(plan)):
+        table.add_row(*row)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"\nquire engine --dtype {type_name} {_engine_options(plan)}", soft_wrap=True)
+    console.print(f"quire gateway --max-requests {plan.max_requests}   # for one such engine", soft_wrap=True)
+
+
+def _memory(shape: ModelShape, plan: MemoryPlan) -> list[tuple[str, str, str]]:
+    geometry, element = shape.geometry, shape.weights_bytes // shape.parameters
+    rows = [
+        ("memory", _size(plan.memory_bytes), f"{plan.memory_utilization:.0%} of it is planned with"),
+        ("weights", _size(plan.weights_bytes), _weights(shape, plan, element)),
+        ("one step", _size(plan.step_bytes), f"at most, with {plan.max_sequences:,} sequences sampled"),
+        (
+            "one token",
+            _size(plan.token_bytes),
+            f"2 (K and V) x {geometry.layers} layers x {geometry.kv_heads} KV heads x {geometry.head_size} elements "
+            f"x {element} bytes",
+        ),
+        ("one block", _size(plan.block_bytes), f"{plan.block_size} tokens"),
+        ("cache", _size(cache_bytes(plan.device_blocks, plan.block_bytes)), "the blocks, and one that takes padding"),
+        ("blocks", f"{plan.device_blocks:,}", ""),
+        ("tokens", f"{plan.pool.tokens:,}", ""),
+    ]
+    if plan.process_bytes:
+        rows.insert(2, ("process", _size(plan.process_bytes), "Python and its libraries"))
+    return rows
+
+
+def _weights(shape: ModelShape, plan: MemoryPlan, element: int) -> str:
+    words = f"{shape.parameters:,} x {element} bytes"
+    if plan.weights_bytes > shape.weights_bytes:
+        return f"{words}, and once more while the CPU's kernels pack them"
+    return words
+
+
+def _requests(plan: MemoryPlan) -> list[tuple[str, str, str]]:
+    pool, context, usual = plan.pool, plan.context_tokens, plan.usual_tokens
+    reserved = pool.reserved_requests(context)
+    rows = [(f"requests of {context:,} tokens", f"{pool.requests(context):,}", "the longest, all at the same time")]
+    if not pool.requests(context):
+        rows[0] = (rows[0][0], "0", f"a request may have {pool.tokens + 1:,} tokens at most")
+    if usual != context:
+        times = f"{pool.requests(usual) / reserved:.1f} times as many" if reserved else "none fits"
+        rows += [
+            (f"requests of {usual:,} tokens", f"{pool.requests(usual):,}", "in blocks, none of them shared"),
+            ("the same without paging", f"{reserved:,}", f"each reserves {context:,} tokens: in blocks {times}"),
+        ]
+    waste = pool.last_block_waste()
+    rows.append(("empty slots per request", f"{waste:.1f}", f"in the last block, {waste / (usual + waste):.1%}"))
+    return rows
+
+
+def _host(plan: MemoryPlan) -> list[tuple[str, str, str]]:
+    if not plan.host_blocks:
+        return []
+    whole = plan.host_blocks / plan.device_blocks
+    size = _size(cache_bytes(plan.host_blocks, plan.block_bytes))
+    return [("host blocks", f"{plan.host_blocks:,}", f"{size} of the host's memory, {whole:.0%} of the pool")]
+
+
+def _engine_options(plan: MemoryPlan) -> str:
+    options = f"--device-blocks {plan.device_blocks} --block-size {plan.block_size}"
+    options += f" --max-sequences {plan.max_sequences} --token-budget {plan.token_budget}"
+    return f"{options} --host-blocks {plan.host_blocks}" if plan.host_blocks else options
+
+
+def _size(size: int) -> str:
+    unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit), (1, "bytes"))
+    return f"{size / unit:,.1f} {name}" if unit > 1 else f"{size} bytes"

@@ -1,0 +1,201 @@
+"""Runs recorded requests through the engine's scheduler and the KV manager's core, without model and network.
+
+Time is counted in steps: one for each that the scheduler plans. Where nothing is live, it jumps to the next arrival.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, quantiles
+
+import kvmanager
+from engine import blocks
+from engine.errors import RequestRefused
+from engine.run.loop import Engine
+from engine.run.record import RecordedRequest, RecordSettings
+from engine.run.replay import STOP_TOKEN, MadeUpTokens, ReplayRunner
+from engine.schedule.preemption import Preemption
+from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.scheduler import Finished, Limits, Scheduler
+from services.engine.replica import core_step, engine_result
+
+_ANY = 2**31 - 1  # tokens of context, ids of the vocabulary, requests that wait: without bounds
+
+
+class NothingMoves(Exception):
+    """Requests are live, but the scheduler neither plans nor asks: a fault of the scheduler."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What came of a replay. Tokens are counted as by the engine's metrics, completion in steps from arrival to end.
+
+    `waste` is the share of the held blocks' slots in which no token was, averaged over the steps in which blocks were
+    held. Requests are `refused` that the pool could never hold, and `left_out` when they ended without a token.
+    """
+
+    requests: int
+    refused: int
+    left_out: int
+    prompt_tokens: int
+    hit_tokens: int
+    hit_rate: float
+    output_tokens: int
+    preemptions: int
+    recomputed_tokens: int
+    swapped_tokens: int
+    peak_held_blocks: int
+    waste: float
+    completion_steps_mean: float
+    completion_steps_p50: float
+    completion_steps_p99: float
+    steps: int
+
+
+class _CoreBlocks:
+    """The KV manager's core as the engine's block manager: answers are there at the next turn."""
+
+    def __init__(self, spec: kvmanager.PoolSpec, *, prefix_cache: bool) -> None:
+        self.manager = kvmanager.KVManager(epoch=1)
+        self.session = self.manager.attach(spec)
+        self.ready = True
+        self._prefix_cache = prefix_cache
+        self._answers: deque[blocks.StepResult] = deque()
+
+    def send(self, step: blocks.Step) -> None:
+        asked = core_step(step)
+        if not self._prefix_cache:
+            asked = replace(asked, allocates=[_alone(one, step.step) for one in asked.allocates])
+        self._answers.append(engine_result(self.manager.apply(self.session, asked)))
+
+    def receive(self) -> blocks.StepResult | None:
+        return self._answers.popleft() if self._answers else None
+
+
+def _alone(allocate: kvmanager.Allocate, step: int) -> kvmanager.Allocate:
+    """Give an allocate a salt that no other one has, nor itself when it comes again after a preemption."""
+    return allocate._replace(salt=f"{allocate.sequence} {step}".encode())
+
+
+class RequestsReplay:
+    """One run of recorded requests; `run` it once."""
+
+    def __init__(
+        self,
+        settings: RecordSettings,
+        requests: Sequence[RecordedRequest],
+        recorded_block_size: int,
+        *,
+        prefix_cache: bool = True,
+    ) -> None:
+        """Put scheduler and pool together. `settings` are those of this run. Raises ValueError where none can be so."""
+        self._arriving = deque(sorted((one for one in requests if one.output_tokens), key=lambda one: one.number))
+        self._left_out = len(requests) - len(self._arriving)
+        self._refused = 0
+        self._prefix_cache = prefix_cache
+        self._tokens = MadeUpTokens(recorded_block_size)
+        self._runner = ReplayRunner()
+        self._live: dict[str, RecordedRequest] = {}
+        self._now = 0
+        self._completions: list[int] = []
+        self._waste: list[float] = []
+        self._output_tokens = 0
+        capacity = Capacity(_ANY, _ANY, settings.block_size, settings.device_blocks, settings.host_blocks)
+        limits = Limits(
+            settings.token_budget,
+            settings.max_sequences,
+            _ANY,
+            Preemption(settings.preemption),
+            settings.admission_watermark,
+        )
+        self._scheduler = Scheduler(capacity, limits, ahead=settings.ahead)
+        tiers = (settings.device_blocks, settings.host_blocks)
+        spec = kvmanager.PoolSpec("replay", 1, "none", settings.block_size, *tiers)
+        self._blocks = _CoreBlocks(spec, prefix_cache=prefix_cache)
+        self._engine = Engine(self._scheduler, self._runner, self._blocks, lambda: float(self._now))
+
+    def run(self, ended: Callable[[int], None]) -> Figures:
+        """Run all requests to their ends; `ended` hears how many have ended so far. Raises NothingMoves."""
+        while self._arriving or not self._scheduler.empty:
+            if self._scheduler.empty:
+                self._await_arrival()
+            self._submit_arrived()
+            if not self._turn() and not self._scheduler.empty:
+                if not self._arriving:
+                    raise NothingMoves(f"{len(self._live)} requests are live, but nothing moves")
+                self._await_arrival()
+            ended(len(self._completions) + self._refused)
+        return self._figures()
+
+    def _await_arrival(self) -> None:
+        self._now = max(self._now, self._arriving[0].arrival_step)
+
+    def _submit_arrived(self) -> None:
+        while self._arriving and self._arriving[0].arrival_step <= self._now:
+            self._submit(self._arriving.popleft())
+
+    def _submit(self, recorded: RecordedRequest) -> None:
+        tokens = self._tokens.of(recorded)
+        name = str(recorded.number)
+        request = Request(
+            request_id=name,
+            prompt=tuple(tokens[: recorded.prompt_tokens]),
+            sampling=Sampling(temperature=float(recorded.decoding != "greedy"), seed=recorded.number),
+            stopping=Stopping(recorded.max_tokens, frozenset((STOP_TOKEN,))),
+            salt=b"" if self._prefix_cache else name.encode(),
+            priority=recorded.priority,
+            arrival=float(recorded.number),
+        )
+        try:
+            self._scheduler.submit(request)
+        except RequestRefused:
+            self._refused += 1
+            return
+        self._runner.expect(recorded.number, tokens, stops=recorded.output_tokens < recorded.max_tokens)
+        self._live[name] = recorded
+
+    def _turn(self) -> bool:
+        """Turn the engine once, and return whether that moved anything."""
+        turn = self._engine.turn()
+        if self._engine.last_failure is not None:
+            raise self._engine.last_failure
+        if turn.step is not None:
+            self._now += 1
+            self._measure()
+        for output in turn.outputs:
+            if isinstance(output, Finished):
+                self._end(self._live.pop(output.request_id), output)
+        return turn.progressed
+
+    def _end(self, recorded: RecordedRequest, finished: Finished) -> None:
+        self._runner.forget(recorded.number)
+        self._output_tokens += finished.group.generated
+        self._completions.append(self._now - recorded.arrival_step)
+
+    def _measure(self) -> None:
+        pool = self._blocks.session.pool
+        if slots := pool.device.counts.held * pool.spec.block_size:
+            self._waste.append(1 - pool.computed_tokens() / slots)
+
+    def _figures(self) -> Figures:
+        totals = self._scheduler.totals
+        completions = self._completions or [0]
+        hundredths = quantiles(completions * (2 if len(completions) == 1 else 1), n=100, method="inclusive")
+        return Figures(
+            requests=len(self._completions),
+            refused=self._refused,
+            left_out=self._left_out,
+            prompt_tokens=totals.prompt_tokens,
+            hit_tokens=totals.cached_tokens,
+            hit_rate=totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 0.0,
+            output_tokens=self._output_tokens,
+            preemptions=totals.preemptions,
+            recomputed_tokens=totals.recomputed_tokens,
+            swapped_tokens=totals.swapped_tokens,
+            peak_held_blocks=self._blocks.session.totals.peak_held_blocks,
+            waste=fmean(self._waste) if self._waste else 0.0,
+            completion_steps_mean=fmean(completions),
+            completion_steps_p50=hundredths[49],
+            completion_steps_p99=hundredths[98],
+            steps=totals.steps,
+        )

@@ -1,0 +1,109 @@
+"""`quire serve`: all services under one command."""
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import ExitStack
+from functools import partial
+
+from rich.console import Console
+
+from services.cli.local.instances import Instance, NoSuchInstance, published, reachable, running
+from services.cli.local.process import Print
+from services.cli.local.settings import LocalSettings
+from services.cli.local.supervisor import Supervisor
+from services.cli.local_model import engine_with_folder
+from services.engine.settings import EngineSettings
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KVManagerSettings
+from services.models.model_store import ModelUnavailable
+from services.runtime.logs import Logs, logging_to_stderr
+
+log = logging.getLogger("quire")
+
+_COLORS = {"kvmanager": "cyan", "engine": "magenta", "gateway": "green", "serve": "bold"}
+
+
+def serve(
+    kvmanager: KVManagerSettings,
+    engine: EngineSettings,
+    gateway: GatewaySettings,
+    metrics: dict[str, str],
+    local: LocalSettings,
+) -> int:
+    """Run until a signal (status 0) or until a service cannot be kept running (status 1).
+
+    `metrics` says where each shows its metrics.
+    """
+    with ExitStack() as ending:
+        show: Print = partial(_print, Console(stderr=True, highlight=False))
+        if engine.log_format == "json":
+            logs = ending.enter_context(logging_to_stderr("serve", engine.log_format, engine.log_level))
+            show = partial(_pass_on, logs)
+        try:
+            _check_name(local)
+            engine = engine_with_folder(engine)
+        except (ModelUnavailable, NoSuchInstance) as error:
+            show("serve", str(error))
+            return 1
+        except KeyboardInterrupt:
+            show("serve", "stopping: asked to")
+            return 0
+        return asyncio.run(_supervise(Supervisor(kvmanager, engine, gateway, show, metrics, local), show, local))
+
+
+def _print(console: Console, label: str, line: str) -> None:
+    """Print one line of a service, after its name."""
+    console.print(f"[{_COLORS[label.partition('-')[0]]}]{label:<9}[/] | ", end="", soft_wrap=True)
+    console.out(line, highlight=False)
+
+
+def _pass_on(logs: Logs, label: str, line: str) -> None:
+    """Log what is no JSON object in a service's name: a library wrote it, or this process."""
+    if line.startswith("{") and line.endswith("}"):
+        logs.put(line)
+    else:
+        log.info(line, extra={"service": label})
+
+
+def _check_name(local: LocalSettings) -> None:
+    """Raise NoSuchInstance for a name that is taken before anything starts."""
+    if any(one.name == local.instance for one in running()):
+        raise NoSuchInstance(f"a `quire serve` called {local.instance} runs already: give another --instance")
+
+
+async def _supervise(supervisor: Supervisor, show: Print, local: LocalSettings) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with ExitStack() as findable:
+        life = asyncio.create_task(_start_and_watch(supervisor, show, local, findable))
+        asked = asyncio.create_task(stop.wait())
+        await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
+        failure = life.exception() if life.done() else None
+        for task in (life, asked):
+            task.cancel()
+        await asyncio.gather(life, asked, return_exceptions=True)
+    show("serve", f"stopping: {'a service failed' if failure else 'asked to'}")
+    await supervisor.stop()
+    if failure:
+        show("serve", str(failure))
+    return 1 if failure else 0
+
+
+async def _start_and_watch(supervisor: Supervisor, show: Print, local: LocalSettings, findable: ExitStack) -> None:
+    await supervisor.start()
+    engines = ", ".join(f"{label} at {address}" for label, address in supervisor.engine_addresses.items())
+    instance = Instance(
+        name=local.instance or str(os.getpid()),
+        gateway=reachable(supervisor.address),
+        kvmanager=supervisor.kvmanager_address,
+        engines=list(supervisor.engine_addresses.values()),
+    )
+    try:
+        findable.enter_context(published(instance))
+    except (OSError, NoSuchInstance) as error:
+        show("serve", f"commands on this machine have to be given addresses: {error}")
+    show("serve", f"ready: gateway at {supervisor.address}, {engines}, KV manager at {supervisor.kvmanager_address}")
+    await supervisor.keep_running()

@@ -1,0 +1,176 @@
+"""The commands that talk to running services: generate, chat, health, explain."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import grpc
+
+from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc
+from services.cli import client
+from services.cli.connection import Connection
+from services.runtime.errors import FIELD_METADATA
+
+Message = gateway_pb2.ChatMessage
+
+
+async def generate(connection: Connection, text: str, timeout: float, options: dict[str, Any]) -> int:
+    """Print one answer as it comes, and its usage on stderr; return the exit status."""
+    request = _request(options)
+    system = options.get("system")
+    if system or options.get("as_chat"):
+        request.prompt.chat.messages.extend(_system(system))
+        request.prompt.chat.messages.append(Message(role="user", content=text))
+    else:
+        request.prompt.text = text
+    try:
+        async with connection.channel() as channel:
+            answer = await _answer_that_fits(channel, request, timeout, connection.metadata, options)
+    except grpc.aio.AioRpcError as error:
+        return fail(connection.address, error)
+    if not answer.text.endswith("\n"):
+        click.echo()
+    click.echo(f"{usage_line(answer.finished)}, {_name(answer, connection)}", err=True)
+    _say_where_it_stopped(answer, request)
+    return 0
+
+
+async def chat(connection: Connection, timeout: float, options: dict[str, Any]) -> int:
+    """Answer line by line until an empty one; return the exit status."""
+    history = _system(options.get("system"))
+    async with connection.channel() as channel:
+        while line := _read_line():
+            history.append(Message(role="user", content=line))
+            request = _request(options)
+            request.prompt.chat.messages.extend(history)
+            try:
+                answer = await _print_answer(channel, request, timeout, connection.metadata)
+            except grpc.aio.AioRpcError as error:
+                return fail(connection.address, error)
+            click.echo()
+            _say_where_it_stopped(answer, request)
+            history.append(Message(role="assistant", content=answer.text))
+    return 0
+
+
+async def health(connection: Connection, service: str, timeout: float) -> int:
+    """Print a service's status; return 0 when it is SERVING."""
+    try:
+        status = await client.check_health(connection, service, timeout)
+    except grpc.aio.AioRpcError as error:
+        return fail(connection.address, error)
+    click.echo(status)
+    return 0 if status == "SERVING" else 1
+
+
+async def explain(connection: Connection, request_id: str, timeout: float) -> int:
+    """Print what happened to a request's blocks, and why; return the exit status."""
+    try:
+        async with connection.channel() as channel:
+            request = kvmanager_pb2.ExplainRequest(request_id=request_id)
+            answer = await kvmanager_pb2_grpc.KVManagerStub(channel).Explain(request, timeout=timeout)
+    except grpc.aio.AioRpcError as error:
+        return fail(connection.address, error)
+    click.echo(answer.summary)
+    return 0
+
+
+def usage_line(finished: gateway_pb2.Finished) -> str:
+    """Say in one line what an answer took."""
+    usage, timing = finished.usage, finished.timing
+    seconds = timing.decode.ToTimedelta().total_seconds()
+    rate = f", {(usage.generated_tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
+    first = timing.time_to_first_token.ToTimedelta().total_seconds()
+    return (
+        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), {usage.generated_tokens} generated, "
+        f"first token after {first:.2f} s{rate}"
+    )
+
+
+def _request(options: dict[str, Any]) -> gateway_pb2.GenerateRequest:
+    def given(*names: str) -> dict[str, Any]:
+        return {name: options[name] for name in names if options.get(name) is not None}
+
+    search = None
+    if beams := options.get("beams"):
+        search = decoding_pb2.BeamSearch(width=beams, **given("length_penalty", "early_stopping"))
+    return gateway_pb2.GenerateRequest(
+        model=options["model"],
+        beam_search=search,
+        sampling=decoding_pb2.Sampling(**given("temperature", "top_k", "top_p", "min_p", "seed")),
+        logit_rules=decoding_pb2.LogitRules(**given("repetition_penalty", "presence_penalty", "frequency_penalty")),
+        stopping=decoding_pb2.Stopping(
+            stop_strings=options.get("stop", ()), max_tokens=options["max_tokens"] or None, **given("min_tokens")
+        ),
+        constraint=decoding_pb2.OutputConstraint(**constraint)
+        if (constraint := given("json_schema", "regex"))
+        else None,
+    )
+
+
+def _system(content: str | None) -> list[Message]:
+    return [Message(role="system", content=content)] if content else []
+
+
+@dataclass
+class _Answer:
+    request_id: str = ""
+    text: str = ""
+    finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
+
+
+async def _print_answer(
+    channel: grpc.aio.Channel, request: gateway_pb2.GenerateRequest, timeout: float, metadata: client.Metadata
+) -> _Answer:
+    answer = _Answer()
+    async for response in client.generate(channel, request, timeout, metadata):
+        answer.text += response.delta.text
+        click.echo(response.delta.text, nl=False)
+        match response.WhichOneof("event"):
+            case "started":
+                answer.request_id = response.started.request_id
+            case "finished":
+                answer.finished = response.finished
+    return answer
+
+
+async def _answer_that_fits(
+    channel: grpc.aio.Channel,
+    request: gateway_pb2.GenerateRequest,
+    timeout: float,
+    metadata: client.Metadata,
+    options: dict[str, Any],
+) -> _Answer:
+    """Print an answer. Where there is no room for the default limit, which the user has not asked for, drop it."""
+    try:
+        return await _print_answer(channel, request, timeout, metadata)
+    except grpc.aio.AioRpcError as error:
+        fields = {value for key, value in error.trailing_metadata() or () if key == FIELD_METADATA}
+        if options["limit_given"] or "stopping.max_tokens" not in fields:
+            raise
+    request.stopping.ClearField("max_tokens")
+    return await _print_answer(channel, request, timeout, metadata)
+
+
+def _name(answer: _Answer, connection: Connection) -> str:
+    """Name the request as `quire explain` does: a key's tenant, which no answer says, comes before the id."""
+    return f"request {'TENANT/' if connection.api_key else ''}{answer.request_id}"
+
+
+def _say_where_it_stopped(answer: _Answer, request: gateway_pb2.GenerateRequest) -> None:
+    limit, reasons = request.stopping.max_tokens, {sample.reason for sample in answer.finished.samples}
+    if limit and decoding_pb2.FINISH_REASON_LENGTH in reasons:
+        click.echo(f"stopped at {limit} tokens, --max-tokens for more", err=True)
+
+
+def _read_line() -> str:
+    try:
+        return click.prompt("you", default="", show_default=False, prompt_suffix="> ").strip()
+    except click.Abort:
+        return ""
+
+
+def fail(address: str, error: grpc.aio.AioRpcError) -> int:
+    """Say what a call ended with, and return the exit status."""
+    click.echo(f"{address}: {error.code().name}: {error.details()}", err=True)
+    return 1

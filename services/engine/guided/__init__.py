@@ -1,0 +1,1 @@
+"""Guided decoding: languages, and the constraints compiled from them."""

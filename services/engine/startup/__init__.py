@@ -1,0 +1,1 @@
+"""Puts an engine together: model, backend, kernels, and the checks before it serves."""

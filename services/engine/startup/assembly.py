@@ -1,0 +1,119 @@
+"""Puts an engine together from its settings: model, cache, backend, scheduler. Takes seconds; run it on a thread."""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from engine.attention.backend import Direction
+from engine.blocks import Copy
+from engine.gpu.device_watch import WatchedRunner, check_of
+from engine.model.loading import LoadedModel, load_model
+from engine.model.sizing import blocks_within
+from engine.native import Kernels
+from engine.run.cache import CacheGeometry
+from engine.run.runner import ModelRunner
+from engine.schedule.preemption import PreemptionCosts
+from engine.schedule.request import Capacity
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.step_plan import Runner
+from kvmanager import limits
+from kvmanager.pool_spec import LARGEST_TIER
+from services.engine.settings import EngineSettings
+from services.engine.startup.backends import Backend, Wanted, choose
+from services.engine.startup.native_kernels import kernels_for
+from services.runtime.settings import InvalidSetting
+
+_MIB = 1024 * 1024
+_MEASURED_COPIES = 8
+# A Step's prompts are a step's budget and one prompt more.
+LONGEST_CONTEXT = limits.MOST_PROMPT_TOKENS // 2
+
+log = logging.getLogger("quire.engine")
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """A loaded model with its cache, ready to be connected to a block manager."""
+
+    loaded: LoadedModel
+    scheduler: Scheduler
+    runner: Runner
+
+
+def assemble(settings: EngineSettings) -> EngineParts:
+    """Load the model from its folder and allocate its cache. Raises ModelUnsupported or InvalidSetting."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = _device(settings.device)
+    disable_progress_bar()
+    folder = Path(settings.model)
+    log.info("loading %s", folder.name)
+    # In other types torch's own are faster at prompts.
+    wanted = settings.attention_backend != "auto" or settings.dtype in ("auto", "bfloat16")
+    kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder) if wanted else None
+    loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
+    capacity = Capacity(
+        context_tokens=min(loaded.context_tokens, LONGEST_CONTEXT, limits.LARGEST_TABLE * settings.block_size),
+        vocabulary_size=loaded.vocabulary_size,
+        block_size=settings.block_size,
+        device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
+        host_blocks=settings.host_blocks,
+    )
+    chosen = choose(Wanted(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences))
+    costs = PreemptionCosts(_seconds_per_swapped_block(chosen.backend))
+    scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead)
+    runner = ModelRunner(loaded, chosen.backend, capacity.block_size, decoder=chosen.decoder, clock=time.monotonic)
+    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)))
+
+
+def _seconds_per_swapped_block(backend: Backend) -> float:
+    """Measure how long a block takes to the host tier; 0 where there is none."""
+    if backend.host_cache is None:
+        return 0.0
+    # The blocks are empty yet, so it does not matter that all of them are copied to one.
+    copies = [Copy(1, 1)] * _MEASURED_COPIES
+    seconds = []
+    for _ in range(_MEASURED_COPIES):
+        begun = time.perf_counter()
+        backend.swap(copies, Direction.DEVICE_TO_HOST)
+        if backend.cache.is_cuda:
+            torch.cuda.synchronize(backend.cache.device)
+        seconds.append((time.perf_counter() - begun) / len(copies))
+    return median(seconds)
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidSetting("device is 'cuda', but torch finds no GPU")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device, kernels: Kernels | None) -> torch.dtype:
+    if name == "auto":
+        plain = device.type == "cpu" and not (kernels and kernels.bfloat16)
+        return torch.float32 if plain else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def _device_blocks(settings: EngineSettings, geometry: CacheGeometry, dtype: torch.dtype) -> int:
+    if settings.device_blocks:
+        return settings.device_blocks
+    block_bytes = geometry.block_bytes(settings.block_size, dtype)
+    blocks = blocks_within(settings.cache_mib * _MIB, block_bytes)
+    if not blocks:
+        raise InvalidSetting(
+            f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes / _MIB:.1f} MiB, and padding another"
+        )
+    if blocks > LARGEST_TIER:
+        raise InvalidSetting(
+            f"cache_mib is {settings.cache_mib}, which holds {blocks} blocks of {settings.block_size} tokens; "
+            f"a pool has {LARGEST_TIER} at most: larger blocks are fewer"
+        )
+    return blocks

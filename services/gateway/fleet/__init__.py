@@ -1,0 +1,1 @@
+"""The engines behind a gateway: discovery, routing, dispatch."""

@@ -1,0 +1,85 @@
+"""What the page shows of one block and of one sequence. No salt, no token and no tenant is among it."""
+
+from typing import Any
+
+from kvmanager import KVManager, Pool, Sequence, Session, UnknownRequest, places_of, state_of
+from services.kvmanager.pages.words import event_json, request_name, without_tenants
+from services.kvmanager.slices import in_slices
+from services.runtime.errors import InvalidField
+
+_MOST_EVENTS = 10
+_MOST_SEQUENCES = 500
+# Of a story or of a search, each some microseconds, between two pauses.
+_SLICES = 50
+
+
+async def block_json(manager: KVManager, session: Session, block: int, *, host: bool) -> dict[str, Any]:
+    """Describe a block: its state, key and holders, and the last events that touched it. Raises InvalidField."""
+    pool = session.pool
+    tier = pool.host if host else pool.device
+    if not 1 <= block <= tier.total:
+        raise InvalidField(f"block is {block}, but there are 1 to {tier.total}", "block")
+    places = await in_slices(places_of(pool.books, block, host=host))
+    touching = manager.ledger.touching(pool.spec.engine_id, block, host=host, most=_MOST_EVENTS)
+    events = await in_slices(touching, _SLICES)
+    key = tier.key(block)
+    return {
+        "block": block,
+        "tier": "host" if host else "device",
+        "state": state_of(tier, block).name.lower(),
+        "count": tier.count(block),
+        "key": key.hex() if key else "",
+        "block_size": pool.spec.block_size,
+        "holders": [_holder(pool, *place) for place in places if place.sequence in pool.sequences],
+        "pins": 0 if host else sum(block in blocks for blocks in pool.books.pins.values()),
+        "events": [event_json(event) for event in reversed(events)],
+    }
+
+
+def _holder(pool: Pool, number: int, logical: int, tokens: int) -> dict[str, Any]:
+    name = request_name(pool.sequences[number].request_id)
+    return {"sequence": number, "request": name, "logical": logical, "tokens": tokens}
+
+
+def sequences_json(session: Session) -> list[dict[str, Any]]:
+    """List the sequences, those that began last first, up to a bound."""
+    sequences = session.pool.sequences
+    latest = list(sequences)[: -_MOST_SEQUENCES - 1 : -1]
+    return [_sequence(sequences[number]) for number in latest]
+
+
+def _sequence(sequence: Sequence) -> dict[str, Any]:
+    return {
+        "sequence": sequence.id,
+        "group": sequence.group,
+        "request": request_name(sequence.request_id),
+        "tier": "host" if sequence.swapped else "device",
+        "blocks": len(sequence.table),
+        "tokens": sequence.computed,
+        "room": sequence.room,
+    }
+
+
+async def sequence_json(manager: KVManager, session: Session, number: int) -> dict[str, Any]:
+    """Describe a sequence: its block table with counts, and its story; of one that has ended, that it has."""
+    pool = session.pool
+    sequence = pool.sequences.get(number)
+    if sequence is None:
+        return {"sequence": number, "live": False}
+    try:
+        story = await in_slices(manager.ledger.explaining(sequence.request_id), _SLICES)
+        summary = without_tenants(story.summary)
+    except UnknownRequest:
+        summary = "What happened to it is no longer kept."
+    tier = pool.host if sequence.swapped else pool.device
+    return _sequence(sequence) | {
+        "live": True,
+        "block_size": pool.spec.block_size,
+        "table": sequence.table[:],
+        "counts": [tier.count(block) for block in sequence.table],
+        "keyed": [int(tier.key(block) is not None) for block in sequence.table],
+        "committed": sequence.committed,
+        "prompt": sequence.prompt,
+        "siblings": [one for one in pool.groups.get(sequence.group, []) if one != number],
+        "explain": summary,
+    }

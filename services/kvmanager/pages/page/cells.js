@@ -1,0 +1,41 @@
+// What the numbers of a map mean: see kvmanager/observe/block_map.py.
+
+export const FREE = 0, CACHED = 1, HELD = 2, WITHHELD = 3;
+export const STATES = ["free", "cached", "held", "withheld"];
+
+export const stateOf = (cell) => cell & 3;
+export const isKeyed = (cell) => (cell & 4) !== 0;
+export const isPinned = (cell) => (cell & 8) !== 0;
+export const countOf = (cell) => (cell >>> 8) & 255;
+export const ownerOf = (cell) => cell >>> 16;
+
+// Little-endian numbers in base64.
+export function decoded(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const view = new DataView(bytes.buffer);
+  return Uint32Array.from({ length: bytes.length / 4 }, (_, place) => view.getUint32(4 * place, true));
+}
+
+// How many blocks are in each state, and how many are shared.
+export function tally(cells) {
+  const counts = { free: 0, cached: 0, held: 0, withheld: 0, shared: 0, saved: 0 };
+  for (let block = 1; block < cells.length; block++) {
+    counts[STATES[stateOf(cells[block])]]++;
+    const count = countOf(cells[block]);
+    if (count > 1) {
+      counts.shared++;
+      counts.saved += count - 1;
+    }
+  }
+  return counts;
+}
+
+export function told(block, cell, tier) {
+  const count = countOf(cell);
+  const parts = [`Block ${block}${tier === "host" ? " (host)" : ""}`, STATES[stateOf(cell)]];
+  if (count > 1) parts.push(`shared, count ${count === 255 ? "255 or more" : count}`);
+  if (count === 1 && ownerOf(cell)) parts.push(`sequence ${ownerOf(cell)}`);
+  if (stateOf(cell) === HELD) parts.push(isKeyed(cell) ? "full, has a key" : "being filled");
+  if (isPinned(cell)) parts.push("pinned");
+  return parts.join(" · ");
+}

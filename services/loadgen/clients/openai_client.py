@@ -1,0 +1,210 @@
+"""Asks an OpenAI-compatible server over HTTP, and reads its server-sent events.
+
+With aiohttp, whose parser is C: an event takes 17 microseconds of CPU where httpx takes 66.
+"""
+
+import asyncio
+import json
+import ssl
+from array import array
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+
+from services.loadgen.clients.target import RequestFailed, Server, Target, Unreachable
+from services.loadgen.report.records import Record, Usage
+from services.loadgen.workload.prompts import Prompt, PromptMaker
+from services.runtime.tls import TLSFiles
+
+_DESCRIBE = aiohttp.ClientTimeout(total=30)
+_JSON = {"Content-Type": "application/json"}
+_DATA = b"data:"
+_DONE = b"[DONE]"
+_MOST_OF_AN_ERROR = 300
+
+Body = dict[str, Any]
+
+
+class OpenAIClient:
+    """A pool of connections to a server."""
+
+    def __init__(self, target: Target, prompts: PromptMaker, clock: Callable[[], float]) -> None:
+        self._target = target
+        self._prompts = prompts
+        self._clock = clock
+        self._base = target.address.rstrip("/").removesuffix("/v1")
+        self._server_name = target.server_name or None
+        self._chat = target.kind == "chat"
+        self._path = "/v1/chat/completions" if self._chat else "/v1/completions"
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=_trust(target.tls)),
+            headers={"Authorization": f"Bearer {target.api_key}"} if target.api_key else None,
+            timeout=aiohttp.ClientTimeout(total=target.timeout_seconds),
+        )
+
+    async def describe(self) -> Server:
+        """Ask for the models, and take the named one or the first. Raises Unreachable."""
+        url = f"{self._base}/v1/models"
+        try:
+            async with self._session.get(url, timeout=_DESCRIBE, server_hostname=self._server_name) as response:
+                if response.status != 200:
+                    raise Unreachable(f"{url}: {response.status}: {await _error(response)}")
+                models = (await response.json())["data"]
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+            raise Unreachable(f"{url}: {_named(error)}") from error
+        found = next((one for one in models if self._target.model in ("", one["id"])), None)
+        if found is None:
+            raise Unreachable(f"{url}: no model {self._target.model!r} among {[one['id'] for one in models]}")
+        return Server(found["id"], None, found.get("max_model_len"))
+
+    def prepare(self, prompt: Prompt, output_tokens: int) -> bytes:
+        """Make the body of the request. A chat's prompt is words, about one for each token."""
+        body: Body = {"model": self._target.model, "stream": True, "stream_options": {"include_usage": True}}
+        if self._chat:
+            body |= {"messages": [{"role": "user", "content": self._prompts.text(prompt)}]}
+            body |= {"max_completion_tokens": output_tokens}
+        else:
+            body |= {"prompt": self._prompts.token_ids(prompt), "max_tokens": output_tokens}
+        if self._target.temperature is not None:
+            body["temperature"] = self._target.temperature
+        if self._target.ignore_eos:
+            body["ignore_eos"] = True
+        return json.dumps(body | self._target.extra_body).encode()
+
+    async def send(self, request: bytes, record: Record) -> None:
+        """Run one completion. Raises RequestFailed."""
+        answer = _Answer(record)
+        try:
+            await self._stream(request, answer)
+        except TimeoutError as error:
+            limit = self._target.timeout_seconds
+            raise RequestFailed("timeout", f"no end within {limit:g} seconds") from error
+        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
+            raise RequestFailed("unreachable", _named(error)) from error
+        except aiohttp.ClientError as error:
+            raise RequestFailed("cut short", _named(error)) from error
+        answer.finish()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def _stream(self, request: bytes, answer: "_Answer") -> None:
+        async with self._session.post(
+            self._base + self._path, data=request, headers=_JSON, server_hostname=self._server_name
+        ) as response:
+            if response.status != 200:
+                told = retry_after_seconds(response.headers)
+                raise RequestFailed(str(response.status), await _error(response), told)
+            async for event in events(response.content.iter_any()):
+                if event == _DONE:
+                    answer.done = True
+                else:
+                    answer.take(json.loads(event), self._clock())
+
+
+class _Answer:
+    """What comes of one request.
+
+    A chunk with text counts as a token where the server does not say how many there are so far. Where its last count
+    differs, chunks brought several: the tokens are spread over them evenly.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.done = False
+        self._record = record
+        self._told_so_far = 0
+
+    def take(self, chunk: Body, now: float) -> None:
+        """Note one chunk. Raises RequestFailed where it is an error."""
+        if error := chunk.get("error"):
+            message = error.get("message", "") if isinstance(error, dict) else str(error)
+            raise RequestFailed("cut short", message)
+        usage = chunk.get("usage")
+        if usage:
+            self._record.usage = _usage(usage)
+        if not any(_has_content(choice) for choice in chunk.get("choices") or ()):
+            return
+        tokens = 1
+        if usage:
+            tokens, self._told_so_far = usage["completion_tokens"] - self._told_so_far, usage["completion_tokens"]
+        if tokens:
+            self._record.came(tokens, now)
+
+    def finish(self) -> None:
+        """Check the end, and spread the tokens. Raises RequestFailed."""
+        if not self.done:
+            raise RequestFailed("cut short", "the stream ended without [DONE]")
+        total, times = self._record.usage.output_tokens, self._record.times
+        if total is None or not times or total == self._record.output_tokens:
+            return
+        came = [(time, tokens) for time, tokens in zip(times, spread(total, len(times)), strict=True) if tokens]
+        self._record.times = array("d", [time for time, _ in came])
+        self._record.counts = array("l", [tokens for _, tokens in came])
+
+
+async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the data of each server-sent event of a body that comes in any pieces."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(_DATA):
+                yield line.removeprefix(_DATA).strip()
+
+
+def spread(total: int, places: int) -> list[int]:
+    """Spread a total over places as evenly as whole numbers go."""
+    return [total * (place + 1) // places - total * place // places for place in range(places)]
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """Return when to come again: Retry-After, in seconds or as a date."""
+    text = headers.get("Retry-After", "")
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+def _trust(files: TLSFiles | None) -> ssl.SSLContext | bool:
+    """Return whom to trust; without files that is whom the system trusts."""
+    if files is None:
+        return True
+    context = ssl.create_default_context(cafile=files.ca)
+    if files.certificate:
+        context.load_cert_chain(files.certificate, files.key)
+    return context
+
+
+def _has_content(choice: Body) -> bool:
+    """Whether a choice brings tokens: text, a turn's content or reasoning, or a call of a tool."""
+    delta = choice.get("delta") or {}
+    names = ("content", "reasoning_content", "reasoning", "tool_calls")
+    return bool(choice.get("text")) or any(delta.get(name) for name in names)
+
+
+def _usage(usage: Body) -> Usage:
+    details = usage.get("prompt_tokens_details") or {}
+    return Usage(usage.get("prompt_tokens"), details.get("cached_tokens"), usage.get("completion_tokens"))
+
+
+async def _error(response: aiohttp.ClientResponse) -> str:
+    """Return what a server says of a refusal."""
+    text = await response.text(errors="replace")
+    try:
+        told = json.loads(text)
+        return str(told["error"]["message"] if "error" in told else told.get("message", text))[:_MOST_OF_AN_ERROR]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return text[:_MOST_OF_AN_ERROR]
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if not isinstance(error, asyncio.TimeoutError) else "no answer in time"

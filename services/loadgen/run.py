@@ -1,0 +1,110 @@
+"""Runs loads against a server, one after the other, and makes figures of each."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from services.loadgen import processes
+from services.loadgen.clients.opening import open_client
+from services.loadgen.clients.target import Server, Target
+from services.loadgen.driver import Progress
+from services.loadgen.processes import Share
+from services.loadgen.report.records import Record
+from services.loadgen.report.statistics import Objectives, Spread, Summary, counted, spread, summarize
+from services.loadgen.workload.load import Load
+
+# From here on the client has a part in the latencies that it measures.
+_BUSY_SHARE = 0.8
+_LATE_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class ClientUse:
+    """What the load cost the client: CPU of all processes, and by how many seconds event loops were late.
+
+    busiest_cpu_share: of a core, by the process that used most.
+    """
+
+    processes: int
+    cpu_seconds: float
+    cpu_microseconds_per_token: float | None
+    busiest_cpu_share: float
+    loop_lag_seconds: Spread | None
+
+    @property
+    def was_the_limit(self) -> bool:
+        """Whether the client may have been what was measured."""
+        late = self.loop_lag_seconds is not None and self.loop_lag_seconds.p99 > _LATE_SECONDS
+        return late or self.busiest_cpu_share > _BUSY_SHARE
+
+
+@dataclass(frozen=True)
+class Run:
+    """One load, and what came of it."""
+
+    load: Load
+    records: list[Record]
+    summary: Summary
+    client: ClientUse
+    interrupted: bool
+
+    @property
+    def counted(self) -> list[Record]:
+        """The records without those of the warm-up."""
+        return counted(self.records, self.load.bounds)
+
+    def told(self) -> dict[str, Any]:
+        """Describe it, for a report."""
+        client = {**vars(self.client), "was_the_limit": self.client.was_the_limit}
+        lag = self.client.loop_lag_seconds
+        return {
+            "arrivals": self.load.arrivals.told(),
+            "interrupted": self.interrupted,
+            **self.summary.told(),
+            "client": client | {"loop_lag_seconds": None if lag is None else vars(lag)},
+        }
+
+
+def describe(target: Target) -> Server:
+    """Ask a server what it serves. Raises Unreachable."""
+    return asyncio.run(_describe(target))
+
+
+def completed_by(target: Target, server: Server) -> Target:
+    """Fill in what the server says and nobody gave: the model's name and the size of its vocabulary."""
+    vocabulary = target.vocabulary_size or server.vocabulary_size
+    return replace(target, model=target.model or server.model, vocabulary_size=vocabulary)
+
+
+def measure(
+    target: Target,
+    load: Load,
+    process_count: int,
+    objectives: Objectives,
+    seen: Callable[[float, Sequence[Progress]], None],
+) -> Run:
+    """Run a load. Raises ProcessDied, Unreachable."""
+    shares, interrupted = processes.run(target, load, process_count, seen)
+    records = sorted((record for share in shares for record in share.records), key=lambda record: record.sent)
+    return Run(load, records, summarize(records, load.bounds, objectives), client_use(shares), interrupted)
+
+
+def client_use(shares: Sequence[Share]) -> ClientUse:
+    """Say what a run cost its processes."""
+    used = sum(share.cpu_seconds for share in shares)
+    tokens = sum(record.output_tokens for share in shares for record in share.records)
+    busiest = max(share.cpu_seconds / share.seconds if share.seconds else 0.0 for share in shares)
+    lags = spread(np.concatenate([np.array(share.lags) for share in shares]))
+    return ClientUse(len(shares), used, used / tokens * 1e6 if tokens else None, busiest, lags)
+
+
+async def _describe(target: Target) -> Server:
+    client = open_client(target, time.monotonic)
+    try:
+        return await client.describe()
+    finally:
+        await client.close()

@@ -1,0 +1,1 @@
+"""What is sent: prompts, lengths, arrivals."""

@@ -1,0 +1,90 @@
+"""A workload, its arrivals and its bounds together: who sends what, and when."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from services.loadgen.workload.arrivals import Arrivals, Timed
+from services.loadgen.workload.workloads import Call, Session, Workload
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How long a load lasts: so many `requests`, or as long as requests may start, in `seconds`; None: no such bound.
+
+    `warmup` is in the unit of the bound, requests or seconds, comes on top of it, and is not counted.
+    """
+
+    requests: int | None = None
+    seconds: float | None = None
+    warmup: float = 0.0
+
+    @property
+    def most_requests(self) -> int | None:
+        """Requests that are sent at most, those of the warm-up included."""
+        return None if self.requests is None else self.requests + self.warmup_requests
+
+    @property
+    def most_seconds(self) -> float | None:
+        """Seconds from the beginning in which requests may start, those of the warm-up included."""
+        return None if self.seconds is None else self.seconds + self.warmup_seconds
+
+    @property
+    def warmup_requests(self) -> int:
+        """The first requests that are not counted."""
+        return 0 if self.seconds is not None else int(self.warmup)
+
+    @property
+    def warmup_seconds(self) -> float:
+        """Requests that were sent before are not counted."""
+        return self.warmup if self.seconds is not None else 0.0
+
+
+class Planned(NamedTuple):
+    """A session to run: its number, the number of its first call among all calls, and when it starts."""
+
+    number: int
+    first_call: int
+    start: float
+    session: Session
+
+
+@dataclass(frozen=True)
+class Load:
+    """All that is asked of a server in one run."""
+
+    workload: Workload
+    arrivals: Arrivals
+    bounds: Bounds
+
+    def planned(self) -> Iterator[Planned]:
+        """Yield all sessions within the bounds, numbered, in order of their starts."""
+        calls = 0
+        for number, timed in enumerate(self.arrivals.timed(self.workload.sessions())):
+            allowed = self._allowed(timed, calls)
+            if not allowed:
+                return
+            yield Planned(number, calls, timed.start, Session(allowed, timed.session.start_seconds))
+            calls += len(allowed)
+
+    def share(self, process: int, processes: int) -> Iterator[Planned]:
+        """Yield the sessions of one of several processes, which together run all of them."""
+        return islice(self.planned(), process, None, processes)
+
+    def share_of_concurrency(self, process: int, processes: int) -> int | None:
+        """Return how many requests one of several processes may run at a time; None: any number."""
+        most = self.arrivals.concurrency
+        return None if most is None else most // processes + (process < most % processes)
+
+    def request_count(self) -> int | None:
+        """Return how many requests there are, None where only time bounds them."""
+        if self.bounds.requests is None and self.bounds.seconds is not None:
+            return None
+        return sum(len(planned.session.calls) for planned in self.planned())
+
+    def _allowed(self, timed: Timed, calls: int) -> tuple[Call, ...]:
+        if self.bounds.most_seconds is not None and timed.start >= self.bounds.most_seconds:
+            return ()
+        most = self.bounds.most_requests
+        return timed.session.calls[: None if most is None else most - calls]

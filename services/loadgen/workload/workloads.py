@@ -1,0 +1,152 @@
+"""What is asked: sessions of calls, each with the recipe of its prompt and the length of its output."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from services.loadgen.workload import rows, selection
+from services.loadgen.workload.lengths import Lengths
+from services.loadgen.workload.prompts import Kind, Piece, Prompt, length
+from services.loadgen.workload.rows import Row
+from services.loadgen.workload.selection import Selection
+
+# Seeds of what is drawn beside each other from one seed.
+_LENGTHS = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request. `offset_seconds` is how long after its session's start it comes, at the earliest."""
+
+    prompt: Prompt
+    output_tokens: int
+    offset_seconds: float = 0.0
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return length(self.prompt)
+
+
+@dataclass(frozen=True)
+class Session:
+    """Calls that run one after the other. `start_seconds` is when the trace has it begin."""
+
+    calls: tuple[Call, ...]
+    start_seconds: float = 0.0
+
+
+class Workload(Protocol):
+    """Sessions, the same ones each time they are asked for. Can be sent to another process."""
+
+    @property
+    def has_times(self) -> bool:
+        """Whether sessions carry the times of a trace."""
+        ...
+
+    def sessions(self) -> Iterator[Session]:
+        """Yield them, without end where nothing bounds them."""
+        ...
+
+    def told(self) -> dict[str, Any]:
+        """Describe it, for a report."""
+        ...
+
+
+@dataclass(frozen=True)
+class RandomLengths:
+    """Requests without end whose lengths are drawn.
+
+    Each prompt begins with one of `prefixes` prefixes of `prefix_tokens` tokens, which come before what `input` draws.
+    """
+
+    input: Lengths
+    output: Lengths
+    seed: int = 0
+    prefix_tokens: int = 0
+    prefixes: int = 1
+
+    @property
+    def has_times(self) -> bool:
+        """It has none."""
+        return False
+
+    def sessions(self) -> Iterator[Session]:
+        """Yield a session of one call for each request."""
+        draw = np.random.default_rng([_LENGTHS, self.seed])
+        for number in count():
+            own = Piece((Kind.UNIQUE, number), self.input.draw(draw))
+            shared = Piece((Kind.PREFIX, int(draw.integers(self.prefixes))), self.prefix_tokens)
+            yield Session((Call((shared, own) if self.prefix_tokens else (own,), self.output.draw(draw)),))
+
+    def told(self) -> dict[str, Any]:
+        """Describe it."""
+        shared = {"prefix_tokens": self.prefix_tokens, "prefixes": self.prefixes} if self.prefix_tokens else {}
+        return {"kind": "random", "input": str(self.input), "output": str(self.output), **shared}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The requests of a file, in its order.
+
+    Each of `copies` copies of a session has a first block of its own, so that copies share nothing with each other.
+    """
+
+    path: Path
+    selection: Selection = field(default_factory=Selection)
+    copies: int = 1
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the file has times."""
+        return rows.read(self.path)[0].seconds is not None
+
+    def sessions(self) -> Iterator[Session]:
+        """Yield the sessions, all of one copy after all of another. Raises InvalidFile, InvalidSelection."""
+        chosen = selection.select(rows.read(self.path), self.selection)
+        numbers = count()
+        for copy in range(self.copies):
+            for one in _by_session(chosen):
+                yield _session(one, copy, numbers)
+
+    def told(self) -> dict[str, Any]:
+        """Describe it, with what was left out, cut or scaled."""
+        read = rows.read(self.path)
+        chosen = selection.select(read, self.selection)
+        copies = {"copies": self.copies} if self.copies > 1 else {}
+        return {"kind": "recorded", "file": self.path.name, **selection.told(read, chosen, self.selection), **copies}
+
+
+def _by_session(chosen: Sequence[Row]) -> Iterator[list[Row]]:
+    """Put calls of a session together, in order of their times; a row without session is one by itself."""
+    sessions: dict[int, list[Row]] = {}
+    for row in chosen:
+        if row.session is None:
+            yield [row]
+        else:
+            sessions.setdefault(row.session, []).append(row)
+    for one in sessions.values():
+        yield sorted(one, key=lambda row: row.seconds or 0.0)
+
+
+def _session(calls: Sequence[Row], copy: int, numbers: Iterator[int]) -> Session:
+    made = [(row, _prompt(row, copy, next(numbers)), row.seconds or 0.0) for row in calls]
+    if calls[0].session is None:
+        row, prompt, seconds = made[0]
+        return Session((Call(prompt, row.output_tokens),), seconds)
+    return Session(tuple(Call(prompt, row.output_tokens, seconds) for row, prompt, seconds in made))
+
+
+def _prompt(row: Row, copy: int, number: int) -> Prompt:
+    """Make a piece of each whole block; what is left at the end is in no other prompt."""
+    whole = min(len(row.blocks), row.input_tokens // row.block_tokens) if row.block_tokens else 0
+    pieces = [Piece((Kind.BLOCK, one), row.block_tokens) for one in row.blocks[:whole]]
+    if copy and pieces:
+        pieces[0] = Piece((*pieces[0].name, copy), row.block_tokens)
+    if rest := row.input_tokens - whole * row.block_tokens:
+        pieces.append(Piece((Kind.UNIQUE, number), rest))
+    return tuple(pieces)

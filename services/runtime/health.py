@@ -1,0 +1,43 @@
+"""The standard health service: liveness under the empty name, readiness under the service's own.
+
+grpcio-health-checking brings one too, but there the first watcher to leave silences all others of the same service.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from services.runtime.service import Readiness
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """Answers for one service."""
+
+    def __init__(self, name: str, readiness: Readiness) -> None:
+        self._name = name
+        self._readiness = readiness
+
+    async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:  # noqa: N802
+        """Give the present status. NOT_FOUND: another service is meant."""
+        if request.service not in ("", self._name):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service!r} is not served here, {self._name} is")
+        return _status(not request.service or self._readiness.ready)
+
+    async def Watch(self, request: HealthCheckRequest, _context: Context) -> AsyncIterator[HealthCheckResponse]:  # noqa: N802
+        """Give the present status, then each change."""
+        if request.service == self._name:
+            async for ready in self._readiness.changes():
+                yield _status(ready)
+        else:
+            yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN) if request.service else _status(True)
+            await asyncio.get_running_loop().create_future()  # nothing of this will change
+
+
+def _status(serving: bool) -> HealthCheckResponse:
+    return HealthCheckResponse(status=HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING)

@@ -1,0 +1,104 @@
+"""The HTTP server inside a service's process, on its event loop."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from services.runtime.http.connection import Bounds, Connection
+from services.runtime.transport import AddressUnavailable
+
+_LAST_SECONDS = 1.0
+# Longer than clients and load balancers keep a connection: it is they who close it, so no request meets a closed one.
+_KEEP_ALIVE_SECONDS = 75
+# What the kernel keeps for a client that does not read; it would be megabytes, and nobody would notice for long.
+_UNREAD_BYTES = 64 * 1024
+
+
+class HttpServer:
+    """Serves an application."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        bounds: Bounds,
+        context: ssl.SSLContext | None = None,
+        refused: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """With a context, connections are encrypted by it.
+
+        `refused` hears the status of what was answered without the application having seen it.
+        """
+        self._bounds = bounds
+        self._refused = refused
+        self._context = context
+        # It logs what clients do wrong; what goes wrong here is logged by the application.
+        self._config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.CRITICAL,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, address: str) -> str:
+        """Listen at host:port, and return the URL. Raises AddressUnavailable."""
+        listener = _listener(address)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self._bounds, self._config, self._state, self._refused),
+            sock=listener,
+            ssl=self._context,
+            ssl_handshake_timeout=self._bounds.read_seconds if self._context else None,
+        )
+        host, port = listener.getsockname()[:2]
+        return f"{'https' if self._context else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def answered(self) -> None:
+        """Return when no request is under way."""
+        while self._state.tasks:
+            await asyncio.wait(self._state.tasks)
+
+    async def stop(self) -> None:
+        """Close everything; what is still under way is cancelled."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        for task in self._state.tasks:
+            task.cancel()
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=_LAST_SECONDS)
+        for connection in list(self._state.connections):
+            connection.transport.close()
+
+
+def _listener(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place[:2], family=family, backlog=1024)
+        # Connections inherit both. asyncio sets the second only on sockets made with IPPROTO_TCP, which these are not:
+        # without it, an answer on a connection that is kept alive waits 40 ms for the client's acknowledgement.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+    except (ValueError, OverflowError) as error:
+        raise AddressUnavailable(f"cannot listen for HTTP on {address}: it is not host:port") from error
+    except OSError as error:
+        raise AddressUnavailable(f"cannot listen for HTTP on {address}: {error.strerror or error}") from error

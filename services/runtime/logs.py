@@ -1,0 +1,189 @@
+"""The log of a process: each record one line on standard error, as text or as JSON.
+
+Lines are written by a thread of their own, from a bounded queue: nobody who logs waits for a pipe that is not read.
+What the queue has no room for is dropped and counted, and the log says so when it is read again.
+"""
+
+import copy
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from logging.handlers import QueueHandler
+from types import TracebackType
+from typing import Any
+
+from services.runtime.settings import setting
+
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+
+_FORMAT = "How the log is written: text, sentences for people; or json, an object on each line."
+_LEVEL = "Least level of what is logged. Other packages are logged from warning on."
+
+_STANDARD_ERROR = 2
+_MOST_WAITING = 4096
+_LAST_SECONDS = 1.0
+# What every record has; all else was given with `extra`.
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+log = logging.getLogger("quire")
+
+
+def format_setting() -> Any:
+    """Declare the field `log_format` of a service's settings."""
+    return setting("text", _FORMAT, choices=FORMATS)
+
+
+def level_setting() -> Any:
+    """Declare the field `log_level` of a service's settings."""
+    return setting("info", _LEVEL, choices=LEVELS)
+
+
+class Logs:
+    """Takes lines and records from any thread, and writes them in order to a file descriptor."""
+
+    def __init__(self, formatter: logging.Formatter, descriptor: int = _STANDARD_ERROR) -> None:
+        """Begin to write."""
+        self.dropped = 0  # lines that found no room
+        self._told = 0
+        self._counting = threading.Lock()
+        self._formatter = formatter
+        self._descriptor = descriptor
+        self._waiting: queue.Queue[logging.LogRecord | str | None] = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+
+    def put(self, line: logging.LogRecord | str) -> None:
+        """Add a record, or a line as it is. Never waits."""
+        try:
+            self._waiting.put_nowait(line)
+        except queue.Full:
+            self._drop()
+
+    def close(self) -> None:
+        """Write what waits, for a second at most."""
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=_LAST_SECONDS)
+            self._thread.join(_LAST_SECONDS)
+
+    def _write_all(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            if not self._write(line):
+                self._drop()
+            elif self.dropped != self._told:
+                missed, self._told = self.dropped - self._told, self.dropped
+                message = f"{missed} lines of the log were dropped: it is not read fast enough"
+                self._write(logging.LogRecord(log.name, logging.WARNING, "", 0, message, None, None))
+
+    def _drop(self) -> None:
+        with self._counting:
+            self.dropped += 1
+
+    def _formatted(self, record: logging.LogRecord) -> str:
+        try:
+            return self._formatter.format(record)
+        except Exception as error:  # nobody else would ever write again
+            message = f"a line of the log could not be written: {type(error).__name__}: {error}"
+            return self._formatter.format(logging.LogRecord(log.name, logging.ERROR, "", 0, message, None, None))
+
+    def _write(self, line: logging.LogRecord | str) -> bool:
+        """Return whether somebody may read it."""
+        text = line if isinstance(line, str) else self._formatted(line)
+        rest = f"{text}\n".encode(errors="backslashreplace")
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:  # nobody reads it any more
+            return False
+        return True
+
+
+class _Handler(QueueHandler):
+    """Hands records on when all that could change meanwhile, or keep objects alive, has become text."""
+
+    def __init__(self, logs: Logs) -> None:
+        super().__init__(queue.SimpleQueue())
+        self._logs = logs
+        self._plain = logging.Formatter()
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        record = copy.copy(record)
+        record.msg, record.args = record.getMessage(), None
+        if record.exc_info:
+            record.exc_text = record.exc_text or self._plain.formatException(record.exc_info)
+            record.exc_info = None
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self._logs.put(record)
+
+
+class TextFormatter(logging.Formatter):
+    """The message, and then what belongs to it as `name=value`; a value with anything but plain signs is quoted.
+
+    A stack, if there is one, is on lines that follow.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Return the message and the fields."""
+        fields = (f" {name}={_shown(value)}" for name, value in vars(record).items() if name not in _OWN)
+        return record.message + "".join(fields)
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    plain = text.isprintable() and not any(sign in text for sign in ' "=') and text
+    return text if plain else json.dumps(text)
+
+
+def json_formatter(service: str) -> logging.Formatter:
+    """Make what writes a record as one JSON object: time (RFC 3339, UTC), level, service, logger, message, fields."""
+    from pythonjsonlogger.json import JsonFormatter
+
+    formatter = JsonFormatter(
+        ["asctime", "levelname", "name", "message"],
+        rename_fields={"asctime": "time", "levelname": "level", "name": "logger", "exc_info": "exception"},
+        static_fields={"service": service},
+    )
+    formatter.converter = time.gmtime
+    formatter.default_time_format, formatter.default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
+    return formatter
+
+
+@contextmanager
+def logging_to_stderr(service: str, log_format: str, level: str) -> Iterator[Logs]:
+    """Log everything of this process to standard error, warnings and exceptions that nobody caught included."""
+    logs = Logs(json_formatter(service) if log_format == "json" else TextFormatter())
+    root, lowest = logging.getLogger(), getattr(logging, level.upper())
+    handler = _Handler(logs)
+    before = (root.level, log.level, sys.excepthook, threading.excepthook)
+    root.addHandler(handler)
+    root.setLevel(max(lowest, logging.WARNING))
+    log.setLevel(lowest)
+    logging.captureWarnings(True)
+    sys.excepthook, threading.excepthook = _uncaught, _uncaught_in_thread
+    try:
+        yield logs
+    finally:
+        logging.captureWarnings(False)
+        root_level, level_before, sys.excepthook, threading.excepthook = before
+        root.setLevel(root_level)
+        log.setLevel(level_before)
+        root.removeHandler(handler)
+        logs.close()
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
+    log.critical("an exception was not caught", exc_info=(kind, error, stack))
+
+
+def _uncaught_in_thread(hook: threading.ExceptHookArgs) -> None:
+    name = hook.thread.name if hook.thread else "a thread"
+    error = hook.exc_value or hook.exc_type()
+    log.critical("an exception in %s was not caught", name, exc_info=(hook.exc_type, error, hook.exc_traceback))

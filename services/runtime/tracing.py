@@ -1,0 +1,89 @@
+"""Traces of requests across the services, by OpenTelemetry where an endpoint is given; else nothing is traced.
+
+What the services do with a span does not depend on whether it is recorded. One that is not says nothing, costs next to
+nothing, and asks nobody else to record: its `trace_parent` is empty.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self
+
+from services.runtime.settings import InvalidSetting
+
+OTLP_ENDPOINT = (
+    "URL of a collector that takes OpenTelemetry's traces over gRPC, such as http://127.0.0.1:4317. Empty: no traces."
+)
+
+Attributes = Mapping[str, str | bool | int | float]
+
+_NONE: Attributes = {}
+
+
+class Span(AbstractContextManager["Span", None]):
+    """A part of a request's way, from its making until `end`. This one is not recorded.
+
+    Times are in seconds of `time.monotonic`; None is now. As a context it ends with what is inside, and takes that for
+    a fault if it raises.
+    """
+
+    trace_parent = ""  # names it to another process, as W3C's header `traceparent` does
+    trace_id = ""
+
+    def child(
+        self, name: str, attributes: Attributes = _NONE, *, at: float | None = None, calls: bool = False
+    ) -> "Span":
+        """Begin a part of it; `calls` says that another process goes on with it."""
+        del name, attributes, at, calls
+        return self
+
+    def event(self, name: str, attributes: Attributes = _NONE, *, at: float | None = None) -> None:
+        """Note that something happened."""
+        del name, attributes, at
+
+    def note(self, attributes: Attributes) -> None:
+        """Add attributes."""
+        del attributes
+
+    def end(self, fault: str = "", *, at: float | None = None) -> None:
+        """End it. A fault marks it as failed. What comes after the end is ignored."""
+        del fault, at
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.end(kind.__name__ if kind else "")
+
+
+NO_SPAN = Span()
+
+
+class Tracing:
+    """Begins the spans of a process. This one records none."""
+
+    def begin(self, name: str, trace_parent: str, attributes: Attributes = _NONE, *, at: float | None = None) -> Span:
+        """Begin this process's part of a trace, or, with an empty or malformed parent, a trace of its own."""
+        del name, trace_parent, attributes, at
+        return NO_SPAN
+
+    def close(self) -> None:
+        """Send what is recorded, for a second or two at most. Waits."""
+
+
+def tracing_to(service: str, endpoint: str, sample_ratio: float = 0.0) -> Tracing:
+    """Return what records traces for the collector at `endpoint`; where that is empty, what records none.
+
+    A span whose parent is another process's is recorded if that one is; without a parent, this fraction of them is.
+    Raises InvalidSetting.
+    """
+    if not endpoint:
+        return Tracing()
+    if not endpoint.startswith(("http://", "https://")):
+        raise InvalidSetting(f"otlp_endpoint is {endpoint!r}, it must be a URL, http://host:port or https://host:port")
+    try:
+        from services.runtime.otlp import OtlpTracing
+    except ImportError as error:
+        missing = f"otlp_endpoint is given, but {error.name} is not installed: pip install 'quire[tracing]'"
+        raise InvalidSetting(missing) from error
+    return OtlpTracing(service, endpoint, sample_ratio)

@@ -1,0 +1,1 @@
+"""Conversions between plain values and protobuf, and files of messages."""

@@ -1,0 +1,234 @@
+"""Reads Steps from their bytes: small ones at once, large ones in slices, and none beyond what an engine can ask."""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from kvmanager import Allocate, Commit, Extend, Step, limits
+from quire.v1 import kvmanager_pb2 as pb
+from services.runtime.errors import InvalidField, UnexpectedMessage
+from services.wire import kvmanager_codec
+from services.wire.columns import check_counts
+from services.wire.wire_fields import Field, Message, Sliced, batches, field_at, numbers, parts, whole
+
+# What protobuf parses at once, and what becomes values at once: each well below a millisecond.
+SMALL_BYTES = 1 << 14
+_FEW_ITEMS = 256
+_BATCH_BYTES = 1 << 13
+# An entry of a list beside its tokens: ids, a salt, numbers.
+ENTRY_BYTES = 4096
+_ROWS = 1000
+_VARINT_BYTES = 10
+
+_STEP = 3  # of PoolRequest
+_COMMITS, _PINS, _FORKS, _FREES, _SWAP_OUTS, _SWAP_INS, _EXTENDS, _ALLOCATES = 2, 3, 4, 5, 6, 7, 8, 9
+_LENGTHS = (10, 11)
+_TOKEN_IDS = 5  # of Allocate
+_COLUMN_BYTES = limits.MOST_ITEMS * _VARINT_BYTES
+_NO_TRACES: Mapping[int, str] = {}
+
+
+class ReadStep(NamedTuple):
+    """A Step, and the trace_parents of its allocates by their positions."""
+
+    step: Step
+    trace_parents: Mapping[int, str]
+
+
+def kind_of(data: bytes) -> str:
+    """Return which message of an Attach stream this is, empty for none. Raises DecodeError."""
+    if not data:
+        return ""
+    known = pb.PoolRequest.DESCRIPTOR.fields_by_number.get(field_at(whole(data), 0).number)
+    return known.name if known else ""
+
+
+def only_field(data: bytes, number: int) -> Message:
+    """Return the one field of a large message. Raises InvalidField where there are more, which no engine writes."""
+    field = field_at(whole(data), 0)
+    kind = pb.PoolRequest.DESCRIPTOR.fields_by_number[number].name
+    if field.number != number or field.end != len(data):
+        raise InvalidField(f"a message of {len(data)} bytes is not one {kind}", kind)
+    return whole(data).of(field, kind)
+
+
+def read_step(data: bytes) -> Sliced[ReadStep]:
+    """Read a PoolRequest with a Step, in slices. Raises InvalidField, DecodeError, and UnexpectedMessage for others."""
+    if len(data) > SMALL_BYTES:
+        return (yield from _large(only_field(data, _STEP)))
+    request = pb.PoolRequest.FromString(data)
+    kind = request.WhichOneof("kind")
+    if kind != "step":
+        raise UnexpectedMessage(f"expected step, got {kind or 'an empty message'}")
+    message = request.step
+    items = len(message.allocates) + len(message.frees) + len(message.forks) + len(message.pins)
+    if items > _FEW_ITEMS:
+        return (yield from _large(Message(message.SerializeToString(), 0, message.ByteSize(), "step")))
+    return ReadStep(kvmanager_codec.step_of(message), trace_parents(message, 0))
+
+
+def trace_parents(message: pb.Step, first: int) -> Mapping[int, str]:
+    """Return those of a Step's allocates, whose positions are from `first` on."""
+    if not message.allocates:
+        return _NO_TRACES
+    return {first + index: one.trace_parent for index, one in enumerate(message.allocates) if one.trace_parent}
+
+
+def _large(message: Message) -> Sliced[ReadStep]:
+    columns = dict.fromkeys((_SWAP_OUTS, _SWAP_INS, *_LENGTHS), _COLUMN_BYTES)
+    most = dict.fromkeys((_PINS, _FORKS, _FREES, _ALLOCATES), limits.MOST_ITEMS) | {_COMMITS: 1, _EXTENDS: 1}
+    found = yield from parts(message, pb.Step.DESCRIPTOR, columns, most, ENTRY_BYTES)
+    step = kvmanager_codec.step_of(pb.Step.FromString(bytes(found.rest)))
+    swap_outs = yield from _column(found.columns[_SWAP_OUTS], "step.swap_outs", wide=True)
+    swap_ins = yield from _column(found.columns[_SWAP_INS], "step.swap_ins", wide=True)
+    lengths = yield from _pairs(found.columns[_LENGTHS[0]], found.columns[_LENGTHS[1]], "step.lengths")
+    commits: list[Commit] = []
+    for field in found.entries[_COMMITS]:
+        commits = yield from _commits(message.of(field, "commits"))
+    extends: list[Extend] = []
+    for field in found.entries[_EXTENDS]:
+        extends = yield from _extends(message.of(field, "extends"))
+    some = yield from _small_items(message, [*found.entries[_PINS], *found.entries[_FORKS], *found.entries[_FREES]])
+    allocates, traces = yield from _allocates(message, found.entries[_ALLOCATES])
+    step = replace(
+        some,
+        step=step.step,
+        commits=commits,
+        swap_outs=swap_outs.tolist(),
+        swap_ins=swap_ins.tolist(),
+        extends=extends,
+        allocates=allocates,
+        lengths=lengths,
+    )
+    check_items(step)
+    return ReadStep(step, traces)
+
+
+def check_items(step: Step) -> None:
+    """Raise InvalidField for more items than a Step can have."""
+    lists = [items for name, items in vars(step).items() if name not in ("step", "lengths")]
+    if sum(map(len, lists)) > limits.MOST_ITEMS:
+        raise InvalidField(f"step has {sum(map(len, lists))} items, {limits.MOST_ITEMS} at most", "step")
+    if len(step.lengths) > limits.MOST_SEQUENCES:
+        raise InvalidField(f"step has {len(step.lengths)} lengths, {limits.MOST_SEQUENCES} at most", "step.lengths")
+
+
+def _column(column: bytearray, field: str, *, wide: bool = False) -> "Sliced[array[int]]":
+    return (yield from numbers(column, limits.MOST_ITEMS, field, wide=wide))
+
+
+def _pairs(first: bytearray, second: bytearray, field: str) -> Sliced[list[tuple[int, int]]]:
+    ids = yield from _column(first, field, wide=True)
+    tokens = yield from _column(second, field)
+    yield
+    return kvmanager_codec.pairs(ids, tokens, field)
+
+
+def _commits(message: Message) -> Sliced[list[Commit]]:
+    columns = dict.fromkeys((1, 2, 3), _COLUMN_BYTES) | {4: limits.MOST_COMMITTED_TOKENS * _VARINT_BYTES}
+    found = yield from parts(message, pb.Commits.DESCRIPTOR, columns, {}, ENTRY_BYTES)
+    sequences = yield from _column(found.columns[1], "step.commits.sequences", wide=True)
+    first_indices = yield from _column(found.columns[2], "step.commits.first_indices")
+    counts = yield from _column(found.columns[3], "step.commits.token_counts")
+    token_ids = yield from numbers(found.columns[4], limits.MOST_COMMITTED_TOKENS, "step.commits.token_ids")
+    kvmanager_codec.check_columns("step.commits", sequences, first_indices, counts)
+    check_counts("step.commits", counts, len(token_ids))
+    rows: list[Commit] = []
+    at = 0
+    for position, (sequence, first, count) in enumerate(zip(sequences, first_indices, counts, strict=True), 1):
+        rows.append(Commit(sequence, first, token_ids[at : at + count]))
+        at += count
+        if not position % _ROWS:
+            yield
+    return rows
+
+
+def _extends(message: Message) -> Sliced[list[Extend]]:
+    columns = dict.fromkeys((1, 2, 3, 4), _COLUMN_BYTES)
+    found = yield from parts(message, pb.Extends.DESCRIPTOR, columns, {}, ENTRY_BYTES)
+    groups = yield from _column(found.columns[1], "step.extends.groups", wide=True)
+    rooms = yield from _pairs(found.columns[3], found.columns[4], "step.extends")
+    counts = (yield from _column(found.columns[2], "step.extends.sequence_counts")) or array("i", [1]) * len(rooms)
+    kvmanager_codec.check_columns("step.extends", groups, counts)
+    check_counts("step.extends", counts, len(rooms))
+    rows: list[Extend] = []
+    at = 0
+    for position, (group, count) in enumerate(zip(groups, counts, strict=True), 1):
+        rows.append(Extend(group, rooms[at : at + count]))
+        at += count
+        if not position % _ROWS:
+            yield
+    return rows
+
+
+def _small_items(message: Message, fields: list[Field]) -> Sliced[Step]:
+    """Read pins, forks and frees."""
+    step = Step(0, pins=[], forks=[], frees=[])
+    _check_sizes(message, fields)
+    for batch in batches(message, fields, _FEW_ITEMS, _BATCH_BYTES):
+        yield
+        part = kvmanager_codec.step_of(pb.Step.FromString(batch))
+        step.pins.extend(part.pins)  # type: ignore[attr-defined]
+        step.forks.extend(part.forks)  # type: ignore[attr-defined]
+        step.frees.extend(part.frees)  # type: ignore[attr-defined]
+    return step
+
+
+def _check_sizes(message: Message, fields: list[Field]) -> None:
+    for field in fields:
+        if field.end - field.start > ENTRY_BYTES:
+            path = f"{message.path}.{pb.Step.DESCRIPTOR.fields_by_number[field.number].name}"
+            raise InvalidField(f"{path} has an entry of more than {ENTRY_BYTES} bytes", path)
+
+
+def _allocates(message: Message, fields: list[Field]) -> Sliced[tuple[list[Allocate], dict[int, str]]]:
+    allocates: list[Allocate] = []
+    traces: dict[int, str] = {}
+    left = limits.MOST_PROMPT_TOKENS
+    small: list[Field] = []
+    for field in [*fields, None]:
+        if field is not None and field.end - field.start <= ENTRY_BYTES:
+            small.append(field)
+            continue
+        for batch in batches(message, small, _FEW_ITEMS, _BATCH_BYTES):
+            yield
+            part = pb.Step.FromString(batch)
+            traces |= trace_parents(part, len(allocates))
+            allocates += kvmanager_codec.step_of(part).allocates
+        small = []
+        if field is not None:
+            allocate, trace = yield from _large_allocate(message.of(field, "allocates"), left)
+            left -= len(allocate.token_ids)
+            traces |= {len(allocates): trace} if trace else {}
+            allocates.append(allocate)
+    if sum(len(one.token_ids) for one in allocates) > limits.MOST_PROMPT_TOKENS:
+        raise InvalidField(
+            f"step.allocates has more than {limits.MOST_PROMPT_TOKENS} tokens", "step.allocates.token_ids"
+        )
+    return allocates, traces
+
+
+def _large_allocate(message: Message, most_tokens: int) -> Sliced[tuple[Allocate, str]]:
+    columns = {_TOKEN_IDS: limits.MOST_PROMPT_TOKENS * _VARINT_BYTES}
+    found = yield from parts(message, pb.Allocate.DESCRIPTOR, columns, {}, ENTRY_BYTES)
+    token_ids = yield from numbers(found.columns[_TOKEN_IDS], most_tokens, "step.allocates.token_ids")
+    rest = pb.Allocate.FromString(bytes(found.rest))
+    return kvmanager_codec.allocate_of(rest)._replace(token_ids=token_ids), rest.trace_parent
+
+
+class ReadLookup(NamedTuple):
+    """What a LookupPrefix asks for."""
+
+    token_ids: "array[int]"
+    salt: bytes
+    model_fingerprint: str
+
+
+def read_lookup(data: bytes) -> Sliced[ReadLookup]:
+    """Read a LookupPrefixRequest, in slices. Raises InvalidField and DecodeError."""
+    columns = {1: limits.MOST_PROMPT_TOKENS * _VARINT_BYTES}
+    found = yield from parts(whole(data), pb.LookupPrefixRequest.DESCRIPTOR, columns, {}, ENTRY_BYTES)
+    token_ids = yield from numbers(found.columns[1], limits.MOST_PROMPT_TOKENS, "token_ids")
+    rest = pb.LookupPrefixRequest.FromString(bytes(found.rest))
+    return ReadLookup(token_ids, rest.salt, rest.model_fingerprint)

@@ -1,0 +1,228 @@
+"""Paged attention against a naive one in float64 that knows no blocks."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention import PagedBatch, TorchBackend
+from engine.attention.backend import Direction, Scoring
+from engine.blocks import Copy
+from engine.run.cache import CacheGeometry
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
+from tests.engine.paged_case import CPU, Case, Feed, naive_attention
+
+TOLERANCE = 2e-5
+POISONS = (math.nan, math.inf, -math.inf)
+
+
+MIXED = (Feed(0, 1), Feed(37, 1), Feed(16, 1), Feed(0, 33), Feed(20, 13), Feed(63, 1), Feed(15, 17), Feed(3, 1))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 8, 16, 32, 64])
+def test_any_block_size(block_size: int) -> None:
+    assert Case(MIXED, block_size=block_size).run() < TOLERANCE
+
+
+@pytest.mark.parametrize(("kv_heads", "group"), [(4, 1), (2, 3), (2, 4), (1, 1), (1, 8)])
+def test_grouped_heads_and_a_single_head_for_all(kv_heads: int, group: int) -> None:
+    assert Case(MIXED, kv_heads=kv_heads, group=group).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("head_size", [1, 7, 64, 80, 128])
+def test_any_head_size(head_size: int) -> None:
+    assert Case(MIXED, head_size=head_size, scoring=Scoring(head_size**-0.5)).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 16, 17, 1000])
+def test_a_sliding_window_hides_what_is_farther_back(window: int) -> None:
+    assert Case(MIXED, scoring=Scoring(0.25, window=window)).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
+@pytest.mark.parametrize("window", [None, 5])
+def test_scores_are_capped(softcap: float, window: int | None) -> None:
+    assert Case(MIXED, scoring=Scoring(0.25, window, softcap)).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("scoring", [Scoring(0.25), Scoring(0.25, 5), Scoring(0.25, None, 5.0)])
+def test_what_others_left_in_unused_slots_does_not_leak(poison: float, scoring: Scoring) -> None:
+    assert Case(MIXED, scoring=scoring, poison=poison).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("feeds", [[Feed(0, 1)], [Feed(0, 50)], [Feed(49, 1)], [Feed(16, 16)], [Feed(31, 1)] * 9])
+def test_batches_of_one_kind(feeds: list[Feed]) -> None:
+    assert Case(feeds).run() < TOLERANCE
+
+
+def test_long_sequences_beside_short_ones() -> None:
+    assert Case([Feed(1500, 1), Feed(0, 1), Feed(700, 40), Feed(2, 1)], head_size=4).run() < TOLERANCE
+
+
+def test_the_comparison_sees_a_wrong_window_and_a_wrong_head() -> None:
+    """The tests above can fail: the same batch with another scoring is far off."""
+    right = Case(MIXED)
+    assert right.run() < TOLERANCE
+    torch.manual_seed(0)
+    key, value = torch.randn(2, 20, 2, 8, dtype=torch.float64)
+    query = torch.randn(20, 4, 8, dtype=torch.float64)
+    plain = naive_attention(query, key, value, Scoring(0.25))
+    for other in (Scoring(0.3), Scoring(0.25, 19), Scoring(0.25, None, 2.0)):
+        assert (naive_attention(query, key, value, other) - plain).abs().max() > 0.01
+    assert (naive_attention(query.flip(1), key, value, Scoring(0.25)) - plain.flip(1)).abs().max() > 0.01
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    feeds=st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 2, 5, 19])).map(lambda pair: Feed(*pair)),
+        min_size=1,
+        max_size=6,
+    ),
+    block_size=st.integers(1, 20),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    head_size=st.integers(1, 9),
+    window=st.none() | st.integers(1, 30),
+    softcap=st.none() | st.floats(0.5, 20),
+    poison=st.sampled_from(POISONS),
+    seed=st.integers(0, 10**6),
+)
+def test_any_batch_of_any_shape(
+    feeds: list[Feed],
+    block_size: int,
+    kv_heads: int,
+    group: int,
+    head_size: int,
+    window: int | None,
+    softcap: float | None,
+    poison: float,
+    seed: int,
+) -> None:
+    scoring = Scoring(0.3, window, softcap)
+    case = Case(feeds, block_size, kv_heads, group, head_size, scoring, poison=poison, seed=seed)
+    assert case.run() < TOLERANCE
+
+
+def test_bfloat16_stays_close() -> None:
+    torch.manual_seed(1)
+    backend = TorchBackend(CacheGeometry(1, 2, 16), 8, 8, torch.bfloat16)
+    batch = PagedBatch.of([Work(1, (0,) * 30, 0, (3, 1, 4, 2), True, Sampling())], 8, CPU)
+    key, value = torch.randn(2, 30, 2, 16, dtype=torch.bfloat16)
+    query = torch.randn(30, 4, 16, dtype=torch.bfloat16)
+    backend.write(0, key, value, batch)
+    found = backend.attend(0, query, batch, Scoring(0.25))
+    assert found.dtype == torch.bfloat16
+    expected = naive_attention(query.double(), key.double(), value.double(), Scoring(0.25))
+    assert (found - expected).abs().max() < 0.05
+
+
+class TestBlocks:
+    @pytest.fixture
+    def backend(self) -> TorchBackend:
+        backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6, host_blocks=4)
+        backend.cache.copy_(torch.arange(backend.cache.numel()).view_as(backend.cache))
+        return backend
+
+    @pytest.fixture
+    def host_cache(self, backend: TorchBackend) -> torch.Tensor:
+        assert backend.host_cache is not None
+        backend.host_cache.copy_(-torch.arange(backend.host_cache.numel()).view_as(backend.host_cache))
+        return backend.host_cache
+
+    def test_a_write_touches_its_own_slots_of_its_own_layer(self, backend: TorchBackend) -> None:
+        before = backend.cache.clone()
+        batch = PagedBatch.of(
+            [Work(1, (0,) * 3, 2, (5, 2), True, Sampling()), Work(2, (0,), 4, (1, 6), True, Sampling())], 4, CPU
+        )
+        key, value = torch.randn(2, 4, 2, 4)
+        backend.write(1, key, value, batch)
+        places = [(5, 2), (5, 3), (2, 0), (6, 0)]
+        for token, (block, slot) in enumerate(places):
+            assert torch.equal(backend.cache[block, 1, 0, slot], key[token])
+            assert torch.equal(backend.cache[block, 1, 1, slot], value[token])
+            before[block, 1, :, slot] = backend.cache[block, 1, :, slot]
+        assert torch.equal(backend.cache, before)
+
+    def test_attending_changes_nothing(self, backend: TorchBackend) -> None:
+        before = backend.cache.clone()
+        batch = PagedBatch.of([Work(1, (0,), 6, (5, 2), True, Sampling())], 4, CPU)
+        backend.attend(0, torch.randn(1, 4, 4), batch, Scoring(1.0))
+        assert torch.equal(backend.cache, before)
+
+    def test_copies_take_whole_blocks_of_all_layers(self, backend: TorchBackend) -> None:
+        before = backend.cache.clone()
+        backend.copy_blocks([Copy(1, 4), Copy(3, 6), Copy(1, 2)])
+        assert torch.equal(backend.cache[[4, 6, 2]], before[[1, 3, 1]])
+        assert torch.equal(backend.cache[[0, 1, 3, 5]], before[[0, 1, 3, 5]])
+
+    def test_no_copies_copy_nothing(self, backend: TorchBackend) -> None:
+        before = backend.cache.clone()
+        backend.copy_blocks([])
+        assert torch.equal(backend.cache, before)
+
+    @pytest.mark.parametrize("direction", Direction)
+    def test_a_swap_takes_whole_blocks_to_the_other_tier_and_leaves_all_others(
+        self, backend: TorchBackend, host_cache: torch.Tensor, direction: Direction
+    ) -> None:
+        tiers = (backend.cache, host_cache)
+        source, target = tiers if direction is Direction.DEVICE_TO_HOST else tiers[::-1]
+        source_before, expected = source.clone(), target.clone()
+        backend.swap([Copy(1, 4), Copy(3, 2), Copy(1, 3)], direction)
+        expected[[4, 2, 3]] = source_before[[1, 3, 1]]
+        assert torch.equal(target, expected)
+        assert torch.equal(source, source_before)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_what_went_to_the_host_and_back_is_the_same_to_the_byte(self, dtype: torch.dtype) -> None:
+        backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6, dtype=dtype, host_blocks=4)
+        bytes_of = backend.cache.view(torch.uint8)
+        bytes_of.random_(0, 256)  # NaNs of every kind among them
+        before = bytes_of.clone()
+        backend.swap([Copy(2, 4), Copy(5, 1), Copy(6, 3)], Direction.DEVICE_TO_HOST)
+        backend.cache[[2, 5, 6]] = 0.0
+        backend.swap([Copy(1, 6), Copy(4, 5), Copy(3, 2)], Direction.HOST_TO_DEVICE)
+        assert torch.equal(bytes_of[[5, 6, 2]], before[[2, 5, 6]])
+        assert torch.equal(bytes_of[[0, 1, 3, 4]], before[[0, 1, 3, 4]])
+
+    def test_the_host_tier_is_shaped_as_the_device_tier_and_there_may_be_none(
+        self, backend: TorchBackend, host_cache: torch.Tensor
+    ) -> None:
+        assert host_cache.shape == (5, *backend.cache.shape[1:])
+        assert host_cache.dtype == backend.cache.dtype
+        assert host_cache[0].is_contiguous()
+        alone = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6)
+        assert alone.host_cache is None
+        with pytest.raises(AssertionError, match="no host tier"):
+            alone.swap([Copy(1, 1)], Direction.DEVICE_TO_HOST)
+
+    def test_the_cache_has_a_block_more_than_the_pool_and_its_size_is_told(self) -> None:
+        geometry = CacheGeometry(3, 2, 4)
+        backend = TorchBackend(geometry, block_size=5, device_blocks=6, dtype=torch.float16)
+        assert backend.cache.shape == (7, 3, 2, *backend.block_shape())
+        assert backend.cache[0].nbytes == geometry.block_bytes(5, torch.float16)
+        assert backend.cache[0].is_contiguous(), "a block of all layers is one piece"
+
+
+class TestBatchLayout:
+    def test_decoding_sequences_go_together_and_each_prompt_by_itself(self) -> None:
+        work = [
+            Work(1, (7,), 4, (2, 5), True, Sampling()),
+            Work(2, (8, 9), 0, (3,), False, Sampling()),
+            Work(3, (6,), 0, (1,), True, Sampling()),
+        ]
+        batch = PagedBatch.of(work, 4, CPU)
+        assert batch.slots.tolist() == [20, 12, 13, 4]
+        decoding, prompt = batch.rows
+        assert decoding.tokens.tolist() == [[0], [3]]
+        assert decoding.tables.tolist() == [[2, 5], [1, 0]], "padded with the block that belongs to nobody"
+        assert decoding.ends.tolist() == [5, 1]
+        assert (prompt.tokens.tolist(), prompt.tables.tolist(), prompt.ends.tolist()) == ([[1, 2]], [[3]], [2])
+
+    def test_no_work_is_an_empty_batch(self) -> None:
+        batch = PagedBatch.of([], 4, CPU)
+        assert (batch.slots.tolist(), batch.rows) == ([], ())

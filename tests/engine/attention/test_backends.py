@@ -1,0 +1,198 @@
+"""Every attention backend against attention in float64: each pair of properties of a batch comes together once."""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+import torch
+
+from engine.attention import PagedBatch, TorchBackend
+from engine.attention.backend import Direction, Scoring
+from engine.attention.cpu_backend import CpuBackend
+from engine.attention.flex_backend import FlexBackend
+from engine.blocks import Copy
+from engine.errors import ModelUnsupported
+from engine.native import Kernels, KernelsUnavailable, build
+from engine.run.cache import CacheGeometry
+from services.models.model_store import default_cache
+from tests.engine.paged_case import Case, Feed, MakeBackend, Moved
+from tests.engine.triton_case import DEVICE, make_triton_backend
+
+LONG = [Feed(4999, 1), Feed(0, 1), Feed(300, 1), Feed(130, 20)]
+DECODING = [Feed(prefix, 1) for prefix in (0, 1, 14, 15, 16, 17, 63, 64, 200, 777)]
+PROMPTS = [Feed(0, 37), Feed(0, 1), Feed(33, 19), Feed(64, 64)]
+PROPERTIES: dict[str, Sequence[Any]] = {
+    "dtype": [torch.float32, torch.bfloat16, torch.float16],
+    "block_size": [8, 16, 24, 32, 64, 128],
+    "head_size": [64, 80, 96, 128],
+    "heads": [(2, 1), (3, 3), (2, 4), (1, 8), (1, 20)],  # of K and V, and query heads of each
+    "feeds": [LONG, DECODING, PROMPTS],
+    "window": [None, 1, 50, 1000],
+    "softcap": [None, 20.0],
+    "poison": [math.nan, math.inf],
+    "moved": [None, "copied", "swapped"],
+}
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
+
+
+def pairwise(properties: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield combinations, until each two values of different properties have come together; always the same ones."""
+    names, draw = list(properties), random.Random(1)
+    places = {name: range(len(properties[name])) for name in names}
+    missing = {
+        ((one, i), (other, j)) for one, other in combinations(names, 2) for i, j in product(places[one], places[other])
+    }
+    while missing:
+        rows = [{name: draw.choice(places[name]) for name in names} for _ in range(60)]
+        first = min(missing)
+        for row in rows:
+            row.update(first)
+        best = max(rows, key=lambda row: len(missing.intersection(combinations(row.items(), 2))))
+        missing.difference_update(combinations(best.items(), 2))
+        yield {name: properties[name][place] for name, place in best.items()}
+
+
+def kernels(*, tiles: bool) -> Kernels:
+    try:
+        made = Kernels(build(default_cache().parent / "kernels"), tiles=tiles)
+    except KernelsUnavailable as missing:
+        pytest.skip(f"the native kernels cannot be built: {missing}")
+    if tiles and not made.tiles:
+        pytest.skip("the CPU has no AMX")
+    return made
+
+
+@pytest.fixture(params=["torch", "cpu", "cpu without tiles", "flex", "triton"])
+def make(request: pytest.FixtureRequest) -> MakeBackend:
+    if request.param == "torch":
+        return TorchBackend
+    if request.param == "flex":
+        return partial(FlexBackend, device=DEVICE, compiled=False)
+    if request.param == "triton":
+        return make_triton_backend()
+    return partial(CpuBackend, kernels(tiles=request.param == "cpu"))
+
+
+def run(make: MakeBackend, row: dict[str, Any]) -> float:
+    kv_heads, group = row["heads"]
+    scoring = Scoring(row["head_size"] ** -0.5, row["window"], row["softcap"])
+    case = Case(
+        row["feeds"],
+        block_size=row["block_size"],
+        kv_heads=kv_heads,
+        group=group,
+        head_size=row["head_size"],
+        scoring=scoring,
+        poison=row["poison"],
+        moved=row["moved"],
+        dtype=row["dtype"],
+        make=make,
+    )
+    return case.run() / TOLERANCES[row["dtype"]]
+
+
+TABLE = list(pairwise(PROPERTIES))
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return "-".join(str(value if name != "feeds" else len(value)) for name, value in row.items())
+
+
+@pytest.mark.parametrize("row", TABLE, ids=name_of)
+def test_attention_over_blocks_is_attention(make: MakeBackend, row: dict[str, Any]) -> None:
+    assert run(make, row) < 1
+
+
+class Forgetful(TorchBackend):
+    """Leaves the row of the last token unwritten."""
+
+    def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
+        output = torch.empty_like(query)
+        output[:-1] = super().attend(layer, query, batch, scoring)[:-1]
+        return output
+
+
+class Mistaken(TorchBackend):
+    """Copies and swaps no more than one block."""
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        super().copy_blocks(copies[:1])
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        super().swap(copies[:1], direction)
+
+
+@pytest.mark.parametrize(
+    ("make", "moved"), [(Forgetful, None), (Forgetful, "copied"), (Mistaken, "copied"), (Mistaken, "swapped")]
+)
+def test_a_row_left_out_and_a_block_left_behind_are_seen(make: MakeBackend, moved: Moved | None) -> None:
+    assert Case(PROMPTS, moved=moved).run() < TOLERANCES[torch.float32]
+    assert Case(PROMPTS, moved=moved, make=make).run() == math.inf
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="there is no GPU")
+@pytest.mark.parametrize("row", [row for row in TABLE if row["block_size"] % 16 == 0][:4], ids=name_of)
+def test_what_flexattention_compiles_for_a_gpu_is_attention(row: dict[str, Any]) -> None:
+    assert run(partial(FlexBackend, device=DEVICE), row) < 1
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_result_does_not_depend_on_how_the_work_is_cut(threads: int) -> None:
+    make = partial(CpuBackend, kernels(tiles=False), host_blocks=0, threads=threads)
+    feeds = [Feed(2000, 1), Feed(1100, 1), Feed(3, 1)]
+    case = Case(feeds, kv_heads=1, group=3, head_size=64, scoring=Scoring(0.125), dtype=torch.bfloat16, make=make)
+    assert case.run() < TOLERANCES[torch.bfloat16]
+
+
+def test_copies_and_swaps_of_the_cpu_backend_take_whole_blocks() -> None:
+    geometry = CacheGeometry(3, 2, 16)
+    backend = CpuBackend(kernels(tiles=False), geometry, 16, 6, torch.bfloat16, host_blocks=4)
+    bits = backend.cache.view(torch.int16)
+    bits.random_()
+    before = bits.clone()
+    assert backend.cache[0].nbytes == geometry.block_bytes(16, torch.bfloat16)
+    backend.swap([Copy(2, 4), Copy(5, 1)], Direction.DEVICE_TO_HOST)
+    backend.copy_blocks([Copy(1, 2), Copy(3, 5)])
+    assert torch.equal(bits[[2, 5]], before[[1, 3]])
+    backend.swap([Copy(4, 6), Copy(1, 4)], Direction.HOST_TO_DEVICE)
+    assert torch.equal(bits[[6, 4]], before[[2, 5]])
+    assert torch.equal(bits[[0, 1, 3]], before[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("geometry", [CacheGeometry(30, 3, 64), CacheGeometry(5, 3, 26)], ids=["large", "crooked"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_copies_at_once_take_each_block_to_its_place_and_touch_no_other(
+    geometry: CacheGeometry, threads: int
+) -> None:
+    block_size = (
+        16 if geometry.layers == 30 else 3
+    )  # of 360 KiB, and of sizes that are no multiple of what is stored at once
+    backend = CpuBackend(
+        kernels(tiles=False), geometry, block_size, 40, torch.bfloat16, host_blocks=30, threads=threads
+    )
+    assert backend.host_cache is not None
+    device, host = backend.cache.view(torch.int16), backend.host_cache.view(torch.int16)
+    device.random_()
+    host.random_()
+    before, host_before = device.clone(), host.clone()
+    ids = random.Random(1).sample(range(1, 31), 30)
+    backend.swap(
+        [Copy(source, target) for source, target in zip(ids[:14], ids[14:28], strict=True)], Direction.DEVICE_TO_HOST
+    )
+    assert torch.equal(host[ids[14:28]], before[ids[:14]])
+    assert torch.equal(host[ids[:14]], host_before[ids[:14]])
+    backend.copy_blocks([Copy(source, target) for source, target in zip(ids[:14], ids[14:28], strict=True)])
+    assert torch.equal(device[ids[14:28]], before[ids[:14]])
+    untouched = [0, *ids[:14], *ids[28:], *range(31, 41)]
+    assert torch.equal(device[untouched], before[untouched])
+    backend.copy_blocks([])
+    assert torch.equal(device[untouched], before[untouched])
+
+
+def test_heads_larger_than_the_kernels_have_room_for_are_refused() -> None:
+    with pytest.raises(ModelUnsupported, match="heads have 272 elements, the kernels take 256"):
+        CpuBackend(kernels(tiles=False), CacheGeometry(1, 1, 272), 16, 2)

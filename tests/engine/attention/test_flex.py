@@ -1,0 +1,215 @@
+"""FlexAttention's masks, against a mask of every pair of positions; and its compiled kernels, a few times."""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention import PagedBatch, TorchBackend
+from engine.attention.backend import Scoring
+from engine.attention.flex_backend import FlexBackend
+from engine.attention.flex_mask import BlockLists, block_lists, query_rows
+from engine.errors import BackendUnavailable
+from engine.run.cache import CacheGeometry
+from engine.schedule.preemption import Preemption
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
+from tests.engine.paged_case import CPU, Case, Feed
+from tests.engine_in_process import ModelEngine
+from tests.reference import near_ties
+
+# What torch's compiler imports uses what torch has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+
+FEEDS = st.lists(
+    st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 2, 5, 19])).map(lambda pair: Feed(*pair)),
+    min_size=1,
+    max_size=5,
+)
+MIXED = (Feed(0, 1), Feed(37, 1), Feed(16, 1), Feed(0, 33), Feed(20, 13), Feed(15, 17))
+# One graph for decoding and one for prompts.
+KINDS = 2
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def scattered(feeds: list[Feed], block_size: int, draw: random.Random, spare: int = 3) -> tuple[PagedBatch, int]:
+    """Return a batch whose blocks lie anywhere, and how many blocks there are."""
+    counts = [-(-sum(feed) // block_size) for feed in feeds]
+    blocks = draw.sample(range(1, sum(counts) + spare + 1), sum(counts))
+    work = []
+    for number, (feed, count) in enumerate(zip(feeds, counts, strict=True)):
+        table, blocks = tuple(blocks[:count]), blocks[count:]
+        work.append(Work(number, (0,) * feed.fed, feed.prefix, table, True, Sampling()))
+    return PagedBatch.of(work, block_size, CPU), sum(counts) + spare
+
+
+def chosen(lists: BlockLists, row: int) -> tuple[list[int], list[int]]:
+    full, partial_ = lists.full[row, : lists.full_counts[row]], lists.partial[row, : lists.partial_counts[row]]
+    return full.tolist(), partial_.tolist()
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    feeds=FEEDS, block_size=st.integers(1, 20), window=st.integers(1, 50), length=st.integers(1, 8), seed=st.integers()
+)
+def test_full_blocks_are_seen_whole_and_partial_ones_in_part(
+    feeds: list[Feed], block_size: int, window: int, length: int, seed: int
+) -> None:
+    batch, _ = scattered(feeds, block_size, random.Random(seed))
+    width = batch.tables.shape[1]
+    for rows in query_rows(batch, length):
+        lists = block_lists(rows.first, rows.last, window, block_size, width)
+        for row, (first, last) in enumerate(zip(rows.first.tolist(), rows.last.tolist(), strict=True)):
+            back = torch.arange(first, last + 1)[:, None] - torch.arange(width * block_size)
+            seen = ((back >= 0) & (back < window)).view(-1, width, block_size)
+            whole, some = seen.all(2).all(0), seen.any(2).any(0)
+            expected = ([], []) if first > last else (whole.nonzero(), (some & ~whole).nonzero())
+            assert chosen(lists, row) == tuple([int(block) for block in blocks] for blocks in expected)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(feeds=FEEDS, length=st.integers(1, 8))
+def test_every_fed_token_has_one_place_in_the_rows_at_its_position(feeds: list[Feed], length: int) -> None:
+    batch, _ = scattered(feeds, 4, random.Random(0))
+    positions = [position for prefix, fed in feeds for position in range(prefix, prefix + fed)]
+    owners = [number for number, feed in enumerate(feeds) for _ in range(feed.fed)]
+    found = []
+    for rows in query_rows(batch, length):
+        assert torch.equal(rows.tokens.flatten()[rows.places], rows.fed)
+        assert len(rows.tokens) > 1, "a graph for one row would be another one"
+        for token, place in zip(rows.fed.tolist(), rows.places.tolist(), strict=True):
+            row, step = divmod(place, rows.tokens.shape[1])
+            assert rows.first[row] + step == positions[token] <= rows.last[row]
+            assert rows.sequences[row] == owners[token]
+            found.append(token)
+    assert sorted(found) == list(range(len(positions)))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 8, 32])
+@pytest.mark.parametrize("window", [None, 1, 7, 16])
+@pytest.mark.parametrize("group", [1, 3, 20, 70])
+def test_windows_blocks_and_groups_of_any_size_uncompiled(block_size: int, window: int | None, group: int) -> None:
+    make = partial(FlexBackend, compiled=False)
+    case = Case(MIXED, block_size, kv_heads=1, group=group, scoring=Scoring(0.25, window), make=make)
+    assert case.run() < 2e-5
+
+
+def test_sequences_may_share_blocks_and_hold_them_at_different_places() -> None:
+    """No sequence of the engine does the latter; the mask relies on nothing."""
+    geometry = CacheGeometry(2, 1, 8)
+    work = [Work(1, (0,), 9, (2, 1, 3), True, Sampling()), Work(2, (0,) * 3, 4, (1, 4), True, Sampling())]
+    batch = PagedBatch.of(work, 4, CPU)
+    backends = [FlexBackend(geometry, 4, 5, compiled=False), TorchBackend(geometry, 4, 5)]
+    contents, query = torch.randn(backends[0].cache.shape), torch.randn(4, 2, 8)
+    for backend in backends:
+        backend.cache.copy_(contents)
+    found, expected = (backend.attend(1, query, batch, Scoring(0.3)) for backend in backends)
+    assert (found - expected).abs().max() < 1e-5
+
+
+def test_queries_may_lie_in_memory_as_models_leave_them() -> None:
+    batch, blocks = scattered([*MIXED], 4, random.Random(0))
+    backend = FlexBackend(CacheGeometry(1, 2, 8), 4, blocks, compiled=False)
+    backend.cache.normal_()
+    query = torch.randn(6, int(batch.first[-1]), 8).transpose(0, 1)
+    found, expected = (backend.attend(0, each, batch, Scoring(0.3)) for each in (query, query.contiguous()))
+    assert torch.equal(found, expected)
+
+
+def test_no_work_is_no_output() -> None:
+    backend = FlexBackend(CacheGeometry(1, 2, 8), 4, 2, compiled=False)
+    batch = PagedBatch.of([], 4, CPU)
+    backend.write(0, *torch.empty(2, 0, 2, 8), batch)
+    assert backend.attend(0, torch.empty(0, 4, 8), batch, Scoring(0.3)).shape == (0, 4, 8)
+
+
+def test_the_slots_behind_a_newly_begun_block_hold_no_v_of_others() -> None:
+    backend = FlexBackend(CacheGeometry(2, 1, 2), 4, 6, compiled=False)
+    backend.cache.fill_(torch.nan)
+    work = [Work(1, (0,) * 3, 0, (5,), True, Sampling()), Work(2, (0,), 6, (2, 1), True, Sampling())]
+    batch = PagedBatch.of([*work, Work(3, (0,) * 4, 0, (6,), True, Sampling())], 4, CPU)
+    backend.write(1, *torch.ones(2, 8, 1, 2), batch)
+    filled = [(1, 5, slot) for slot in range(3)] + [(1, 1, 2)] + [(1, 6, slot) for slot in range(4)]
+    values = backend.cache[:, 1, 1, :, 0, 0]
+    expected = torch.full_like(values, torch.nan)
+    for _, block, slot in filled:
+        expected[block, slot] = 1
+    expected[5, 3] = 0  # block 1 was begun by an earlier batch, so its rest is that one's
+    assert torch.equal(values.nan_to_num(-1), expected.nan_to_num(-1))
+    assert backend.cache[:, 0].isnan().all(), "the other layer's"
+
+
+def test_compiled_kernels_attend_as_well() -> None:
+    scoring = Scoring(0.125, 9, 20.0)
+    case = Case(MIXED, 16, 2, 3, 64, scoring, layers=3, dtype=torch.bfloat16, moved="swapped", make=FlexBackend)
+    assert case.run() < 6e-2
+
+
+def test_batches_of_any_size_and_windows_of_any_width_share_two_graphs() -> None:
+    draw = random.Random(5)
+    geometry = CacheGeometry(3, 1, 16)
+    backends = [FlexBackend(geometry, 8, 120), TorchBackend(geometry, 8, 120)]
+    contents = torch.randn(backends[0].cache.shape)
+    for backend in backends:
+        backend.cache.copy_(contents)
+    before = graphs()
+    for _ in range(12):
+        feeds = [Feed(draw.randrange(60), draw.choice([1, 1, 1, 2, 30])) for _ in range(draw.randrange(1, 9))]
+        batch, _ = scattered(feeds, 8, draw)
+        query, layer = torch.randn(int(batch.first[-1]), 3, 16), draw.randrange(3)
+        scoring = Scoring(draw.uniform(0.1, 0.5), draw.choice([None, 3, 20]))
+        found, expected = (backend.attend(layer, query, batch, scoring) for backend in backends)
+        assert (found - expected).abs().max() < 1e-5
+    assert graphs() - before == KINDS
+
+
+def graphs() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_without_a_compiler_the_backend_says_so_at_once() -> None:
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(BackendUnavailable, match="need a C\\+\\+ compiler, and there is none"),
+    ):
+        FlexBackend(CacheGeometry(1, 1, 8), 16, 2)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "blocks", "reason"),
+    [(24, 2, "blocks of a multiple of 16 tokens, not 24"), (16, 2**20, "count in 32 bits, the cache has 4294971392")],
+)
+def test_what_the_kernels_for_gpus_cannot_do_is_refused(block_size: int, blocks: int, reason: str) -> None:
+    with pytest.raises(BackendUnavailable, match=reason):
+        FlexBackend(CacheGeometry(2, 1, 64), block_size, blocks, device=torch.device("cuda"))
+
+
+class FlexEngine(ModelEngine):
+    """An engine whose cache is full of NaN, and whose model attends by compiled FlexAttention."""
+
+    def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> FlexBackend:
+        backend = FlexBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)
+        backend.cache.fill_(torch.nan)
+        return backend
+
+
+def test_a_model_generates_the_tokens_of_transformers_through_preemptions_with_two_graphs(
+    tiny_model: Callable[[str], Path], random_prompt: Callable[[int], list[int]]
+) -> None:
+    before = graphs()
+    folder, prompts = tiny_model("llama"), [random_prompt(length) for length in (1, 15, 16, 17, 40, 90)]
+    engine = FlexEngine(folder, block_size=8, device_blocks=16, host_blocks=16, preemption=Preemption.SWAP)
+    answers = engine.generate(prompts, 24)
+    assert engine.scheduler.totals.preemptions > 0
+    assert near_ties(folder, prompts, answers, 24) <= 1
+    assert graphs() - before == KINDS

@@ -1,0 +1,267 @@
+"""What the Triton backend does beyond the table that all backends share; on a GPU where there is one."""
+
+import math
+import random
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention.backend import Direction, PagedBatch, Scoring
+from engine.blocks import Copy
+from engine.run.cache import CacheGeometry
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
+from tests.engine.paged_case import Case, Feed, naive_attention
+from tests.engine.triton_case import DEVICE, make_triton_backend
+
+pytest.importorskip("triton")
+from engine.attention.triton_backend import TritonBackend
+from engine.triton_kernels.tuning import tuning_for
+
+TOLERANCE = 2e-5
+MIXED = (Feed(0, 1), Feed(37, 1), Feed(16, 1), Feed(0, 33), Feed(20, 13), Feed(63, 1), Feed(15, 17), Feed(3, 1))
+SCORING = Scoring(0.25)
+ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    feeds=st.lists(
+        st.tuples(st.integers(0, 300), st.sampled_from([1, 1, 1, 2, 5, 19])).map(lambda pair: Feed(*pair)),
+        min_size=1,
+        max_size=4,
+    ),
+    block_size=st.integers(1, 20),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 20),
+    head_size=st.integers(1, 20),
+    window=st.none() | st.integers(1, 150),
+    softcap=st.none() | st.floats(0.5, 20),
+    poison=st.sampled_from([math.nan, math.inf, -math.inf]),
+    seed=st.integers(0, 10**6),
+)
+def test_any_batch_of_any_shape(
+    feeds: list[Feed],
+    block_size: int,
+    kv_heads: int,
+    group: int,
+    head_size: int,
+    window: int | None,
+    softcap: float | None,
+    poison: float,
+    seed: int,
+) -> None:
+    scoring = Scoring(0.3, window, softcap)
+    case = Case(
+        feeds, block_size, kv_heads, group, head_size, scoring, poison=poison, seed=seed, make=make_triton_backend()
+    )
+    assert case.run() < TOLERANCE
+
+
+@pytest.mark.parametrize("window", [None, 7, 100, 300])
+def test_a_ragged_batch_with_a_window_or_without(window: int | None) -> None:
+    feeds = [*MIXED, Feed(900, 1), Feed(400, 2), Feed(0, 300), Feed(257, 130)]
+    assert Case(feeds, group=3, scoring=Scoring(0.25, window), make=make_triton_backend()).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("window", [None, 10, 1000])
+def test_prompts_may_begin_anywhere_in_a_tile_of_keys(window: int | None) -> None:
+    keys = tuning_for(8, torch.float32, 2, DEVICE).prefill.keys
+    feeds = [Feed(keys + distance, 3) for distance in range(-5, 3)]
+    assert Case(feeds, scoring=Scoring(0.25, window), make=make_triton_backend()).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("group", [1, 3, 20, 33, 71])
+def test_any_number_of_query_heads_may_share_one_of_k_and_v(group: int) -> None:
+    assert Case(MIXED, kv_heads=1, group=group, make=make_triton_backend()).run() < TOLERANCE
+
+
+def test_where_blocks_lie_does_not_change_a_bit() -> None:
+    feeds = [(700, 1), (90, 1), (40, 60), (0, 9)]
+    ordered, shuffled = (_attended_with(feeds, shuffle) for shuffle in (False, True))
+    assert torch.equal(ordered, shuffled)
+
+
+def _attended_with(feeds: list[tuple[int, int]], shuffle: bool) -> torch.Tensor:
+    torch.manual_seed(3)
+    blocks = list(range(1, 61))
+    if shuffle:
+        random.Random(5).shuffle(blocks)
+    backend = make_triton_backend()(CacheGeometry(1, 2, 16), 16, 60, torch.float32)
+    work = []
+    for number, (prefix, fed) in enumerate(feeds):
+        table = tuple(blocks.pop() for _ in range(-(-(prefix + fed) // 16)))
+        if prefix:
+            _write(backend, Work(number, (0,) * prefix, 0, table, True, Sampling()))
+        work.append(Work(number, (0,) * fed, prefix, table, True, Sampling()))
+    _write(backend, *work)
+    query = torch.randn(sum(fed for _, fed in feeds), 6, 16).to(DEVICE)
+    return backend.attend(0, query, PagedBatch.of(work, 16, DEVICE), SCORING)
+
+
+def _write(backend: TritonBackend, *work: Work) -> None:
+    batch = PagedBatch.of(work, backend.block_size, DEVICE)
+    heads = (backend.geometry.kv_heads, backend.geometry.head_size)
+    key, value = torch.randn(2, sum(batch.fed), *heads).to(DEVICE, backend.cache.dtype)
+    backend.write(0, key, value, batch)
+
+
+def test_tensors_as_transformers_lays_them_out_need_no_copy_of_their_own() -> None:
+    """K, V and the queries come with heads before tokens, or cut out of one product."""
+    torch.manual_seed(1)
+    backend = make_triton_backend()(CacheGeometry(1, 2, 16), 8, 4, torch.float32)
+    batch = PagedBatch.of([Work(1, (0,) * 30, 0, (3, 1, 4, 2), True, Sampling())], 8, DEVICE)
+    key = torch.randn(2, 30, 16).transpose(0, 1)
+    whole = torch.randn(30, 5 * 16)
+    value, query = whole[:, :32].view(30, 2, 16), torch.randn(16, 30, 4).permute(1, 2, 0)
+    backend.write(0, key.to(DEVICE), value.to(DEVICE), batch)
+    found = backend.attend(0, query.to(DEVICE), batch, SCORING).cpu()
+    assert (found - naive_attention(query.double(), key.double(), value.double(), SCORING)).abs().max() < TOLERANCE
+
+
+def test_layers_that_look_differently_far_back_share_a_batch() -> None:
+    torch.manual_seed(1)
+    backend = make_triton_backend()(CacheGeometry(1, 1, 16), 16, 30, torch.float32)
+    table = tuple(range(1, 26))
+    key, value = torch.randn(2, 400, 1, 16)
+    prefix = PagedBatch.of([Work(1, (0,) * 399, 0, table, True, Sampling())], 16, DEVICE)
+    batch = PagedBatch.of([Work(1, (0,), 399, table, True, Sampling())], 16, DEVICE)
+    backend.write(0, key[:399].to(DEVICE), value[:399].to(DEVICE), prefix)
+    backend.write(0, key[399:].to(DEVICE), value[399:].to(DEVICE), batch)
+    query = torch.randn(1, 3, 16)
+    for window in (None, 20, 150, None, 20):
+        scoring = Scoring(0.25, window)
+        expected = naive_attention(query.double(), key.double(), value.double(), scoring)
+        found = backend.attend(0, query.to(DEVICE), batch, scoring).cpu()
+        assert (found - expected).abs().max() < TOLERANCE
+
+
+def test_no_sequences_bring_nothing() -> None:
+    backend = make_triton_backend()(CacheGeometry(1, 2, 16), 16, 2, torch.float32)
+    batch = PagedBatch.of([], 16, DEVICE)
+    empty = torch.empty(0, 2, 16, device=DEVICE)
+    backend.write(0, empty, empty, batch)
+    assert backend.attend(0, empty, batch, SCORING).shape == (0, 2, 16)
+
+
+class TestRecorded:
+    """Decoding with buffers that are made once, for lengths that change."""
+
+    ROWS = 5
+    LENGTHS = ([700, 1, 0, 40, 129], [3, 900, 500, 0, 0], [0, 0, 0, 0, 0], [256, 128, 64, 1, 1])
+
+    @pytest.fixture
+    def backend(self) -> TritonBackend:
+        torch.manual_seed(0)
+        backend: TritonBackend = make_triton_backend()(CacheGeometry(2, 2, 16), 16, 150, torch.float32)
+        backend.cache.normal_()
+        backend.cache[0] = math.nan
+        return backend
+
+    @pytest.fixture
+    def batch(self) -> PagedBatch:
+        tables = torch.randperm(150, generator=torch.Generator().manual_seed(2))[: self.ROWS * 30] + 1
+        numbers = torch.arange(self.ROWS + 1, dtype=torch.int32, device=DEVICE)
+        nowhere = torch.full((self.ROWS,), -1, dtype=torch.int64, device=DEVICE)
+        tables = torch.cat([tables, tables]).view(self.ROWS, 60).to(DEVICE, torch.int32)
+        return PagedBatch(16, (1,) * self.ROWS, nowhere, numbers, torch.zeros_like(numbers[1:]), tables)
+
+    def expected(self, backend: TritonBackend, batch: PagedBatch, query: torch.Tensor, lengths: list[int]) -> list:
+        cache = backend.cache[:, 1].cpu().double()
+        rows = []
+        for row, length in enumerate(lengths):
+            if length:
+                key, value = cache[batch.tables[row].cpu().long()].permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length]
+                rows.append(naive_attention(query[row : row + 1].cpu().double(), key, value, SCORING)[0])
+            else:
+                rows.append(torch.full(query.shape[1:], 7.0))
+        return rows
+
+    def test_one_set_of_buffers_serves_any_lengths_and_padding_is_left_alone(
+        self, backend: TritonBackend, batch: PagedBatch
+    ) -> None:
+        work = backend.work_list(self.ROWS, 6)
+        for lengths in self.LENGTHS:
+            query = torch.randn(self.ROWS, 6, 16).to(DEVICE)
+            output = torch.full_like(query, 7.0)
+            batch.ends.copy_(torch.tensor(lengths))
+            work.partial_output.fill_(math.nan)
+            backend.list_work(work, batch, 6, None)
+            backend.decode(1, query, output, batch, SCORING, work)
+            for found, expected in zip(output.cpu(), self.expected(backend, batch, query, lengths), strict=True):
+                assert (found - expected).abs().max() < TOLERANCE
+
+    @ON_A_GPU
+    def test_a_graph_that_was_recorded_once_is_played_for_any_lengths(
+        self, backend: TritonBackend, batch: PagedBatch
+    ) -> None:
+        work = backend.work_list(self.ROWS, 6)
+        query = torch.randn(self.ROWS, 6, 16).to(DEVICE)
+        output = torch.full_like(query, 7.0)
+
+        def step() -> None:
+            backend.list_work(work, batch, 6, None)
+            backend.decode(1, query, output, batch, SCORING, work)
+
+        batch.ends.fill_(1)
+        step()  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for lengths in self.LENGTHS:
+            batch.ends.copy_(torch.tensor(lengths))
+            query.normal_()
+            output.fill_(7.0)
+            graph.replay()
+            for found, expected in zip(output.cpu(), self.expected(backend, batch, query, lengths), strict=True):
+                assert (found - expected).abs().max() < TOLERANCE
+
+
+class TestBlocks:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("geometry", [CacheGeometry(3, 2, 16), CacheGeometry(1, 1, 1), CacheGeometry(2, 3, 5)])
+    def test_copies_and_swaps_take_whole_blocks(self, geometry: CacheGeometry, dtype: torch.dtype) -> None:
+        make = partial(make_triton_backend(), host_blocks=4)
+        backend = make(geometry, 3, 6, dtype)
+        bits = backend.cache.view(torch.uint8)
+        bits.random_(0, 256)
+        before = bits.clone()
+        assert backend.cache[0].nbytes == geometry.block_bytes(3, dtype)
+        backend.swap([Copy(2, 4), Copy(5, 1), Copy(6, 2)], Direction.DEVICE_TO_HOST)
+        backend.copy_blocks([Copy(1, 2), Copy(3, 5), Copy(3, 6)])
+        assert torch.equal(bits[[2, 5, 6]], before[[1, 3, 3]])
+        backend.swap([Copy(4, 6), Copy(1, 4), Copy(2, 5)], Direction.HOST_TO_DEVICE)
+        assert torch.equal(bits[[6, 4, 5]], before[[2, 5, 6]])
+        assert torch.equal(bits[[0, 1, 3]], before[[0, 1, 3]])
+
+    def test_a_block_of_more_than_one_program_is_copied_whole(self) -> None:
+        backend = make_triton_backend()(CacheGeometry(5, 4, 128), 32, 3, torch.float32)
+        backend.cache.normal_()
+        before = backend.cache.clone()
+        backend.copy_blocks([Copy(1, 3)])
+        assert torch.equal(backend.cache, before[[0, 1, 2, 1]])
+
+    def test_no_copies_copy_nothing(self) -> None:
+        backend = make_triton_backend()(CacheGeometry(1, 1, 4), 4, 2, torch.float32)
+        backend.cache.normal_()
+        before = backend.cache.clone()
+        backend.copy_blocks([])
+        assert torch.equal(backend.cache, before)
+
+    def test_attending_and_padding_change_nothing_and_a_write_its_own_slots_alone(self) -> None:
+        backend = make_triton_backend()(CacheGeometry(3, 2, 4), 4, 6, torch.float32)
+        backend.cache.normal_()
+        expected = backend.cache.clone()
+        work = [Work(1, (0,) * 3, 2, (5, 2), True, Sampling()), Work(2, (0,), 4, (1, 6), True, Sampling())]
+        batch = PagedBatch.of(work, 4, DEVICE)
+        batch.slots[1] = -1
+        key, value = torch.randn(2, 4, 2, 4).to(DEVICE)
+        backend.write(1, key, value, batch)
+        backend.attend(1, torch.randn(4, 4, 4).to(DEVICE), batch, SCORING)
+        for token, block, slot in ((0, 5, 2), (2, 2, 0), (3, 6, 0)):
+            expected[block, 1, 0, :, slot] = key[token]
+            expected[block, 1, 1, :, slot] = value[token]
+        assert torch.equal(backend.cache, expected)

@@ -1,0 +1,468 @@
+"""Copies between the tiers beside the steps: cases 60, 61 and 63 of docs/kv-acceptance.md with a slow copy stream."""
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kvmanager
+from engine.attention import TorchBackend
+from engine.attention.backend import Direction
+from engine.blocks import Copy, Step
+from engine.errors import CopyFailed
+from engine.gpu.copy_stream import CopyStream, CudaCopyStream, InlineCopyStream, copy_stream_for
+from engine.run.block_copies import BlockCopies
+from engine.run.cache import CacheGeometry
+from engine.run.loop import Engine
+from engine.run.runner import ModelRunner
+from engine.schedule.request import Capacity, Request, Stopping
+from engine.schedule.scheduler import Finished, Limits, Scheduler, Tokens
+from engine.schedule.step_plan import Copies, Done, StepPlan, Work
+from tests.engine.copy_streams import PATIENCE_SECONDS, FreeCopyStream, HeldCopy, HeldCopyStream, LateCopyStream
+from tests.engine_in_process import GREEDY, loaded_model
+from tests.in_process import InProcessBlocks
+from tests.reference import greedy_reference
+
+BLOCK = 4
+FIRST = (11, 12, 13, 14, 15, 16, 17)
+SECOND = (21, 22, 23, 24, 25, 26)
+
+Tiny = Callable[[str], Path]
+
+
+class FailingBackend(TorchBackend):
+    """Fails at copies when it is told to."""
+
+    fails = False
+
+    def swap(self, copies: Any, direction: Direction) -> None:
+        self._check()
+        super().swap(copies, direction)
+
+    def copy_blocks(self, copies: Any) -> None:
+        self._check()
+        super().copy_blocks(copies)
+
+    def _check(self) -> None:
+        if self.fails:
+            raise OSError("made to fail")
+
+
+class Rig:
+    """A runner of a real model over 8 device and 4 host blocks, whose copies are held back until they are let go.
+
+    Its steps run on a thread, so that one may wait while the test goes on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        loaded = loaded_model(folder)
+        self.stream = HeldCopyStream()
+        self.backend = FailingBackend(loaded.geometry, BLOCK, 8, host_blocks=4)
+        self.runner = ModelRunner(loaded, self.backend, BLOCK, self.stream)
+        self._thread = ThreadPoolExecutor(1)
+
+    def begin(self, *copies: Copies, work: tuple[Work, ...] = ()) -> "Future[list[int]]":
+        step = self._thread.submit(self._tokens, StepPlan(1, copies, work))
+        step.add_done_callback(self.stream.news.put)
+        return step
+
+    def run(self, *copies: Copies, work: tuple[Work, ...] = ()) -> list[int]:
+        """Execute a plan that waits for nothing."""
+        step = self.begin(*copies, work=work)
+        assert self.news() is step, "the step waits for a copy"
+        return step.result()
+
+    def news(self) -> object:
+        """Return what happens next: the copy that a step begins to wait for, or the step that ends."""
+        return self.stream.news.get(timeout=PATIENCE_SECONDS)
+
+    def waited_for(self) -> HeldCopy:
+        """Return the copy that a step begins to wait for."""
+        copy = self.news()
+        assert isinstance(copy, HeldCopy), "no step waits for a copy"
+        return copy
+
+    @property
+    def copies(self) -> list[HeldCopy]:
+        return self.stream.copies
+
+    @property
+    def host_cache(self) -> torch.Tensor:
+        assert self.backend.host_cache is not None
+        return self.backend.host_cache
+
+    def _tokens(self, plan: StepPlan) -> list[int]:
+        return [sampled.token_id for sampled in self.runner.launch(plan).result()]
+
+    def close(self) -> None:
+        self.stream.close()
+        self._thread.shutdown()
+
+
+@pytest.fixture
+def rig(tiny_model: Tiny) -> Iterator[Rig]:
+    one = Rig(tiny_model("llama"))
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def expect(tiny_model: Tiny) -> Callable[[tuple[int, ...]], list[int]]:
+    """Says which token comes after a prompt."""
+    return lambda prompt: greedy_reference(tiny_model("llama"), [prompt], 1)[0]
+
+
+def feed(token_ids: tuple[int, ...], table: tuple[int, ...], start: int = 0) -> Work:
+    return Work(1, token_ids, start, table, True, GREEDY)
+
+
+def out(*pairs: tuple[int, int]) -> Copies:
+    return Copies(device_to_host=tuple(Copy(*pair) for pair in pairs))
+
+
+def back(*pairs: tuple[int, int]) -> Copies:
+    return Copies(host_to_device=tuple(Copy(*pair) for pair in pairs))
+
+
+Expect = Callable[[tuple[int, ...]], list[int]]
+
+
+class BothTiers(InProcessBlocks):
+    """A block manager that moves evicted blocks to the host and brings them back."""
+
+    def __init__(self, capacity: Capacity, host_blocks: int) -> None:
+        self._results: list[kvmanager.StepResult] = []
+        super().__init__(capacity, lambda _, result: self._results.append(result), host_blocks)
+
+    def send(self, step: Step) -> None:
+        super().send(step)
+        # What the engine's tests have as an answer else has only the copies within the device.
+        to_host, to_device = self._results[-1].device_to_host, self._results[-1].host_to_device
+        self._answers[-1] = replace(
+            self._answers[-1],
+            device_to_host=[Copy(*copy) for copy in to_host],
+            host_to_device=[Copy(*copy) for copy in to_device],
+        )
+
+
+class TestASlowCopy:
+    def test_60_a_block_that_is_handed_out_again_is_not_written_before_the_copy_has_read_it(
+        self, rig: Rig, expect: Expect
+    ) -> None:
+        rig.run(work=(feed(FIRST, (3, 5)),))
+        before = rig.backend.cache.clone()
+        step = rig.begin(out((3, 1), (5, 2)), work=(feed(SECOND, (5, 3)),))
+        copy = rig.waited_for()
+        assert torch.equal(rig.backend.cache, before), "the step writes before the copy is done"
+        copy.let_go()
+        assert rig.news() is step
+        assert step.result() == expect(SECOND)
+        assert torch.equal(rig.host_cache[[1, 2]], before[[3, 5]])
+
+    def test_60_it_is_not_written_in_a_later_step_either(self, rig: Rig, expect: Expect) -> None:
+        rig.run(work=(feed(FIRST, (3, 5)),))
+        before = rig.backend.cache.clone()
+        rig.run(out((3, 1), (5, 2)))
+        step = rig.begin(work=(feed(SECOND, (2, 5)),))
+        rig.waited_for().let_go()
+        assert step.result(PATIENCE_SECONDS) == expect(SECOND)
+        assert torch.equal(rig.host_cache[[1, 2]], before[[3, 5]])
+
+    def test_60_a_block_is_not_read_before_the_copy_has_written_it(self, rig: Rig, expect: Expect) -> None:
+        rig.run(work=(feed(FIRST[:6], (3, 5)),))
+        rig.run(out((3, 1), (5, 2)))
+        rig.copies[0].finish()
+        rig.backend.cache.fill_(torch.nan)
+        step = rig.begin(back((1, 7), (2, 4)), work=(feed(FIRST[6:], (7, 4), start=6),))
+        copy = rig.waited_for()
+        assert copy is rig.copies[1]
+        copy.let_go()
+        assert step.result(PATIENCE_SECONDS) == expect(FIRST)
+
+    def test_60_copies_within_the_device_wait_like_a_step(self, rig: Rig) -> None:
+        for block in range(1, 9):
+            rig.backend.cache[block] = float(block)
+        rig.host_cache[1] = 9.0
+        within = (Copy(7, 2), Copy(5, 3))  # reads what is written from the host, and writes what goes there
+        step = rig.begin(Copies((Copy(3, 4),), (Copy(1, 7),), within))
+        for number in range(2):
+            copy = rig.waited_for()
+            assert copy is rig.copies[number]
+            assert (rig.backend.cache[3] == 3).all()
+            copy.let_go()
+        assert rig.news() is step
+        assert rig.backend.cache[:, 0, 0, 0, 0, 0].tolist() == [0, 1, 9, 5, 4, 5, 6, 9, 8]
+        assert (rig.host_cache[4] == 3).all()
+
+    def test_60_a_step_that_touches_none_of_its_blocks_does_not_wait(self, rig: Rig, expect: Expect) -> None:
+        rig.run(work=(feed(FIRST, (3, 5)),))
+        assert rig.run(out((3, 1)), back((2, 4)), work=(feed(SECOND, (1, 2)),)) == expect(SECOND)
+        within = Copies(device_to_device=(Copy(1, 6), Copy(2, 7)))
+        assert rig.run(within, work=(feed(SECOND[-1:], (6, 7), start=5),)) == expect(SECOND)
+
+    def test_60_a_step_that_only_reads_what_a_copy_reads_does_not_wait(self, rig: Rig, expect: Expect) -> None:
+        rig.run(work=(feed(FIRST[:6], (3, 5)),))
+        assert rig.run(out((3, 1)), work=(feed(FIRST[6:], (3, 5), start=6),)) == expect(FIRST)
+
+    def test_61_of_several_copies_of_a_block_the_last_one_frees_it(self, rig: Rig, expect: Expect) -> None:
+        rig.run(work=(feed(FIRST, (3, 5)),))
+        before = rig.backend.cache.clone()
+        rig.run(out((3, 1)), out((3, 2), (5, 4)))
+        rig.run(out((3, 3)))
+        step = rig.begin(work=(feed(SECOND[:3], (3,)),))
+        for copy in rig.copies:
+            assert rig.news() is copy, "the step goes on too early"
+            assert torch.equal(rig.backend.cache, before)
+            copy.let_go()
+        assert rig.news() is step
+        assert step.result() == expect(SECOND[:3])
+        for host_block in (1, 2, 3):
+            assert torch.equal(rig.host_cache[host_block], before[3])
+
+    def test_63_blocks_come_back_in_the_order_of_the_copies(self, rig: Rig, expect: Expect) -> None:
+        rig.run(work=(feed(FIRST, (3, 5)),))
+        rig.run(out((3, 1)))
+        rig.run(out((5, 2)))
+        first, second = rig.copies
+        second.let_go()  # but the first comes before it
+        step = rig.begin(work=(feed(SECOND[:3], (5,)),))
+        assert rig.news() is second
+        first.let_go()
+        assert step.result(PATIENCE_SECONDS) == expect(SECOND[:3])
+
+    def test_63_each_block_comes_back_with_its_own_copy_and_not_with_the_last_one(
+        self, rig: Rig, expect: Expect
+    ) -> None:
+        rig.run(work=(feed(FIRST, (3, 5)),))
+        rig.run(out((3, 1)))
+        rig.run(out((5, 2)))
+        first, second = rig.copies
+        first.finish()
+        assert rig.run(work=(feed(SECOND[:3], (3,)),)) == expect(SECOND[:3])
+        step = rig.begin(work=(feed(SECOND[3:], (5,)),))
+        assert rig.news() is second
+        second.let_go()
+        assert step.result(PATIENCE_SECONDS) == expect(SECOND[3:])
+
+
+class TestUnderWay:
+    """Which copies still concern anybody."""
+
+    @pytest.fixture
+    def stream(self) -> Iterator[HeldCopyStream]:
+        stream = HeldCopyStream()
+        yield stream
+        stream.close()
+
+    @pytest.fixture
+    def copies(self, stream: HeldCopyStream) -> BlockCopies:
+        return BlockCopies(TorchBackend(CacheGeometry(1, 1, 1), 1, 4, host_blocks=4), stream, 1)
+
+    def test_63_copies_that_ended_are_forgotten_in_order(self, copies: BlockCopies, stream: HeldCopyStream) -> None:
+        copies.make([out((1, 1)), back((2, 2)), out((3, 3))])
+        assert copies.under_way == 3
+        first, second, third = stream.copies
+        for copy, left in ((first, 2), (second, 1), (third, 0)):
+            copies.make([])
+            assert copies.under_way == left + 1
+            copy.finish()
+            copies.make([])
+            assert copies.under_way == left
+
+    def test_an_answer_without_copies_between_the_tiers_launches_nothing(
+        self, copies: BlockCopies, stream: HeldCopyStream
+    ) -> None:
+        copies.make([Copies(), Copies(device_to_device=(Copy(1, 2),))])
+        assert (copies.under_way, stream.copies) == (0, [])
+
+
+class TestAFailedCopy:
+    def test_ends_the_step_that_waits_for_it(self, rig: Rig) -> None:
+        rig.backend.fails = True
+        step = rig.begin(out((3, 1)), work=(feed(FIRST, (3, 5)),))
+        rig.waited_for().let_go()
+        with pytest.raises(CopyFailed, match="a copy of blocks failed: made to fail"):
+            step.result(PATIENCE_SECONDS)
+
+    @pytest.mark.parametrize("copies", [(), (out((2, 2)),), (Copies(device_to_device=(Copy(4, 6),)),)])
+    def test_is_noticed_at_the_next_plan_though_no_step_needs_its_blocks(
+        self, rig: Rig, copies: tuple[Copies, ...]
+    ) -> None:
+        rig.backend.fails = True
+        rig.run(out((3, 1)))
+        rig.copies[0].finish()
+        rig.backend.fails = False
+        with pytest.raises(CopyFailed, match="made to fail"):
+            rig.begin(*copies, work=(feed(FIRST, (1, 2)),)).result(PATIENCE_SECONDS)
+
+    def test_within_the_device_is_no_failure_of_the_step_either(self, rig: Rig) -> None:
+        rig.backend.fails = True
+        with pytest.raises(CopyFailed, match="made to fail"):
+            rig.begin(Copies(device_to_device=(Copy(1, 2),))).result(PATIENCE_SECONDS)
+
+    def test_at_once_is_one_too(self) -> None:
+        backend = TorchBackend(CacheGeometry(1, 1, 1), 1, 4)
+        with pytest.raises(CopyFailed, match="there is no host tier"):
+            BlockCopies(backend, InlineCopyStream(), 1).make([out((1, 1))])
+
+    def test_ends_the_loop_and_no_request_is_blamed(self) -> None:
+        class NoCopies:
+            def launch(self, plan: StepPlan) -> Done:
+                raise CopyFailed("made to fail")
+
+        scheduler = Scheduler(Capacity(8, 50, BLOCK, 4), Limits(8, 4, 4))
+        engine = Engine(scheduler, NoCopies(), InProcessBlocks(scheduler.capacity), lambda: 0.0)
+        scheduler.submit(Request("one", FIRST[:3], GREEDY, Stopping(2)))
+        engine.turn()  # asks for blocks
+        with pytest.raises(CopyFailed):
+            engine.turn()
+        assert engine.last_failure is None
+        assert not any(isinstance(output, Finished) for output in scheduler.take_outputs())
+
+
+class Twins:
+    """A backend that runs random copies and steps, and one beside it whose copies are made one by one, at once."""
+
+    DEVICE_BLOCKS, HOST_BLOCKS, SLOTS = 6, 5, 2
+
+    def __init__(self, seed: int, stream: CopyStream, device: torch.device) -> None:
+        self._source = random.Random(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._device = device
+        self._backend, self._twin = (
+            TorchBackend(
+                CacheGeometry(2, 1, 3), self.SLOTS, self.DEVICE_BLOCKS, device=place, host_blocks=self.HOST_BLOCKS
+            )
+            for place in (device, torch.device("cpu"))
+        )
+        self._copies = BlockCopies(self._backend, stream, self.SLOTS)
+        for block in range(1, self.DEVICE_BLOCKS + 1):
+            self._write(block)
+
+    def run(self) -> None:
+        for _ in range(40):
+            self.copy()
+            self.step()
+        self.compare()
+
+    def copy(self) -> None:
+        """Make the copies of up to two answers; the twin knows another order of the pairs."""
+        answers = [self._answer() for _ in range(self._source.randrange(3))]
+        for to_host, to_device, within in answers:
+            for copy in to_host:
+                self._twin.swap([copy], Direction.DEVICE_TO_HOST)
+            for copy in to_device:
+                self._twin.swap([copy], Direction.HOST_TO_DEVICE)
+            for copy in within:
+                self._twin.copy_blocks([copy])
+        self._copies.make([Copies(*map(self._shuffled, answer)) for answer in answers])
+
+    def step(self) -> None:
+        """Read the beginning of a table and write its end."""
+        length = self._source.randrange(1, self.DEVICE_BLOCKS + 1)
+        table = self._source.sample(range(1, self.DEVICE_BLOCKS + 1), length)
+        start = self._source.randrange(length * self.SLOTS)
+        self._copies.wait_for([Work(1, (0,) * (length * self.SLOTS - start), start, tuple(table), True, GREEDY)])
+        read, written = table[: start // self.SLOTS], table[start // self.SLOTS :]
+        assert torch.equal(self._backend.cache[read].cpu(), self._twin.cache[read])
+        for block in written:
+            self._write(block)
+
+    def compare(self) -> None:
+        """Wait for every copy, then compare both tiers byte for byte."""
+        table = tuple(range(1, self.DEVICE_BLOCKS + 1))
+        self._copies.wait_for([Work(1, (0,), 0, table, True, GREEDY)])
+        assert torch.equal(self._backend.cache.cpu(), self._twin.cache)
+        assert self._backend.host_cache is not None
+        assert self._twin.host_cache is not None
+        assert torch.equal(self._backend.host_cache, self._twin.host_cache)
+
+    def _write(self, block: int) -> None:
+        content = torch.rand(self._twin.cache.shape[1:], generator=self._generator)
+        self._backend.cache[block] = content.to(self._device)
+        self._twin.cache[block] = content
+
+    def _answer(self) -> Copies:
+        device, host = range(1, self.DEVICE_BLOCKS + 1), range(1, self.HOST_BLOCKS + 1)
+        within = self._pairs(device, device)
+        destinations = {copy.destination for copy in within}
+        return Copies(
+            self._pairs(device, host),
+            self._pairs(host, device),
+            tuple(copy for copy in within if copy.source not in destinations),
+        )
+
+    def _pairs(self, sources: range, destinations: range) -> tuple[Copy, ...]:
+        chosen = self._source.sample(destinations, self._source.randrange(4))
+        return tuple(Copy(self._source.choice(sources), destination) for destination in chosen)
+
+    def _shuffled(self, copies: tuple[Copy, ...]) -> tuple[Copy, ...]:
+        return tuple(self._source.sample(copies, len(copies)))
+
+
+class TestRandomCopiesAndSteps:
+    @pytest.mark.parametrize("seed", range(25))
+    @pytest.mark.parametrize("kind", [InlineCopyStream, LateCopyStream, FreeCopyStream])
+    def test_equal_a_twin_that_copies_one_by_one(self, kind: type[Any], seed: int) -> None:
+        stream = kind()
+        Twins(seed, stream, torch.device("cpu")).run()
+        close(stream)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+    def test_equal_a_twin_on_a_gpu(self) -> None:
+        device = torch.device("cuda")
+        stream = copy_stream_for(device)
+        assert isinstance(stream, CudaCopyStream)
+        for seed in range(25):
+            Twins(seed, stream, device).run()
+
+
+class TestTheWholeEngine:
+    """Prefixes that were moved to the host, and come back for whoever hits them, in an engine with a real model."""
+
+    HOST_BLOCKS = 24
+
+    @pytest.fixture
+    def prompts(self, random_prompt: Callable[[int], list[int]]) -> list[list[int]]:
+        return [random_prompt(18) for _ in range(4)]
+
+    @pytest.mark.parametrize("kind", [InlineCopyStream, LateCopyStream, FreeCopyStream])
+    def test_generates_the_same_whenever_the_copies_are_made(
+        self, tiny_model: Tiny, prompts: list[list[int]], kind: type[Any]
+    ) -> None:
+        loaded = loaded_model(tiny_model("llama"))
+        capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, BLOCK, 8)
+        stream = kind()
+        backend = TorchBackend(loaded.geometry, BLOCK, capacity.device_blocks, host_blocks=self.HOST_BLOCKS)
+        scheduler = Scheduler(capacity, Limits(16, 4, 20))
+        blocks = BothTiers(capacity, self.HOST_BLOCKS)
+        engine = Engine(scheduler, ModelRunner(loaded, backend, BLOCK, stream), blocks, lambda: 0.0)
+        expected = greedy_reference(tiny_model("llama"), prompts, 4)
+        for _ in range(3):
+            assert self.generate(engine, prompts) == expected
+        totals = blocks.session.totals
+        assert totals.to_host_blocks > 10
+        assert scheduler.totals.cached_tokens == 2 * 4 * 16, "all full blocks of the prompts but for the first time"
+        close(stream)
+
+    def generate(self, engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+        tokens: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+        for name, prompt in zip(tokens, prompts, strict=True):
+            engine.scheduler.submit(Request(name, tuple(prompt), GREEDY, Stopping(4)))
+        while not engine.scheduler.empty:
+            for output in engine.turn().outputs:
+                if isinstance(output, Tokens):
+                    tokens[output.request_id] += output.token_ids
+        assert engine.last_failure is None
+        return list(tokens.values())
+
+
+def close(stream: Any) -> None:
+    """End the stream's thread, if it has one."""
+    if not isinstance(stream, InlineCopyStream):
+        stream.close()

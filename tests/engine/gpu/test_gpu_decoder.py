@@ -1,0 +1,240 @@
+"""The GPU's decoder and its recorded steps: on a GPU where there is one, else under Triton's interpreter."""
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from engine.attention import TorchBackend
+from engine.attention.backend import AttentionBackend
+from engine.model.decoder import Decoder, ModulesDecoder
+from engine.model.llama_shape import is_llama_shaped
+from engine.model.loading import LoadedModel, load_model
+from engine.run.runner import ModelRunner
+from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.step_plan import Work
+from tests.engine.families import FAMILIES, Checkpoint
+from tests.engine.launch_tape import LaunchTape, MemoryGivenBack, NotRecordable
+from tests.engine.triton_case import DEVICE, make_triton_backend
+from tests.engine_in_process import GREEDY, EngineInProcess
+
+pytest.importorskip("triton")
+
+from engine.gpu.graphs import CudaRecorder, RecordedDecoder, Recorder, Result, Run, batch_sizes
+from engine.gpu.llama import LlamaDecoder
+from engine.triton_kernels.gated import silu_gated
+from engine.triton_kernels.norm import add_and_norm
+
+BLOCK = 16
+# Biases and windows; norms of q and k.
+KINDS = [("qwen2 with windows", torch.float32), ("qwen3", torch.float32)]
+if DEVICE.type == "cuda":  # the interpreter takes long for it
+    KINDS.append(("llama", torch.bfloat16))
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+
+Tiny = Callable[[str], Path]
+
+
+def play_again(run: Run[Result]) -> tuple[Callable[[], None], Result]:
+    """Play by running it again, into the same memory: for attention of torch's, which asks for lengths as it runs."""
+    output = run()
+    assert isinstance(output, torch.Tensor)
+
+    def play() -> None:
+        output.copy_(run())
+
+    return play, output
+
+
+RECORDER: Recorder = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else play_again
+GRAPHS: Recorder = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else LaunchTape()
+
+
+def logits(runner: ModelRunner, *parts: tuple[tuple[int, ...], int, tuple[int, ...]]) -> torch.Tensor:
+    """Feed the tokens of each part from a place on; return the logits after each."""
+    work = [
+        Work(number, tokens[start:], start, table, True, Sampling())
+        for number, (tokens, start, table) in enumerate(parts)
+    ]
+    with torch.inference_mode():
+        return runner.forward(tuple(work)).float()
+
+
+def prompt(length: int, seed: int) -> tuple[int, ...]:
+    return tuple((seed * 31 + 7 * place * place) % 380 for place in range(length))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
+def test_logits_are_those_of_the_models_modules(checkpoint: Checkpoint, kind: str, dtype: torch.dtype) -> None:
+    folder = checkpoint(FAMILIES[kind])
+    loaded = load_model(folder, dtype, DEVICE)
+    reference = ModelRunner(loaded, TorchBackend(loaded.geometry, BLOCK, 32, dtype, DEVICE), BLOCK)
+    long, short, one = prompt(40, 1), prompt(18, 2), prompt(1, 3)
+    tables = (7, 3, 9), (2, 8), (5,)
+    parts = (
+        ((long[:30], 0, tables[0][:2]), (short[:17], 0, tables[1])),
+        ((short, 17, tables[1]), (one, 0, tables[2]), (long, 30, tables[0])),
+    )
+    expected = [logits(reference, *part) for part in parts]
+    assert is_llama_shaped(loaded.model)
+    backend = make_triton_backend()(loaded.geometry, BLOCK, 32, dtype)
+    decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    found = [logits(ModelRunner(loaded, backend, BLOCK, decoder=decoder), *part) for part in parts]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert float((ours - theirs).square().mean().sqrt() / theirs.std()) < TOLERANCES[dtype]
+
+
+def test_the_models_modules_share_the_weights_that_were_fused(tiny_model: Tiny) -> None:
+    loaded = load_model(tiny_model("llama"), torch.float32, DEVICE)
+    attention = loaded.model.model.layers[0].self_attn
+    before = attention.k_proj.weight.detach().clone()
+    backend = make_triton_backend()(loaded.geometry, BLOCK, 4, torch.float32)
+    LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    weights = [one.weight for one in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    assert torch.equal(weights[1], before)
+    assert len({one.untyped_storage().data_ptr() for one in weights}) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("hidden", [64, 576, 1000])
+def test_a_sum_is_normed_as_the_modules_do(hidden: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(hidden)
+    residual, computed = (torch.randn(5, hidden, device=DEVICE).to(dtype) for _ in range(2))
+    norm = LlamaRMSNorm(hidden, 1e-5).to(DEVICE, dtype)
+    norm.weight.data.normal_()
+    with torch.inference_mode():
+        summed = residual + computed
+        expected, first = norm(summed), norm(residual)
+        assert_close(add_and_norm(residual, None, norm.weight, 1e-5), first)
+        assert_close(add_and_norm(residual, computed, norm.weight, 1e-5), expected)
+    assert torch.equal(residual, summed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [64, 1536])
+def test_gates_open_as_the_modules_do(size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    gates = torch.randn(3, 2 * size, device=DEVICE).to(dtype) * 4
+    left, right = gates.split(size, dim=1)
+    assert_close(silu_gated(gates), torch.nn.functional.silu(left) * right)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    exact = expected.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5 if exact else 0.01, atol=1e-5 if exact else 1e-3)
+
+
+class TestRecorded:
+    """With the modules over torch's attention on the CPU, whose steps are run again where a graph would be played."""
+
+    @pytest.fixture
+    def loaded(self, tiny_model: Tiny) -> LoadedModel:
+        return load_model(tiny_model("llama"), torch.float32, DEVICE)
+
+    @pytest.fixture
+    def backend(self, loaded: LoadedModel) -> AttentionBackend:
+        if DEVICE.type == "cuda":
+            return make_triton_backend()(loaded.geometry, BLOCK, 40, torch.float32)
+        return TorchBackend(loaded.geometry, BLOCK, 40)
+
+    @pytest.fixture
+    def recorded(self, loaded: LoadedModel, backend: AttentionBackend) -> RecordedDecoder:
+        blocks = -(-loaded.context_tokens // BLOCK)
+        return RecordedDecoder(ModulesDecoder(loaded, backend), RECORDER, BLOCK, blocks, batch_sizes(5), DEVICE)
+
+    def test_every_size_gives_the_logits_of_a_step_that_is_not_recorded(
+        self, loaded: LoadedModel, backend: AttentionBackend, recorded: RecordedDecoder
+    ) -> None:
+        plain = ModelRunner(loaded, backend, BLOCK)
+        ours = ModelRunner(loaded, backend, BLOCK, decoder=recorded)
+        tokens = [prompt(3 + 9 * seed, seed) for seed in range(7)]
+        tables = [tuple(range(1 + 5 * seed, 6 + 5 * seed))[: len(one) // BLOCK + 1] for seed, one in enumerate(tokens)]
+        logits(plain, *((one[:-1], 0, table) for one, table in zip(tokens, tables, strict=True)))
+        for count in (5, 1, 3, 2, 4, 7):
+            parts = [(one, len(one) - 1, table) for one, table in zip(tokens[:count], tables, strict=False)]
+            torch.testing.assert_close(logits(ours, *parts), logits(plain, *parts), rtol=1e-4, atol=1e-4)
+
+    def test_all_sizes_can_be_recorded_beforehand(
+        self, recorded: RecordedDecoder, loaded: LoadedModel, backend: AttentionBackend
+    ) -> None:
+        told: list[tuple[int, int]] = []
+        recorded.prepare(lambda done, of: told.append((done, of)))
+        assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+        cache = backend.cache  # type: ignore[attr-defined]
+        assert not cache[1:].any(), "only the block that belongs to nobody was written"
+
+    def test_tokens_are_the_same_a_step_ahead(
+        self, loaded: LoadedModel, backend: AttentionBackend, recorded: RecordedDecoder
+    ) -> None:
+        found = []
+        for decoder, ahead in ((None, False), (recorded, True)):
+            runner = ModelRunner(loaded, backend, BLOCK, decoder=decoder)
+            capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, BLOCK, 40)
+            engine = EngineInProcess(runner, capacity, ahead=ahead)
+            for number in range(6):
+                sampling = GREEDY if number % 2 else Sampling(1.2, seed=number)
+                engine.take(Request(f"r{number}", prompt(4 + 7 * number, number), sampling, Stopping(6 + number)))
+            engine.run()
+            found.append(engine.tokens)
+        assert found[0] == found[1]
+
+    def test_sizes_are_few_and_end_with_the_largest(self) -> None:
+        assert batch_sizes(1) == [1]
+        assert batch_sizes(6) == [1, 2, 4, 6]
+        assert batch_sizes(40) == [1, 2, 4, 8, 16, 32, 40]
+
+
+@pytest.mark.parametrize("decode", ["few launches", "modules"])
+def test_a_whole_step_of_kernels_can_be_recorded(tiny_model: Tiny, decode: str) -> None:
+    loaded = load_model(tiny_model("llama"), torch.float32, DEVICE)
+    backend = make_triton_backend()(loaded.geometry, BLOCK, 12, torch.float32)
+    decoder: Decoder = ModulesDecoder(loaded, backend)
+    if decode == "few launches":
+        decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    recorded = RecordedDecoder(decoder, GRAPHS, BLOCK, 8, [1, 4], DEVICE)
+    recorded.prepare(lambda done, of: gc.collect())
+    make = partial(ModelRunner, loaded, backend, BLOCK)
+    tokens = [prompt(20, 1), prompt(5, 2), prompt(33, 3)]
+    tables = [(1, 2), (3,), (4, 5, 6)]
+    plain, ours = make(decoder=decoder), make(decoder=recorded)
+    logits(plain, *((one[:-1], 0, table) for one, table in zip(tokens, tables, strict=True)))
+    for count in (1, 3):
+        parts = [(one, len(one) - 1, table) for one, table in zip(tokens[:count], tables, strict=False)]
+        torch.testing.assert_close(logits(ours, *parts), logits(plain, *parts), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a CUDA graph reads whatever is there now")
+class TestTape:
+    """The twin of a CUDA graph that the tests above trust."""
+
+    def test_it_plays_launches_on_the_memory_that_they_had(self) -> None:
+        numbers, most = torch.arange(4.0), torch.zeros(())
+
+        def run() -> torch.Tensor:
+            most.copy_((numbers * 2).max())
+            return numbers + most
+
+        with torch.inference_mode():
+            play, result = LaunchTape()(run)
+            numbers.copy_(torch.tensor([5.0, 1.0, 0.0, 3.0]))
+            play()
+        assert result.tolist() == [15.0, 11.0, 10.0, 13.0]
+
+    def test_it_fails_where_memory_that_it_did_not_allocate_is_given_back(self) -> None:
+        def recorded(numbers: torch.Tensor, places: torch.Tensor) -> Callable[[], None]:
+            return LaunchTape()(lambda: numbers[places])[0]
+
+        numbers = torch.arange(4.0)
+        play = recorded(numbers, torch.tensor([1, 2]))
+        with pytest.raises(MemoryGivenBack, match=r"touches \(2,\) torch.int64"):
+            play()
+
+    def test_it_refuses_what_waits_for_the_device(self) -> None:
+        numbers = torch.arange(4.0)
+        for waiting in (lambda: numbers * float(numbers.sum()), lambda: numbers[numbers > 1]):
+            with pytest.raises(NotRecordable):
+                LaunchTape()(waiting)

@@ -1,0 +1,221 @@
+"""Which models are taken, which are refused with what reason, and what is known of those that are taken."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from engine.errors import ModelUnsupported
+from engine.model.loading import context_tokens, fingerprint, load_model
+from engine.run.cache import CacheGeometry
+
+SMALL = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+GROUPED = SMALL | {
+    "intermediate_size": 96,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+MPT = {"vocab_size": 384, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 96}
+XGLM = {"vocab_size": 384, "d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4}
+LONGCAT = {
+    **SMALL,
+    "num_layers": 2,
+    "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 32,
+    "moe_topk": 2,
+    "n_routed_experts": 4,
+    "zero_expert_num": 2,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "head_dim": 16,
+}
+LATENT = GROUPED | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+Tiny = Callable[[str], Path]
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Writes a random checkpoint of any family."""
+
+    def checkpoint(family: str, **config: Any) -> Path:
+        torch.manual_seed(3)
+        folder = tmp_path / family
+        AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**config)).save_pretrained(folder)
+        return folder
+
+    return checkpoint
+
+
+def load(folder: Path) -> Any:
+    return load_model(folder, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "reason"),
+    [
+        (
+            "bloom",
+            SMALL,
+            r"\(ALiBi\), .*; BloomForCausalLM computes its attention itself \(only 0 of 4 layers",
+        ),
+        ("falcon", SMALL, "it does not use transformers' attention interface, but chooses among"),
+        ("falcon", SMALL | {"alibi": True}, "it does not use transformers' attention interface"),
+        ("gptj", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "it does not use transformers' attention"),
+        ("mpt", MPT, r"a bias to its scores by distance \(ALiBi\), .*; MptForCausalLM computes its attention itself"),
+        ("xglm", XGLM, r"XGLMForCausalLM computes its attention itself \(only 0 of 2 layers"),
+        ("mamba", SMALL | {"state_size": 4}, "its layer 0 is of type linear_attention, which keeps a state"),
+        (
+            "qwen3_next",
+            GROUPED | {"num_experts": 4, "num_experts_per_tok": 2},
+            "its layer 0 is of type linear_attention, which keeps a state",
+        ),
+        (
+            "longcat_flash",
+            LONGCAT,
+            r"it has multi-head latent attention \(kv_lora_rank is 16\) \(its keys and values differ",
+        ),
+        ("longcat_flash", LONGCAT | {"head_dim": 8}, "transformers cannot run it with its own attention either"),
+        ("gpt_oss", GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}, "takes a tensor 's_aux'"),
+        ("deepseek_v3", LATENT, r"its keys and values differ .*, \(4, 16\) and \(4, 12\)"),
+        (
+            "llama4_text",
+            GROUPED | {"intermediate_size_mlp": 96},
+            "its layer 0 is of type chunked_attention, which attends within",
+        ),
+        (
+            "llama4_text",
+            GROUPED | {"intermediate_size_mlp": 96, "attention_chunk_size": 8},
+            "its layer 0 is of type chunked_attention, which attends within",
+        ),
+        ("diffllama", GROUPED, "its layer 0 attends more than once"),
+        ("gemma4_text", GROUPED | {"vocab_size_per_layer_input": 384}, "its layers differ in KV heads or head size"),
+        ("stablelm", GROUPED, "its layers do not hand their attention what the forward call is given"),
+        ("doge", GROUPED, "its attention has a mask of its own making"),
+    ],
+)
+def test_a_model_whose_attention_is_something_else_is_refused(
+    make: Make, family: str, config: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelUnsupported, match=f"^{family}: .*{reason}"):
+        load(make(family, **config))
+
+
+def test_a_configuration_that_contradicts_itself_is_refused(make: Make) -> None:
+    folder = make("llama", **GROUPED)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"num_attention_heads": 4', '"num_attention_heads": 5'))
+    with pytest.raises(ModelUnsupported, match=r"^llama: .*hidden size \(64\) is not a multiple"):
+        load(folder)
+
+
+def test_a_context_is_the_shortest_that_any_of_the_rotations_keeps_unchanged() -> None:
+    growing = {"rope_type": "longrope", "original_max_position_embeddings": 100}
+    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 50}
+    for rotations, tokens in (
+        (None, 200),
+        (growing, 100),
+        (yarn, 200),
+        ({"full_attention": growing, "sliding_attention": yarn}, 100),
+    ):
+        assert context_tokens(SimpleNamespace(max_position_embeddings=200, rope_parameters=rotations)) == tokens
+    with pytest.raises(ModelUnsupported, match="does not say how long its context is"):
+        context_tokens(SimpleNamespace())
+
+
+@pytest.mark.parametrize(("content", "name"), [("{}", "config.json"), ("not json", "config.json"), ("", "nothing")])
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str, name: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelUnsupported, match=f"^{tmp_path.name}: "):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "geometry"),
+    [("llama", CacheGeometry(3, 2, 16)), ("gpt2", CacheGeometry(3, 4, 16)), ("opt", CacheGeometry(3, 4, 16))],
+)
+def test_geometry_context_and_vocabulary_are_those_of_the_model(
+    tiny_model: Tiny, family: str, geometry: CacheGeometry
+) -> None:
+    loaded = load(tiny_model(family))
+    assert loaded.geometry == geometry
+    assert loaded.context_tokens == 2048
+    assert loaded.vocabulary_size == 384
+    assert loaded.eos_token_ids == {0}
+    assert geometry.block_bytes(8, torch.bfloat16) == 3 * 2 * 8 * geometry.kv_heads * 16 * 2
+
+
+def test_a_model_may_declare_many_ends_or_none(make: Make) -> None:
+    for declared, ends in (([3, 5], {3, 5}), (7, {7}), (None, set())):
+        assert load(make("llama", **GROUPED | {"eos_token_id": declared})).eos_token_ids == ends
+
+
+class TestFingerprint:
+    @pytest.fixture
+    def copy(self, tiny_model: Tiny, tmp_path: Path) -> Path:
+        return shutil.copytree(tiny_model("llama"), tmp_path / "another name")
+
+    def test_is_the_same_for_the_same_files_wherever_they_are(self, tiny_model: Tiny, copy: Path) -> None:
+        original = tiny_model("llama")
+        assert fingerprint(original) == fingerprint(original) == fingerprint(copy)
+        assert load(copy).fingerprint == load(original).fingerprint == f"{fingerprint(copy)}-float32"
+
+    def test_differs_between_models_and_precisions(self, tiny_model: Tiny) -> None:
+        names = {fingerprint(tiny_model(family)) for family in ("llama", "gpt2", "opt")}
+        assert len(names) == 3
+        folder = tiny_model("llama")
+        half = load_model(folder, torch.bfloat16, torch.device("cpu"))
+        assert half.fingerprint == f"{fingerprint(folder)}-bfloat16"
+        assert half.model.dtype == torch.bfloat16
+
+    @pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
+    def test_changes_with_the_first_and_the_last_weights(self, copy: Path, name: str) -> None:
+        before = fingerprint(copy)
+        weights = load_file(copy / "model.safetensors")
+        weights[name].view(-1)[0] += 1
+        save_file(weights, copy / "model.safetensors", {"format": "pt"})
+        assert fingerprint(copy) != before
+
+    def test_changes_with_the_configuration(self, copy: Path) -> None:
+        before = fingerprint(copy)
+        config = copy / "config.json"
+        config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 20000.0'))
+        assert fingerprint(copy) != before
+
+    def test_does_not_change_with_the_tokenizer(self, copy: Path) -> None:
+        before = fingerprint(copy)
+        (copy / "tokenizer_config.json").write_text("{}")
+        assert fingerprint(copy) == before

@@ -1,0 +1,260 @@
+"""What is foretold of memory is what the engine then takes; and the numbers of the PagedAttention paper come out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, OPTConfig
+
+from engine.attention import TorchBackend
+from engine.attention.backend import PagedBatch
+from engine.attention.interface import ATTENTION_NAME, PagedContext, register
+from engine.errors import ModelUnsupported
+from engine.model.loading import load_model
+from engine.model.memory_plan import DoesNotFit, Planner, Workload
+from engine.model.model_shape import ModelShape, read_shape, shape_of
+from engine.model.sizing import PoolSize, blocks_within, cache_bytes
+from engine.run.cache import CacheGeometry
+from engine.run.sampling import Draw, sample_on_device
+from engine.schedule.request import Sampling
+from tests.engine.families import FAMILIES, FURTHER, Checkpoint, Family
+
+GIB = 1 << 30
+ALL = FAMILIES | {name: Family(name, config) for name, config in FURTHER.items()}
+
+
+# The model, by its configuration
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_configuration_tells_what_loading_the_model_finds(name: str, checkpoint: Checkpoint) -> None:
+    folder = checkpoint(ALL[name])
+    shape = read_shape(folder, torch.bfloat16)
+    loaded = load_model(folder, torch.bfloat16, torch.device("cpu"))
+    assert shape.geometry == loaded.geometry
+    assert shape.weights_bytes == sum(weights.nbytes for weights in loaded.model.parameters())
+    assert shape.context_tokens == loaded.context_tokens
+    assert shape.vocabulary_size == loaded.vocabulary_size
+
+
+def test_a_configuration_that_says_no_context_and_a_quantized_one_are_refused_with_the_reason(tmp_path: Path) -> None:
+    CONFIG_MAPPING["bloom"]().save_pretrained(tmp_path / "bloom")
+    with pytest.raises(ModelUnsupported, match=r"^bloom: its configuration does not say how long its context is"):
+        read_shape(tmp_path / "bloom", torch.float32)
+    CONFIG_MAPPING["llama"](quantization_config={"quant_method": "gptq", "bits": 4}).save_pretrained(tmp_path / "gptq")
+    with pytest.raises(ModelUnsupported, match=r"^gptq: its weights are quantized"):
+        read_shape(tmp_path / "gptq", torch.float32)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"model_type": "no such thing"}'])
+def test_what_is_no_configuration_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelUnsupported, match=rf"^{tmp_path.name}: .") as refused:
+        read_shape(tmp_path, torch.float32)
+    assert "\n" not in str(refused.value)
+
+
+# Table 1 of the paper: OPT in float16 on A100s
+
+
+def opt(hidden: int, layers: int, heads: int) -> ModelShape:
+    config = OPTConfig(
+        hidden_size=hidden,
+        word_embed_proj_dim=hidden,
+        ffn_dim=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=2048,
+    )
+    return shape_of(config, torch.float16)
+
+
+# Its GB of weights are 10^9 bytes, its GB of cache 2^30: 12, 21.3 and 264 of them hold the slots that it names.
+@pytest.mark.parametrize(
+    ("shape", "weights_gb", "token_kib", "cache_gib", "slots"),
+    [
+        pytest.param(opt(5120, 40, 40), 26, 800, 12.0, 15_700, id="13B"),
+        pytest.param(opt(9216, 64, 72), 132, 2304, 21.3, 9_700, id="66B"),
+        pytest.param(opt(12288, 96, 96), 346, 4608, 264.0, 60_100, id="175B"),
+    ],
+)
+def test_weights_and_slots_of_the_papers_servers(
+    shape: ModelShape, weights_gb: float, token_kib: int, cache_gib: float, slots: int
+) -> None:
+    assert shape.weights_bytes / 1e9 == pytest.approx(weights_gb, rel=0.015)
+    assert shape.geometry.block_bytes(1, torch.float16) == token_kib * 1024
+    block_bytes = shape.geometry.block_bytes(16, torch.float16)
+    # The paper's system has no block of padding.
+    pool = PoolSize(16, blocks_within(int(cache_gib * GIB) + block_bytes, block_bytes))
+    assert pool.tokens == pytest.approx(slots, rel=0.005)
+
+
+def test_opt_13b_batches_as_in_the_papers_figure_13() -> None:
+    """ShareGPT: 7.00 on average where each reserves 2,048 tokens, and in blocks 30.42, 4.3 times as many."""
+    pool = PoolSize(16, 15_700 // 16)
+    assert pool.reserved_requests(2048) == 7
+    assert pool.requests(161 + 338) == 30
+
+
+def test_opt_13b_on_an_a100_gets_what_the_weights_leave() -> None:
+    """The paper's 12 of 40 GB: three tenths, and the weights take 65 %."""
+    workload = Workload(block_size=16, token_budget=2048, context_tokens=2048, max_sequences=64, lengths=(161, 338))
+    planned = Planner(opt(5120, 40, 40), torch.float16, workload, on_gpu=True).for_memory(40 * GIB, 0.9, 0)
+    assert planned.token_bytes == 800 * 1024
+    assert cache_bytes(planned.device_blocks, planned.block_bytes) / GIB == pytest.approx(12, rel=0.08)
+
+
+# The cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_caches_tensors_have_the_bytes_that_were_foretold_and_another_block_would_be_too_much(
+    dtype: torch.dtype,
+) -> None:
+    geometry = CacheGeometry(layers=3, kv_heads=2, head_size=16)
+    block_bytes = geometry.block_bytes(8, dtype)
+    memory = 100 * block_bytes + 17
+    blocks = blocks_within(memory, block_bytes)
+    backend = TorchBackend(geometry, 8, blocks, dtype, host_blocks=7)
+    assert backend.host_cache is not None
+    assert backend.cache.nbytes == cache_bytes(blocks, block_bytes) <= memory < cache_bytes(blocks + 1, block_bytes)
+    assert backend.host_cache.nbytes == cache_bytes(7, block_bytes)
+
+
+def test_memory_for_padding_alone_holds_no_block() -> None:
+    assert [blocks_within(memory, 10) for memory in (0, 9, 10, 19, 20, 35)] == [0, 0, 0, 0, 1, 2]
+    assert cache_bytes(0, 10) == 0
+
+
+# One step
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Return what a function has allocated at the most."""
+    run()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    peak = now = 0
+    for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+def shape_in_float32(config: Any) -> ModelShape:
+    return shape_of(config, torch.float32)
+
+
+def test_sampling_with_every_filter_takes_less_than_foretold_but_not_far_less() -> None:
+    rows, vocabulary = 16, 20_000
+    sizes = shape_in_float32(CONFIG_MAPPING["llama"](vocab_size=vocabulary, num_hidden_layers=1)).step_sizes(0, rows)
+    draws = [Draw(Sampling(temperature=1.0, top_k=50, top_p=0.9, seed=1), 0, place) for place in range(rows)]
+    # The logits themselves are there before the first allocation that is seen.
+    logits = torch.randn(rows, vocabulary, dtype=torch.bfloat16)
+    taken = logits.nbytes + peak_bytes(lambda: sample_on_device(logits, draws))
+    assert 0.6 * sizes.bytes(2) < taken < sizes.bytes(2)
+
+
+class _NoCache:
+    """An attention backend without a cache: what a step takes but for attention's own needs."""
+
+    def write(self, *_: object) -> None:
+        pass
+
+    def attend(self, _layer: int, query: torch.Tensor, *_: object) -> torch.Tensor:
+        return query.clone()
+
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+WIDE = {
+    "llama": HEADS | {"hidden_size": 128, "intermediate_size": 384},
+    "qwen3": HEADS | {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32},
+    "gemma2": HEADS | {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32},
+    "mixtral": HEADS | {"hidden_size": 128, "intermediate_size": 256},
+    "gpt2": {"hidden_size": 128, "num_attention_heads": 4},
+    "opt": {"hidden_size": 128, "word_embed_proj_dim": 128, "ffn_dim": 512, "num_attention_heads": 4},
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_activations_take_less_than_foretold_but_not_far_less(name: str) -> None:
+    tokens = 256
+    config = CONFIG_MAPPING[name](num_hidden_layers=2, vocab_size=64, bos_token_id=1, eos_token_id=2, **WIDE[name])
+    register()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME).eval()
+    ids = torch.arange(tokens) % 64
+    paged = PagedContext(_NoCache(), PagedBatch.of((), 1, ids.device))  # type: ignore[arg-type]
+
+    @torch.inference_mode()
+    def run() -> None:
+        places = torch.tensor([tokens - 1])
+        positions = torch.arange(tokens)[None]
+        model(input_ids=ids[None], position_ids=positions, use_cache=False, logits_to_keep=places, paged=paged)
+
+    foretold = shape_in_float32(config).step_sizes(tokens, 0).bytes(4)
+    assert 0.4 * foretold < peak_bytes(run) < foretold
+
+
+# Plans
+
+
+def planner(*, on_gpu: bool = True, **workload: Any) -> Planner:
+    config = CONFIG_MAPPING["llama"](
+        vocab_size=1000,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        **HEADS,
+        max_position_embeddings=256,
+    )
+    bounds = {"block_size": 16, "token_budget": 64, "context_tokens": 256} | workload
+    return Planner(shape_of(config, torch.bfloat16), torch.bfloat16, Workload(**bounds), on_gpu=on_gpu)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("sequences", [None, 4])
+def test_the_memory_that_a_plans_blocks_need_is_no_more_than_there_was_and_a_block_more_needs_more(
+    on_gpu: bool, sequences: int | None
+) -> None:
+    one = planner(on_gpu=on_gpu, max_sequences=sequences, lengths=(30, 40))
+    planned = one.for_memory(2 * GIB, 0.9, 100 << 20)
+    assert planned.device_blocks > 1000
+    assert one.for_blocks(planned.device_blocks, 0.9, 100 << 20).memory_bytes <= 2 * GIB
+    assert one.for_blocks(planned.device_blocks + 1, 0.9, 100 << 20).memory_bytes > 2 * GIB
+
+
+def test_on_a_cpu_the_host_tier_takes_memory_from_the_pool_and_on_a_gpu_it_does_not() -> None:
+    for on_gpu, lost in ((True, 0), (False, 1600)):
+        one = planner(on_gpu=on_gpu)
+        with_tier, without = (one.for_memory(2 * GIB, 0.9, host) for host in (1600 * 4096, 0))
+        assert without.block_bytes == 4096
+        assert with_tier.host_blocks == 1599
+        assert without.device_blocks - with_tier.device_blocks == lost
+
+
+def test_as_many_sequences_as_fit_are_planned_and_no_more_than_a_step_feeds() -> None:
+    roomy = planner(lengths=(30, 40)).for_memory(2 * GIB, 0.9, 0)
+    assert roomy.max_sequences == 64
+    tight = planner(lengths=(30, 40)).for_memory(3 << 20, 1.0, 0)
+    assert 1 < tight.max_sequences < 64
+    # One sequence less saves a row of sampling: 12 blocks, which two requests and a bit would take.
+    assert tight.max_sequences <= tight.pool.requests(70) <= tight.max_sequences + 3
+
+
+def test_the_blocks_of_requests_hold_them_and_one_block_less_does_not() -> None:
+    blocks = planner(lengths=(30, 40)).blocks_for(10)
+    assert PoolSize(16, blocks).requests(70) == 10
+    assert PoolSize(16, blocks - 1).requests(70) == 9
+
+
+def test_a_requests_last_token_needs_no_slot() -> None:
+    assert [PoolSize(16, 0).blocks_of(tokens) for tokens in (1, 2, 17, 18, 33, 34)] == [1, 1, 1, 2, 2, 3]
+
+
+def test_memory_that_the_weights_fill_is_refused_with_what_is_needed() -> None:
+    with pytest.raises(DoesNotFit, match=r"^0\.90 GiB of it can be used, and a pool of one block needs 1\.63 GiB$"):
+        planner(on_gpu=False, block_size=4096).for_memory(GIB, 0.9, 900 << 20)

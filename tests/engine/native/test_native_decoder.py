@@ -1,0 +1,141 @@
+"""Llama-shaped models run by the native kernels as a whole: as close to float32 as transformers' own bfloat16."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.attention.cpu_backend import CpuBackend
+from engine.model.loading import load_model
+from engine.native import Kernels, KernelsUnavailable, build, runs
+from engine.native.build import _COMPILERS
+from engine.run.runner import ModelRunner
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
+from services.engine.startup.native_kernels import decoder_for, kernels_for
+from services.models.model_store import default_cache
+from services.runtime.settings import InvalidSetting
+from tests.engine.families import FAMILIES, Checkpoint
+from tests.reference import reference_model
+
+CPU = torch.device("cpu")
+BLOCK = 16
+KINDS = ("llama", "mistral", "qwen2", "qwen2 with windows", "qwen3", "qwen3 with windows")
+
+Tiny = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tiles", "no tiles"])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    try:
+        made = Kernels(build(default_cache().parent / "kernels"), tiles=request.param)
+    except KernelsUnavailable as missing:
+        pytest.skip(f"the native kernels cannot be built: {missing}")
+    if not made.bfloat16 or made.tiles is not request.param:
+        pytest.skip("the CPU has no such instructions")
+    return made
+
+
+def runner_of(kernels: Kernels, folder: Path, blocks: int = 32) -> ModelRunner:
+    loaded = load_model(folder, torch.bfloat16, CPU)
+    backend = CpuBackend(kernels, loaded.geometry, BLOCK, blocks, torch.bfloat16, threads=2)
+    decoder = decoder_for(kernels, loaded, backend, 2)
+    assert decoder is not None, "it agrees with the model's modules"
+    return ModelRunner(loaded, backend, BLOCK, decoder=decoder)
+
+
+def prompt(length: int, seed: int) -> tuple[int, ...]:
+    return tuple((seed * 31 + 7 * place * place) % 380 for place in range(length))
+
+
+def logits(runner: ModelRunner, *parts: tuple[tuple[int, ...], int, tuple[int, ...]]) -> torch.Tensor:
+    """Feed the tokens of each part from a place on; return the logits after each."""
+    work = tuple(
+        Work(number, tokens[start:], start, table, True, Sampling())
+        for number, (tokens, start, table) in enumerate(parts)
+    )
+    return runner.forward(work)
+
+
+def differences(folder: Path, tokens: tuple[int, ...], found: torch.Tensor) -> tuple[float, float]:
+    """Return how far logits are from those of transformers in float32, and how far its own in bfloat16 are."""
+    model = reference_model(folder)
+    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True).eval()
+    with torch.inference_mode():
+        exact, close = (one(torch.tensor([tokens]), use_cache=False).logits[0, -1].float() for one in (model, rounded))
+    ours, theirs = (float((one - exact).square().mean().sqrt() / exact.std()) for one in (found, close))
+    return ours, theirs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_as_close_to_float32_as_transformers_own_for_prompts_chunks_and_decoding(
+    kernels: Kernels, checkpoint: Checkpoint, kind: str
+) -> None:
+    folder = checkpoint(FAMILIES[kind])
+    runner = runner_of(kernels, folder)
+    long, short, one = prompt(70, 1), prompt(21, 2), prompt(1, 3)
+    tables = (7, 3, 9, 1, 12), (2, 8), (5,)
+    logits(runner, (long[:40], 0, tables[0][:3]), (short[:20], 0, tables[1]))
+    found = logits(runner, (long, 40, tables[0]), (short, 20, tables[1]), (one, 0, tables[2]))
+    errors = [differences(folder, tokens, row) for tokens, row in zip((long, short, one), found, strict=True)]
+    ours, theirs = (sum(column) for column in zip(*errors, strict=True))
+    assert ours < 1.3 * theirs + 0.01
+
+
+@pytest.mark.parametrize("count", [3, 17, 40])
+def test_a_sequence_gets_the_same_logits_alone_and_in_a_batch(kernels: Kernels, tiny_model: Tiny, count: int) -> None:
+    runner = runner_of(kernels, tiny_model("llama"), 100)
+    parts = [(prompt(30, seed), 0, (2 * seed + 1, 2 * seed + 2)) for seed in range(count)]
+    together = logits(runner, *parts)
+    for number in (0, count // 2, count - 1):
+        assert torch.equal(logits(runner, parts[number])[0], together[number])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "gemma2", "phi3", "mixtral", "gpt_neox", "gpt_bigcode"])
+def test_what_is_not_llama_shaped_is_left_to_its_modules(checkpoint: Checkpoint, kind: str) -> None:
+    assert not runs(load_model(checkpoint(FAMILIES[kind]), torch.bfloat16, CPU).model)
+
+
+def test_a_model_that_the_kernels_would_answer_otherwise_is_left_to_its_modules(
+    kernels: Kernels, tiny_model: Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load_model(tiny_model("llama"), torch.bfloat16, CPU)
+    backend = CpuBackend(kernels, loaded.geometry, BLOCK, 8, torch.bfloat16, threads=1)
+    loaded.model.config.rms_norm_eps = 40.0
+    assert decoder_for(kernels, loaded, backend, 1) is None
+    assert "does not run this model" in caplog.text
+
+
+def test_kernels_are_compiled_once_and_found_again(tmp_path: Path) -> None:
+    try:
+        library = build(tmp_path)
+    except KernelsUnavailable as missing:
+        pytest.skip(str(missing))
+    written = library.stat().st_mtime_ns
+    assert build(tmp_path) == library
+    assert library.stat().st_mtime_ns == written
+    assert [path.name for path in tmp_path.iterdir()] == [library.name]
+
+
+def test_without_a_compiler_attention_is_torchs_unless_the_kernels_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert kernels_for("auto", CPU, str(tmp_path / "kernels")) is None
+    assert "no C++ compiler" in caplog.text
+    assert all(name in caplog.text for name in _COMPILERS)
+    with pytest.raises(InvalidSetting, match="attention_backend is 'cpu', but its kernels cannot be built"):
+        kernels_for("cpu", CPU, str(tmp_path / "kernels"))
+    assert kernels_for("torch", CPU, "") is None
+
+
+def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\ncase "$1" in --version) echo 1;; *) echo "error: no space" >&2; exit 1;; esac\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(KernelsUnavailable, match="error: no space"):
+        build(tmp_path / "kernels")
+    assert list((tmp_path / "kernels").iterdir()) == []

@@ -1,0 +1,203 @@
+"""Log-probabilities equal transformers', of generated tokens and of prompts, however the work is cut into steps."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.errors import InvalidRequest
+from engine.run.logprobs import score
+from engine.run.runner import outcomes
+from engine.schedule.preemption import Preemption
+from engine.schedule.request import MOST_LOGPROBS, Capacity, LogitRules, Request, Sampling, Stopping
+from engine.schedule.step_plan import PromptPart, RowRules, Sampled, Work
+from tests.engine_in_process import GREEDY, ModelEngine
+from tests.reference import reference_logprobs
+
+TOLERANCE = 1e-4
+PROMPT = tuple(range(40, 77))
+
+Tiny = Callable[[str], Path]
+
+
+def check(folder: Path, tokens: Sequence[int], scored: Sequence[Sampled], first: int, count: int) -> None:
+    """Compare what is said of the tokens from place `first` on with the reference."""
+    reference = reference_logprobs(folder, tokens)[first - 1 :]
+    assert [one.token_id for one in scored] == list(tokens[first:])
+    for row, one in zip(reference, scored, strict=True):
+        assert one.logprob == pytest.approx(float(row[one.token_id]), abs=TOLERANCE)
+        assert [logprob for _, logprob in one.top] == pytest.approx(row.topk(count).values.tolist(), abs=TOLERANCE)
+        assert [logprob for _, logprob in one.top] == pytest.approx([float(row[i]) for i, _ in one.top], abs=TOLERANCE)
+
+
+class TestScore:
+    LOGITS = torch.randn((300, 500), generator=torch.Generator().manual_seed(3)) * 4
+
+    def test_is_the_log_softmax_and_the_most_likely_first(self) -> None:
+        tokens = list(range(300))
+        rows = score(self.LOGITS, tokens, [5] * 300)
+        expected = self.LOGITS.double().log_softmax(-1)
+        for number, row in enumerate(rows):
+            assert row.logprob == pytest.approx(float(expected[number, number]), abs=1e-5)
+            assert [token for token, _ in row.top] == self.LOGITS[number].topk(5).indices.tolist()
+
+    def test_of_equals_the_smaller_id_comes_first(self) -> None:
+        [row] = score(torch.tensor([[0.0, 1.0, 5.0, 5.0, 1.0]]), [4], [4])
+        assert [token for token, _ in row.top] == [2, 3, 1, 4]
+
+    def test_a_vocabulary_smaller_than_what_is_asked_for_gives_all_of_it(self) -> None:
+        [row] = score(torch.zeros((1, 3)), [1], [20])
+        assert [token for token, _ in row.top] == [0, 1, 2]
+        assert row.logprob == pytest.approx(math.log(1 / 3))
+
+    @pytest.mark.parametrize("count", [0, 1, 20])
+    def test_a_row_is_bit_for_bit_the_same_alone_and_among_64(self, count: int) -> None:
+        logits = self.LOGITS[:64].round()  # with ties
+        together = score(logits, [7] * 64, [number % 21 for number in range(63)] + [count])
+        assert score(logits[63:], [7], [count]) == together[63:]
+
+
+def test_what_a_step_brings_comes_in_the_order_of_its_works() -> None:
+    logits = torch.full((7, 10), -9.0)
+    for row, token in enumerate((9, 8, 3, 4, 4, 4, 6)):
+        logits[row, token] = 9.0
+    works = (
+        Work(1, (0,) * 4, 0, (1,), True, GREEDY, logprobs=1, to_score=PromptPart(1, (9, 1, 3), 0)),
+        Work(2, (0,), 9, (2,), True, GREEDY, (0, 1), RowRules(LogitRules(logit_bias=((4, -99.0), (2, 9.0))))),
+        Work(3, (0,) * 3, 0, (3,), False, GREEDY, (), to_score=PromptPart(2, (5,), 2)),
+    )
+    brought = outcomes(logits, works)
+    assert [one.token_id for one in brought] == [9, 1, 3, 4, 2, 2, 5]
+    assert [one.logprob is None for one in brought] == [False] * 4 + [True] * 2 + [False]
+    assert [len(one.top) for one in brought] == [0, 0, 0, 1, 0, 0, 2]
+
+
+class TestGenerated:
+    @pytest.mark.parametrize("count", [0, 1, 20])
+    def test_are_those_of_the_model_before_rules_temperature_and_filters(self, tiny_model: Tiny, count: int) -> None:
+        engine = ModelEngine(tiny_model("llama"))
+        sampling, rules = Sampling(2.0, top_k=50, seed=4), LogitRules(1.5, 0.3, logit_bias=((7, 3.0),))
+        name = engine.submit(PROMPT, 20, sampling=sampling, logit_rules=rules, logprobs=count)
+        engine.run()
+        check(engine.folder, [*PROMPT, *engine.tokens[name]], engine.sampled[name], len(PROMPT), count)
+
+    def test_do_not_change_what_is_chosen(self, tiny_model: Tiny) -> None:
+        answers = []
+        for count in (None, 3):
+            engine = ModelEngine(tiny_model("llama"))
+            answers.append(engine.generate([PROMPT] * 2, 20, sampling=Sampling(seed=4), logprobs=count))
+        assert answers[0] == answers[1]
+
+    def test_nobody_gets_any_who_did_not_ask(self, tiny_model: Tiny) -> None:
+        engine = ModelEngine(tiny_model("llama"))
+        asked, other = engine.submit(PROMPT, 5, logprobs=2), engine.submit(PROMPT[1:], 5)
+        engine.run()
+        assert all(len(one.top) == 2 for one in engine.sampled[asked])
+        assert all(one == Sampled(one.token_id) for one in engine.sampled[other])
+
+    def test_are_the_same_to_the_bit_in_an_equal_batch_and_close_to_that_in_any_other(self, tiny_model: Tiny) -> None:
+        """Products round by the shape of the batch, so what else runs shows in the last digits, and nowhere else."""
+
+        def sampled(companions: int) -> list[Sampled]:
+            engine = ModelEngine(tiny_model("llama"))
+            own = engine.submit(PROMPT, 40, logprobs=3)
+            for number in range(companions):
+                engine.submit(PROMPT[number + 1 :], 10 + 3 * number)
+            engine.run()
+            return engine.sampled[own]
+
+        alone, beside = sampled(0), sampled(9)
+        assert sampled(0) == alone
+        assert sampled(9) == beside
+        assert [one.token_id for one in beside] == [one.token_id for one in alone]
+        assert [one.logprob for one in beside] == pytest.approx([one.logprob for one in alone], abs=TOLERANCE)
+
+    @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
+    def test_are_right_after_preemptions(self, tiny_model: Tiny, preemption: Preemption) -> None:
+        engine = ModelEngine(
+            tiny_model("llama"), block_size=4, device_blocks=20, host_blocks=40, token_budget=16, preemption=preemption
+        )
+        prompts = [PROMPT[number:] for number in range(0, 32, 4)]
+        names = [engine.submit(prompt, 30, logprobs=3) for prompt in prompts]
+        engine.run()
+        assert engine.scheduler.totals.preemptions > 0
+        for name, prompt in zip(names, prompts, strict=True):
+            check(engine.folder, [*prompt, *engine.tokens[name]], engine.sampled[name], len(prompt), 3)
+
+
+class TestPrompts:
+    @pytest.mark.parametrize("token_budget", [1, 5, 16, 512])
+    @pytest.mark.parametrize("count", [0, 4])
+    def test_are_scored_at_any_budget(self, tiny_model: Tiny, token_budget: int, count: int) -> None:
+        engine = ModelEngine(tiny_model("llama"), token_budget=token_budget)
+        name = engine.submit(PROMPT, 3, prompt_logprobs=count)
+        engine.run()
+        check(engine.folder, PROMPT, engine.scored[name], 1, count)
+
+    def test_of_one_token_have_none(self, tiny_model: Tiny) -> None:
+        engine = ModelEngine(tiny_model("llama"))
+        name = engine.submit([9], 3, prompt_logprobs=4)
+        engine.run()
+        assert (engine.scored[name], len(engine.tokens[name])) == ([], 3)
+
+    def test_are_scored_though_they_are_in_the_cache(self, tiny_model: Tiny) -> None:
+        engine = ModelEngine(tiny_model("llama"), block_size=4, token_budget=16)
+        engine.generate([PROMPT], 3)
+        names = [engine.submit(PROMPT, 3, prompt_logprobs=2) for _ in range(3)]
+        engine.run()
+        for name in names:
+            assert engine.cached[name] == 0
+            check(engine.folder, PROMPT, engine.scored[name], 1, 2)
+
+    def test_that_arrive_beside_an_equal_one_are_computed_and_let_it_be(self, tiny_model: Tiny) -> None:
+        engine = ModelEngine(tiny_model("llama"), block_size=4, token_budget=16)
+        plain, scored = engine.submit(PROMPT, 3), engine.submit(PROMPT, 3, prompt_logprobs=2)
+        second = engine.submit(PROMPT, 3)
+        engine.run()
+        check(engine.folder, PROMPT, engine.scored[scored], 1, 2)
+        assert [engine.cached[name] for name in (plain, scored, second)] == [0, 0, 36]
+        assert engine.tokens[plain] == engine.tokens[scored] == engine.tokens[second]
+
+    def test_are_scored_once_for_all_samples(self, tiny_model: Tiny) -> None:
+        engine = ModelEngine(tiny_model("llama"), token_budget=16, max_sequences=4)
+        name = engine.submit(PROMPT, 6, sampling=Sampling(seed=3), samples=3, prompt_logprobs=2, logprobs=2)
+        engine.run()
+        check(engine.folder, PROMPT, engine.scored[name], 1, 2)
+        check(engine.folder, [*PROMPT, *engine.tokens[name]], engine.sampled[name], len(PROMPT), 2)
+
+    @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
+    def test_are_scored_once_though_they_are_preempted_half_way(self, tiny_model: Tiny, preemption: Preemption) -> None:
+        folder, pool = tiny_model("llama"), {"block_size": 4, "device_blocks": 12, "host_blocks": 24}
+        engine = ModelEngine(folder, token_budget=4, max_sequences=4, preemption=preemption, **pool)
+        # While the one prompt is computed, three tokens a step, the other's answer grows into its blocks.
+        urgent = engine.submit(PROMPT[:2], 30, prompt_logprobs=1)
+        victim = engine.submit(PROMPT, 3, priority=1, prompt_logprobs=2)
+        while not engine.scheduler.totals.preemptions:
+            engine.turn()
+        assert 10 < len(engine.scored[victim]) < len(PROMPT) - 1
+        engine.run()
+        check(folder, PROMPT, engine.scored[victim], 1, 2)
+        check(folder, PROMPT[:2], engine.scored[urgent], 1, 1)
+
+
+def test_those_of_the_demo_model_are_transformers_in_small_steps_and_after_preemptions(demo_model: Path) -> None:
+    engine = ModelEngine(demo_model, block_size=4, device_blocks=12, token_budget=6, max_sequences=4)
+    text = [504, 2365, 6354, 16438, 27003, 690, 260, 23790, 2767, 30, 657, 253, 3365, 1194, 28, 260]
+    prompts = [text[:2], [*text, *text[::-1]][:19]]
+    names = [engine.submit(prompt, 30, logprobs=3, prompt_logprobs=3) for prompt in prompts]
+    engine.run()
+    assert engine.scheduler.totals.preemptions > 0
+    for name, prompt in zip(names, prompts, strict=True):
+        scored = [*engine.scored[name], *engine.sampled[name]]
+        check(demo_model, [*prompt, *engine.tokens[name]], scored, 1, 3)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("count", [-1, MOST_LOGPROBS + 1])
+def test_more_than_can_be_asked_for_is_refused(field: str, count: int) -> None:
+    request = Request("r", PROMPT, GREEDY, Stopping(9), **{field: count})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=f"^{field} is {count}, it must be from 0 to 20") as refused:
+        Capacity(100, 384, 16, 16).check(request)
+    assert refused.value.field == field

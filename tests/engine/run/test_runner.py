@@ -1,0 +1,78 @@
+"""The runner carries out a plan as it stands: copies first, then the work, a token for each work that samples."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.attention import TorchBackend
+from engine.blocks import Copy
+from engine.run.runner import ModelRunner
+from engine.schedule.step_plan import Copies, StepPlan, Work
+from tests.engine_in_process import GREEDY, loaded_model
+from tests.reference import greedy_reference
+
+BLOCK = 4
+PROMPT = (11, 12, 13, 14, 15, 16, 17)
+
+Tiny = Callable[[str], Path]
+
+
+@pytest.fixture
+def backend(tiny_model: Tiny) -> TorchBackend:
+    return TorchBackend(loaded_model(tiny_model("llama")).geometry, BLOCK, 8, host_blocks=3)
+
+
+@pytest.fixture
+def runner(tiny_model: Tiny, backend: TorchBackend) -> ModelRunner:
+    return ModelRunner(loaded_model(tiny_model("llama")), backend, BLOCK)
+
+
+def work(token_ids: tuple[int, ...], start: int, table: tuple[int, ...], samples: bool = True) -> Work:
+    return Work(1, token_ids, start, table, samples, GREEDY)
+
+
+def tokens_of(runner: ModelRunner, plan: StepPlan) -> list[int]:
+    return [sampled.token_id for sampled in runner.launch(plan).result()]
+
+
+def test_copies_are_made_before_the_work_reads_them(runner: ModelRunner, tiny_model: Tiny) -> None:
+    [expected] = greedy_reference(tiny_model("llama"), [PROMPT], 2)
+    assert tokens_of(runner, StepPlan(1, (), (work(PROMPT[:6], 0, (3, 5), samples=False),))) == []
+    copies = Copies(device_to_device=(Copy(3, 7), Copy(5, 2)))
+    assert tokens_of(runner, StepPlan(2, (copies,), (work(PROMPT[6:], 6, (7, 2)),))) == expected[:1]
+    # The source is as it was: whoever still holds it goes on from it.
+    assert tokens_of(runner, StepPlan(3, (), (work(PROMPT[6:], 6, (3, 5)),))) == expected[:1]
+    assert tokens_of(runner, StepPlan(4, (), (work((expected[0],), 7, (7, 2)),))) == expected[1:]
+
+
+def test_a_plan_of_copies_alone_samples_nothing(runner: ModelRunner, backend: TorchBackend) -> None:
+    backend.cache[3] = 5.0
+    assert tokens_of(runner, StepPlan(1, (Copies(device_to_device=(Copy(3, 1),)),), ())) == []
+    assert (backend.cache[1] == 5.0).all()
+
+
+def test_the_lists_of_an_answer_run_in_order_and_those_of_two_answers_are_not_merged(
+    runner: ModelRunner, backend: TorchBackend
+) -> None:
+    for block in range(1, 5):
+        backend.cache[block] = float(block)
+    first = Copies((Copy(1, 1), Copy(2, 2)), (Copy(2, 1),), (Copy(1, 5), Copy(3, 6)))
+    second = Copies((Copy(1, 1), Copy(6, 2)), (Copy(1, 3), Copy(2, 2)), (Copy(3, 4),))
+    assert tokens_of(runner, StepPlan(1, (first, second), ())) == []
+    assert backend.host_cache is not None
+    assert backend.cache[:7, 0, 0, 0, 0, 0].tolist() == [0, 2, 3, 2, 2, 2, 3]
+    assert backend.host_cache[:3, 0, 0, 0, 0, 0].tolist() == [0, 2, 3]
+
+
+def test_tokens_come_in_the_order_of_the_works_that_sample(runner: ModelRunner, tiny_model: Tiny) -> None:
+    prompts = [(5,), (6, 7), (8, 9, 10)]
+    first, second, third = (tokens[0] for tokens in greedy_reference(tiny_model("llama"), prompts, 1))
+    assert len({first, second, third}) == 3
+    works = (
+        work(prompts[0], 0, (1,)),
+        work((1, 2), 0, (4,), samples=False),
+        work(prompts[2], 0, (3,)),
+        work(prompts[1], 0, (2,)),
+    )
+    assert tokens_of(runner, StepPlan(1, (), works)) == [first, third, second]

@@ -1,0 +1,334 @@
+"""Outputs kept in a language while they are batched, preempted, moved and forked; and states that fail."""
+
+import random
+import re
+import tracemalloc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import ConstraintFailed, InvalidRequest
+from engine.run.constraint import Constraint, ConstraintState, leaves_any
+from engine.run.logit_rules import apply_rules
+from engine.schedule.preemption import Preemption
+from engine.schedule.request import (
+    BeamSearch,
+    Capacity,
+    Failure,
+    FinishReason,
+    LogitRules,
+    Request,
+    Sampling,
+    Stopping,
+)
+from engine.schedule.step_plan import RowRules
+from services.engine.guided.languages import CompiledLanguage, Language, Vocabulary
+from tests.engine_in_process import GREEDY, ModelEngine
+from tests.reference import beam_reference
+from tests.tiny_models import VOCABULARY
+
+BLOCK = 4
+END = 0
+SAMPLED = Sampling(temperature=1.0, seed=7)
+PATTERN = r"([a-f]{2,5} (north|[0-9]{2,4})\. ){1,2}"
+PROMPT = tuple(random.Random(1).randrange(3, 380) for _ in range(10))
+MOST = 40
+
+
+def mask_of(tokens: Iterable[int]) -> bytes:
+    number = sum(1 << token for token in set(tokens))
+    return number.to_bytes(-(-number.bit_length() // 8), "little")
+
+
+# Masks
+
+
+@given(allowed=st.sets(st.integers(0, 40), min_size=1), barred=st.sets(st.integers(-2, 50)))
+def test_a_mask_leaves_a_token_where_one_is_allowed_and_not_barred(allowed: set[int], barred: set[int]) -> None:
+    assert leaves_any(mask_of(allowed), barred) == bool(allowed - barred)
+
+
+def test_a_token_far_beyond_a_mask_takes_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        assert leaves_any(mask_of({3}), {2**31 - 1})
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.lists(st.none() | st.sets(st.integers(0, 60), min_size=1), min_size=1, max_size=6))
+def test_a_row_keeps_what_its_mask_allows_and_no_other_row_changes(rows: list[set[int] | None]) -> None:
+    vocabulary = 37  # masks may be shorter, and longer too
+    logits = torch.randn(len(rows), vocabulary)
+    kept = apply_rules(logits, [None if allowed is None else RowRules(mask=mask_of(allowed)) for allowed in rows])
+    for row, allowed in enumerate(rows):
+        tokens = range(vocabulary) if allowed is None else allowed
+        for token in range(vocabulary):
+            assert kept[row, token] == (logits[row, token] if token in tokens else float("-inf"))
+
+
+def test_a_mask_and_other_rules_work_together() -> None:
+    rules = RowRules(
+        LogitRules(logit_bias=((2, 9.0), (4, 99.0))), barred_token_ids=frozenset({3}), mask=mask_of([2, 3])
+    )
+    assert apply_rules(torch.zeros(1, 6), [rules]).tolist() == [[-float("inf")] * 2 + [9.0] + [-float("inf")] * 3]
+
+
+# In a running engine
+
+
+@pytest.fixture
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_model: Callable[[str], Path]) -> Vocabulary:
+    return Vocabulary(tiny_model("llama"), VOCABULARY, [END])
+
+
+@pytest.fixture(scope="module")
+def constraint(vocabulary: Vocabulary) -> Constraint:
+    return CompiledLanguage(vocabulary, Language("regex", PATTERN))
+
+
+@pytest.fixture
+def alone(folder: Path, constraint: Constraint) -> list[list[int]]:
+    return answers(ModelEngine(folder, block_size=BLOCK), constraint)
+
+
+def answers(engine: ModelEngine, constraint: Constraint) -> list[list[int]]:
+    """Three samples, with nothing else in the engine than what there is."""
+    name = engine.submit(PROMPT, MOST, sampling=SAMPLED, samples=3, stop=[END], constraint=constraint)
+    engine.run()
+    return engine.samples[name]
+
+
+def text(vocabulary: Vocabulary, tokens: list[int]) -> str:
+    return vocabulary.tokens.decode_str([token for token in tokens if token != END])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, Sampling(temperature=9.0, top_k=40, seed=3)])
+def test_every_answer_belongs_to_the_language(
+    folder: Path, vocabulary: Vocabulary, constraint: Constraint, sampling: Sampling
+) -> None:
+    engine = ModelEngine(folder)
+    name = engine.submit(PROMPT, MOST, sampling=sampling, samples=4, stop=[END], constraint=constraint)
+    free = engine.submit(PROMPT, 30, sampling=sampling, stop=[END])
+    engine.run()
+    for member, tokens in zip(engine.finished[name].members, engine.samples[name], strict=True):
+        assert re.fullmatch(PATTERN, text(vocabulary, tokens))
+        assert member.finish is FinishReason.STOP
+    assert [engine.tokens[free]] == ModelEngine(folder).generate([PROMPT], 30, sampling=sampling, stop=[END])
+
+
+def test_an_answer_that_is_complete_ends_at_once(folder: Path, vocabulary: Vocabulary) -> None:
+    constraint = CompiledLanguage(vocabulary, Language("regex", "abc?"))
+    engine = ModelEngine(folder)
+    bias = LogitRules(logit_bias=((END, -1e9),))
+    name = engine.submit(PROMPT, 3, stop=[END], constraint=constraint, logit_rules=bias)
+    engine.run()
+    (member,) = engine.finished[name].members
+    assert text(vocabulary, engine.tokens[name]) == "abc"
+    assert (member.finish, member.stop_token) == (FinishReason.STOP, None)
+
+
+def test_the_language_of_no_text_ends_with_the_end(folder: Path, vocabulary: Vocabulary) -> None:
+    engine = ModelEngine(folder)
+    constraint = CompiledLanguage(vocabulary, Language("regex", "(?:)"))
+    assert engine.generate([PROMPT], 9, stop=[END], constraint=constraint) == [[END]]
+
+
+def test_min_tokens_give_way_where_the_language_ends(folder: Path, vocabulary: Vocabulary) -> None:
+    engine = ModelEngine(folder)
+    constraint = CompiledLanguage(vocabulary, Language("regex", "x{1,5}"))
+    engine.take(Request("r", PROMPT, GREEDY, Stopping(9, frozenset({END}), 9), constraint=constraint))
+    end = CompiledLanguage(vocabulary, Language("regex", "x(?:)?"))
+    engine.take(Request("one", PROMPT, GREEDY, Stopping(9, frozenset({END}), 9), constraint=end))
+    engine.run()
+    assert [text(vocabulary, engine.tokens[name]) for name in ("r", "one")] == ["xxxxx", "x"]
+
+
+def test_an_answer_of_max_tokens_is_the_beginning_of_one(
+    folder: Path, vocabulary: Vocabulary, alone: list[list[int]], constraint: Constraint
+) -> None:
+    engine = ModelEngine(folder)
+    name = engine.submit(PROMPT, 7, sampling=SAMPLED, samples=3, stop=[END], constraint=constraint)
+    engine.run()
+    assert engine.samples[name] == [tokens[:7] for tokens in alone]
+    assert {member.finish for member in engine.finished[name].members} == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("budget", [3, 512])
+def test_answers_are_the_same_whatever_the_chunks_and_whoever_else_runs(
+    folder: Path, constraint: Constraint, vocabulary: Vocabulary, alone: list[list[int]], budget: int
+) -> None:
+    engine = ModelEngine(folder, block_size=BLOCK, token_budget=budget, max_sequences=min(64, budget))
+    other = CompiledLanguage(vocabulary, Language("json_object"))
+    engine.submit(PROMPT[2:], 20, sampling=Sampling(seed=2), stop=[END], constraint=other)
+    engine.submit(PROMPT[1:], 20, sampling=Sampling(seed=3))
+    assert answers(engine, constraint) == alone
+
+
+@pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
+@pytest.mark.parametrize("head_start", [20, 32, 44])
+def test_answers_are_the_same_after_preemptions_of_each_kind(
+    folder: Path, constraint: Constraint, alone: list[list[int]], preemption: Preemption, head_start: int
+) -> None:
+    blocks = 3 * -(-(len(PROMPT) + MOST) // BLOCK)
+    engine = ModelEngine(folder, block_size=BLOCK, device_blocks=blocks, host_blocks=blocks, preemption=preemption)
+    grows = [number % 300 + 3 for number in range(blocks * BLOCK - 78)]
+    engine.submit(grows, 70, priority=-1)  # until it needs nearly all blocks
+    for _ in range(head_start):
+        engine.turn()
+    name = engine.submit(PROMPT, MOST, sampling=SAMPLED, samples=3, stop=[END], constraint=constraint)
+    engine.run()
+    group = engine.finished[name]
+    assert engine.samples[name] == alone
+    assert group.preemptions >= 1
+    assert (group.swapped_tokens > 0) == (preemption is Preemption.SWAP)
+
+
+def test_answers_go_on_where_another_engine_left_them(
+    folder: Path, constraint: Constraint, alone: list[list[int]]
+) -> None:
+    stopping = Stopping(MOST, frozenset({END}))
+    whole = Request("moved", PROMPT, SAMPLED, stopping, samples=((), (), ()), constraint=constraint)
+    shortest = min(map(len, alone))
+    for lengths in ((1, 1, 1), (5, 2, 8), (0, 3, 1), (shortest - 1,) * 3):
+        engine = ModelEngine(folder, block_size=BLOCK)
+        begun = tuple(tuple(tokens[:length]) for tokens, length in zip(alone, lengths, strict=True))
+        engine.take(replace(whole, samples=begun))
+        engine.run()
+        assert [[*before, *after] for before, after in zip(begun, engine.samples["moved"], strict=True)] == alone
+
+
+def test_a_sample_takes_its_own_mask_where_the_trunk_knows_more_tokens(
+    folder: Path, vocabulary: Vocabulary, alone: list[list[int]], constraint: Constraint
+) -> None:
+    engine = ModelEngine(folder, block_size=BLOCK)
+    samples = (tuple(alone[0][:6]), tuple(alone[0][:3]))
+    engine.take(Request("r", PROMPT, SAMPLED, Stopping(MOST, frozenset({END})), samples=samples, constraint=constraint))
+    engine.run()
+    for begun, rest in zip(samples, engine.samples["r"], strict=True):
+        assert re.fullmatch(PATTERN, text(vocabulary, [*begun, *rest]))
+
+
+# What is refused
+
+
+def test_what_was_generated_outside_the_language_is_refused(folder: Path, constraint: Constraint) -> None:
+    engine = ModelEngine(folder)
+    with pytest.raises(InvalidRequest) as refused:
+        engine.take(Request("r", PROMPT, GREEDY, Stopping(9), samples=((), (350,)), constraint=constraint))
+    assert refused.value.field == "samples.generated_token_ids"
+    assert engine.scheduler.empty
+
+
+@pytest.mark.parametrize(
+    ("rules", "stopping", "field"),
+    [
+        (LogitRules(allowed_token_ids=(3,)), Stopping(9), "logit_rules.allowed_token_ids"),
+        (LogitRules(), Stopping(9, ignored_token_ids=frozenset({END})), "stopping.ignore_eos"),
+    ],
+)
+def test_what_could_leave_nothing_to_choose_is_refused(
+    constraint: Constraint, rules: LogitRules, stopping: Stopping, field: str
+) -> None:
+    request = Request("r", PROMPT, GREEDY, stopping, logit_rules=rules, constraint=constraint)
+    with pytest.raises(InvalidRequest, match=f"^{field} cannot be given together with constraint") as refused:
+        Capacity(100, VOCABULARY, 16, 16).check(request)
+    assert refused.value.field == field
+
+
+# What fails
+
+
+@dataclass
+class Tiring:
+    """A language of anything, whose state fails after some tokens."""
+
+    left: int
+    complete: bool = False
+
+    def start(self) -> ConstraintState:
+        return replace(self)
+
+    def copy(self) -> ConstraintState:
+        return replace(self)
+
+    def allowed(self) -> bytes:
+        if self.left < 0:
+            raise ConstraintFailed("it is tired")
+        return b"\xff" * (VOCABULARY // 8)
+
+    def advance(self, token_id: int) -> None:
+        self.left -= 1
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_state_that_fails_ends_its_request_and_no_other(folder: Path, samples: int, preempted: bool) -> None:
+    engine = ModelEngine(folder, block_size=BLOCK, device_blocks=24 if preempted else 256)
+    other = engine.submit(PROMPT, 40, sampling=SAMPLED, priority=-1)
+    tired = engine.submit(PROMPT, 20, sampling=SAMPLED, samples=samples, constraint=Tiring(9))
+    engine.run()
+    group = engine.finished[tired]
+    assert group.failure is Failure.CONSTRAINT
+    assert group.detail == "the constraint cannot be followed any further: it is tired"
+    assert {member.finish for member in group.members} == {FinishReason.FAILED}
+    assert max(map(len, engine.samples[tired])) == 9
+    assert engine.failures == []
+    assert [engine.tokens[other]] == ModelEngine(folder).generate([PROMPT], 40, sampling=SAMPLED)
+
+
+@pytest.mark.parametrize("preemption", [None, Preemption.RECOMPUTE, Preemption.SWAP])
+def test_beams_in_a_language_are_those_of_transformers_kept_in_it(
+    folder: Path, vocabulary: Vocabulary, constraint: Constraint, preemption: Preemption | None
+) -> None:
+    def allowed(_batch: int, tokens: torch.Tensor) -> list[int]:
+        state = constraint.start()
+        try:
+            for token in tokens[len(PROMPT) :].tolist():
+                state.advance(token)
+            mask = int.from_bytes(state.allowed(), "little")
+        except ConstraintFailed:
+            return [END]  # what follows the end is not looked at
+        return [token for token in range(VOCABULARY) if mask >> token & 1]
+
+    blocks = 4 * -(-(len(PROMPT) + MOST) // BLOCK)
+    engine = ModelEngine(
+        folder,
+        block_size=BLOCK,
+        device_blocks=blocks if preemption else 256,
+        host_blocks=blocks,
+        preemption=preemption or Preemption.RECOMPUTE,
+    )
+    if preemption:
+        grows = [number % 300 + 3 for number in range(blocks * BLOCK - 80)]
+        engine.submit(grows, 70, priority=-1)  # until it needs nearly all blocks
+        for _ in range(40):
+            engine.turn()
+    search = BeamSearch(4)
+    name = engine.submit(PROMPT, MOST, beam_search=search, samples=3, stop=[END], constraint=constraint)
+    engine.run()
+    expected = beam_reference(folder, PROMPT, search, MOST, 3, allowed, eos_token_id=[END])
+    assert engine.samples[name] == expected.token_ids
+    assert [one.score for one in engine.finished[name].answers] == pytest.approx(expected.scores, abs=1e-4)
+    assert all(re.fullmatch(PATTERN, text(vocabulary, tokens)) for tokens in engine.samples[name])
+    assert (engine.finished[name].preemptions > 0) == (preemption is not None)
+
+
+def test_beams_of_a_language_with_fewer_texts_than_beams_are_all_of_them(folder: Path, vocabulary: Vocabulary) -> None:
+    engine = ModelEngine(folder)
+    constraint = CompiledLanguage(vocabulary, Language("regex", "x|y"))
+    name = engine.submit(PROMPT, 5, beam_search=BeamSearch(4), samples=4, stop=[END], constraint=constraint)
+    engine.run()
+    texts = [text(vocabulary, tokens) for tokens in engine.samples[name]]
+    assert (sorted(texts[:2]), texts[2:]) == (["x", "y"], ["", ""])

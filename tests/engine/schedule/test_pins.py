@@ -1,0 +1,285 @@
+"""Pinned prefixes in the engine: computed like a request, kept whoever needs space, and gone when they are unpinned."""
+
+from collections.abc import Callable
+
+import pytest
+
+import kvmanager
+from engine.errors import InvalidPin, InvalidRequest, PinExists, PinFailed, PinTooLarge, PinUnavailable, UnknownPin
+from engine.schedule.pins import PinnedPrefix
+from engine.schedule.preemption import Preemption
+from engine.schedule.request import Failure
+from engine.schedule.scheduler import Limits
+from kvmanager.verbs import pinning
+from tests.engine.schedule.test_scheduler import BLOCK, CONTEXT, VOCABULARY, Rig
+
+PREFIX = tuple(range(1, 10))  # two whole blocks and a token
+WHOLE = PREFIX[: 2 * BLOCK]
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(device_blocks=12)
+
+
+def pin(
+    rig: Rig, name: str = "p", token_ids: tuple[int, ...] = PREFIX, salt: bytes = b"", run: bool = True
+) -> PinnedPrefix:
+    pinned = rig.scheduler.pin(name, token_ids, salt, float(rig.turns))
+    if run:
+        rig.run()
+    return pinned
+
+
+def cached(rig: Rig, prompt: tuple[int, ...], salt: bytes = b"") -> int:
+    name = rig.submit(prompt, 2, salt=salt)
+    rig.run()
+    return rig.cached[name]
+
+
+def crowd_out(rig: Rig) -> None:
+    """Let requests write to every block that can be had."""
+    for number in range(6):
+        rig.submit([20 + number] * 15, 10)
+    rig.run()
+
+
+class TestPinning:
+    def test_computes_whole_blocks_without_a_token_and_keeps_them(self, rig: Rig) -> None:
+        pinned = pin(rig)
+        assert (pinned.pinned, pinned.token_ids, len(pinned.blocks)) == (True, WHOLE, 2)
+        assert rig.blocks.pool.books.pins == {"p": list(pinned.blocks)}
+        assert rig.scheduler.totals.generated_tokens == 0
+        assert rig.scheduler.totals.prompt_tokens == 0, "nobody asked for an answer"
+        assert (rig.finished, rig.tokens) == ({}, {})
+        rig.watched.check_idle()
+
+    def test_commits_pins_and_frees_in_one_step(self, rig: Rig) -> None:
+        pin(rig)
+        (step,) = (step for step in rig.steps if step.pins)
+        (item,) = step.pins
+        assert [commit.sequence for commit in step.commits] == [item.sequence]  # type: ignore[union-attr]
+        assert [free.sequence for free in step.frees] == [item.sequence]  # type: ignore[union-attr]
+
+    def test_is_found_when_all_else_was_evicted(self, rig: Rig) -> None:
+        other = (*range(11, 20),)
+        assert (cached(rig, other), cached(rig, other)) == (0, 2 * BLOCK)
+        pin(rig)
+        crowd_out(rig)
+        assert cached(rig, other) == 0
+        assert cached(rig, (*PREFIX, 5)) == 2 * BLOCK
+
+    def test_is_shared_only_by_requests_of_its_salt(self, rig: Rig) -> None:
+        pin(rig, salt=b"tenant")
+        assert cached(rig, (*PREFIX, 5)) == 0
+        assert cached(rig, (*PREFIX, 5), salt=b"tenant") == 2 * BLOCK
+
+    def test_a_prefix_is_fed_in_pieces_of_the_budget(self) -> None:
+        rig = Rig(device_blocks=12, limits=Limits(3, 2, 6))
+        assert pin(rig).pinned
+        assert [len(work.token_ids) for plan in rig.runner.plans for work in plan.work] == [3, 3, 2]
+
+    def test_waits_in_the_queue_and_survives_preemption(self) -> None:
+        for preemption in (Preemption.RECOMPUTE, Preemption.SWAP):
+            rig = Rig(8, Limits(4, 4, 6, preemption), host_blocks=8)
+            for number in range(3):
+                rig.submit([20 + number] * 3, 9, priority=number - 2)
+            pinned = pin(rig, token_ids=tuple(range(16)))
+            assert pinned.pinned
+            assert all(group.generated == 9 for group in rig.finished.values())
+
+    def test_the_same_again_changes_nothing(self, rig: Rig) -> None:
+        first = pin(rig, run=False)
+        assert pin(rig) is first
+        steps = len(rig.steps)
+        assert pin(rig, token_ids=WHOLE) is first, "what does not fill a block is not pinned"
+        assert len(rig.steps) == steps
+
+    def test_prefixes_that_begin_alike_share_their_blocks(self, rig: Rig) -> None:
+        pin(rig, "short", tuple(range(8)))
+        longer = pin(rig, "long", tuple(range(16)))
+        assert (len(longer.blocks), rig.blocks.pool.device.counts.held) == (4, 4)
+        assert rig.scheduler.capacity.unpinned_blocks == 8
+        rig.scheduler.unpin("short")
+        rig.run()
+        assert rig.blocks.pool.device.counts.held == 4
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "token_ids", "kind", "field", "words"),
+        [
+            ("", PREFIX, InvalidPin, "name", "0 bytes"),
+            ("n" * 129, PREFIX, InvalidPin, "name", "129 bytes, it must have 1 to 128"),
+            ("q", (1, 2, 3), InvalidPin, "prompt", "prompt has 3 tokens, and a block holds 4"),
+            ("q", (1,) * CONTEXT, InvalidPin, "prompt", "prompt has 32 tokens; the model's context has 32"),
+            ("q", (1, 2, 3, VOCABULARY), InvalidPin, "prompt", "has token 50, the vocabulary has 50"),
+            ("q", (1, 2, 3, -1), InvalidPin, "prompt", "has token -1"),
+            ("q", tuple(range(24)), PinTooLarge, "prompt", "takes 6 blocks; the pool has 6"),
+            ("p", (9,) * 8, PinExists, "name", "'p' is pinned already, with other tokens"),
+        ],
+    )
+    def test_what_cannot_be_pinned_is_refused(
+        self, name: str, token_ids: tuple[int, ...], kind: type[Exception], field: str, words: str
+    ) -> None:
+        rig = Rig(device_blocks=8)
+        pin(rig)
+        with pytest.raises(kind, match=words) as refused:
+            pin(rig, name, token_ids)
+        assert refused.value.field == field  # type: ignore[attr-defined]
+        assert [one.name for one in rig.scheduler.pins.listed()] == ["p"]
+        assert rig.scheduler.empty
+
+    def test_the_same_tokens_with_another_salt_are_another_prefix(self, rig: Rig) -> None:
+        pin(rig)
+        with pytest.raises(PinExists):
+            pin(rig, salt=b"other")
+
+    def test_a_pin_beside_which_a_live_request_would_not_fit_is_refused(self) -> None:
+        rig = Rig(device_blocks=8)
+        rig.submit([30] * 10, 17)
+        with pytest.raises(PinTooLarge, match="takes 2 blocks and a live request can need 7; the pool has 8"):
+            pin(rig)
+        rig.run()
+        assert pin(rig).pinned
+
+    def test_a_request_that_needs_pinned_blocks_is_refused_naming_both_numbers(self) -> None:
+        rig = Rig(device_blocks=8)
+        pin(rig)
+        with pytest.raises(InvalidRequest, match="takes 7 blocks; the pool has 8, 2 of them pinned"):
+            rig.submit([30] * 10, 17)
+        rig.submit([30] * 10, 15)
+        rig.run()
+
+    def test_a_live_request_of_that_id_is_not_disturbed(self, rig: Rig) -> None:
+        rig.submit([1], 2, request_id="pin:p")
+        with pytest.raises(PinExists, match="'pin:p' is live"):
+            pin(rig)
+
+    def test_a_draining_engine_pins_nothing(self, rig: Rig) -> None:
+        rig.scheduler.draining = True
+        with pytest.raises(PinUnavailable, match="draining"):
+            pin(rig)
+
+    @pytest.mark.parametrize("answered", [True, False])
+    def test_a_pin_that_the_block_manager_refuses_is_forgotten(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch, answered: bool
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise kvmanager.PinTooLarge("it has no room")
+
+        monkeypatch.setattr(pinning, "_checking_others_fit", refuse)
+        pinned = pin(rig, run=False)
+        while not any(step.pins for step in rig.steps):
+            rig.turn()
+        if not answered:
+            rig.blocks.lose()
+            rig.turn()
+            rig.blocks.restore()
+        rig.run()
+        assert isinstance(pinned.failure, PinTooLarge)
+        assert rig.blocks.pool.books.pins == {}
+        assert rig.scheduler.pins.listed() == []
+        assert rig.scheduler.capacity.unpinned_blocks == 12
+        rig.watched.check_idle()
+
+
+class TestUnpinning:
+    def test_gives_the_blocks_back_but_leaves_them_cached(self, rig: Rig) -> None:
+        pin(rig)
+        rig.scheduler.unpin("p")
+        rig.run()
+        assert rig.blocks.pool.device.counts.held == 0
+        assert cached(rig, (*PREFIX, 5)) == 2 * BLOCK
+        assert rig.scheduler.capacity.unpinned_blocks == 12
+
+    def test_what_is_not_pinned_is_unknown(self, rig: Rig) -> None:
+        with pytest.raises(UnknownPin, match="nothing is pinned as 'p'"):
+            rig.scheduler.unpin("p")
+
+    @pytest.mark.parametrize("turns", range(7))
+    @pytest.mark.parametrize("delay", [0, 3])
+    def test_may_come_at_any_moment(self, rig: Rig, turns: int, delay: int) -> None:
+        rig.blocks.delay = delay
+        pinned = pin(rig, run=False)
+        for _ in range(turns):
+            rig.turn()
+        rig.scheduler.unpin("p")
+        assert isinstance(pinned.failure, UnknownPin)
+        again = pin(rig, token_ids=(7,) * 8)
+        assert again.pinned
+        assert rig.blocks.pool.books.pins == {"p": list(again.blocks)}
+        rig.watched.check_idle()
+
+
+class TestReset:
+    def test_forgets_what_was_cached(self, rig: Rig) -> None:
+        assert (cached(rig, PREFIX), cached(rig, PREFIX)) == (0, 2 * BLOCK)
+        rig.scheduler.reset(0.0)
+        assert cached(rig, PREFIX) == 0
+
+    @pytest.mark.parametrize("turns", range(7))
+    @pytest.mark.parametrize("delay", [0, 3])
+    def test_computes_what_is_pinned_anew(self, rig: Rig, turns: int, delay: int) -> None:
+        rig.blocks.delay = delay
+        pinned = pin(rig, run=False)
+        for _ in range(turns):
+            rig.turn()
+        rig.scheduler.reset(0.0)
+        rig.run()
+        assert pinned.pinned
+        assert rig.blocks.pool.books.pins == {"p": list(pinned.blocks)}
+        assert cached(rig, (*PREFIX, 5)) == 2 * BLOCK
+        rig.watched.check_idle()
+
+    def test_disturbs_nobody_who_runs(self, rig: Rig) -> None:
+        rig.submit([1, 2, 3, 4, 5], 12)
+        for _ in range(5):
+            rig.turn()
+        rig.scheduler.reset(0.0)
+        rig.run()
+        assert len(rig.tokens["r0"]) == 12
+        assert cached(rig, (1, 2, 3, 4, 5)) == 0
+
+
+class TestABlockManagerThatIsAway:
+    @pytest.mark.parametrize("change", ["unpin", "reset", "pin"])
+    @pytest.mark.parametrize("turns", range(4))
+    def test_has_what_is_pinned_when_it_is_back_empty(self, rig: Rig, turns: int, change: str) -> None:
+        kept = pin(rig, "kept")
+        pin(rig, "other", (9,) * 8)
+        changes: dict[str, Callable[[], object]] = {
+            "unpin": lambda: rig.scheduler.unpin("other"),
+            "reset": lambda: rig.scheduler.reset(0.0),
+            "pin": lambda: pin(rig, "more", (8,) * 4, run=False),
+        }
+        changes[change]()
+        for _ in range(turns):
+            rig.turn()
+        rig.blocks.lose()
+        rig.turn()
+        rig.blocks.restore()
+        rig.run()
+        pins = {one.name: list(one.blocks) for one in rig.scheduler.pins.listed()}
+        assert rig.blocks.pool.books.pins == pins
+        assert pins.keys() == {"kept", "other", "more"} - ({"other"} if change == "unpin" else set()) - (
+            set() if change == "pin" else {"more"}
+        )
+        assert kept.pinned
+        assert cached(rig, (*PREFIX, 5)) == 2 * BLOCK
+        rig.watched.check_idle()
+
+    def test_for_too_long_ends_what_is_being_computed_but_no_pin(self, rig: Rig) -> None:
+        kept, late = pin(rig, "kept"), pin(rig, "late", (8,) * 8, run=False)
+        rig.scheduler.fail_all(Failure.BLOCK_MANAGER, "away")
+        rig.run()
+        assert isinstance(late.failure, PinUnavailable)
+        assert kept.pinned
+
+
+def test_a_step_that_fails_ends_the_pin_that_it_computed(rig: Rig) -> None:
+    rig.runner.fail_next = True
+    pinned = pin(rig)
+    assert isinstance(pinned.failure, PinFailed)
+    assert "was not computed: step 1 failed" in str(pinned.failure)
+    assert pin(rig).pinned

@@ -1,0 +1,24 @@
+"""What the engine's view of its pool says of the host tier."""
+
+from itertools import count
+
+from engine.blocks import TableChange
+from engine.schedule.pool_view import PoolView
+from engine.schedule.request import Request, Sampling, Stopping
+from engine.schedule.sequence_group import Group
+
+
+def test_a_host_block_that_was_given_up_is_no_twin_any_more_whoever_holds_it_next():
+    mirror = PoolView(4, 10)
+    first, sharer, other = (
+        Group.of(Request(f"r{n}", (1,) * 4, Sampling(), Stopping(2)), count(n)).trunk for n in (1, 2, 3)
+    )
+    for sequence, block in ((first, 5), (sharer, 5), (other, 6)):
+        mirror.change_table(sequence, TableChange(sequence.id, 0, [block], 4, 0))
+    mirror.release(first)
+    mirror.move_out(first, TableChange(1, 0, [1], 4, 0))
+    assert mirror.host_cost([5, 6]) == 1, "what block 5 has is in host block 1"
+    mirror.move_in(first, TableChange(1, 0, [5], 4, 0))
+    mirror.release(other)
+    mirror.move_out(other, TableChange(3, 0, [1], 4, 0))
+    assert mirror.host_cost([5]) == 1, "host block 1 has something else by now"

@@ -1,0 +1,160 @@
+"""Requests begun at another engine: they go on as if nothing had happened, with what had ended left alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.errors import InvalidRequest
+from engine.run.constraint import Constraint
+from engine.schedule.request import BeamSearch, FinishReason, Request, Sampling, Stopping
+from services.engine.guided.languages import CompiledLanguage, Language, Vocabulary
+from tests.engine_in_process import GREEDY, ModelEngine
+from tests.random_resumptions import BLOCK, END, VOCABULARY, run_round
+
+PROMPT = tuple(range(40, 50))
+SAMPLED = Sampling(temperature=1.0, seed=7)
+MOST = 12
+
+
+@pytest.fixture
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def constraints(tiny_model: Callable[[str], Path]) -> Sequence[Constraint]:
+    vocabulary = Vocabulary(tiny_model("llama"), VOCABULARY, [END])
+    return compiled(vocabulary)
+
+
+def compiled(vocabulary: Vocabulary) -> Sequence[Constraint]:
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}'
+    languages = (
+        Language("regex", r"([a-f]{2,5} (north|[0-9]{2,4})\. ){1,2}"),
+        Language("regex", r"[ab]{4,9}"),
+        Language("json_schema", schema),
+    )
+    return [CompiledLanguage(vocabulary, language) for language in languages]
+
+
+@pytest.fixture
+def alone(folder: Path) -> list[list[int]]:
+    """Three samples, with nothing else in the engine."""
+    engine = ModelEngine(folder, block_size=BLOCK)
+    engine.take(three())
+    engine.run()
+    return engine.samples["r"]
+
+
+def three(**fields: object) -> Request:
+    return replace(Request("r", PROMPT, SAMPLED, Stopping(MOST), samples=((), (), ())), **fields)  # type: ignore[arg-type]
+
+
+def test_random_requests_that_are_cut_off_anywhere_go_on_elsewhere_as_if_nothing_had_happened(
+    folder: Path, constraints: Sequence[Constraint]
+) -> None:
+    rounds = [run_round(folder, constraints, number) for number in range(4)]
+    for counts in zip(*rounds, strict=True):
+        assert sum(counts) > 1, rounds
+
+
+# Samples that have ended
+
+
+def test_nothing_is_computed_for_samples_that_had_ended_and_no_block_is_held_for_them(
+    folder: Path, alone: list[list[int]]
+) -> None:
+    engine = ModelEngine(folder, block_size=BLOCK)
+    engine.take(three(samples=(tuple(alone[0]), tuple(alone[1][:5]), (1, 2, END)), ended=frozenset({0, 2})))
+    engine.turn()
+    assert (engine.scheduler._roster.by_request["r"].width, len(engine.blocks.pool.sequences)) == (1, 1)
+    engine.run()
+    assert engine.samples["r"] == [[], alone[1][5:], []], "a sample keeps the random numbers of its index"
+    assert engine.scheduler.totals.computed_tokens == len(PROMPT) + MOST - 1
+    assert [member.finish for member in engine.finished["r"].members] == [
+        FinishReason.STOP,
+        FinishReason.LENGTH,
+        FinishReason.STOP,
+    ]
+
+
+def test_samples_that_had_ended_take_no_place_and_no_blocks_of_the_limits(folder: Path) -> None:
+    engine = ModelEngine(folder, block_size=BLOCK, device_blocks=6, max_sequences=1)
+    engine.take(three(ended=frozenset({0, 1})))
+    engine.run()
+    assert [len(tokens) for tokens in engine.samples["r"]] == [0, 0, MOST]
+
+
+def test_a_request_with_ended_samples_that_is_cancelled_says_so_of_the_others_alone(folder: Path) -> None:
+    engine = ModelEngine(folder, block_size=BLOCK)
+    engine.take(three(ended=frozenset({1})))
+    engine.turn()
+    engine.scheduler.end_sample("r", 1)
+    engine.scheduler.cancel("r")
+    engine.run()
+    reasons = [member.finish for member in engine.finished["r"].members]
+    assert reasons == [FinishReason.CANCELLED, FinishReason.STOP, FinishReason.CANCELLED]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "text"),
+    [
+        ({"ended": frozenset({0, 1, 2})}, "samples.ended", "all samples have ended"),
+        ({"samples": ((), (5, VOCABULARY)), "ended": frozenset({1})}, "samples.generated_token_ids", "has 384"),
+        ({"samples": ((), tuple(range(10, 22)))}, "samples.generated_token_ids", "12 tokens are generated already"),
+        (
+            {"samples": ((), (9, END)), "stopping": Stopping(MOST, frozenset({END}))},
+            "samples.generated_token_ids",
+            "0 is among the tokens of sample 1, and ends it",
+        ),
+        (
+            {"samples": ((), ()), "ended": frozenset({1}), "sampling": GREEDY, "beam_search": BeamSearch(2)},
+            "samples",
+            "begins at its prompt",
+        ),
+    ],
+)
+def test_what_cannot_go_on_is_refused_naming_the_field(
+    folder: Path, fields: dict[str, object], field: str, text: str
+) -> None:
+    engine = ModelEngine(folder, block_size=BLOCK)
+    with pytest.raises(InvalidRequest, match=text) as refused:
+        engine.take(three(**fields))
+    assert refused.value.field == field
+    assert engine.scheduler.empty
+
+
+def test_a_sample_whose_constraint_is_complete_has_ended(folder: Path, constraints: Sequence[Constraint]) -> None:
+    engine = ModelEngine(folder, block_size=BLOCK)
+    constraint, stopping = constraints[1], Stopping(MOST, frozenset({END}))
+    engine.take(three(constraint=constraint, stopping=stopping, samples=((),) * 8))
+    engine.run()
+    index = next(i for i, member in enumerate(engine.finished["r"].members) if member.stop_token is None)
+    assert engine.finished["r"].members[index].finish is FinishReason.STOP, "it was complete"
+    samples = ((),) * index + (tuple(engine.samples["r"][index]),)
+    with pytest.raises(InvalidRequest, match="it is complete, so its sample has ended") as refused:
+        engine.take(three(request_id="s", constraint=constraint, stopping=stopping, samples=(*samples, ())))
+    assert refused.value.field == "samples.generated_token_ids"
+    assert engine.scheduler.empty
+    engine.take(
+        three(
+            request_id="s", constraint=constraint, stopping=stopping, samples=(*samples, ()), ended=frozenset({index})
+        )
+    )
+    engine.run()
+
+
+# Order
+
+
+def test_a_resumed_prompt_is_scored_again_from_its_second_token_before_anything_is_generated(
+    folder: Path, alone: list[list[int]]
+) -> None:
+    """EngineInProcess checks the order of each message."""
+    engine = ModelEngine(folder, block_size=BLOCK, token_budget=3, max_sequences=3)
+    engine.take(three(samples=tuple(tuple(tokens[:4]) for tokens in alone), prompt_logprobs=1))
+    engine.run()
+    assert [token.token_id for token in engine.scored["r"]] == list(PROMPT[1:])
+    assert engine.samples["r"] == [tokens[4:] for tokens in alone]

@@ -1,0 +1,305 @@
+"""Random requests, cancellations, slow answers, lost pools and failing steps in tiny pools, and what always holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from engine.errors import InvalidPin, InvalidRequest, PinExists, PinTooLarge, UnknownPin
+from engine.schedule.preemption import Preemption
+from engine.schedule.request import BeamSearch, Capacity, FinishReason, Sampling
+from engine.schedule.scheduler import Limits
+from tests.engine.fake_runner import FakeRunner, expected_answers, expected_scores, expected_tokens
+from tests.engine.watched_scheduler import WatchedScheduler
+from tests.engine_in_process import GREEDY, EngineInProcess
+
+CONTEXT = 24
+VOCABULARY = 3
+PATIENCE = 2  # turns that may pass without any progress when answers are there at once
+TURNS_PER_TOKEN = 6
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop: frozenset[int]
+    seed: int
+    samples: int
+    scored: bool
+    search: BeamSearch | None
+    given: tuple[int, ...]  # tokens of each sample that were generated before
+    ended: frozenset[int]  # samples that had ended before
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        block_size=st.integers(1, 4),
+        device_blocks=st.integers(2, 12),
+        token_budget=st.integers(1, 12),
+        max_sequences=st.integers(1, 6),
+        host_blocks=st.integers(0, 12),
+        preemption=st.sampled_from(Preemption),
+        watermark=st.sampled_from([0.0, 0.1, 0.5]),
+        aging=st.sampled_from([0.0, 2.0]),
+        ahead=st.booleans(),
+        isolation=st.sampled_from([3.0, 1000.0]),
+    )
+    def begin(
+        self,
+        block_size: int,
+        device_blocks: int,
+        token_budget: int,
+        max_sequences: int,
+        host_blocks: int,
+        preemption: Preemption,
+        watermark: float,
+        aging: float,
+        ahead: bool,
+        isolation: float,
+    ) -> None:
+        self.block_size = block_size
+        capacity = Capacity(CONTEXT, VOCABULARY, block_size, device_blocks, host_blocks)
+        limits = Limits(token_budget, min(max_sequences, token_budget), 1024, preemption, watermark, aging, isolation)
+        self.scheduler = WatchedScheduler(capacity, limits, ahead=ahead)
+        self.runner = FakeRunner(block_size, VOCABULARY)
+        self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
+        self.scheduler.pool = lambda: self.engine.blocks.pool
+        self.submitted: dict[str, _Submitted] = {}
+        self.away = 0
+        self.idle_turns = 0
+        self.cancelled: set[str] = set()
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple),
+        max_tokens=st.integers(1, 10),
+        priority=st.integers(0, 2),
+        age=st.integers(0, 3),
+        salt=st.sampled_from([b"", b"", b"x"]),
+        stop=st.sampled_from([frozenset[int](), frozenset({2})]),
+        copies=st.integers(1, 3),
+        samples=st.sampled_from([1, 1, 1, 2, 3]),
+        scored=st.sampled_from([False, False, True]),
+        search=st.none()
+        | st.none()
+        | st.builds(BeamSearch, st.integers(1, 4), st.sampled_from([0.0, 1.0, 2.0]), st.booleans()),
+        cuts=st.none() | st.none() | st.tuples(*[st.integers(0, 10)] * 3),
+        isolated=st.sampled_from([False, False, True]),
+    )
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        priority: int,
+        age: int,
+        salt: bytes,
+        stop: frozenset[int],
+        copies: int,
+        samples: int,
+        scored: bool,
+        search: BeamSearch | None,
+        cuts: tuple[int, ...] | None,
+        isolated: bool,
+    ) -> None:
+        capacity = self.scheduler.capacity
+        shared = len(prompt) // capacity.block_size
+        own = -(-(len(prompt) + max_tokens - 1) // capacity.block_size) - shared
+        samples = min(samples, search.width) if search else samples
+        for _ in range(copies):
+            seed = len(self.submitted)
+            begun, ended = self._begun(prompt, seed, max_tokens, stop, samples, () if search or not cuts else cuts)
+            sequences = search.width if search else samples - len(ended)
+            blocks = shared + sequences * own
+            fits = blocks <= capacity.unpinned_blocks and sequences <= self.scheduler.limits.max_sequences
+            try:
+                name = self.engine.submit(
+                    prompt,
+                    max_tokens,
+                    sampling=GREEDY if search else Sampling(seed=seed),
+                    stop=stop,
+                    priority=priority,
+                    salt=salt,
+                    age=age,
+                    samples=begun,
+                    ended=ended,
+                    prompt_logprobs=0 if scored else None,
+                    beam_search=search,
+                    isolated=isolated,
+                )
+            except InvalidRequest:
+                assert not fits
+                return
+            assert fits
+            given = tuple(map(len, begun))
+            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples, scored, search, given, ended)
+
+    def _begun(
+        self,
+        prompt: tuple[int, ...],
+        seed: int,
+        max_tokens: int,
+        stop: frozenset[int],
+        samples: int,
+        cuts: Sequence[int],
+    ) -> tuple[tuple[tuple[int, ...], ...], frozenset[int]]:
+        """Return what the samples had when they were cut off, and which of them had ended: never all of them."""
+        wholes = [
+            tuple(expected_tokens(prompt, seed, max_tokens, stop, VOCABULARY, sample)) for sample in range(samples)
+        ]
+        begun = [whole[:cut] for whole, cut in zip_longest(wholes, cuts[:samples], fillvalue=0)]
+        if begun == wholes:
+            begun[-1] = begun[-1][:-1]
+        return tuple(begun), frozenset(index for index in range(samples) if begun[index] == wholes[index])
+
+    @rule(turns=st.integers(1, 8))
+    def turn(self, turns: int) -> None:
+        for _ in range(turns):
+            self._turn()
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(["nobody", *self.submitted]))
+        if name not in self.engine.finished:
+            self.cancelled.add(name)
+        self.engine.scheduler.cancel(name)
+
+    @rule(
+        name=st.sampled_from("pq"),
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple),
+        salt=st.sampled_from([b"", b"", b"x"]),
+    )
+    def pin(self, name: str, prompt: tuple[int, ...], salt: bytes) -> None:
+        whole = prompt[: len(prompt) // self.block_size * self.block_size]
+        known = {pin.name: (pin.token_ids, pin.salt) for pin in self.scheduler.pins.listed()}
+        try:
+            self.scheduler.pin(name, prompt, salt, float(self.engine.turns))
+        except InvalidPin:
+            assert not whole
+        except PinExists:
+            assert known[name] != (whole, salt)
+        except PinTooLarge:
+            assert name not in known
+        else:
+            assert known.get(name, (whole, salt)) == (whole, salt)
+
+    @rule(name=st.sampled_from("pq"))
+    def unpin(self, name: str) -> None:
+        known = [pin.name for pin in self.scheduler.pins.listed()]
+        try:
+            self.scheduler.unpin(name)
+        except UnknownPin:
+            assert name not in known
+        else:
+            assert name in known
+
+    @rule()
+    def reset(self) -> None:
+        self.scheduler.reset(float(self.engine.turns))
+
+    @rule(turns=st.integers(1, 4))
+    def answer_slowly(self, turns: int) -> None:
+        self.engine.blocks.delay = turns
+
+    @rule(turns=st.integers(0, 4))
+    def lose_pool(self, turns: int) -> None:
+        if not self.away:
+            self.engine.blocks.lose()
+            self.away = turns + 1
+
+    @rule()
+    def fail_next_step(self) -> None:
+        self.runner.fail_next = True
+
+    def _turn(self) -> None:
+        if self.away:
+            self.away -= 1
+            if not self.away:
+                self.engine.blocks.restore()
+        excused = self.away or self.engine.blocks.delay
+        turn = self.engine.turn()
+        self.idle_turns = 0 if turn.progressed or excused else self.idle_turns + 1
+        assert self.scheduler.empty or self.idle_turns <= PATIENCE, "requests are live, but nothing moves"
+
+    @invariant()
+    def books_are_right(self) -> None:
+        assert self.engine.blocks.pool.violations() == []
+
+    @invariant()
+    def tokens_so_far_are_the_twins(self) -> None:
+        for name, samples in self.engine.samples.items():
+            for tokens, expected in zip(samples, self._expected(name), strict=True):
+                assert tokens == expected[: len(tokens)]
+
+    @invariant()
+    def scores_so_far_are_the_twins(self) -> None:
+        for name, asked in self.submitted.items():
+            scores = [token.logprob for token in self.engine.scored[name]]
+            expected = expected_scores(asked.prompt) if asked.scored else []
+            assert scores == expected[: len(scores)]
+            assert scores == expected or not any(self.engine.samples[name]), "the prompt is scored before all else"
+
+    @invariant()
+    def every_request_is_live_or_has_ended(self) -> None:
+        states = [self.scheduler.live(), self.scheduler.untold_ends(), *([name] for name in self.engine.finished)]
+        names = [name for state in states for name in state]
+        assert sorted(names) == sorted(self.submitted), "each is in exactly one state"
+
+    def _expected(self, name: str) -> list[list[int]]:
+        asked = self.submitted[name]
+        if asked.search:
+            answers = expected_answers(asked.prompt, asked.search, asked.max_tokens, asked.stop, VOCABULARY)
+            return [tokens for tokens, _ in answers[: asked.samples]]
+        return [
+            expected_tokens(asked.prompt, asked.seed, asked.max_tokens, asked.stop, VOCABULARY, sample)[given:]
+            for sample, given in enumerate(asked.given)
+        ]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.blocks.delay = 0
+        self.runner.fail_next = False
+        due = sum(
+            len(one.prompt) + (one.search.width if one.search else one.samples) * one.max_tokens
+            for one in self.submitted.values()
+        )
+        due += sum(len(pin.token_ids) for pin in self.scheduler.pins.listed())
+        for _ in range(self.away + PATIENCE + TURNS_PER_TOKEN * due):
+            if self.scheduler.empty and not self.away:
+                break
+            self._turn()
+        self._turn()  # what was cancelled after the last turn is told in the next
+        assert self.scheduler.empty, "requests are still live"
+        self.engine.assert_released()
+        self.scheduler.check_idle()
+        assert self.engine.finished.keys() == self.submitted.keys()
+        for name, group in self.engine.finished.items():
+            assert len(group.samples) == self.submitted[name].samples
+            for index, member in enumerate(group.samples):
+                self._check_end(name, index, member.finish)
+
+    def _check_end(self, name: str, sample: int, finish: FinishReason | None) -> None:
+        tokens, expected = self.engine.samples[name][sample], self._expected(name)[sample]
+        if sample in self.submitted[name].ended:
+            assert (tokens, finish) == ([], FinishReason.STOP)
+        elif finish in (FinishReason.STOP, FinishReason.LENGTH):
+            assert tokens == expected
+            assert (finish is FinishReason.STOP) == (tokens[-1] in self.submitted[name].stop)
+        elif finish is FinishReason.CANCELLED:
+            assert name in self.cancelled
+        else:
+            assert finish is FinishReason.FAILED
+            assert self.engine.failures
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=250,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestRandomLives = SchedulerMachine.TestCase

@@ -1,0 +1,43 @@
+"""The kernels compile for a GPU, also where there is none: the interpreter takes more than the compiler does."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.engine.triton_case import make_triton_backend
+
+ROOT = Path(__file__).parents[3]
+SHARED_BYTES = 227 * 1024  # that a program may have on an H100 or H200
+KERNELS = {
+    "_write",
+    "_list_work",
+    "_decode",
+    "_combine",
+    "_prefill",
+    "_copy",
+    "_write_rotated",
+    "_add_and_norm",
+    "_silu_gated",
+    "_read",
+}
+
+
+def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_shared_memory(tmp_path: Path) -> None:
+    check_kernels(tmp_path)
+
+
+def check_kernels(tmp_path: Path, *which: str) -> None:
+    make_triton_backend()
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.engine.compile_for_gpu", *which]
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "ptxas" in ended.stderr and "not found" in ended.stderr:
+        pytest.skip("this Triton brings no assembler for GPUs")
+    assert ended.returncode == 0, ended.stderr
+    compiled = [line.split() for line in ended.stdout.splitlines()]
+    assert Counter(name for name, _ in compiled).keys() == KERNELS
+    assert max(int(shared) for _, shared in compiled) <= SHARED_BYTES

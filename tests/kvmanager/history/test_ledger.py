@@ -1,0 +1,564 @@
+"""The ledger: what every verb did is kept as a numbered event, and a request's story is told from them."""
+
+import gc
+import tracemalloc
+from array import array
+from enum import Enum
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmanager import (
+    Allocate,
+    Commit,
+    Event,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    KVManager,
+    Ledger,
+    Length,
+    Pin,
+    PoolChange,
+    PoolSpec,
+    Reset,
+    Step,
+    StepItem,
+    StepRefusal,
+    UnknownRequest,
+    Unpin,
+    adopt,
+    report_of,
+)
+from kvmanager.history.events import Entry, block_ranges
+from tests.kvmanager.tiny_pools import end_of
+
+SIZE = 4
+# No block, sequence, group, step or event of these tests has these numbers.
+TOKENS = st.integers(1_900_000_000, 1_900_000_999)
+
+
+class Engine:
+    """An engine's end of a manager: numbers the Steps."""
+
+    def __init__(self, manager=None, name="engine", blocks=8, host_blocks=0):
+        self.manager = manager or KVManager(epoch=1)
+        self.ledger = self.manager.ledger
+        self.spec = PoolSpec(name, 1, "model", SIZE, blocks, host_blocks)
+        self.session = self.manager.attach(self.spec)
+        self.number = 0
+
+    def step(self, **items):
+        self.number += 1
+        return self.manager.apply(self.session, Step(self.number, **items))
+
+    def allocate(self, sequence, tokens, **fields):
+        item = Allocate(sequence, sequence, f"r{sequence}", b"", tokens, len(tokens), **fields)
+        return self.step(allocates=[item])
+
+    def commit(self, sequence, tokens):
+        first = self.session.pool.sequences[sequence].committed
+        whole = tokens[first * SIZE : len(tokens) // SIZE * SIZE]
+        return self.step(commits=[Commit(sequence, first, whole)])
+
+    def extend(self, sequence, tokens):
+        return self.step(extends=[Extend(sequence, [(sequence, tokens)])])
+
+    def free(self, *sequences, reason=FreeReason.FINISHED, served=0):
+        return self.step(frees=[Free(sequence, reason, served) for sequence in sequences])
+
+    def cache(self, sequence, tokens):
+        self.allocate(sequence, tokens)
+        self.commit(sequence, tokens)
+        self.free(sequence)
+
+
+def prompt(start, length):
+    return list(range(start, start + length))
+
+
+def kept(ledger, from_number=0):
+    return list(ledger.events(from_number, 10**9).events)
+
+
+def told(engine):
+    """The events of the pool's verbs, without the attachment."""
+    return [event for event in kept(engine.ledger) if event.change is None]
+
+
+def blocks_in(ranges):
+    return [block for first, last in ranges for block in range(first, last + 1)]
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+# What is recorded
+
+
+def test_a_pools_beginning_and_end_are_events(engine):
+    engine.manager.detach(engine.session)
+    assert kept(engine.ledger) == [
+        Event(1, "engine", change=PoolChange.ATTACHED),
+        Event(2, "engine", change=PoolChange.DETACHED),
+    ]
+
+
+def test_every_verb_that_was_done_is_an_event_with_its_blocks(engine):
+    tokens = prompt(0, 10)
+    engine.allocate(1, tokens, waited_seconds=0.5)
+    engine.commit(1, tokens)
+    engine.step(forks=[Fork(1, 2, 10)])
+    engine.extend(1, 14)
+    engine.free(2, reason=FreeReason.PRUNED)
+    engine.free(1)
+    allocate, commit, fork, extend, pruned, free = told(engine)
+    assert allocate == Event(
+        2, "engine", 1, StepItem.ALLOCATE, 1, 1, "r1", ranges=((1, 3),), waited_seconds=0.5, cached_tokens=0
+    )
+    assert commit == Event(3, "engine", 2, StepItem.COMMIT, 1, 1, "r1", ranges=((1, 2),))
+    assert fork == Event(4, "engine", 3, StepItem.FORK, 1, 1, "r1", ranges=((1, 3),))
+    assert extend == Event(5, "engine", 4, StepItem.EXTEND, 1, 1, "r1", ranges=((4, 5),))
+    assert pruned == Event(6, "engine", 5, StepItem.FREE, 2, 1, "r1", ranges=((1, 3),), free_reason=FreeReason.PRUNED)
+    assert (free.sequence, free.free_reason, free.ranges) == (1, FreeReason.FINISHED, ((1, 2), (4, 5)))
+
+
+def test_a_hit_is_told_in_tokens_and_an_eviction_by_its_blocks(engine):
+    shared = prompt(0, 8)
+    engine.cache(1, shared)
+    engine.allocate(2, shared + prompt(50, 3))
+    engine.free(2)
+    engine.allocate(3, prompt(100, 32))
+    hit, _, evicting = told(engine)[-3:]
+    assert (hit.cached_tokens, hit.evicted) == (8, ())
+    assert (evicting.cached_tokens, sorted(evicting.evicted)) == (0, [1, 2])
+
+
+def test_pins_unpins_resets_and_swaps_are_events():
+    engine = Engine(host_blocks=4)
+    tokens = prompt(0, 10)
+    engine.allocate(1, tokens)
+    engine.commit(1, tokens)
+    engine.step(pins=[Pin("p", 1, 2)])
+    engine.step(swap_outs=[1])
+    engine.step(swap_ins=[1])
+    engine.step(pins=[Unpin("p"), Reset()])
+    pin, out, back, unpin, reset = told(engine)[2:]
+    assert (pin.item, pin.request_id, pin.ranges) == (StepItem.PIN, "r1", ((1, 2),))
+    assert (out.item, out.request_id, out.ranges) == (StepItem.SWAP_OUT, "r1", ((1, 3),))
+    assert (back.item, back.request_id, len(blocks_in(back.ranges))) == (StepItem.SWAP_IN, "r1", 3)
+    assert (unpin.item, unpin.request_id, unpin.ranges) == (StepItem.PIN, "", ((1, 2),))
+    assert (reset.item, reset.ranges) == (StepItem.PIN, ())
+
+
+def test_what_was_refused_is_an_event_that_says_whose_it_was_and_why(engine):
+    engine.allocate(1, prompt(0, 10))
+    engine.step(
+        commits=[Commit(1, 7, prompt(0, 4))],
+        pins=[Pin("p", 1, 9), Unpin("q")],
+        forks=[Fork(1, 1, 5)],
+        frees=[Free(9, FreeReason.PREEMPTED, 3)],
+        swap_outs=[1],
+        swap_ins=[8],
+        extends=[Extend(1, [(1, 400)]), Extend(5, [(77, 1)])],
+        allocates=[Allocate(2, 2, "r2", b"", prompt(0, 100), 4, waited_seconds=2.5)],
+        lengths=[Length(1, 10_000)],
+    )
+    events = told(engine)[1:]
+    assert [(event.item, event.sequence, event.group, event.request_id, event.refusal) for event in events] == [
+        (StepItem.COMMIT, 1, 1, "r1", StepRefusal.INVALID),
+        (StepItem.PIN, 1, 1, "r1", StepRefusal.INVALID),
+        (StepItem.PIN, 0, 0, "", StepRefusal.UNKNOWN),
+        (StepItem.FORK, 1, 1, "r1", StepRefusal.ALREADY_EXISTS),
+        (StepItem.FREE, 9, 0, "", StepRefusal.UNKNOWN),
+        (StepItem.SWAP_OUT, 0, 1, "r1", StepRefusal.OUT_OF_BLOCKS),
+        (StepItem.SWAP_IN, 0, 8, "", StepRefusal.UNKNOWN),
+        (StepItem.EXTEND, 1, 1, "r1", StepRefusal.OUT_OF_BLOCKS),
+        (StepItem.EXTEND, 77, 5, "", StepRefusal.UNKNOWN),
+        (StepItem.ALLOCATE, 2, 2, "r2", StepRefusal.OUT_OF_BLOCKS),
+    ]
+    assert all(event.detail and event.ranges == () for event in events)
+    assert (events[4].free_reason, events[4].preempted_for_group) == (FreeReason.PREEMPTED, 3)
+    assert events[-1].waited_seconds == 2.5
+
+
+def test_lengths_are_no_events(engine):
+    engine.allocate(1, prompt(0, 10))
+    engine.step(lengths=[Length(1, 10), Length(7, 1)])
+    assert len(told(engine)) == 1
+
+
+def test_an_id_that_is_used_again_in_the_step_that_freed_it_is_the_new_requests(engine):
+    engine.allocate(1, prompt(0, 4))
+    again = Allocate(1, 1, "again", b"", prompt(9, 4), 4)
+    engine.step(frees=[Free(1, FreeReason.FINISHED)], allocates=[again])
+    engine.extend(1, 8)
+    assert [event.request_id for event in told(engine)] == ["r1", "r1", "again", "again"]
+
+
+def test_sequences_that_an_attached_pool_began_with_are_their_requests(engine):
+    engine.allocate(1, prompt(0, 10))
+    adoption = adopt(engine.spec, report_of(engine.session.pool))
+    engine.session = engine.manager.attach(engine.spec, end_of(adoption))
+    engine.extend(1, 14)
+    event = kept(engine.ledger)[-1]
+    assert (event.request_id, event.item) == ("r1", StepItem.EXTEND)
+    assert "It holds 4 blocks now." in engine.ledger.explain("r1").summary
+
+
+# The ring
+
+
+def steps_of(engine, draw):
+    """Do a few random Steps, all refusals included."""
+    for _ in range(draw(st.integers(0, 12))):
+        live = list(engine.session.pool.sequences) or [1]
+        pick = st.sampled_from(live)
+        match draw(st.sampled_from(["allocate", "allocate", "commit", "extend", "fork", "free", "pin"])):
+            case "allocate":
+                engine.allocate(draw(st.integers(1, 12)), draw(st.lists(TOKENS, min_size=1, max_size=20)))
+            case "commit":
+                engine.step(commits=[Commit(draw(pick), draw(st.integers(0, 2)), draw(st.lists(TOKENS, max_size=8)))])
+            case "extend":
+                engine.extend(draw(pick), draw(st.integers(1, 30)))
+            case "fork":
+                engine.step(forks=[Fork(draw(pick), draw(st.integers(13, 20)), draw(st.integers(1, 20)))])
+            case "free":
+                engine.free(draw(pick), draw(st.integers(1, 30)))
+            case "pin":
+                engine.step(pins=[Pin("p", draw(pick), 1), Unpin("p")])
+
+
+@given(st.data(), st.integers(1, 30), st.integers(500, 10_000))
+def test_numbers_have_no_gaps_and_no_more_than_the_bound_is_kept(data, most, weight):
+    engines = [Engine(KVManager(epoch=1, ledger=Ledger(most, weight)), "a")]
+    engines.append(Engine(engines[0].manager, "b"))
+    for _ in range(3):
+        steps_of(data.draw(st.sampled_from(engines)), data.draw)
+    ledger = engines[0].ledger
+    events = kept(ledger)
+    assert [event.number for event in events] == list(range(ledger.first_kept, ledger.next_number))
+    assert len(events) <= most
+    entries = [Entry(*entry) for entry in ledger._entries]
+    assert len(entries) == 1 or sum(entry.weight for entry in entries) <= weight
+
+
+@given(st.data())
+def test_a_small_ring_keeps_the_same_last_events_as_a_large_one(data):
+    engine = Engine(KVManager(epoch=1, ledger=Ledger(events=5)))
+    large = Ledger()
+    large.attached("engine")
+    record = engine.ledger.record
+
+    def record_both(*step):
+        record(*step)
+        large.record(*step)
+
+    engine.ledger.record = record_both
+    steps_of(engine, data.draw)
+    assert kept(engine.ledger) == kept(large)[-5:]
+
+
+@given(st.data(), st.integers(0, 60), st.integers(1, 7))
+def test_reading_begins_where_it_is_told_and_takes_no_more_than_it_is_told(data, start, most):
+    engine = Engine()
+    steps_of(engine, data.draw)
+    everything = kept(engine.ledger)
+    page = engine.ledger.events(start, most)
+    wanted = [event for event in everything if event.number >= start][:most]
+    assert list(page.events) == wanted
+    assert page.first == (wanted[0].number if wanted else engine.ledger.next_number)
+
+
+def test_a_reader_that_wanted_what_is_gone_is_told_the_first_number_that_is_kept():
+    ledger = Ledger(events=3)
+    for name in "abcde":
+        ledger.attached(name)
+    page = ledger.events(1, 10)
+    assert (page.first, [event.number for event in page.events]) == (3, [3, 4, 5])
+
+
+def test_what_is_being_read_is_not_lost_while_more_is_recorded():
+    ledger = Ledger(events=3)
+    for name in "abc":
+        ledger.attached(name)
+    page = ledger.events(1, 10)
+    for name in "defg":
+        ledger.attached(name)
+    assert [event.engine_id for event in page.events] == ["a", "b", "c"]
+
+
+def test_long_tables_count_for_more_than_short_ones():
+    kept_events = []
+    for tokens in (4, 4000):
+        engine = Engine(KVManager(epoch=1, ledger=Ledger(events=100, weight=12_000)), blocks=1000)
+        for sequence in range(1, 6):
+            engine.allocate(sequence, prompt(1000 * sequence, tokens))
+            engine.free(sequence)
+        kept_events.append(len(kept(engine.ledger)))
+    assert kept_events[1] < kept_events[0] / 2
+
+
+def long_texts(engine, number):
+    engine.step(allocates=[Allocate(0, -1, f"{number}" * 200, b"", [1], 1)])
+
+
+def many_refusals(engine, number):
+    engine.step(frees=[Free(number * 10_000 + one, FreeReason.FINISHED) for one in range(700)])
+
+
+def long_tables(engine, number):
+    engine.allocate(number, [number] * 3000)
+    engine.free(number)
+
+
+def many_requests(engine, number):
+    ids = range(number * 1000, number * 1000 + 300)
+    engine.step(allocates=[Allocate(one, one, f"request-{one}", b"", [one], 1) for one in ids])
+    engine.step(frees=[Free(one, FreeReason.FINISHED) for one in ids])
+
+
+@pytest.mark.parametrize("steps", [long_texts, many_refusals, long_tables, many_requests])
+def test_the_ledger_takes_no_more_memory_than_it_weighs(steps):
+    engine = Engine(KVManager(epoch=1, ledger=Ledger(weight=400_000)), blocks=1000)
+    tracemalloc.start()
+    try:
+        engine.ledger.settle()
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(1, 300):
+            steps(engine, number)
+        engine.ledger.settle()
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 600_000, "the pool itself has its share"
+
+
+# Nothing but ranges
+
+
+@given(st.sets(st.integers(1, 60)), st.randoms())
+def test_ranges_cover_exactly_the_blocks(blocks, random):
+    order = list(blocks)
+    random.shuffle(order)
+    ranges = block_ranges(order)
+    assert blocks_in(ranges) == sorted(blocks)
+    assert all(before[1] + 1 < after[0] for before, after in pairwise(ranges))
+
+
+@given(st.data())
+def test_the_ranges_of_events_are_the_blocks_of_the_deeds(data):
+    engine = Engine()
+    results = []
+    apply = engine.manager.apply
+    engine.manager.apply = lambda *step: results.append(apply(*step)) or results[-1]
+    steps_of(engine, data.draw)
+    deeds = [deed for result in results for deed in result.deeds]
+    done = [event for event in told(engine) if event.refusal is None]
+    assert [blocks_in(event.ranges) for event in done] == [sorted(blocks) for _, _, _, blocks, _, _ in deeds]
+    evicted = [[block for block, _ in evicted] for _, _, _, _, evicted, _ in deeds]
+    assert [list(event.evicted) for event in done] == evicted
+
+
+def everything_in(value):
+    """Yield every plain value that an object holds, to the last private field."""
+    if isinstance(value, (str, int, float, bytes)) or value is None:
+        yield value
+    elif isinstance(value, Enum):
+        yield value.name
+    elif isinstance(value, dict):
+        yield from everything_in(list(value.items()))
+    elif hasattr(value, "__iter__"):
+        for one in value:
+            yield from everything_in(one)
+    else:
+        names = getattr(value, "__slots__", None) or vars(value)
+        for name in names:
+            yield from everything_in(getattr(value, name))
+
+
+@given(st.data())
+def test_no_token_id_is_in_any_event_nor_anywhere_else_in_the_ledger(data):
+    engine = Engine()
+    steps_of(engine, data.draw)
+    for found in [*everything_in(kept(engine.ledger)), *everything_in(engine.ledger)]:
+        assert not (isinstance(found, (int, float)) and 1_900_000_000 <= found <= 1_900_000_999)
+        assert not (isinstance(found, str) and "19000" in found)
+        if isinstance(found, bytes) and len(found) % 32:
+            assert not any(1_900_000_000 <= number <= 1_900_000_999 for number in array("i", found[: len(found) & -4]))
+
+
+def test_no_key_is_in_any_event(engine):
+    shared = prompt(0, 8)
+    engine.cache(1, shared)
+    engine.allocate(2, prompt(100, 32))
+    assert not [found for event in told(engine) for found in everything_in(event) if isinstance(found, bytes)]
+
+
+def test_the_garbage_collector_need_not_look_at_every_event():
+    engine = Engine(blocks=2000)
+    tokens = prompt(0, 400)
+    engine.allocate(1, tokens)
+    for end in range(404, 4400, 4):
+        engine.extend(1, end)
+    for _ in range(3):
+        gc.collect()
+    entries = list(engine.ledger._entries)
+    assert len(entries) > 900
+    assert sum(map(gc.is_tracked, entries)) < 50
+
+
+# Stories
+
+
+def test_the_story_of_a_request_that_waited_was_admitted_and_finished(engine):
+    engine.allocate(1, prompt(0, 24))
+    for waited in (0.0, 0.1):
+        engine.allocate(2, prompt(100, 12), waited_seconds=waited)
+    engine.free(1)
+    engine.allocate(2, prompt(100, 12), waited_seconds=0.25)
+    engine.extend(2, 16)
+    engine.free(2)
+    explanation = engine.ledger.explain("r2")
+    assert [(event.item.name, event.refusal is None) for event in explanation.events] == [
+        ("ALLOCATE", False),
+        ("ALLOCATE", False),
+        ("ALLOCATE", True),
+        ("EXTEND", True),
+        ("FREE", True),
+    ]
+    assert explanation.summary == (
+        "Its allocate was refused as out_of_blocks 2 times in steps 2 to 3: 3 blocks are needed, 2 are free. "
+        "It was admitted by engine engine in step 5, 3 steps after it was first refused, after a wait of 0.25 seconds. "
+        "0 of its 12 prompt tokens were found: block 1 of its prefix was not there, and no eviction is known. "
+        "It finished in step 7. "
+        "It held at most 4 blocks."
+    )
+
+
+def test_the_story_of_a_hit_says_how_much_was_found(engine):
+    shared = prompt(0, 8)
+    engine.cache(1, shared)
+    engine.allocate(2, [*shared, 99])
+    assert engine.ledger.explain("r2").summary == (
+        "It was admitted by engine engine in step 4. 8 of its 9 prompt tokens were found. "
+        "It holds 3 blocks now. It held at most 3 blocks."
+    )
+
+
+def test_the_story_of_a_miss_names_the_verb_that_evicted_the_block(engine):
+    shared = prompt(0, 16)
+    engine.cache(1, shared)
+    engine.allocate(2, prompt(100, 16))  # four of the eight blocks are free
+    engine.extend(2, 24)  # and two of the other four lose their keys
+    engine.allocate(3, [*shared, 99][:9])
+    engine.free(2)
+    engine.allocate(4, [*shared, 99])
+    summary = engine.ledger.explain("r4").summary
+    assert (
+        "8 of its 17 prompt tokens were found: "
+        "block 3 of its prefix had been evicted in step 5 for the extend of request r2."
+    ) in summary
+
+
+def test_the_last_of_several_evictions_of_a_block_is_the_one_that_is_told(engine):
+    shared = prompt(0, 8)
+    for round_ in range(3):
+        engine.cache(10 + round_, shared)
+        engine.allocate(20 + round_, prompt(1000 * (round_ + 1), 32))
+        engine.free(20 + round_)
+    engine.allocate(30, [*shared, 1])
+    assert "had been evicted in step 14 for the allocate of request r22." in engine.ledger.explain("r30").summary
+
+
+def test_the_stories_of_a_preemption_name_each_other(engine):
+    engine.allocate(1, prompt(0, 16))
+    engine.allocate(2, prompt(100, 16))
+    engine.extend(1, 20)
+    engine.step(frees=[Free(2, FreeReason.PREEMPTED, 1)], extends=[Extend(1, [(1, 20)])])
+    assert engine.ledger.explain("r1").summary.endswith(
+        "Its extend was refused as out_of_blocks in step 3: none of 8 blocks is free. "
+        "For it request r2 was preempted in step 4, which had 4 blocks. "
+        "It holds 5 blocks now. It held at most 5 blocks."
+    )
+    assert engine.ledger.explain("r2").summary.endswith(
+        "It was preempted in step 4 for request r1. It has not been admitted again. It held at most 4 blocks."
+    )
+    engine.free(1)
+    engine.allocate(2, prompt(100, 17))
+    assert "It was admitted again by engine engine in step 6." in engine.ledger.explain("r2").summary
+
+
+def test_the_story_of_a_group_counts_shared_blocks_once_and_ends_with_its_last_sequence(engine):
+    engine.allocate(1, prompt(0, 8))
+    engine.step(forks=[Fork(1, 2, 8)])
+    engine.step(extends=[Extend(1, [(1, 12), (2, 12)])])
+    engine.free(2, reason=FreeReason.PRUNED)
+    assert engine.ledger.explain("r1").summary.endswith("It holds 3 blocks now. It held at most 4 blocks.")
+    engine.free(1, reason=FreeReason.CANCELLED)
+    assert engine.ledger.explain("r1").summary.endswith("It was cancelled in step 5. It held at most 4 blocks.")
+
+
+def test_the_story_of_a_swap_says_when_and_where():
+    engine = Engine(host_blocks=4)
+    engine.allocate(1, prompt(0, 8))
+    engine.step(swap_outs=[1])
+    assert "It was swapped out to host memory in step 2. It is swapped out now." in engine.ledger.explain("r1").summary
+    engine.step(swap_ins=[1])
+    assert "It was swapped back in in step 3. It holds 2 blocks now." in engine.ledger.explain("r1").summary
+
+
+def test_the_story_of_a_request_whose_pool_was_dropped_says_so(engine):
+    engine.allocate(1, prompt(0, 8))
+    engine.manager.detach(engine.session)
+    assert "Its pool was dropped while it held blocks." in engine.ledger.explain("r1").summary
+
+
+def test_the_story_of_a_request_that_was_only_refused_says_that_it_was_not_admitted(engine):
+    engine.allocate(1, prompt(0, 100))
+    assert engine.ledger.explain("r1").summary == (
+        "Its allocate was refused as out_of_blocks in step 1: 25 blocks are needed, 8 are free. "
+        "It has not been admitted."
+    )
+
+
+def test_a_story_whose_beginning_is_no_longer_kept_says_so():
+    engine = Engine(KVManager(epoch=1, ledger=Ledger(events=2)))
+    engine.allocate(1, prompt(0, 8))
+    engine.extend(1, 12)
+    engine.free(1)
+    assert engine.ledger.explain("r1").summary == (
+        "What came before event 3 is no longer kept. It finished in step 3. It held at most 3 blocks."
+    )
+
+
+def test_a_request_on_two_engines_has_one_story():
+    engine = Engine()
+    other = Engine(engine.manager, "other")
+    engine.allocate(1, prompt(0, 8))
+    engine.free(1, reason=FreeReason.FAILED)
+    other.allocate(1, prompt(0, 9))
+    assert (
+        "It failed in step 2. It was admitted again by engine other in step 1." in engine.ledger.explain("r1").summary
+    )
+
+
+@pytest.mark.parametrize("request_id", ["r2", ""])
+def test_a_request_of_which_nothing_is_kept_is_unknown(engine, request_id):
+    engine.allocate(1, prompt(0, 8))
+    engine.step(pins=[Reset()])
+    with pytest.raises(UnknownRequest, match="oldest kept one is number 1"):
+        engine.ledger.explain(request_id)
+
+
+def test_an_explanation_is_of_the_moment_when_it_was_asked_for(engine):
+    engine.allocate(1, prompt(0, 8))
+    slices = engine.ledger.explaining("r1")
+    next(slices)
+    engine.free(1)
+    assert [event.item for event in end_of(slices).events] == [StepItem.ALLOCATE]

@@ -1,0 +1,188 @@
+"""A map says of every block what the books say, whenever it was begun and whatever has happened since."""
+
+import random
+
+import pytest
+
+from kvmanager import Allocate, BlockState, Cell, Commit, Fork, Free, FreeReason, Pin, Reset, Step, places_of
+from kvmanager.observe import block_map, following
+from tests.kvmanager.test_report import random_step
+from tests.kvmanager.tiny_pools import end_of, manager_with
+
+
+@pytest.fixture(autouse=True)
+def short_slices(monkeypatch):
+    """So that Steps come between them even in a tiny pool."""
+    for module in (block_map, following):
+        monkeypatch.setattr(module, "_SLICE", 3)
+    monkeypatch.setattr(block_map, "_SEARCHED_TOGETHER", 1)
+
+
+def expected(pool, *, host):
+    """What the books say, the slow way."""
+    tier = pool.host if host else pool.device
+    cells = []
+    for block in range(1, tier.total + 1):
+        holders = [one.id for one in pool.sequences.values() if one.swapped == host and block in one.table]
+        pins = 0 if host else sum(block in blocks for blocks in pool.books.pins.values())
+        count = len(holders) + pins
+        keyed = tier.key(block) is not None
+        if count:
+            state = BlockState.HELD
+        elif block in tier.withheld():
+            state = BlockState.WITHHELD
+        else:
+            state = BlockState.CACHED if keyed else BlockState.FREE
+        cells.append(Cell(state, keyed, pins > 0, count, holders[0] if count == 1 and holders else 0))
+    return cells
+
+
+def cells(numbers):
+    return [Cell.of(packed) for packed in numbers[1:]]
+
+
+def test_an_empty_pools_blocks_are_free():
+    manager, session = manager_with()
+    drawn = manager.draw(session)
+    end_of(drawn.drawing())
+    assert cells(drawn.device) == [Cell(BlockState.FREE, False, False, 0, 0)] * 12
+    assert cells(drawn.host) == [Cell(BlockState.FREE, False, False, 0, 0)] * 6
+
+
+def test_states_keys_counts_owners_and_pins_are_told():
+    manager, session = manager_with()
+    for step in (
+        Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0, 1, 0, 1], 5), Allocate(3, 3, "c", b"", [0, 0], 2)]),
+        Step(2, commits=[Commit(1, 0, [1, 0, 1, 0]), Commit(3, 0, [0, 0])], pins=[Pin("pin", 1, 1)]),
+        Step(3, forks=[Fork(1, 2, 3)], frees=[Free(3, FreeReason.FINISHED)]),
+    ):
+        assert manager.apply(session, step).refusals == []
+    drawn = manager.draw(session)
+    end_of(drawn.drawing())
+    assert cells(drawn.device)[:5] == [
+        Cell(BlockState.HELD, True, True, 3, 0),
+        Cell(BlockState.HELD, True, False, 2, 0),
+        Cell(BlockState.FREE, False, False, 0, 0),
+        Cell(BlockState.CACHED, True, False, 0, 0),
+        Cell(BlockState.FREE, False, False, 0, 0),
+    ]
+    manager.apply(session, Step(4, frees=[Free(1, FreeReason.FINISHED)]))
+    changes = end_of(drawn.updating())
+    assert list(changes.device[::2]) == [1, 2]
+    assert cells(drawn.device)[1] == Cell(BlockState.HELD, True, False, 1, 2)
+    assert end_of(drawn.updating()) == ((changes.device[:0]), (changes.host[:0]))
+
+
+def test_more_than_255_holders_count_as_255():
+    manager, session = manager_with()
+    manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0], 2)]))
+    manager.apply(session, Step(2, forks=[Fork(1, child, 2) for child in range(2, 300)]))
+    drawn = manager.draw(session)
+    end_of(drawn.drawing())
+    assert cells(drawn.device)[0] == Cell(BlockState.HELD, False, False, 255, 0)
+
+
+class Updating:
+    """A map that is drawn and updated a slice at a time."""
+
+    def __init__(self, manager, session):
+        self.map = manager.draw(session)
+        self._work = self.map.drawing()
+
+    def go_on(self):
+        try:
+            next(self._work)
+        except StopIteration:
+            self._work = self.map.updating()
+
+    def finish(self):
+        for work in (self._work, self.map.updating()):
+            end_of(work)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_map_that_is_begun_at_any_time_and_updated_now_and_then_is_right(seed):
+    draw = random.Random(seed)
+    manager, session = manager_with()
+    pool, begin = session.pool, draw.randint(0, 200)
+    updating = None
+    for number in range(1, 200):
+        manager.apply(session, random_step(pool, draw, number))
+        if number == begin:
+            updating = Updating(manager, session)
+        for _ in range(draw.randint(0, 3) if updating else 0):
+            updating.go_on()
+        if draw.random() < 0.02:
+            blocks = [draw.randint(1, pool.device.total)]
+            pool.withhold(blocks, [])
+            if updating:
+                updating.map.touch(blocks, host=False)
+    updating = updating or Updating(manager, session)
+    updating.finish()
+    assert cells(updating.map.device) == expected(pool, host=False)
+    assert cells(updating.map.host) == expected(pool, host=True)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_map_begun_between_two_slices_of_a_step_is_right_at_its_end(seed):
+    draw = random.Random(seed)
+    manager, session = manager_with()
+    for number in range(1, 20):
+        manager.apply(session, random_step(session.pool, draw, number))
+    work = manager.applying(session, random_step(session.pool, draw, 20), budget=1)
+    for _ in range(draw.randint(0, 5)):
+        next(work, None)
+    updating = Updating(manager, session)
+    for _ in work:
+        updating.go_on()
+    updating.finish()
+    assert cells(updating.map.device) == expected(session.pool, host=False)
+    assert cells(updating.map.host) == expected(session.pool, host=True)
+
+
+def test_what_an_update_tells_makes_the_old_map_the_new_one():
+    draw = random.Random(7)
+    manager, session = manager_with()
+    drawn = manager.draw(session)
+    end_of(drawn.drawing())
+    copies = [list(drawn.device), list(drawn.host)]
+    for number in range(1, 200):
+        manager.apply(session, random_step(session.pool, draw, number))
+        for copy, changes in zip(copies, end_of(drawn.updating()), strict=True):
+            for block, packed in zip(changes[::2], changes[1::2], strict=True):
+                assert copy[block] != packed, "only what has changed is told"
+                copy[block] = packed
+    assert copies == [list(drawn.device), list(drawn.host)]
+
+
+def test_a_reset_is_seen_although_it_names_no_block():
+    manager, session = manager_with()
+    manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0], 2)]))
+    manager.apply(session, Step(2, commits=[Commit(1, 0, [1, 0])], frees=[Free(1, FreeReason.FINISHED)]))
+    drawn = manager.draw(session)
+    end_of(drawn.drawing())
+    assert cells(drawn.device)[0].state is BlockState.CACHED
+    manager.apply(session, Step(3, pins=[Reset()]))
+    end_of(drawn.updating())
+    assert cells(drawn.device)[0].state is BlockState.FREE
+
+
+def test_a_forgotten_map_hears_of_nothing():
+    manager, session = manager_with()
+    drawn = manager.draw(session)
+    end_of(drawn.drawing())
+    manager.forget(session, drawn)
+    manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0], 2)]))
+    assert list(end_of(drawn.updating()).device) == []
+
+
+def test_the_tables_that_have_a_block_are_found_with_what_is_computed_of_it():
+    manager, session = manager_with()
+    books = session.pool.books
+    manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0, 1], 3)], lengths=[(1, 3)]))
+    manager.apply(session, Step(2, forks=[Fork(1, 2, 3)], allocates=[Allocate(3, 3, "b", b"", [0], 1)]))
+    assert end_of(places_of(books, 2, host=False)) == [(1, 1, 1), (2, 1, 1)]
+    assert end_of(places_of(books, 3, host=False)) == [(3, 0, 0)]
+    assert end_of(places_of(books, 2, host=True)) == []
+    manager.apply(session, Step(3, swap_outs=[3]))
+    assert end_of(places_of(books, 1, host=True)) == [(3, 0, 0)]

@@ -1,0 +1,73 @@
+"""`quire key create`, and how commands that call a gateway are told keys and certificates."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from services.cli.main import cli
+from services.gateway.access.api_keys import TenantLimits, parse
+from services.gateway.access.callers import Caller
+from services.runtime.errors import Unauthenticated
+
+NEW_YEAR = 1798761600  # 2027-01-01T00:00:00Z
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(cli, arguments, auto_envvar_prefix="QUIRE", env=environment)
+
+
+def create(*arguments: str) -> tuple[str, str]:
+    """Return the new key and its entry."""
+    done = run("key", "create", *arguments)
+    assert done.exit_code == 0, done.output
+    return done.stderr.split()[-1], done.stdout
+
+
+def test_the_key_is_shown_once_and_its_entry_has_only_a_hash_that_lets_it_in() -> None:
+    key, entry = create("--tenant", "acme")
+    assert len(key) > 40
+    assert key not in entry
+    assert parse(entry, "f").caller(f"Bearer {key}", 0) == Caller("acme", operator=False, best_priority=0)
+
+
+def test_every_option_is_in_the_entry_and_entries_can_be_put_behind_one_another() -> None:
+    limits = ("--tokens-per-minute", "1000", "--max-concurrent-requests", "2")
+    options = ("--expires", "2027-01-01", "--operator", "--best-priority", "-5")
+    first = create("--tenant", "acme", *options, *limits)
+    second = create("--tenant", "acme", *limits)
+    keys = parse(first[1] + second[1], "f")
+    assert keys.limits == {"acme": TenantLimits(2, 1000)}
+    assert keys.caller(f"Bearer {first[0]}", NEW_YEAR - 1) == Caller("acme", operator=True, best_priority=-5)
+    with pytest.raises(Unauthenticated):
+        keys.caller(f"Bearer {first[0]}", NEW_YEAR)
+    assert first[0] != second[0]
+
+
+def test_a_tenants_name_that_cannot_be_is_refused() -> None:
+    done = run("key", "create", "--tenant", "a/b")
+    assert (done.exit_code, "tenant is 'a/b'" in done.stderr, done.stdout) == (2, True, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("--certificate", "c"), "--certificate and --private-key belong together, and to --ca"),
+        (("--certificate", "c", "--private-key", "k"), "--certificate and --private-key belong together, and to --ca"),
+        (("--server-name", "n"), "--server-name is for TLS: give --ca"),
+        (("--ca", "/no/file"), "TLS cannot be had with /no/file"),
+        (("--api-key", "a", "--api-key-file", "f"), "give one API key"),
+        (("--api-key-file", "/no/file"), "--api-key-file cannot be read"),
+        (("--api-key", "a\nb"), "the API key has characters that no key has"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments: tuple[str, ...], fault: str) -> None:
+    done = run("pins", "--timeout", "1", *arguments)
+    assert done.exit_code == 2
+    assert fault in " ".join(done.stderr.split())
+
+
+def test_the_key_can_come_from_a_file_that_the_environment_names(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff")
+    done = run("pins", "--timeout", "1", QUIRE_API_KEY_FILE=str(tmp_path / "key"))
+    assert (done.exit_code, "--api-key-file cannot be read" in done.stderr) == (2, True)

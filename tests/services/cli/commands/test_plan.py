@@ -1,0 +1,139 @@
+"""`quire plan`: what it says of a model's memory is what a real engine does, and what it cannot answer it refuses."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+
+from services.cli.main import cli
+from tests.running_quire import RunningQuire
+from tests.services.models.test_model_store import write_tiny_llama
+from tests.tiny_models import usual_size
+
+Tiny = Callable[[str], Path]
+MIB = 1 << 20
+
+
+def run(*arguments: object) -> click.testing.Result:
+    return click.testing.CliRunner(env={"COLUMNS": "120"}).invoke(cli, ["plan", *map(str, arguments)])
+
+
+def figures(*arguments: object) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    planned: dict[str, Any] = json.loads(done.stdout)
+    return planned
+
+
+def test_a_real_engine_with_the_options_that_it_prints_has_its_pool_and_stays_within_the_memory(
+    quire: Callable[..., RunningQuire], tiny_model: Tiny
+) -> None:
+    asked = ("--model", tiny_model("llama"), "--memory", "1GiB", "--host-memory", "8MiB", "--max-sequences", "16")
+    planned, shown = figures(*asked), run(*asked).stdout
+    line = re.search(r"^quire engine (.*)$", shown, re.MULTILINE)
+    assert line
+    running = quire("--model", str(tiny_model("llama")), *line[1].split())
+    running.output.wait_for("engine is ready")  # its pool is attached, which a gateway does not wait for
+    pool = running.pool()
+    assert (pool.device_blocks, pool.host_blocks) == (planned["device_blocks"], planned["host_blocks"])
+    status = Path(f"/proc/{running.children()['engine']}/status").read_text()
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    assert peak
+    assert int(peak[1]) * 1024 < planned["memory_bytes"]
+
+
+def test_an_engine_given_the_bytes_of_the_cache_comes_to_the_same_blocks(tiny_model: Tiny) -> None:
+    """In process, by the engine's own assembly."""
+    from services.engine.settings import EngineSettings
+    from services.engine.startup.assembly import assemble
+
+    folder = str(tiny_model("llama"))
+    parts = assemble(EngineSettings(model=folder, dtype="float32", cache_mib=8, device="cpu"))
+    blocks = parts.scheduler.capacity.device_blocks
+    planned = figures("--model", folder, "--device-blocks", blocks, "--device", "cpu")
+    assert planned["cache_bytes"] <= 8 * MIB < planned["cache_bytes"] + planned["block_bytes"]
+
+
+def test_memory_gives_blocks_and_those_blocks_need_that_memory(tiny_model: Tiny) -> None:
+    common = ("--model", tiny_model("opt"), "--block-size", "32", "--tokens-per-request", "50,60")
+    forward = figures(*common, "--gpu-memory", "64MiB")
+    back = figures(*common, "--device-blocks", forward["device_blocks"])
+    assert forward["dtype"] == "bfloat16"
+    assert forward["requests_in_blocks"] == forward["tokens"] // 128
+    assert 0 <= forward["memory_bytes"] - back["memory_bytes"] < 2 * forward["block_bytes"]
+
+
+def test_requests_are_turned_into_blocks(tiny_model: Tiny) -> None:
+    asked = ("--model", tiny_model("gpt2"), "--requests", "10", "--tokens-per-request", "16,17")
+    planned = figures(*asked)
+    assert planned["device_blocks"] == 20
+    assert planned["requests_in_blocks"] == planned["max_sequences"] == 10
+    assert planned["max_requests"] == 13
+    assert planned["requests_of_full_context"] == planned["requests_reserving_the_context"] == 0
+
+
+def test_a_gguf_file_is_planned_for_by_its_own_words_and_not_converted(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "tiny.gguf")
+    planned = figures("--model", tmp_path / "tiny.gguf", "--device-blocks", "10", "--dtype", "float32")
+    assert planned["token_bytes"] == 2 * 1 * 1 * 16 * 4
+    assert planned["context_tokens"] == 64
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+@usual_size
+def test_people_are_shown_the_formula_and_what_paging_gains(tiny_model: Tiny) -> None:
+    common = ("--model", tiny_model("llama"), "--dtype", "float32", "--device", "cpu")
+    shown = run(*common, "--device-blocks", "1280", "--tokens-per-request", "30,35", "--host-memory", "1MiB").stdout
+    flat = " ".join(shown.split())
+    assert "one token 768 bytes 2 (K and V) x 3 layers x 2 KV heads x 16 elements x 4 bytes" in flat
+    assert "blocks 1,280 tokens 20,480 requests of 2,048 tokens 10 " in flat
+    assert "requests of 65 tokens 320 in blocks, none of them shared" in flat
+    assert "the same without paging 10 each reserves 2,048 tokens: in blocks 32.0 times as many" in flat
+    assert "empty slots per request 7.5 in the last block, 10.3%" in flat
+    assert "host blocks 84 1,020.0 KiB of the host's memory, 7% of the pool" in flat
+    assert "process" in flat
+    small = run(*common, "--device-blocks", "10").stdout
+    assert "requests of 2,048 tokens 0 a request may have 161 tokens at most" in " ".join(small.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "fault"),
+    [
+        ((), 2, "give one of --gpu-memory, --memory, --device-blocks and --requests"),
+        (("--memory", "8GiB", "--requests", "1"), 2, "give one of --gpu-memory, --memory,"),
+        (("--memory", "8GiB", "--device", "cuda"), 2, "--device is for --device-blocks and --requests"),
+        (("--gpu-memory", "80"), 2, "'--gpu-memory': '80' is 80 bytes: give a size with its unit, such as 80GiB"),
+        (("--memory", "much"), 2, "'--memory': 'much' is no size such as 80GiB or 24GB"),
+        (("--device-blocks", "0"), 2, "'--device-blocks'"),
+        (("--device-blocks", "9", "--memory-utilization", "1.5"), 2, "'--memory-utilization'"),
+        (("--device-blocks", "9", "--tokens-per-request", "5"), 2, "'5' is not two numbers of tokens above 0"),
+        (("--device-blocks", "9", "--tokens-per-request", "0,5"), 2, "'0,5' is not two numbers of tokens above 0"),
+        (("--device-blocks", "9", "--context", "2049"), 2, "--context is 2049, but the model's context has 2048"),
+        (
+            ("--device-blocks", "9", "--tokens-per-request", "2000,49"),
+            2,
+            "--tokens-per-request is 2049 tokens, more than the longest, 2048",
+        ),
+        (("--memory", "500MiB"), 1, "--memory is too small: 0.44 GiB of it can be used, and a pool of one block needs"),
+        (("--gpu-memory", "1MiB"), 1, "--gpu-memory is too small: "),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_the_options_name(
+    arguments: tuple[str, ...], status: int, fault: str, tiny_model: Tiny
+) -> None:
+    done = run("--model", tiny_model("llama"), *arguments)
+    assert (done.exit_code, done.stdout) == (status, "")
+    assert fault in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_a_model_that_cannot_be_read_is_refused_by_name(content: str | None, tmp_path: Path) -> None:
+    if content:
+        (tmp_path / "config.json").write_text(content)
+    done = run("--model", tmp_path, "--device-blocks", "9")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"--model {tmp_path}: " in " ".join(done.stderr.split())

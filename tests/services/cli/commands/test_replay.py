@@ -1,0 +1,226 @@
+"""`quire replay` of what an engine in this process did, and of what is no record."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from engine.run.record import RequestsRecord
+from engine.schedule.request import Capacity
+from engine.schedule.scheduler import Limits
+from services.cli.main import cli
+from tests.engine.fake_runner import FakeRunner
+from tests.engine_in_process import GREEDY, EngineInProcess, Sampling
+from tests.kvmanager.history.test_record import a_record, with_another_number
+
+SIZE, VOCABULARY = 4, 50
+
+
+class RecordedEngine(EngineInProcess):
+    """An engine that computes nothing, and keeps a record of its requests."""
+
+    def __init__(self, device_blocks: int, limits: Limits) -> None:
+        capacity = Capacity(10_000, VOCABULARY, SIZE, device_blocks)
+        super().__init__(FakeRunner(SIZE, VOCABULARY), capacity, limits)
+        self._record = RequestsRecord(self.scheduler, b"secret")
+        self._arrivals: dict[str, int] = {}
+        self.lines = self._record.begin("engine", "2026-01-01T00:00:00+00:00")
+
+    def submit(self, *arguments: Any, **options: Any) -> str:
+        request_id = super().submit(*arguments, **options)
+        self._arrivals[request_id] = self.scheduler.totals.steps
+        return request_id
+
+    def turn(self) -> Any:
+        known = set(self.finished)
+        turn = super().turn()
+        for request_id in self.finished.keys() - known:
+            steps = self.scheduler.totals.steps
+            self.lines += self._record.ended(self.finished[request_id], self._arrivals[request_id], steps)
+        return turn
+
+    def run_steps(self, number: int) -> None:
+        """Turn until so many more steps are executed, or nothing is live: what a record knows of time is steps."""
+        until = self.scheduler.totals.steps + number
+        while self.scheduler.totals.steps < until and not self.scheduler.empty:
+            self.turn()
+
+    def save(self, folder: Path) -> Path:
+        path = folder / "requests.jsonl"
+        path.write_text("".join(f"{line}\n" for line in [*self.lines, *self._record.end("the engine stopped")]))
+        return path
+
+
+def busy_engine(seed: int, device_blocks: int = 16, watermark: float = 0.0) -> RecordedEngine:
+    """An engine that has served random requests with common beginnings, in a pool that is too small for all."""
+    draw = random.Random(seed)
+    engine = RecordedEngine(device_blocks, Limits(token_budget=16, max_sequences=6, admission_watermark=watermark))
+    openings = [[draw.randrange(1, VOCABULARY) for _ in range(draw.randint(4, 20))] for _ in range(3)]
+    for _ in range(30):
+        prompt = draw.choice(openings) + [draw.randrange(1, VOCABULARY) for _ in range(draw.randint(1, 9))]
+        sampling = Sampling(seed=draw.randrange(100)) if draw.random() < 0.5 else GREEDY
+        engine.submit(prompt, draw.randint(1, 20), sampling=sampling, priority=draw.randint(0, 1), stop=[7])
+        engine.run_steps(draw.choice((0, 0, 1, 2, 5, 30)))
+    engine.run()
+    return engine
+
+
+def replay(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["replay", *map(str, arguments)])
+
+
+def figures(*arguments: object) -> dict[str, Any]:
+    result = replay(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_requests_run_again_with_the_same_settings_come_to_the_same_figures(seed: int, tmp_path: Path) -> None:
+    engine = busy_engine(seed, watermark=0.2 * (seed % 2))
+    totals, pool = engine.scheduler.totals, engine.blocks.session.totals
+    said = figures(engine.save(tmp_path))
+    assert said["hit_tokens"] == totals.cached_tokens > 0
+    assert said["prompt_tokens"] == totals.prompt_tokens
+    assert said["output_tokens"] == totals.generated_tokens
+    assert said["preemptions"] == totals.preemptions
+    assert said["recomputed_tokens"] == totals.recomputed_tokens
+    assert said["peak_held_blocks"] == pool.peak_held_blocks
+    assert said["steps"] == totals.steps
+    assert said["requests"] == len(engine.finished)
+    assert 0 < said["waste"] < 1
+    assert said["completion_steps_p50"] <= said["completion_steps_p99"] <= said["steps"]
+
+
+def test_requests_can_be_run_with_other_settings(tmp_path: Path) -> None:
+    engine = busy_engine(1)
+    path = engine.save(tmp_path)
+    same = figures(path)
+    roomy = figures(path, "--device-blocks", 1000)
+    assert same["preemptions"] > 0 == roomy["preemptions"] == roomy["recomputed_tokens"]
+    alone = figures(path, "--no-prefix-cache")
+    assert alone["hit_tokens"] == 0 < same["hit_tokens"]
+    assert alone["output_tokens"] == same["output_tokens"]
+    coarse = figures(path, "--block-size", 2 * SIZE, "--device-blocks", 1000)
+    assert coarse["settings"]["block_size"] == 2 * SIZE
+    assert 0 < coarse["hit_tokens"] <= roomy["hit_tokens"]
+    assert coarse["waste"] > roomy["waste"]
+    fine = figures(path, "--block-size", 1)
+    assert fine["settings"]["device_blocks"] == 16 * SIZE
+    with_host = figures(path, "--host-blocks", 100)
+    assert with_host["hit_tokens"] >= same["hit_tokens"]
+    one_by_one = figures(path, "--max-sequences", 1, "--token-budget", 8)
+    assert one_by_one["steps"] > same["steps"]
+    cautious = figures(path, "--admission-watermark", 0.5)
+    assert cautious["preemptions"] < same["preemptions"]
+    tiny = figures(path, "--device-blocks", 6)
+    assert tiny["refused"] > 0
+    assert tiny["refused"] + tiny["requests"] == same["requests"]
+
+
+def test_without_preemption_a_finer_block_size_keeps_the_hits_that_whole_recorded_blocks_tell(tmp_path: Path) -> None:
+    engine = busy_engine(2, device_blocks=500)
+    path = engine.save(tmp_path)
+    assert figures(path, "--block-size", SIZE // 2)["hit_tokens"] == figures(path)["hit_tokens"]
+
+
+def test_the_figures_are_shown_as_a_table(tmp_path: Path) -> None:
+    shown = replay(busy_engine(1).save(tmp_path)).stdout
+    for what in ("requests", "prompt tokens", "hit rate", "preemptions", "granted slots that held no token", "median"):
+        assert what in shown
+    assert "16 blocks of 4 tokens" in shown
+
+
+def test_a_request_that_ended_without_a_token_is_left_out(tmp_path: Path) -> None:
+    engine = RecordedEngine(24, Limits(16, 4))
+    engine.submit([1, 2, 3], 5)
+    cancelled = engine.submit([1, 2, 3], 5)
+    engine.scheduler.cancel(cancelled)
+    engine.run()
+    said = figures(engine.save(tmp_path))
+    assert (said["requests"], said["left_out"]) == (1, 1)
+
+
+def test_preemption_by_swapping_computes_no_token_again(tmp_path: Path) -> None:
+    path = busy_engine(1).save(tmp_path)
+    recomputed = figures(path, "--preemption", "recompute")
+    swapped = figures(path, "--preemption", "swap", "--host-blocks", "64")
+    assert recomputed["recomputed_tokens"] > 0 == recomputed["swapped_tokens"]
+    assert swapped["swapped_tokens"] > 0 == swapped["recomputed_tokens"]
+    nowhere_to_go = figures(path, "--preemption", "swap")
+    assert nowhere_to_go | {"settings": None} == recomputed | {"settings": None}
+
+
+def test_limits_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
+    refused = replay(busy_engine(1).save(tmp_path), "--token-budget", 2)
+    assert refused.exit_code == 2
+    assert "token_budget is 2" in refused.stderr
+
+
+# Operations
+
+
+def saved(lines: list[str], folder: Path) -> Path:
+    path = folder / "operations.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_operations_replayed_to_the_same_checksum_are_said_to_be_right(tmp_path: Path) -> None:
+    path = saved(a_record(1, steps_before=5)[0], tmp_path)
+    result = replay(path)
+    assert result.exit_code == 0
+    assert "The checksum is right: 25 steps" in result.stdout
+    assert figures(path)["right"] is True
+
+
+def test_operations_that_part_are_said_with_the_step_and_the_exit_status_1(tmp_path: Path) -> None:
+    lines, _ = a_record(1)
+    position = next(number for number, line in enumerate(lines) if '"step":110' in line)
+    lines[position] = with_another_number(lines[position], ("allocates", 0, 0))
+    path = saved(lines, tmp_path)
+    result = replay(path)
+    assert result.exit_code == 1
+    assert "The replay parts after 10 steps: step 110 parts from the record" in result.stdout
+    as_json = replay(path, "--json")
+    assert as_json.exit_code == 1
+    assert json.loads(as_json.stdout)["parted_at"] == 110
+
+
+def test_a_record_whose_writer_was_killed_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = saved(a_record(1)[0], tmp_path)
+    path.write_bytes(path.read_bytes()[:-150])
+    result = replay(path)
+    assert result.exit_code == 0
+    assert "24 steps" in result.stdout
+    assert "cut off in a line" in result.stdout
+
+
+def test_options_of_the_other_kind_are_refused_by_name(tmp_path: Path) -> None:
+    refused = replay(saved(a_record(1)[0], tmp_path), "--block-size", 8)
+    assert refused.exit_code == 2
+    assert "--block-size is for a record of requests" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no record of Quire"),
+        (b"nothing\n", "no record of Quire"),
+        (b"[1]\n", "no record of Quire"),
+        (b"\xff\xfe\n", "cannot be replayed"),
+        (b'{"format":"other"}\n', "its format is 'other'"),
+        (b'{"format":"quire-operations","version":1}\n', "before the snapshot of the pool is complete"),
+        (b'{"format":"quire-requests","version":1}\n', "line 1 has no spec"),
+    ],
+)
+def test_what_is_no_record_is_said_in_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    result = replay(path)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1

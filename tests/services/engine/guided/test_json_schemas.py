@@ -1,0 +1,353 @@
+"""Schemas made ready for llguidance: numbers against an exact validator, keywords one by one, and what docs list."""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ConstraintFailed
+from services.engine.guided.json_schemas import ANNOTATIONS, ENFORCED, REFUSED, BadSchema, prepared
+from services.engine.guided.languages import BadLanguage, CompiledLanguage, Language, Vocabulary
+from tests.tiny_models import VOCABULARY
+
+DOCS = Path(__file__).parents[4] / "docs" / "guided-decoding.md"
+END = 0
+MOST_TOKENS = 120
+BIG = 2**53 + 1
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model: Callable[[str], Path]) -> Vocabulary:
+    return Vocabulary(tiny_model("llama"), VOCABULARY, [END])
+
+
+def compiled(vocabulary: Vocabulary, schema: object) -> CompiledLanguage:
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return CompiledLanguage(vocabulary, Language("json_schema", text))
+
+
+def admits(vocabulary: Vocabulary, schema: object, text: str) -> bool:
+    state = compiled(vocabulary, schema).start()
+    try:
+        for token in vocabulary.tokens.tokenize_str(text):
+            state.advance(token)
+        return state.allowed()[0] & 1 << END > 0
+    except ConstraintFailed:
+        return False
+
+
+def random_text(vocabulary: Vocabulary, language: CompiledLanguage, source: random.Random) -> str | None:
+    """Follow the masks at random; None where the text has not ended after many tokens."""
+    state, tokens = language.start(), list[int]()
+    for _ in range(MOST_TOKENS):
+        mask = int.from_bytes(state.allowed(), "little")
+        token = source.choice([token for token in range(VOCABULARY) if mask >> token & 1])
+        if token == END:
+            return vocabulary.tokens.decode_str(tokens)
+        tokens.append(token)
+        state.advance(token)
+        if state.allowed() and state.complete:
+            return vocabulary.tokens.decode_str(tokens)
+    return None
+
+
+def exactly(text: str) -> Any:
+    return json.loads(text, parse_float=Fraction)
+
+
+def is_valid(schema_text: str, text: str) -> bool:
+    """Validate with integers and decimals as they are written."""
+    checker = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine_many(
+        {
+            "number": lambda _, one: isinstance(one, int | Fraction) and not isinstance(one, bool),
+            "integer": lambda _, one: isinstance(one, int | Fraction) and not isinstance(one, bool) and one % 1 == 0,
+        }
+    )
+    validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=checker)
+    return validator(exactly(schema_text)).is_valid(exactly(text))
+
+
+# Numbers
+
+
+near = st.sampled_from([0, 7, 10**15, 2**53, 2**62, 10**18, 2**63, 2**64, 10**20]).flatmap(
+    lambda place: st.integers(place - 3, place + 3)
+)
+integers = st.one_of(near, near.map(lambda number: -number), st.integers(-(10**21), 10**21))
+decimals = st.one_of(
+    st.decimals(-1000, 1000, allow_nan=False, places=3).map(str),
+    st.sampled_from(
+        ["0.12345678901234567890123", "-0.0", "1e400", "-1e400", "1e-400", "1e22", "5.0", "9007199254740993.0"]
+    ),
+    st.sampled_from(["0.1000000000000000055", "1e5", "123456789.123456789123", "4.611686018427388e18", "1e18"]),
+)
+numbers = st.one_of(integers.map(str), decimals)
+bounds = st.fixed_dictionaries(
+    {"type": st.sampled_from(['"integer"', '"number"'])},
+    optional=dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), numbers)
+    | {"multipleOf": st.sampled_from(["3", "0.01", "2.5", "65537", "4294967295", "1e-6", "9007199254740993"])},
+)
+
+
+def side_by_side(lower: str, upper: str, ends: tuple[Decimal, Decimal], multiple: str | None) -> dict[str, str]:
+    keywords = {"type": '"number"', lower: f"{min(ends):f}", upper: f"{max(ends):f}"}
+    return keywords if multiple is None else keywords | {"multipleOf": multiple}
+
+
+narrow = st.builds(
+    side_by_side,
+    st.sampled_from(["minimum", "exclusiveMinimum"]),
+    st.sampled_from(["maximum", "exclusiveMaximum"]),
+    st.tuples(
+        st.sampled_from(["0", "1", "-1", "280.0", "-7", "1000000", "0.5"]).map(Decimal),
+        st.sampled_from(["1e-13", "1e-7", "1.6e-5", "0.001", "0.25", "0.5", "1", "-0.3", "-1e-7", "-2"]).map(Decimal),
+    ).map(lambda one: (one[0], one[0] + one[1])),
+    st.sampled_from([None, None, "0.25", "0.1", "1e-6"]),
+)
+constants = st.one_of(
+    numbers.map(lambda number: {"const": number}),
+    st.lists(numbers, min_size=1, max_size=3).map(lambda many: {"enum": f"[{', '.join(many)}]"}),
+    numbers.map(lambda number: {"type": '"integer"', "const": number}),
+    numbers.map(lambda number: {"const": f'{{"a": [{number}, {{"b": {number}}}]}}'}),
+)
+
+
+def written(keywords: dict[str, str]) -> str:
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in keywords.items()) + "}"
+
+
+def wrapped(schema: str, how: int) -> str:
+    """Put a schema where schemas can be."""
+    places = [
+        "%s",
+        '{"type": "object", "properties": {"a": %s}, "required": ["a"], "additionalProperties": false}',
+        '{"type": "array", "items": %s, "minItems": 1, "maxItems": 2}',
+        '{"anyOf": [{"const": "none"}, %s]}',
+        '{"$ref": "#/$defs/n", "$defs": {"n": %s}}',
+        '{"type": "object", "required": ["b"], "patternProperties": {"^b": %s}, "additionalProperties": false}',
+        '{"allOf": [%s, {"type": ["integer", "number", "object"]}]}',
+    ]
+    return places[how].replace("%s", schema)
+
+
+def check_walks(tiny: Vocabulary, schema: str, source: random.Random) -> None:
+    """Check that what random walks through a schema's masks end with is exactly valid; a refused schema has none."""
+    try:
+        language = compiled(tiny, schema)
+    except BadLanguage:
+        assume(False)
+    for _ in range(3):
+        text = random_text(tiny, language, source)
+        assert text is None or is_valid(schema, text), text
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(keywords=st.one_of(bounds, constants, narrow), how=st.integers(0, 6), seed=st.integers(0, 2**32))
+def test_every_text_that_is_admitted_is_exactly_valid(
+    tiny: Vocabulary, keywords: dict[str, str], how: int, seed: int
+) -> None:
+    schema, source = wrapped(written(keywords), how), random.Random(seed)
+    check_walks(tiny, schema, source)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(keywords=narrow, how=st.integers(0, 2), seed=st.integers(0, 2**32))
+def test_bounds_that_meet_from_several_schemas_admit_only_what_is_valid(
+    tiny: Vocabulary, keywords: dict[str, str], how: int, seed: int
+) -> None:
+    parts, source = [written({name: value}) for name, value in keywords.items()], random.Random(seed)
+    schema = [
+        f'{{"allOf": [{", ".join(parts)}]}}',
+        f'{{"$ref": "#/$defs/n", {written(dict(list(keywords.items())[2:]))[1:-1]}, '
+        f'"$defs": {{"n": {written(dict(list(keywords.items())[:2]))}}}}}',
+        f'{{"type": "object", "properties": {{"a": {parts[1]}}}, "required": ["a"], "additionalProperties": false, '
+        f'"patternProperties": {{"a": {parts[2]}, "^a": {{"type": "number"}}}}}}',
+    ][how]
+    check_walks(tiny, schema, source)
+
+
+@pytest.mark.parametrize(
+    ("schema", "passes", "bars"),
+    [
+        ('{"exclusiveMinimum": 0}', ["0.01", "1", "19.99"], ["0", "-1", "0.0"]),
+        ('{"exclusiveMinimum": 0, "exclusiveMaximum": 1}', ["0.00000001", "0.5", "0.99"], ["0", "1", "-0", "1.0"]),
+        ('{"minimum": 0, "maximum": 1}', ["0", "0.5", "1"], ["1.1", "-0.1"]),
+        ('{"exclusiveMinimum": 0, "maximum": 0.001}', ["0.001", "0.00000001"], ["0", "0.0", "0.002"]),
+        ('{"minimum": -1e-7, "exclusiveMaximum": 0}', ["-0.0000001", "-0.00000001"], ["0", "-0", "-0.0"]),
+        ('{"exclusiveMinimum": 0, "maximum": 1e-20}', ["0.00000000000000000001"], ["0"]),
+        ('{"exclusiveMinimum": 280.0, "maximum": 280.5, "multipleOf": 0.25}', ["280.25"], ["280"]),
+        ('{"minimum": 1000000.0000000001, "maximum": 1000001}', ["1000000.00000001"], ["1000000"]),
+        ('{"exclusiveMaximum": -3, "minimum": -3.5}', ["-3.5", "-3.00000001"], ["-3", "-3.0"]),
+    ],
+)
+def test_an_excluded_bound_alone_is_not_admitted(
+    tiny: Vocabulary, schema: str, passes: list[str], bars: list[str]
+) -> None:
+    typed = '{"type": "number", ' + schema[1:]
+    assert [text for text in [*passes, *bars] if admits(tiny, typed, text)] == passes
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(number=integers)
+def test_an_integer_is_admitted_as_a_constant_or_refused_by_its_place(tiny: Vocabulary, number: int) -> None:
+    for schema, place in (
+        ({"const": number}, "#/const"),
+        ({"enum": ["a", number]}, "#/enum/1"),
+        ({"type": "integer", "const": number}, "#/const"),
+    ):
+        try:
+            compiled(tiny, schema)
+        except BadLanguage as error:
+            refusal = str(error)
+        else:
+            assert admits(tiny, schema, str(number))
+            assert not admits(tiny, schema, str(number + 1))
+            continue
+        assert refusal.startswith(f"{place} is {number}, which has more digits")
+        assert abs(number) > 2**53
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"const": BIG}, "#/const"),
+        ({"properties": {"id": {"enum": [1, BIG]}}}, "#/properties/id/enum/1"),
+        ({"anyOf": [{"type": "null"}, {"const": {"a": [0, BIG]}}]}, "#/anyOf/1/const/a/1"),
+        ({"$defs": {"x": {"const": BIG}}, "type": "object"}, "#/$defs/x/const"),
+        ({"$ref": "#/x-parts/y", "x-parts": {"y": {"const": BIG}}}, "#/x-parts/y/const"),
+        ({"items": [{"const": -BIG}]}, "#/items/0/const"),
+        ({"patternProperties": {"a/b~": {"const": BIG}}}, "#/patternProperties/a~1b~0/const"),
+        ({"additionalProperties": {"prefixItems": [{}, {"const": BIG}]}}, "#/additionalProperties/prefixItems/1/const"),
+        ('{"const": 1e400}', "#/const"),
+        ('{"const": 0.12345678901234567890123}', "#/const"),
+        ('{"const": 1000000.0000000001}', "#/const"),
+        ({"type": "integer", "minimum": 10**20}, "#/minimum"),
+        ({"type": "integer", "exclusiveMaximum": -(10**18)}, "#/exclusiveMaximum"),
+        ('{"type": "number", "minimum": 1e-400}', "#/minimum"),
+        ({"type": "integer", "multipleOf": BIG}, "#/multipleOf"),
+        ('{"multipleOf": 0.12345678901234567}', "#/multipleOf"),
+        ({"multipleOf": 0}, "#/multipleOf"),
+        ({"minLength": 10**20}, "#/minLength"),
+        ({"maxItems": -1}, "#/maxItems"),
+        ({"minProperties": 1.5}, "#/minProperties"),
+        ({"type": "integer", "minimum": BIG, "maximum": BIG}, "#: between"),
+        ({"allOf": [{"multipleOf": 65537}, {"multipleOf": 65539}]}, "multipleOf: the least common multiple"),
+    ],
+)
+def test_what_would_come_out_as_another_value_is_refused_by_its_place(schema: object, place: str) -> None:
+    with pytest.raises(BadSchema, match=f"^{re.escape(place)}"):
+        prepared(schema if isinstance(schema, str) else json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("bound", "passes", "bars"),
+    [
+        ({"maximum": 2**63 - 1}, 10**18, 2**63),
+        ({"minimum": -(2**63)}, -(10**18), -(2**63) - 1),
+        ({"minimum": 0, "maximum": 2**64 - 1}, 10**18, 2**64),
+        ({"maximum": 10**20}, 10**18, 10**20 + 1),
+        ({"maximum": BIG}, BIG - 1, BIG + 1),
+        ({"exclusiveMaximum": BIG}, BIG - 2, BIG),
+        ({"exclusiveMinimum": 2**53}, 10**16, 2**53),
+        ({"exclusiveMinimum": -(2**53)}, 2 - 2**53, -(2**53)),
+    ],
+)
+def test_a_bound_that_no_double_holds_moves_inwards(
+    tiny: Vocabulary, bound: dict[str, int], passes: int, bars: int
+) -> None:
+    schema = {"type": "integer"} | bound
+    assert admits(tiny, schema, str(passes))
+    assert not admits(tiny, schema, str(bars))
+
+
+def test_multiples_that_never_meet_are_served(tiny: Vocabulary) -> None:
+    properties = {name: {"type": "integer", "multipleOf": multiple} for name, multiple in (("a", 65537), ("b", 65539))}
+    assert admits(tiny, {"type": "object", "properties": properties}, '{"a":65537,"b":131078}')
+
+
+# Keywords
+
+
+def test_docs_list_every_keyword_as_the_code_does() -> None:
+    text = DOCS.read_text()
+    for title, keywords in (("Enforced", ENFORCED), ("Annotations", ANNOTATIONS), ("Refused", REFUSED)):
+        section = text.split(f"\n### {title}\n")[1].split("\n#")[0]
+        cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+        assert sorted(re.findall("`([^`]+)`", " ".join(cells))) == sorted(keywords), title
+
+
+@pytest.mark.parametrize("keyword", sorted(REFUSED))
+@pytest.mark.parametrize("value", [True, {}])
+def test_a_keyword_that_cannot_be_followed_is_refused_by_its_place(keyword: str, value: object) -> None:
+    with pytest.raises(BadSchema, match=rf"^#/properties/a/{re.escape(keyword)}: .* not supported"):
+        prepared(json.dumps({"properties": {"a": {"type": "string", keyword: value}}}))
+
+
+@pytest.mark.parametrize("keyword", sorted(ANNOTATIONS | {"x-order"}))
+def test_an_annotation_changes_nothing_whatever_it_says(tiny: Vocabulary, keyword: str) -> None:
+    for value in ('"base64"', "[1e400, 9007199254740993]", '{"minimun": 3}', "true"):
+        plain = {"type": "string", "enum": ["a", "b"]}
+        noted = json.dumps(plain)[:-1] + f', "{keyword}": {value}' + "}"
+        assert prepared(noted) == prepared(json.dumps(plain))
+
+
+@pytest.mark.parametrize(
+    ("keyword", "said"),
+    [
+        ("minimun", "is minimum meant"),
+        ("additionalproperties", "is additionalProperties meant"),
+        ("maxLenght", "is maxLength meant"),
+        ("colour", "begin with x-"),
+    ],
+)
+def test_an_unknown_keyword_is_refused_by_its_place(keyword: str, said: str) -> None:
+    with pytest.raises(BadSchema, match=rf"^#/anyOf/0/{keyword}: .*{said}"):
+        prepared(json.dumps({"anyOf": [{"type": "integer", keyword: 3}]}))
+
+
+def test_names_of_properties_and_constants_are_no_keywords() -> None:
+    names = {"minimun": {"const": {"minimun": 1}}, "not": {"enum": [{"if": 2}]}}
+    assert json.loads(prepared(json.dumps({"properties": names}))) == {"properties": names}
+
+
+@pytest.mark.parametrize(
+    ("schema", "with_null"),
+    [
+        ({"type": "string", "nullable": True}, True),
+        ({"type": ["string", "null"], "nullable": True}, True),
+        ({"type": "string", "nullable": False}, False),
+        ({"type": "string", "enum": ["a"], "nullable": True}, False),
+        ({"type": "string", "enum": ["a", None], "nullable": True}, True),
+    ],
+)
+def test_nullable_adds_null_to_the_type_beside_it(tiny: Vocabulary, schema: object, with_null: bool) -> None:
+    assert admits(tiny, schema, '"a"')
+    assert admits(tiny, schema, "null") == with_null
+
+
+@pytest.mark.parametrize("schema", [{"nullable": True}, {"type": "string", "nullable": "yes"}])
+def test_nullable_with_nothing_to_add_to_is_refused(schema: object) -> None:
+    with pytest.raises(BadSchema, match=r"^#/nullable"):
+        prepared(json.dumps(schema))
+
+
+@pytest.mark.parametrize(("draft", "keyword"), [("draft-04", "const"), ("draft-07", "prefixItems")])
+def test_a_keyword_that_its_draft_does_not_know_is_refused(draft: str, keyword: str) -> None:
+    schema = {"$schema": f"http://json-schema.org/{draft}/schema#", "properties": {"a": {keyword: []}}}
+    with pytest.raises(BadSchema, match=f"^#/properties/a/{keyword}: .* no keyword of {draft}"):
+        prepared(json.dumps(schema))
+
+
+@pytest.mark.parametrize("text", ["NaN", '{"const": Infinity}', '{"default": -Infinity}'])
+def test_what_is_no_number_of_json_is_refused(text: str) -> None:
+    with pytest.raises(BadSchema, match="is no number of JSON"):
+        prepared(text)

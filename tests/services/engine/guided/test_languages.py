@@ -1,0 +1,334 @@
+"""Masks of compiled languages, against `re` on all that can be said; and what must not be compiled, tried and lost."""
+
+import itertools
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ConstraintFailed
+from engine.run.constraint import ConstraintState, leaves_any
+from services.engine.guided.constraint_trial import Trial
+from services.engine.guided.json_output import JsonBounds, Place
+from services.engine.guided.languages import BadLanguage, CompiledLanguage, Language, Vocabulary
+from tests.tiny_models import VOCABULARY
+
+END = 0
+TOKENS = ["<end>", "a", "b", "ab", "ba", "aab"]
+SIZE = 9  # of the model, which is padded
+LONGEST = 6
+TEXTS = ["".join(letters) for size in range(LONGEST + 1) for letters in itertools.product("ab", repeat=size)]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def letters_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenizer of a model that knows two letters."""
+    folder = tmp_path_factory.mktemp("letters")
+    vocabulary = {token: number for number, token in enumerate(TOKENS)}
+    merges = [("a", "b"), ("b", "a"), ("a", "ab")]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def letters(letters_folder: Path) -> Vocabulary:
+    return Vocabulary(letters_folder, SIZE, [END])
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model: Callable[[str], Path]) -> Vocabulary:
+    return Vocabulary(tiny_model("llama"), VOCABULARY, [0])
+
+
+@pytest.fixture(scope="module")
+def numerals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JsonBounds], Vocabulary]:
+    """The tokenizer of a model that knows characters, and numerals of up to four digits."""
+    folder = tmp_path_factory.mktemp("numerals")
+    names = ["<end>", "Ġ", *map(chr, range(33, 127)), "12", "34", "1234", "00", "000", "99"]
+    merges = [("1", "2"), ("3", "4"), ("12", "34"), ("0", "0"), ("00", "0"), ("9", "9")]
+    vocabulary = {token: number for number, token in enumerate(names)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return lambda bounds: Vocabulary(folder, len(names), [END], bounds)
+
+
+@pytest.fixture(scope="module")
+def trial(tiny_model: Callable[[str], Path]) -> Iterator[Trial]:
+    one = Trial(tiny_model("llama"), VOCABULARY, [0])
+    yield one
+    one.close()
+
+
+def tokens_of(mask: bytes) -> set[int]:
+    return {8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1}
+
+
+def say(state: ConstraintState, text: str, vocabulary: Vocabulary) -> ConstraintState:
+    for token in vocabulary.tokens.tokenize_str(text):
+        state.advance(token)
+    return state
+
+
+Pattern = tuple[str, int]  # and the length of the longest text that it matches
+
+
+def patterns() -> st.SearchStrategy[Pattern]:
+    """Patterns of finite languages, so that what can follow is known exactly."""
+    leaves = st.sampled_from([("a", 1), ("b", 1), ("[ab]", 1), ("(?:)", 0)])
+
+    def grow(inner: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
+        return st.one_of(
+            st.tuples(inner, inner).map(lambda two: (two[0][0] + two[1][0], two[0][1] + two[1][1])),
+            st.tuples(inner, inner).map(lambda two: (f"(?:{two[0][0]}|{two[1][0]})", max(two[0][1], two[1][1]))),
+            inner.map(lambda one: (f"(?:{one[0]})?", one[1])),
+            inner.map(lambda one: (f"(?:{one[0]}){{1,2}}", 2 * one[1])),
+        ).filter(lambda made: made[1] <= LONGEST)
+
+    return st.recursive(leaves, grow, max_leaves=8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(pattern=patterns())
+def test_following_the_masks_leads_to_every_text_of_the_language_and_to_no_other(
+    letters: Vocabulary, pattern: Pattern
+) -> None:
+    texts = {text for text in TEXTS if re.fullmatch(pattern[0], text)}
+    todo = [("", CompiledLanguage(letters, Language("regex", pattern[0])).start())]
+    seen, ended = {""}, set()
+    while todo:
+        said, state = todo.pop()
+        following = {
+            token for token in range(1, len(TOKENS)) if any(text.startswith(said + TOKENS[token]) for text in texts)
+        }
+        chosen = tokens_of(mask := state.allowed()) - {END}
+        # Where only one text can follow, it is kept to the way that a tokenizer would spell it.
+        assert chosen == following or (len(chosen) == 1 and chosen < following)
+        assert leaves_any(mask, [END]) == bool(following)
+        if said:
+            assert state.complete == (not following)
+        if END in tokens_of(mask):
+            ended.add(said)
+        for token in chosen:
+            after = state.copy()
+            after.advance(token)
+            if said + TOKENS[token] not in seen:
+                seen.add(said + TOKENS[token])
+                todo.append((said + TOKENS[token], after))
+    assert ended == texts
+
+
+def test_a_token_that_cannot_follow_makes_a_state_fail_and_no_other(letters: Vocabulary) -> None:
+    language = CompiledLanguage(letters, Language("regex", "ab+"))
+    state, other = language.start(), language.start()
+    with pytest.raises(ConstraintFailed):
+        state.advance(2)
+    with pytest.raises(ConstraintFailed):
+        state.allowed()
+    assert tokens_of(other.allowed()) == {3}
+
+
+def test_tokens_that_the_model_has_not_are_no_way_to_go_on(letters_folder: Path) -> None:
+    smaller = Vocabulary(letters_folder, 2, [END])
+    assert 1 in tokens_of(CompiledLanguage(smaller, Language("regex", "a")).start().allowed())
+    with pytest.raises(BadLanguage, match="no token of the model can follow"):
+        CompiledLanguage(smaller, Language("regex", "b"))
+
+
+@pytest.mark.parametrize("pattern", ["a/b", 'a"b\\\\n', "(?i)straße", "^a$", "a\nb", r"\d{4}-\d\d|x", "start: /a/"])
+def test_patterns_mean_what_they_mean_elsewhere(tiny: Vocabulary, pattern: str) -> None:
+    language = CompiledLanguage(tiny, Language("regex", pattern))
+    for text in ("a/b", 'a"b\\n', "STRASSE", "straße", "a", "a\nb", "2024-05", "x", "start: /a/"):
+        try:
+            ends = 0 in tokens_of(say(language.start(), text, tiny).allowed())
+        except ConstraintFailed:
+            ends = False
+        assert ends == bool(re.fullmatch(pattern, text)), text
+
+
+@pytest.mark.parametrize(
+    "value", [{"name": "Ann", "age": 7}, {"name": "Ann", "age": 100}, {"age": 7, "name": "Ann"}, {"name": "Ann"}, 5]
+)
+def test_what_a_schema_lets_pass_is_valid(tiny: Vocabulary, value: object) -> None:
+    language = CompiledLanguage(tiny, Language("json_schema", json.dumps(PERSON)))
+    in_order = not isinstance(value, dict) or list(value) == sorted(value, reverse=True)
+    expected = jsonschema.Draft202012Validator(PERSON).is_valid(value) and in_order
+    assert can_say(language, tiny, json.dumps(value)) == expected
+
+
+def can_say(language: CompiledLanguage, vocabulary: Vocabulary, text: str) -> bool:
+    try:
+        return 0 in tokens_of(say(language.start(), text, vocabulary).allowed())
+    except ConstraintFailed:
+        return False
+
+
+# How JSON is written
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "json_object"])
+@pytest.mark.parametrize(
+    ("blanks", "spaced"),
+    [
+        (0, {'{"a":[1,2]}'}),
+        (1, {'{"a":[1,2]}', '{"a": [1, 2]}', '{ "a" : [ 1 , 2 ] }'}),
+        (2, {'{"a":[1,2]}', '{"a": [1, 2]}', '{ "a" : [ 1 , 2 ] }', '{\n "a": [1,\t\n2]\r\n}'}),
+    ],
+)
+def test_blanks_are_as_many_as_the_setting_says(
+    tiny_model: Callable[[str], Path], kind: str, blanks: int, spaced: set[str]
+) -> None:
+    vocabulary = Vocabulary(tiny_model("llama"), VOCABULARY, [0], JsonBounds(blanks=blanks))
+    language = CompiledLanguage(vocabulary, Language(kind, '{"type": "object"}'))
+    texts = ['{"a":[1,2]}', '{"a": [1, 2]}', '{ "a" : [ 1 , 2 ] }', '{\n "a": [1,\t\n2]\r\n}', '{"a":   [1,2]}', " {}"]
+    assert {text for text in texts if can_say(language, vocabulary, text)} == spaced
+
+
+unbounded = st.sampled_from(
+    ['{"type": "number"}', '{"type": "integer"}', '{"type": "array", "items": {"type": "number"}}']
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(schema=unbounded, bounds=st.builds(JsonBounds, st.just(1), *[st.integers(1, 5)] * 3), seed=st.integers(0, 2**32))
+def test_no_number_has_more_digits_than_the_settings_say(
+    numerals: Callable[[JsonBounds], Vocabulary], schema: str, bounds: JsonBounds, seed: int
+) -> None:
+    vocabulary, source = numerals(bounds), random.Random(seed)
+    state, tokens = CompiledLanguage(vocabulary, Language("json_schema", schema)).start(), list[int]()
+    while (chosen := source.choice(sorted(tokens_of(state.allowed())))) != END and len(tokens) < 200:
+        tokens.append(chosen)
+        state.advance(chosen)
+    found = re.findall(r"(\d+)(?:\.(\d+))?(?:[eE][+-]?(\d+))?", vocabulary.tokens.decode_str(tokens))
+    for whole, decimals, exponent in found:
+        assert len(whole) <= bounds.integer_digits
+        assert len(decimals) <= bounds.decimals
+        assert len(exponent) <= bounds.exponent_digits
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"const": 123456789}, "123456789"),
+        ({"type": "integer", "minimum": 1234567}, "1234567"),
+        ({"type": "number", "minimum": 0.0012, "maximum": 0.0013}, "0.0012"),
+        ({"enum": ["123456789", 5]}, '"123456789"'),
+        ({"type": "object"}, '{"12345678":"1234567"}'),
+    ],
+)
+def test_what_a_schema_asks_for_and_what_strings_say_may_be_longer(
+    numerals: Callable[[JsonBounds], Vocabulary], schema: object, text: str
+) -> None:
+    vocabulary = numerals(JsonBounds(1, 2, 2, 1))
+    language = CompiledLanguage(vocabulary, Language("json_schema", json.dumps(schema)))
+    state = language.start()
+    while text:
+        spelled = {vocabulary.tokens.decode_str([token]): token for token in tokens_of(state.allowed()) - {END}}
+        chosen = max((one for one in spelled if text.startswith(one)), key=len)
+        state.advance(spelled[chosen])
+        text = text[len(chosen) :]
+    assert END in tokens_of(state.allowed())
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    ),
+    st.integers(1, 5),
+)
+def test_places_are_found_in_pieces_of_any_size(value: object, size: int) -> None:
+    text, place = json.dumps(value, ensure_ascii=False).encode(), Place()
+    for start in range(0, len(text), size):
+        place = place.after(text[start : start + size])
+    assert place == Place().after(text)
+    last = re.search(rb"(\d*)$", text)
+    assert last is not None
+    assert place.digits == (len(last[1]) if isinstance(value, int | float) and not isinstance(value, bool) else 0)
+
+
+# What is tried first
+
+FINE = [
+    ("regex", "[a-z]+"),
+    ("regex", "(a|aa)*b{5000}"),
+    ("json_object", ""),
+    ("json_schema", "true"),
+    ("json_schema", json.dumps(PERSON)),
+]
+FAULTY = [
+    ("regex", "(x{1000}){1000}{1000}", ""),
+    ("regex", "a?" * 8000, "too much time or memory"),
+    ("regex", "(" * 30000, "unclosed group"),
+    ("regex", "(?=a)b", "look-around"),
+    ("regex", "[a&&b]", "no output belongs to it"),
+    ("json_schema", "{", "Expecting property name"),
+    ("json_schema", "[" * 60000, "recursion"),
+    ("json_schema", '{"not":' * 9000 + "{}" + "}" * 9000, "recursion"),
+    ("json_schema", "5", "an object or a boolean"),
+    ("json_schema", "false", "no output belongs to it"),
+    ("json_schema", '{"$ref": "#"}', "no output belongs to it"),
+    ("json_schema", '{"type": "objekt"}', "Invalid type"),
+    ("json_schema", '{"properties": {"a": {"const": 9007199254740993}}}', "#/properties/a/const is 9007199254740993"),
+    ("json_schema", '{"minimun": 3}', "#/minimun: minimun is no keyword"),
+    ("json_schema", '{"uniqueItems": true}', "uniqueItems"),
+    ("json_schema", '{"x-guidance": {"lenient": true}, "uniqueItems": true}', "x-guidance"),
+    ("json_schema", '{"$ref": "file:///etc/passwd"}', "does not fetch"),
+    ("json_schema", json.dumps({"pattern": "(?=a)b", "type": "string"}), "look-around"),
+    (
+        "json_schema",
+        json.dumps({"allOf": [{"type": "string", "pattern": f".*{n}.*"} for n in range(100)]}),
+        "too much time or memory",
+    ),
+    (
+        "json_schema",
+        json.dumps({"anyOf": [{"type": "integer", "multipleOf": 90000 - n} for n in range(500)]}),
+        "too much time or memory",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), FINE)
+def test_what_can_be_compiled_passes_the_trial(trial: Trial, tiny: Vocabulary, kind: str, text: str) -> None:
+    assert trial.fault(Language(kind, text)) == ""
+    CompiledLanguage(tiny, Language(kind, text))
+
+
+@pytest.mark.parametrize(("kind", "text", "fault"), FAULTY, ids=[f"{text[:20]} {fault}" for _, text, fault in FAULTY])
+def test_what_cannot_is_found_out_in_bounded_time_and_in_one_line(
+    trial: Trial, kind: str, text: str, fault: str
+) -> None:
+    begun = time.monotonic()
+    said = trial.fault(Language(kind, text))
+    assert fault in said
+    assert 0 < len(said) < 400
+    assert "\n" not in said
+    assert time.monotonic() - begun < 60, "it is given up after 10 seconds at most, and would take minutes"
+
+
+def test_a_trial_that_is_closed_ends_its_process_and_begins_another_when_asked_again(trial: Trial) -> None:
+    assert trial.fault(Language("regex", "a")) == ""
+    before = trial._process
+    assert before is not None
+    trial.close()
+    assert before.poll() is not None
+    assert trial.fault(Language("regex", "a")) == ""

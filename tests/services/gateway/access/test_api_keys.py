@@ -1,0 +1,182 @@
+"""The file of API keys: what it may say, whose key came, and that it is read again when it changes."""
+
+import asyncio
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from services.gateway.access import authentication
+from services.gateway.access.api_keys import ApiKeys, TenantLimits, digest_of, parse
+from services.gateway.access.authentication import Authentication
+from services.gateway.access.callers import ANYONE, Caller
+from services.gateway.access.tenants import Tenants
+from services.runtime.errors import NotPermitted, Unauthenticated
+from services.runtime.settings import InvalidSetting
+
+NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
+# The same in every process: workers of a test run compare the names of tests.
+KEY, OTHER = (f"quire-{letter * 43}" for letter in "AB")
+
+
+def entry(key: str = KEY, tenant: str = "acme", *more: str) -> str:
+    return "\n".join(["[[key]]", f'tenant = "{tenant}"', f'sha256 = "{digest_of(key).hex()}"', *more, ""])
+
+
+def keys(*entries: str) -> ApiKeys:
+    return parse("\n".join(entries), "keys.toml")
+
+
+def refused(found: ApiKeys, authorization: str | None, now: float = 0) -> str:
+    with pytest.raises(Unauthenticated) as caught:
+        found.caller(authorization, now)
+    return str(caught.value)
+
+
+def test_a_key_is_its_tenants_and_an_operators_only_where_the_file_says_so() -> None:
+    found = keys(entry(), entry(OTHER, "ops", "operator = true"))
+    assert found.caller(f"Bearer {KEY}", 0) == Caller("acme", operator=False, best_priority=0)
+    assert found.caller(f"bearer  {OTHER} ", 0) == Caller("ops", operator=True, best_priority=0)
+
+
+WRONG = {
+    "nothing": None,
+    "empty": "",
+    "no key": "Bearer",
+    "an empty key": "Bearer ",
+    "a bare key": KEY,
+    "another scheme": f"Basic {KEY}",
+    "one character less": f"Bearer {KEY[:-1]}",
+    "one character more": f"Bearer {KEY}x",
+    "the digest": f"Bearer {digest_of(KEY).hex()}",
+    "the key twice": f"Bearer {KEY} {KEY}",
+    "no text": "Bearer \udcff",
+}
+
+
+@pytest.mark.parametrize("authorization", WRONG.values(), ids=WRONG)
+def test_a_missing_key_and_every_wrong_one_are_refused_in_the_same_words(authorization: str | None) -> None:
+    assert refused(keys(entry()), authorization) == refused(keys(entry()), None)
+
+
+def test_a_key_is_good_until_it_expires_and_then_it_is_said_to_have() -> None:
+    found = keys(entry(KEY, "acme", "expires = 2027-01-01T00:00:00Z"))
+    assert found.caller(f"Bearer {KEY}", NEW_YEAR - 1).tenant == "acme"
+    assert refused(found, f"Bearer {KEY}", NEW_YEAR) == "the API key has expired"
+
+
+def test_limits_are_the_tenants_whichever_of_its_keys_comes() -> None:
+    limits = ("max_concurrent_requests = 8", "tokens_per_minute = 1000")
+    found = keys(entry(KEY, "acme", *limits), entry(OTHER, "acme", "operator = true", *limits), entry("x", "free"))
+    assert found.limits == {"acme": TenantLimits(8, 1000), "free": TenantLimits()}
+
+
+@pytest.mark.parametrize(("stated", "best"), [((), 0), (("best_priority = -2",), -2), (("best_priority = 3",), 3)])
+def test_a_request_is_served_no_earlier_than_its_key_allows(stated: tuple[str, ...], best: int) -> None:
+    caller = keys(entry(KEY, "acme", *stated)).caller(f"Bearer {KEY}", 0)
+    for priority in (best, best + 1, 2**31 - 1):
+        caller.check_priority(priority)
+    with pytest.raises(NotPermitted, match=f"priority is {best - 1}, the API key allows {best} and larger") as refusal:
+        caller.check_priority(best - 1)
+    assert refusal.value.field == "priority"
+
+
+def test_where_no_keys_are_asked_for_any_priority_is_taken() -> None:
+    ANYONE.check_priority(-(2**31))
+
+
+@pytest.mark.parametrize("wrong", ["'0'", "1.5", "true", "2147483648", "-2147483649"])
+def test_a_best_priority_that_no_request_could_have_is_refused(wrong: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"best_priority is .*, it must be a whole number of 32 bits"):
+        keys(entry(KEY, "acme", f"best_priority = {wrong}"))
+
+
+def test_a_file_may_say_that_there_are_no_keys() -> None:
+    found = parse("key = []", "keys.toml")
+    assert len(found) == 0
+    refused(found, f"Bearer {KEY}")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "has no [[key]]"),
+        ("[[key]", "is no TOML: .*line 1"),
+        (entry() + "[[kez]]\n", "'kez' means nothing"),
+        ("key = 1", "key is no list"),
+        ("key = [1]", "entry 1 is wrong: it is no table"),
+        ("[[key]]", "entry 1 is wrong: tenant is ''"),
+        (entry(tenant="a/b"), "entry 1 is wrong: tenant is 'a/b'"),
+        (entry(tenant="a" * 65), "entry 1 is wrong: tenant is"),
+        (entry(tenant="ä"), "entry 1 is wrong: tenant is"),
+        ('[[key]]\ntenant = "acme"', "entry 1 is wrong: sha256 must be"),
+        (f'[[key]]\ntenant = "acme"\nsha256 = "{KEY}"', "entry 1 is wrong: sha256 must be"),
+        (entry() + entry(tenant="b"), "entry 2 is wrong: sha256 is that of entry 1"),
+        (entry() + entry(OTHER, "acme", "tokens_per_minute = 5"), "entry 2 .*entry 1 states other limits .*'acme'"),
+        (entry() + entry(OTHER, "b", "color = 1"), "entry 2 is wrong: 'color' is no field"),
+        (entry(KEY, "acme", "operator = 1"), "operator is 1"),
+        (entry(KEY, "acme", "tokens_per_minute = 0"), "tokens_per_minute is 0"),
+        (entry(KEY, "acme", "tokens_per_minute = true"), "tokens_per_minute is True"),
+        (entry(KEY, "acme", "max_concurrent_requests = 1.5"), "max_concurrent_requests is 1.5"),
+        (entry(KEY, "acme", "expires = 2027-01-01T00:00:00"), "expires is 2027-01-01 00:00:00, .*zone"),
+        (entry(KEY, "acme", "expires = 2027-01-01"), "expires is 2027-01-01, "),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_naming_it_and_the_entry(text: str, fault: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^api_keys is 'keys\.toml', ") as caught:
+        parse(text, "keys.toml")
+    caught.match(fault.replace("[[key]]", r"\[\[key\]\]"))
+    assert KEY not in str(caught.value)
+
+
+def test_without_a_file_anyone_may_call() -> None:
+    assert Authentication("", Tenants(lambda: 0.0)).authenticate(None) == ANYONE
+
+
+@pytest.mark.parametrize("name", ["", "absent.toml"])
+def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidSetting, match="cannot be read"):
+        Authentication(str(tmp_path / name), Tenants(lambda: 0.0))
+
+
+def test_a_changed_file_counts_at_once_and_a_wrong_one_changes_nothing_but_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(authentication, "_POLL_SECONDS", 0.01)
+    path = tmp_path / "keys.toml"
+    path.write_text(entry())
+
+    def replace(text: str) -> None:
+        new = tmp_path / "new.toml"
+        new.write_text(text)
+        os.replace(new, path)  # noqa: PTH105  (what an editor does)
+
+    async def follow() -> None:
+        one = Authentication(str(path), Tenants(lambda: 0.0))
+        following = asyncio.create_task(one.follow())
+
+        async def logged(text: str) -> None:
+            async with asyncio.timeout(60):
+                while text not in caplog.text:
+                    await asyncio.sleep(0.01)
+
+        replace(entry(OTHER, "b"))
+        await logged("1 API keys were read")
+        assert one.authenticate(f"Bearer {OTHER}").tenant == "b"
+        refused_now = pytest.raises(Unauthenticated)
+        with refused_now:
+            one.authenticate(f"Bearer {KEY}")
+        replace("nonsense")
+        await logged("the API keys stay as they were: api_keys is")
+        assert one.authenticate(f"Bearer {OTHER}").tenant == "b"
+        path.unlink()
+        await logged("cannot be read")
+        assert one.authenticate(f"Bearer {OTHER}").tenant == "b"
+        replace(entry() + entry(OTHER, "b"))
+        await logged("2 API keys were read")
+        assert one.authenticate(f"Bearer {KEY}").tenant == "acme"
+        following.cancel()
+
+    with caplog.at_level("INFO", "quire.gateway"):
+        asyncio.run(follow())

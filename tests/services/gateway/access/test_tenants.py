@@ -1,0 +1,256 @@
+"""What tenants may have under way and use, by a clock that the test moves; and how they are kept apart."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from quire.v1 import gateway_pb2
+from services.gateway.access.api_keys import TenantLimits
+from services.gateway.access.callers import ANYONE, Caller
+from services.gateway.access.namespace import Namespace, qualified
+from services.gateway.access.tenants import Reservation, Tenants
+from services.gateway.text.token_bound import Sequences, most_tokens, sequences_of
+from services.runtime.errors import InvalidField, Overloaded
+
+ACME, OTHER = Caller("acme", operator=False), Caller("other", operator=False)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def limited(clock: Clock, most_requests: int | None = None, tokens: int | None = None) -> Tenants:
+    tenants = Tenants(clock)
+    tenants.limit({"acme": TenantLimits(most_requests, tokens)})
+    return tenants
+
+
+@contextmanager
+def taken(tenants: Tenants, tokens: int = 1, caller: Caller = ACME) -> Iterator[Reservation]:
+    with tenants.admitted(caller, tokens) as reservation:
+        yield reservation
+
+
+def retry_seconds(tenants: Tenants, tokens: int = 1) -> float | None:
+    """Return what a request is refused with."""
+    with pytest.raises(Overloaded) as caught, tenants.admitted(ACME, tokens):
+        pass
+    return caught.value.retry_seconds
+
+
+@pytest.mark.parametrize(
+    ("fields", "sequences"),
+    [
+        ({}, Sequences(1, "sampling.sample_count")),
+        ({"sampling": {"sample_count": 5}}, Sequences(5, "sampling.sample_count")),
+        ({"sampling": {"sample_count": 2}, "beam_search": {"width": 7}}, Sequences(7, "beam_search.width")),
+        ({"sampling": {"sample_count": -1}}, Sequences(1, "sampling.sample_count")),
+    ],
+)
+def test_a_request_counts_with_the_sequences_that_it_runs(fields: dict[str, Any], sequences: Sequences) -> None:
+    assert sequences_of(gateway_pb2.GenerateRequest(**fields)) == sequences
+
+
+def test_samples_and_beams_count_against_the_limit_of_requests(clock: Clock) -> None:
+    tenants, beams = limited(clock, most_requests=4), Sequences(2, "beam_search.width")
+    with tenants.admitted(ACME, 1, Sequences(3, "sampling.sample_count")):
+        with pytest.raises(
+            Overloaded, match=r"3 sequences .* 4 is its limit, and this request has 2 \(beam_search.width"
+        ):
+            tenants.admitted(ACME, 1, beams).__enter__()
+        with taken(tenants), pytest.raises(Overloaded, match="4 sequences"), taken(tenants):
+            pass
+    with tenants.admitted(ACME, 1, beams), tenants.admitted(ACME, 1, beams):
+        pass
+
+
+def test_a_request_of_more_sequences_than_the_tenant_may_have_is_refused_for_good(clock: Clock) -> None:
+    tenants = limited(clock, most_requests=4)
+    with pytest.raises(InvalidField, match="sample_count is 5, tenant 'acme' may have 4") as refusal:
+        tenants.admitted(ACME, 1, Sequences(5, "sampling.sample_count")).__enter__()
+    assert refusal.value.field == "sampling.sample_count"
+
+
+def test_a_tenant_has_no_more_requests_under_way_than_it_may_and_others_do_not_mind(clock: Clock) -> None:
+    tenants = limited(clock, most_requests=2)
+    with taken(tenants):
+        with taken(tenants):
+            clock.now += 6
+            assert retry_seconds(tenants) == 3, "the first of two that have run for 6 s and less"
+            with taken(tenants, caller=OTHER), taken(tenants, caller=ANYONE):
+                pass
+        with taken(tenants):
+            pass
+
+
+def test_a_request_that_failed_is_no_longer_under_way(clock: Clock) -> None:
+    tenants = limited(clock, most_requests=1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), taken(tenants):
+            raise ZeroDivisionError
+
+
+def test_what_can_be_used_is_reserved_and_what_was_not_is_given_back(clock: Clock) -> None:
+    tenants = limited(clock, tokens=100)
+    with taken(tenants, 70) as first:
+        retry_seconds(tenants, 40)
+        with taken(tenants, 30):
+            pass
+        first.expect(20, lambda: 10)
+        with taken(tenants, 80):
+            retry_seconds(tenants, 1)
+    with taken(tenants, 90):
+        assert retry_seconds(tenants) is not None
+
+
+@pytest.mark.parametrize(
+    ("taken_tokens", "tokens", "message"),
+    [
+        (5, 300, "has 295 of its 300 tokens per minute left: this request can use 300, which are there in 1.0 s"),
+        (
+            5,
+            8194,
+            "has 295 of its 300 tokens per minute left: this request can use 8194, more than a minute's, "
+            "and begins with all 300, which are there in 1.0 s",
+        ),
+        (
+            400,
+            10,
+            "has used up its 300 tokens per minute and 100 beyond them: this request can use 10, which are there "
+            "in 22.0 s",
+        ),
+    ],
+)
+def test_a_refusal_says_what_is_left_and_what_the_request_needs(
+    clock: Clock, taken_tokens: int, tokens: int, message: str
+) -> None:
+    tenants = limited(clock, tokens=300)
+    with taken(tenants, taken_tokens), pytest.raises(Overloaded) as caught, tenants.admitted(ACME, tokens):
+        pass
+    assert str(caught.value) == f"tenant 'acme' {message} unless others give theirs back before"
+
+
+def test_a_refusal_says_when_there_is_room_and_then_there_is(clock: Clock) -> None:
+    tenants = limited(clock, tokens=600)  # 10 a second
+    with taken(tenants, 600):
+        seconds = retry_seconds(tenants, 50)
+        assert seconds == pytest.approx(5)
+        clock.now += seconds - 0.1
+        assert retry_seconds(tenants, 50) == pytest.approx(0.1)
+        clock.now += 0.1
+        with taken(tenants, 50):
+            pass
+
+
+def test_a_request_larger_than_a_minute_begins_alone_and_is_paid_back_before_the_next(clock: Clock) -> None:
+    tenants = limited(clock, tokens=60)  # 1 a second
+    with taken(tenants, 10):
+        assert retry_seconds(tenants, 1000) == pytest.approx(10)
+    with taken(tenants, 1000) as large:
+        large.expect(1000, lambda: 90)
+    assert retry_seconds(tenants, 1) == pytest.approx(31)
+
+
+def test_however_requests_come_and_end_no_more_is_used_than_a_bucket_and_what_fills_it(clock: Clock) -> None:
+    draw = random.Random(7)
+    tenants = limited(clock, tokens=600)
+    running: list[tuple[ExitStack, Reservation, int]] = []
+    begun, used, refusals = clock.now, 0, 0
+    for _ in range(5000):
+        clock.now += draw.random()
+        if running and draw.random() < 0.5:
+            stack, reservation, most = running.pop(draw.randrange(len(running)))
+            spent = draw.randint(0, most)
+            reservation.expect(spent, lambda spent=spent: spent)  # type: ignore[misc]
+            stack.close()
+            used += spent
+        most, stack = draw.randint(1, 200), ExitStack()
+        try:
+            running.append((stack, stack.enter_context(tenants.admitted(ACME, most)), most))
+        except Overloaded:
+            refusals += 1
+        assert used <= 600 + (clock.now - begun) * 10
+    assert refusals > 100
+    assert used > 5000
+
+
+def test_new_limits_count_at_once_for_what_runs_too(clock: Clock) -> None:
+    tenants = limited(clock, most_requests=5, tokens=100)
+    with taken(tenants, 80), taken(tenants, 10):
+        tenants.limit({"acme": TenantLimits(2, 1000)})
+        retry_seconds(tenants)
+        tenants.limit({"acme": TenantLimits(3, 1000)})
+        with taken(tenants, 910):
+            retry_seconds(tenants)
+        tenants.limit({"acme": TenantLimits(3, 50)})
+        assert retry_seconds(tenants, 1) is not None
+        tenants.limit({})
+        with taken(tenants, 10**9), taken(tenants, 10**9):
+            pass
+
+
+# The most tokens of a request.
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({"prompt": {"text": "äbc"}, "stopping": {"max_tokens": 10}}, 4 + 10),
+        ({"prompt": {"token_ids": {"ids": [1, 2]}}, "stopping": {"max_tokens": 10}}, 2 + 10),
+        ({"prompt": {"token_ids": {"ids": [1]}}, "sampling": {"sample_count": 3}, "stopping": {"max_tokens": 5}}, 16),
+        ({"prompt": {"token_ids": {"ids": [1]}}, "beam_search": {"width": 4}, "stopping": {"max_tokens": 5}}, 21),
+        ({"prompt": {"text": "x" * 500}}, 100 + 100),
+        ({"prompt": {"text": "x"}, "stopping": {"max_tokens": -5}, "sampling": {"sample_count": -3}}, 1),
+    ],
+)
+def test_the_most_tokens_are_told_without_tokenizing(fields: dict[str, object], most: int) -> None:
+    request = gateway_pb2.GenerateRequest()
+    request.MergeFrom(gateway_pb2.GenerateRequest(**fields))  # type: ignore[arg-type]
+    assert most_tokens(request, 100) == most
+
+
+# Salts and ids.
+
+APART, TOGETHER = Namespace(separate=True), Namespace(separate=False)
+
+
+def test_salts_of_tenants_are_equal_only_for_one_tenant_and_one_salt_of_its_own() -> None:
+    pairs = [("a", ""), ("a", "b"), ("ab", ""), ("a", "a"), ("aa", ""), ("b", "a")]
+    salts = {APART.salt(*pair) for pair in pairs}
+    assert len(salts) == len(pairs)
+    assert APART.salt("a", "b") == APART.salt("a", "b")
+
+
+def test_no_text_of_a_client_without_a_tenant_is_a_tenants_salt() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        APART.salt("a", "b").decode()
+
+
+def test_where_prefixes_are_public_only_the_clients_own_salt_counts() -> None:
+    assert TOGETHER.salt("a", "s") == TOGETHER.salt("b", "s") == TOGETHER.salt("", "s") == b"s"
+
+
+def test_a_pin_names_the_tenant_that_shares_it_where_tenants_are_apart_and_else_none() -> None:
+    assert APART.salt_of_pin(gateway_pb2.PinPrompt(tenant="a", salt="s")) == APART.salt("a", "s")
+    assert TOGETHER.salt_of_pin(gateway_pb2.PinPrompt(salt="s")) == b"s"
+    for namespace, tenant in ((APART, ""), (APART, "a/b"), (APART, "a" * 300), (TOGETHER, "a")):
+        with pytest.raises(InvalidField, match=r"^pin_prefix\.tenant ") as caught:
+            namespace.salt_of_pin(gateway_pb2.PinPrompt(tenant=tenant))
+        assert caught.value.field == "pin_prefix.tenant"
+
+
+def test_ids_of_requests_carry_the_tenant_where_there_is_one() -> None:
+    assert qualified("", "x") == "x"
+    assert qualified("a", "b/c") == "a/b/c"

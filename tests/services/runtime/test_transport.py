@@ -1,0 +1,202 @@
+"""The options of servers and channels are in effect: gRPC ignores a misspelt one without a word."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire.v1 import engine_pb2, kvmanager_pb2
+from services.runtime import transport
+from services.runtime.health import HealthServicer
+from services.runtime.service import Readiness
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, RunningQuire
+
+MIB = 1024 * 1024
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+# The fastest that gRPC's own clients ping is once a second. Four pings too early are too many.
+OBSERVED_SECONDS = 8
+# Longer than anything takes here, and shorter than what gRPC does by itself.
+LONG_SECONDS = 60
+
+
+def quiet_server(fastest_ping_seconds: int, monkeypatch: pytest.MonkeyPatch) -> grpc.aio.Server:
+    """Make a server on which a health can be watched that never changes."""
+    monkeypatch.setattr(transport, "_FASTEST_CLIENT_PING_SECONDS", fastest_ping_seconds)
+    server = transport.server(transport.CLIENT_MESSAGE_BYTES)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer("quiet", Readiness()), server)
+    return server
+
+
+async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int, seconds: float) -> str | None:
+    """Hold a stream on which nothing happens, pinging all the time; return how the server ended it, None if not."""
+    address = transport.bind(server, "127.0.0.1:0")
+    await server.start()
+    options = dict(transport.channel_options()) | {"grpc.keepalive_time_ms": ping_milliseconds}
+    async with grpc.aio.insecure_channel(address, options=list(options.items())) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="quiet"))
+        await call.read()
+        try:
+            await asyncio.wait_for(call.read(), seconds)
+        except TimeoutError:
+            return None
+        except grpc.aio.AioRpcError as error:
+            return error.details()
+        finally:
+            call.cancel()
+            await server.stop(grace=0)
+    raise AssertionError("a health that never changes changed")
+
+
+def test_a_client_that_pings_too_often_is_sent_away_and_one_within_bounds_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def both() -> list[str | None]:
+        patient, strict = quiet_server(1, monkeypatch), quiet_server(5, monkeypatch)
+        return await asyncio.gather(
+            end_of_idle_stream(patient, 1300, OBSERVED_SECONDS), end_of_idle_stream(strict, 1000, LONG_SECONDS)
+        )
+
+    assert asyncio.run(both()) == [None, "Too many pings"]
+
+
+def test_clients_may_ping_every_5_seconds_and_quires_own_channels_stay_within_that() -> None:
+    own = dict(transport.channel_options())
+    assert transport._FASTEST_CLIENT_PING_SECONDS == 5
+    assert own["grpc.keepalive_time_ms"] > 5000
+    assert own["grpc.keepalive_permit_without_calls"] == 1
+
+
+def test_two_servers_do_not_share_a_port() -> None:
+    async def bind_twice() -> None:
+        first, second = (transport.server(MIB) for _ in "ab")
+        address = transport.bind(first, "127.0.0.1:0")
+        try:
+            with pytest.raises(transport.AddressUnavailable, match=f"{address}: Address already in use"):
+                transport.bind(second, address)
+        finally:
+            await first.stop(grace=0)
+            await second.stop(grace=0)
+
+    asyncio.run(bind_twice())
+
+
+async def is_closed(address: str, greeting: bytes) -> bool:
+    """Return whether a connection is closed on which only this is said."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(greeting)
+    try:
+        async with asyncio.timeout(LONG_SECONDS):
+            with suppress(ConnectionResetError):
+                while await reader.read(1024):
+                    pass
+    except TimeoutError:
+        return False
+    finally:
+        writer.close()
+    return True
+
+
+def test_a_connection_that_does_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_HANDSHAKE_SECONDS", 1)
+
+    async def wait() -> list[bool]:
+        server = transport.server(MIB)
+        address = transport.bind(server, "127.0.0.1:0")
+        await server.start()
+        try:
+            return await asyncio.gather(*(is_closed(address, said) for said in (b"", PREFACE[:7], PREFACE)))
+        finally:
+            await server.stop(grace=0)
+
+    assert asyncio.run(wait()) == [True] * 3
+
+
+def test_no_more_connections_are_taken_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_CONNECTIONS", 3)
+
+    async def connect() -> list[bool]:
+        server = transport.server(MIB)
+        host, _, port = transport.bind(server, "127.0.0.1:0").rpartition(":")
+        await server.start()
+        taken, writers = [], []
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(PREFACE + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            try:
+                taken.append(bool(await reader.read(9)))
+            except ConnectionResetError:  # closed before all was read
+                taken.append(False)
+            writers.append(writer)
+        for writer in writers:
+            writer.close()
+        await server.stop(grace=0)
+        return taken
+
+    assert asyncio.run(connect()) == [True, True, True, False, False]
+
+
+# Links between services take 64 MiB; what the gateway takes is in test_bad_input.
+
+
+def register(mib: float) -> list[kvmanager_pb2.PoolRequest]:
+    message = kvmanager_pb2.Register(
+        engine_id="large", incarnation=1, model_fingerprint="x" * int(mib * MIB), block_size=1, device_blocks=1
+    )
+    return [
+        kvmanager_pb2.PoolRequest(register=message),
+        kvmanager_pb2.PoolRequest(report=kvmanager_pb2.ReportPage(last=True)),
+    ]
+
+
+def test_the_kv_manager_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
+    responses = tiny_quire.kvmanager.Attach(iter(register(5)), timeout=CALL_SECONDS)
+    with pytest.raises(grpc.RpcError, match="register has 5242903 bytes, 4096 at most"):
+        next(responses)  # it was read
+
+
+def submission(mib: float) -> list[engine_pb2.ServeRequest]:
+    return [engine_pb2.ServeRequest(submission=engine_pb2.Submission(request_id="large", salt=b"x" * int(mib * MIB)))]
+
+
+def test_the_engine_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
+    answered = threading.Event()
+
+    def requests() -> Iterator[engine_pb2.ServeRequest]:
+        yield from submission(5)
+        answered.wait(CALL_SECONDS)  # half-closed, the link would be over before the answer
+
+    try:
+        refusals = (response.step.refused for response in tiny_quire.engine.Serve(requests(), timeout=CALL_SECONDS))
+        assert next(refused for refused in refusals if refused)[0].field == "salt"  # it was read
+    finally:
+        answered.set()
+
+
+@pytest.mark.parametrize("service", ["kvmanager", "engine"])
+def test_no_link_takes_messages_above_64_mib(tiny_quire: RunningQuire, service: str) -> None:
+    unbounded = [("grpc.max_send_message_length", -1)]
+    address = tiny_quire.addresses["KV manager" if service == "kvmanager" else "engine"]
+    method = "/quire.v1.KVManager/Attach" if service == "kvmanager" else "/quire.v1.Engine/Serve"
+    requests = register(64.1) if service == "kvmanager" else submission(64.1)
+    with grpc.insecure_channel(address, options=unbounded) as channel:
+        call = channel.stream_stream(method)(iter([requests[0].SerializeToString()]), timeout=CALL_SECONDS)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_prompt_that_the_gateway_takes_gets_through_to_the_engine_whole(tiny_quire: RunningQuire) -> None:
+    """3 MiB of token ids at the gateway are as much on the link to the engine, which says what does not fit."""
+    request = prompt_request("")
+    request.prompt.token_ids.ids.extend([300] * (1024 * 1024))
+    with pytest.raises(grpc.RpcError) as caught:
+        tiny_quire.generate(request)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert str(1024 * 1024) in caught.value.details()

@@ -1,0 +1,363 @@
+"""Bytes that no client of ours would send to the KV manager's port, while another engine goes on undisturbed."""
+
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+from kvmanager import Allocate, Commit, Pin, Pool, PoolSpec, Step, report_of
+from quire.v1 import kvmanager_pb2 as pb
+from quire.v1 import kvmanager_pb2_grpc
+from services.wire.report_writing import pages_of
+from tests.running_quire import CALL_SECONDS, RunningService
+from tests.services.kvmanager.attach_stream import Stream, commits, extends, pools, register
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["KVManager"]
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_SOCKET_SECONDS = 60
+
+OK = grpc.StatusCode.OK
+# What the manager says of a message, and of bytes that are none.
+CLEAR = {OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED}
+
+
+class Bystander:
+    """Another engine, with a pool of its own on the same manager."""
+
+    def __init__(self, running: RunningService) -> None:
+        self.running = running
+        self._stub = kvmanager_pb2_grpc.KVManagerStub(running.channel)
+        self._stream = Stream(self._stub).attach(engine_id="bystander")
+        self._stream.allocate(1, 6)
+        self._pool = self._seen()
+
+    def _seen(self) -> pb.PoolInfo:
+        pool = self._stub.GetPool(pb.GetPoolRequest(engine_id="bystander"), timeout=CALL_SECONDS).pool
+        steps = pool.totals.steps
+        pool.totals.Clear()  # the audit counts there by itself
+        pool.totals.steps = steps
+        return pool
+
+    def see_that_nothing_happened(self) -> None:
+        """See that the manager lives, that the pool is what it was, and that the stream goes on."""
+        assert self.running.process.poll() is None
+        assert self._seen() == self._pool
+        self._stream.step()
+        self._pool.totals.steps += 1
+        assert self._seen() == self._pool
+
+    def leave(self) -> None:
+        """Half-close the stream; no other engine is attached then."""
+        assert [pool.engine_id for pool in pools(self._stub)] == ["bystander"]
+        assert self._stream.half_close() == []
+
+
+@pytest.fixture(scope="module")
+def running(service: Callable[..., RunningService]) -> Iterator[RunningService]:
+    one = service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0")
+    yield one
+    assert one.close() == 0
+
+
+@pytest.fixture
+def bystander(running: RunningService) -> Iterator[Bystander]:
+    """One for all examples of a test."""
+    one = Bystander(running)
+    yield one
+    one.leave()
+
+
+def examples(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        deadline=None,
+        print_blob=True,
+        phases=[phase for phase in Phase if phase is not Phase.explain],  # which takes minutes
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+
+
+def attach(bystander: Bystander, *messages: bytes) -> list[pb.PoolResponse]:
+    """Send bytes as the messages of a stream, and half-close it. What comes must be answers and a clear status."""
+    stub: Any = bystander.running.channel.stream_stream(f"/{_SERVICE.full_name}/Attach")
+    call = stub(iter(messages), timeout=CALL_SECONDS)
+    answers = take(call)
+    check(call, [(pb.PoolRequest, message) for message in messages])
+    bystander.see_that_nothing_happened()
+    return [pb.PoolResponse.FromString(answer) for answer in answers]
+
+
+def take(call: Iterable[bytes]) -> list[bytes]:
+    """Return what comes before the call ends, whatever its status."""
+    answers: list[bytes] = []
+    try:
+        for answer in call:
+            answers.append(answer)  # one by one: an error must not lose those before it
+    except grpc.RpcError:
+        pass
+    return answers
+
+
+def check(call: grpc.Call, sent: list[tuple[type[Message], bytes]]) -> None:
+    """See that a call has ended with a status that says what is wrong."""
+    code, details = call.code(), call.details() or ""
+    assert "Traceback" not in details
+    assert code in CLEAR, (code, details)
+    if not all(readable(kind, data) for kind, data in sent) and code is not OK:
+        assert len(details) < 1000
+
+
+def readable(kind: type[Message], data: bytes) -> bool:
+    try:
+        kind.FromString(data)
+    except DecodeError:
+        return False
+    return True
+
+
+def request(**kind: Any) -> bytes:
+    return pb.PoolRequest(**kind).SerializeToString()
+
+
+# Streams
+
+
+REGISTER = request(register=register(engine_id="fuzzed", host_blocks=6))
+EMPTY_REPORT = request(report=pb.ReportPage(last=True))
+# Two of the three blocks of sequence 1 have keys; none of those of 2 and 3 has.
+BEFORE = [
+    request(
+        step=pb.Step(
+            step=1,
+            allocates=[
+                pb.Allocate(group=1, sequence=1, request_id="a", token_ids=[1] * 9, compute_tokens=9),
+                pb.Allocate(group=2, sequence=2, request_id="b", token_ids=[2] * 5, compute_tokens=5),
+                pb.Allocate(group=3, sequence=3, request_id="c", token_ids=[3] * 5, compute_tokens=5),
+            ],
+        )
+    ),
+    request(step=pb.Step(step=2, commits=commits((1, 0, [1] * 8)))),
+]
+STEP = request(
+    step=pb.Step(
+        step=3,
+        commits=commits((2, 0, [2] * 4)),
+        pins=[pb.PinChange(pin=pb.Pin(pin_id="pin", sequence=1, block_count=1)), pb.PinChange(reset=True)],
+        forks=[pb.Fork(parent=1, child=4, length=7)],
+        frees=[pb.Free(sequence=3, reason=pb.FREE_REASON_PREEMPTED, preempted_for_group=1)],
+        swap_outs=[2],
+        swap_ins=[2],
+        extends=extends((1, [(1, 12), (4, 10)])),
+        allocates=[pb.Allocate(group=5, sequence=5, request_id="e", salt=b"s", token_ids=[5] * 6, compute_tokens=6)],
+        length_sequences=[1, 2],
+        length_tokens=[10, 5],
+    )
+)
+UNPIN = request(step=pb.Step(step=4, pins=[pb.PinChange(unpin="pin")], swap_outs=[1]))
+
+
+@st.composite
+def damaged(draw: st.DrawFn, message: bytes) -> bytes:
+    """Flip bits, leave out, repeat, insert and break off, a few times."""
+    data = message
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, len(data)))
+        end = place + draw(st.integers(1, 20))
+        part, rest = data[place:end], data[end:]
+        flipped = bytes(byte ^ 1 << draw(st.integers(0, 7)) for byte in part[:1]) + part[1:]
+        inserted = draw(st.binary(min_size=1, max_size=10)) + part
+        data = data[:place] + draw(st.sampled_from([flipped + rest, rest, part * 2 + rest, inserted + rest, b""]))
+    return data
+
+
+def numbers(bits: int) -> st.SearchStrategy[int]:
+    """Small numbers, some of which name something, and those at the ends of what fits."""
+    return st.integers(0, 8) | st.sampled_from([-(1 << bits - 1), -1, (1 << bits - 1) - 1])
+
+
+def lists(entries: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(entries, max_size=3)
+
+
+IDS, COUNTS = numbers(64), numbers(32)
+TOKENS = st.lists(COUNTS, max_size=9)
+PAIRS = st.tuples(IDS, COUNTS)
+PIN = st.builds(pb.Pin, pin_id=st.text(max_size=3), sequence=IDS, block_count=COUNTS)
+ALLOCATE = st.builds(
+    pb.Allocate,
+    group=IDS,
+    sequence=IDS,
+    request_id=st.text(max_size=3),
+    salt=st.binary(max_size=3),
+    token_ids=TOKENS,
+    compute_tokens=COUNTS,
+    spare_blocks=COUNTS,
+    waited=st.builds(Duration, seconds=IDS, nanos=COUNTS) | st.none(),
+)
+
+
+def packed(items: list[tuple[int, list[tuple[int, int]]]]) -> pb.Extends:
+    pairs = [pair for _, pairs in items for pair in pairs]
+    return pb.Extends(
+        groups=[group for group, _ in items],
+        sequence_counts=[len(pairs) for _, pairs in items],
+        sequences=[sequence for sequence, _ in pairs],
+        room_tokens=[tokens for _, tokens in pairs],
+    )
+
+
+def step_of(lengths: list[tuple[int, int]], **items: Any) -> bytes:
+    ids, tokens = [id_ for id_, _ in lengths], [count for _, count in lengths]
+    return request(step=pb.Step(step=3, length_sequences=ids, length_tokens=tokens, **items))
+
+
+STEPS = st.builds(
+    step_of,
+    lists(PAIRS),
+    commits=lists(st.tuples(IDS, COUNTS, TOKENS)).map(lambda items: commits(*items)),
+    pins=lists(st.builds(pb.PinChange, pin=PIN) | st.builds(pb.PinChange, unpin=st.text(max_size=3))),
+    forks=lists(st.builds(pb.Fork, parent=IDS, child=IDS, length=COUNTS)),
+    frees=lists(st.builds(pb.Free, sequence=IDS, reason=st.integers(1, 5), preempted_for_group=IDS)),
+    swap_outs=lists(IDS),
+    swap_ins=lists(IDS),
+    extends=lists(st.tuples(IDS, lists(PAIRS))).map(packed),
+    allocates=lists(ALLOCATE),
+)
+
+
+@examples(40)
+@given(st.binary(max_size=100))
+@example(b"")
+@example(b"\xff" * 100)
+@example(EMPTY_REPORT)
+@example(STEP)
+def test_random_bytes_at_the_beginning_of_a_stream_end_it(bystander: Bystander, data: bytes) -> None:
+    assert attach(bystander, data) == []
+
+
+@examples(40)
+@given(st.binary(max_size=100))
+@example(b"")
+@example(REGISTER)
+@example(REGISTER[:-3])
+@example(STEP)
+def test_random_bytes_instead_of_a_report_end_the_stream_unless_they_are_one(bystander: Bystander, data: bytes) -> None:
+    assert len(attach(bystander, REGISTER, data)) <= 1
+
+
+@examples(40)
+@given(st.binary(max_size=100))
+@example(b"")
+@example(REGISTER)
+@example(EMPTY_REPORT)
+@example(STEP[:-1])
+def test_random_bytes_instead_of_a_step_end_the_stream_unless_they_are_one(bystander: Bystander, data: bytes) -> None:
+    registered, *results = attach(bystander, REGISTER, EMPTY_REPORT, data)
+    assert registered.HasField("registered")
+    assert len(results) <= 1
+
+
+@examples(40)
+@given(damaged(REGISTER))
+@example(request(register=register(engine_id="fuzzed", device_blocks=2**31 - 1)))
+@example(request(register=register(engine_id="fuzzed", host_blocks=2**31 - 1)))
+@example(request(register=register(engine_id="fuzzed", device_blocks=-1)))
+def test_a_damaged_registration_is_refused_or_is_another_one(bystander: Bystander, data: bytes) -> None:
+    attach(bystander, data, EMPTY_REPORT)
+
+
+def report() -> bytes:
+    """Report a pool with something of everything, in one page."""
+    pool = Pool(PoolSpec("fuzzed", 5, "m", 4, 20, 6))
+    pool.apply(Step(1, allocates=[Allocate(1, 1, "a", b"s", [7] * 9, 9), Allocate(2, 2, "b", b"", [1] * 5, 5)]))
+    pool.apply(Step(2, commits=[Commit(1, 0, [7] * 8), Commit(2, 0, [1] * 4)], swap_outs=[2], pins=[Pin("pin", 1, 1)]))
+    whole = pb.ReportPage()
+    for page in pages_of(report_of(pool)):
+        whole.MergeFrom(page)
+    return request(report=whole)
+
+
+REPORT = report()
+
+
+@examples(60)
+@given(damaged(REPORT))
+@example(REPORT)
+def test_a_damaged_report_is_refused_or_is_another_one(bystander: Bystander, data: bytes) -> None:
+    attach(bystander, REGISTER, data, request(step=pb.Step(step=3)))
+
+
+def test_the_steps_that_will_be_damaged_are_done_in_full(bystander: Bystander) -> None:
+    answers = attach(bystander, REGISTER, EMPTY_REPORT, *BEFORE, STEP, UNPIN)
+    assert [len(answer.result.refusals) for answer in answers[1:]] == [0, 0, 0, 0]
+
+
+@examples(120)
+@given(damaged(STEP))
+@example(STEP * 2)
+@example(STEP[: len(STEP) // 2])
+def test_a_damaged_step_is_done_refused_or_ends_the_stream(bystander: Bystander, data: bytes) -> None:
+    answers = attach(bystander, REGISTER, EMPTY_REPORT, *BEFORE, data, UNPIN)
+    assert [answer.result.step for answer in answers[1:3]] == [1, 2]
+
+
+@examples(80)
+@given(STEPS)
+def test_of_a_step_whose_numbers_make_no_sense_items_are_refused(bystander: Bystander, data: bytes) -> None:
+    answers = attach(bystander, REGISTER, EMPTY_REPORT, *BEFORE, data, UNPIN)
+    assert [answer.result.step for answer in answers[1:3]] == [1, 2]
+
+
+# Other calls
+
+
+OF_THE_BYSTANDER = pb.GetPoolRequest(engine_id="bystander").SerializeToString()
+
+
+@pytest.mark.parametrize("method", [one for one in _SERVICE.methods if one.name != "Attach"], ids=lambda one: one.name)
+def test_random_bytes_as_the_request_of_a_call_are_refused_or_are_a_request(
+    bystander: Bystander, method: MethodDescriptor
+) -> None:
+    kind: type[Message] = getattr(pb, method.input_type.name)
+    stub: Any = bystander.running.channel.unary_stream(f"/{_SERVICE.full_name}/{method.name}")
+
+    @examples(15)
+    @given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda data: OF_THE_BYSTANDER + data))
+    def send(data: bytes) -> None:
+        call = stub(data, timeout=CALL_SECONDS)
+        try:
+            next(call)
+        except grpc.RpcError:
+            check(call, [(kind, data)])
+        call.cancel()  # one that streams would go on
+        bystander.see_that_nothing_happened()
+
+    send()
+
+
+# The port
+
+
+@examples(30)
+@given(st.binary(min_size=1, max_size=200) | st.binary(max_size=200).map(lambda data: _PREFACE + data))
+@example(b"GET /metrics HTTP/1.1\r\nHost: quire\r\n\r\n")
+@example(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500))  # as a TLS client begins
+@example(_PREFACE + b"\xff\xff\xff" + bytes(6))  # a frame of 16 MB
+def test_what_is_not_http_2_is_hung_up_on(bystander: Bystander, data: bytes) -> None:
+    host, _, port = bystander.running.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=_SOCKET_SECONDS) as connection:
+        try:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                pass
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # hung up on before all was said
+    bystander.see_that_nothing_happened()
