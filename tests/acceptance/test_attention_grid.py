@@ -14,7 +14,7 @@ import torch
 
 from engine.attention.flex_backend import FlexBackend
 from tests.acceptance.conftest import Record
-from tests.engine import test_backends
+from tests.engine.attention import test_backends
 from tests.engine.attention.test_backends import PROPERTIES, run
 from tests.engine.paged_case import MakeBackend
 
