@@ -49,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in _FIRST)
 
 
+@pytest.fixture(autouse=True)
+def _subnormals() -> None:
+    """Let subnormal numbers be: loading the kernels, compiled for speed, makes the processor flush them to zero."""
+    torch.set_flush_denormal(False)
+
+
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The folder of the demo model, which `make test` has fetched."""
