@@ -28,28 +28,28 @@ class Holding(NamedTuple):
 class _Search:
     """One pool, as far as the prompt was looked for in it."""
 
-    __slots__ = ("books", "device_blocks", "host_blocks")
+    __slots__ = ("device_blocks", "host_blocks", "state")
 
-    def __init__(self, books: PoolState) -> None:
-        self.books = books
+    def __init__(self, state: PoolState) -> None:
+        self.state = state
         self.device_blocks = 0
         self.host_blocks = 0
 
     def has(self, key: bytes) -> bool:
         """Look for the next block; return whether it is in either tier."""
-        if self.books.device.find(key) is not None:
+        if self.state.device.find(key) is not None:
             if self.host_blocks:
                 self.host_blocks += 1
             else:
                 self.device_blocks += 1
             return True
-        found = self.books.host.find(key) is not None
+        found = self.state.host.find(key) is not None
         self.host_blocks += found
         return found
 
     def holding(self) -> Holding:
-        size = self.books.block_size
-        return Holding(self.books.spec.engine_id, self.device_blocks * size, self.host_blocks * size)
+        size = self.state.block_size
+        return Holding(self.state.spec.engine_id, self.device_blocks * size, self.host_blocks * size)
 
 
 def look_up(
@@ -61,10 +61,10 @@ def look_up(
     fingerprint, block size and number of resets, and no further than one of them has the prompt. What pools do between
     the slices may be in the answer or not.
     """
-    searches = [_Search(books) for books in pools]
+    searches = [_Search(state) for state in pools]
     alike: dict[tuple[bytes, int], list[_Search]] = {}
     for search in searches:
-        alike.setdefault((search.books.root(salt), search.books.block_size), []).append(search)
+        alike.setdefault((search.state.root(salt), search.state.block_size), []).append(search)
     tokens = token_ids[: len(token_ids) - 1]
     yield
     for (root, block_size), going in alike.items():

@@ -79,11 +79,11 @@ class Session:
     @property
     def stepping(self) -> bool:
         """Whether it is between two slices of a Step."""
-        return self.pool.books.stepping
+        return self.pool.state.stepping
 
     @stepping.setter
     def stepping(self, stepping: bool) -> None:
-        self.pool.books.stepping = stepping
+        self.pool.state.stepping = stepping
 
 
 class Registration(NamedTuple):
@@ -244,7 +244,7 @@ class KVManager:
         Steps may be applied between the slices; while one is half applied, slices are empty. A fault is reported once
         for each audit and place where it shows, and the block that is to blame is withheld.
         """
-        audit = Audit(session.pool.books)
+        audit = Audit(session.pool.state)
         session.audits.append(audit)
         try:
             slices = audit.slices()
@@ -273,7 +273,7 @@ class KVManager:
 
     def draw(self, session: Session) -> BlockMap:
         """Return a map of a session's pool that follows it until `forget`; it is to be drawn."""
-        session.maps.append(BlockMap(session.pool.books))
+        session.maps.append(BlockMap(session.pool.state))
         return session.maps[-1]
 
     def forget(self, session: Session, drawn: BlockMap) -> None:
@@ -295,5 +295,5 @@ class KVManager:
         sessions = [
             session for session in self.sessions() if model_fingerprint in ("", session.pool.spec.model_fingerprint)
         ]
-        holdings = yield from look_up([session.pool.books for session in sessions], token_ids, salt)
+        holdings = yield from look_up([session.pool.state for session in sessions], token_ids, salt)
         return [holding for session, holding in zip(sessions, holdings, strict=True) if self.is_live(session)]

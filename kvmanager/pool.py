@@ -55,9 +55,9 @@ _REFUSALS: dict[type[ItemRefused], StepRefusal] = {
 class Pool:
     """Block tables of one engine's sequences over a device tier and a host tier."""
 
-    def __init__(self, spec: PoolSpec, books: PoolState | None = None) -> None:
-        """Start with every block free and no sequence, or go on with `books`."""
-        self.books = books or PoolState(spec, Tier(spec.device_blocks), Tier(spec.host_blocks))
+    def __init__(self, spec: PoolSpec, state: PoolState | None = None) -> None:
+        """Start with every block free and no sequence, or go on with `state`."""
+        self.state = state or PoolState(spec, Tier(spec.device_blocks), Tier(spec.host_blocks))
         self.last_step = 0
         self._pins_counted: list[list[int]] = []
         self._pinned_blocks = 0
@@ -65,27 +65,27 @@ class Pool:
     @property
     def spec(self) -> PoolSpec:
         """What the engine said of its pool."""
-        return self.books.spec
+        return self.state.spec
 
     @property
     def device(self) -> Tier:
         """The blocks in device memory."""
-        return self.books.device
+        return self.state.device
 
     @property
     def host(self) -> Tier:
         """The blocks in host memory."""
-        return self.books.host
+        return self.state.host
 
     @property
     def sequences(self) -> dict[int, Sequence]:
         """The live sequences by their ids."""
-        return self.books.sequences
+        return self.state.sequences
 
     @property
     def groups(self) -> dict[int, list[int]]:
         """The ids of live groups' sequences."""
-        return self.books.groups
+        return self.state.groups
 
     def apply(self, step: Step) -> StepResult:
         """Apply a Step, item by item. Raises StepOutOfOrder, and does nothing, unless its number is a new highest."""
@@ -108,8 +108,8 @@ class Pool:
             raise StepOutOfOrder(f"step {step.step} came after step {self.last_step}")
         self.last_step = step.step
         result = StepResult(step.step)
-        books, deeds, refusals = self.books, result.deeds, result.refusals
-        result.withheld, result.host_withheld = books.take_withheld()
+        state, deeds, refusals = self.state, result.deeds, result.refusals
+        result.withheld, result.host_withheld = state.take_withheld()
         work = moved = 0
         # One frame and no call but the verb's: a decoding batch comes through here at every step.
         for kind, items, verb in _verbs(step):
@@ -119,7 +119,7 @@ class Pool:
                 try:
                     if grants and moved >= limits.MOST_STEP_BLOCKS:
                         raise OutOfBlocks(f"the Step has {moved} blocks already; the next one may ask again")
-                    rest = verb(books, item, result)
+                    rest = verb(state, item, result)
                     if rest is not None:
                         work = yield from _in_slices(rest, work, budget)
                     blocks = len(deeds[seen][3]) * (len(deeds) - seen) if len(deeds) > seen else 0
@@ -137,7 +137,7 @@ class Pool:
             if start:
                 yield
             self._set_lengths(step.lengths, start, result)
-        yield from _in_slices(books.end_step() or (), work, budget)
+        yield from _in_slices(state.end_step() or (), work, budget)
         result.device = self.device.counts
         result.host = self.host.counts
         return result
@@ -145,7 +145,7 @@ class Pool:
     def _set_lengths(self, lengths: Items[tuple[int, int]], start: int, result: StepResult) -> None:
         # A plain loop: every running sequence has an entry in every Step, and nearly every entry is right.
         part = lengths[start : start + _LENGTHS] if len(lengths) > _LENGTHS else lengths
-        sequences = self.books.sequences
+        sequences = self.state.sequences
         try:
             for number, tokens in part:
                 sequence = sequences[number]
@@ -160,7 +160,7 @@ class Pool:
 
     def _set_lengths_or_refuse(self, lengths: Items[tuple[int, int]], start: int, result: StepResult) -> None:
         for position, (number, tokens) in enumerate(lengths, start):
-            sequence = self.books.sequences.get(number)
+            sequence = self.state.sequences.get(number)
             if sequence is None:
                 detail = f"there is no sequence {number}"
                 result.refusals.append(Refusal(StepItem.LENGTH, position, StepRefusal.UNKNOWN, detail))
@@ -215,19 +215,19 @@ class Pool:
                 some, entries = [], 0
                 yield
         count.add(some)
-        return count.slots(sum(map(len, self.books.pins.values())))
+        return count.slots(sum(map(len, self.state.pins.values())))
 
     @property
     def pinned_blocks(self) -> int:
         """Blocks that pins hold. Looks at them only when pins have changed since it was last asked."""
-        pins = list(self.books.pins.values())
+        pins = list(self.state.pins.values())
         if pins != self._pins_counted:
             self._pins_counted, self._pinned_blocks = pins, len({block for blocks in pins for block in blocks})
         return self._pinned_blocks
 
     def withhold(self, device: Iterable[int], host: Iterable[int]) -> None:
         """Take blocks out of circulation whose counts are right. The next Step's result lists them."""
-        self.books.withhold(
+        self.state.withhold(
             {block: self.device.count(block) for block in device}, {block: self.host.count(block) for block in host}
         )
 
@@ -243,7 +243,7 @@ class Pool:
 
     def violations(self) -> list[str]:
         """Check the conservation law: each id in one place, count = number of holders; a sentence for each fault."""
-        return self.books.violations()
+        return self.state.violations()
 
 
 def _in_slices(rest: Iterable[int], work: int, budget: int) -> Generator[None, None, int]:

@@ -1,4 +1,4 @@
-"""The books of one pool: two tiers of blocks, the sequences with their tables, and the pins. Verbs write in them."""
+"""The state of one pool: two tiers of blocks, the sequences with their tables, and the pins. Verbs write in them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

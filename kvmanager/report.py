@@ -91,13 +91,13 @@ class PoolReport:
 
 def report_of(pool: Pool) -> PoolReport:
     """Describe a pool. Adopting the answer gives an equal pool."""
-    books = pool.books
+    state = pool.state
     return PoolReport(
-        sequences=[_sequence_report(sequence) for sequence in books.sequences.values()],
-        pins={pin: list(blocks) for pin, blocks in books.pins.items()},
-        device=_tier_report(books.device),
-        host=_tier_report(books.host),
-        resets=books.resets,
+        sequences=[_sequence_report(sequence) for sequence in state.sequences.values()],
+        pins={pin: list(blocks) for pin, blocks in state.pins.items()},
+        device=_tier_report(state.device),
+        host=_tier_report(state.host),
+        resets=state.resets,
         last_step=pool.last_step,
     )
 
@@ -128,28 +128,28 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
 
     Raises InvalidReport, naming what contradicts itself, and leaves nothing behind.
     """
-    books = PoolState(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
-    pool = Pool(spec, books)
+    state = PoolState(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
+    pool = Pool(spec, state)
     check_numbers(report)
-    for tier in (books.device, books.host):
+    for tier in (state.device, state.host):
         yield from tier.growing()
-    books.resets, pool.last_step = report.resets, report.last_step
+    state.resets, pool.last_step = report.resets, report.last_step
     if report.empty:
-        yield from _fill_empty(books.device)
-        yield from _fill_empty(books.host)
+        yield from _fill_empty(state.device)
+        yield from _fill_empty(state.host)
         return pool
-    yield from _adopt_tier("device", books.device, report.device, _holders(report, swapped=False))
-    yield from _adopt_tier("host", books.host, report.host, _holders(report, swapped=True))
-    sharing = Sharing(books)
+    yield from _adopt_tier("device", state.device, report.device, _holders(report, swapped=False))
+    yield from _adopt_tier("host", state.host, report.host, _holders(report, swapped=True))
+    sharing = Sharing(state)
     for part in _slices(report.sequences):
         for sequence in part:
-            sharing.add(_adopt_sequence(books, sequence))
+            sharing.add(_adopt_sequence(state, sequence))
         yield
     for pin, blocks in report.pins.items():
-        if not all(books.device.key(block) for block in blocks):
+        if not all(state.device.key(block) for block in blocks):
             raise InvalidReport(f"pin {shortened(pin)!r} holds a block without a key")
         sharing.add_pin(pin, blocks)
-        books.pins[pin] = list(blocks)
+        state.pins[pin] = list(blocks)
     return pool
 
 
@@ -237,13 +237,13 @@ def _adopt_keys(
         seal(block, key)
 
 
-def _adopt_sequence(books: PoolState, report: SequenceReport) -> Sequence:
-    size, table = books.block_size, report.block_ids
-    tier = books.host if report.swapped else books.device
-    if report.sequence < 1 or report.sequence in books.sequences:
+def _adopt_sequence(state: PoolState, report: SequenceReport) -> Sequence:
+    size, table = state.block_size, report.block_ids
+    tier = state.host if report.swapped else state.device
+    if report.sequence < 1 or report.sequence in state.sequences:
         raise InvalidReport(f"sequence {report.sequence} is listed twice, or is no id")
-    if not 0 <= report.resets <= books.resets:
-        raise InvalidReport(f"sequence {report.sequence} began after {report.resets} resets of {books.resets}")
+    if not 0 <= report.resets <= state.resets:
+        raise InvalidReport(f"sequence {report.sequence} began after {report.resets} resets of {state.resets}")
     if not table or report.prompt_tokens < 0:
         raise InvalidReport(f"sequence {report.sequence} has no block, or {report.prompt_tokens} tokens of a prompt")
     if not (len(table) - 1) * size < report.room_tokens <= len(table) * size:
@@ -260,7 +260,7 @@ def _adopt_sequence(books: PoolState, report: SequenceReport) -> Sequence:
         report.request_id,
         report.salt,
         report.resets,
-        root_key(books.spec.model_fingerprint, report.salt, report.resets),
+        root_key(state.spec.model_fingerprint, report.salt, report.resets),
         list(table),
         report.prompt_tokens,
         report.room_tokens,
@@ -270,7 +270,7 @@ def _adopt_sequence(books: PoolState, report: SequenceReport) -> Sequence:
     )
     if report.committed_blocks:
         sequence.key = tier.key(table[report.committed_blocks - 1]) or sequence.root
-    books.add(sequence)
+    state.add(sequence)
     return sequence
 
 

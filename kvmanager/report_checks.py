@@ -32,27 +32,27 @@ def _check_tier(name: str, tier: "TierReport") -> None:
 class Sharing:
     """Checks that tables and pins share only what they can: the same place of each, an unkeyed block in one group."""
 
-    def __init__(self, books: PoolState) -> None:
-        self._books = books
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
         self._first: dict[tuple[bool, int], tuple[int, int]] = {}  # of shared blocks: place and group
 
     def add(self, sequence: Sequence) -> None:
         """Look at a sequence that was just taken in. Raises InvalidReport."""
-        first = self._books.sequences[self._books.groups[sequence.group][0]]
+        first = self._state.sequences[self._state.groups[sequence.group][0]]
         mine, others = ((one.request_id, one.salt, one.resets, one.prompt, one.swapped) for one in (sequence, first))
         if mine != others:
             raise InvalidReport(f"group {sequence.group} has sequences of different requests, or is partly swapped out")
-        tier = self._books.host if sequence.swapped else self._books.device
+        tier = self._state.host if sequence.swapped else self._state.device
         self._look(tier, sequence.table, sequence.group, f"sequence {sequence.id}")
 
     def add_pin(self, pin: str, blocks: list[int]) -> None:
         """Look at a pin. Raises InvalidReport."""
         if not pin or not blocks or len(set(blocks)) < len(blocks):
             raise InvalidReport(f"pin {shortened(pin)!r} has no name, no block, or one block twice")
-        self._look(self._books.device, blocks, 0, f"pin {shortened(pin)!r}")
+        self._look(self._state.device, blocks, 0, f"pin {shortened(pin)!r}")
 
     def _look(self, tier: Tier, blocks: list[int], group: int, name: str) -> None:
-        host = tier is self._books.host
+        host = tier is self._state.host
         for place, block in enumerate(blocks):
             if tier.count(block) > 1:
                 first_place, first_group = self._first.setdefault((host, block), (place, group))

@@ -190,7 +190,7 @@ class EngineInProcess:
         """Check the pool's books, and that nobody holds a block but the pins."""
         pool = self.blocks.pool
         assert pool.violations() == []
-        pinned = {block for blocks in pool.books.pins.values() for block in blocks}
+        pinned = {block for blocks in pool.state.pins.values() for block in blocks}
         assert pool.device.counts.held == len(pinned)
         assert not pool.sequences
 

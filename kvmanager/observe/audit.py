@@ -100,11 +100,11 @@ class _Holders:
 class Audit:
     """One audit of one pool, from its making to the end of `slices`. It has to hear of every Step in this time."""
 
-    def __init__(self, books: PoolState) -> None:
-        self._books = books
-        self._device = _Holders(books.device, host=False)
-        self._host = _Holders(books.host, host=True)
-        self._tables = FollowedTables(books, self._device, self._host)
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self._device = _Holders(state.device, host=False)
+        self._host = _Holders(state.host, host=True)
+        self._tables = FollowedTables(state, self._device, self._host)
 
     def heard(self, result: StepResult) -> None:
         """Hear of a Step that was applied. Keeps its answer for a while, which must not change any more."""
@@ -138,7 +138,7 @@ class Audit:
         holders = self._host if host else self._device
         if 1 <= block <= holders.tier.total:
             blame = {block: holders.of(block)}
-            self._books.withhold(*(({}, blame) if host else (blame, {})))
+            self._state.withhold(*(({}, blame) if host else (blame, {})))
 
     # Checks. Each looks at the pool right after it caught up.
 
@@ -148,17 +148,17 @@ class Audit:
     def _checking_sequences(self) -> Iterator[list[Violation]]:
         found: list[Violation] = []
         done = 0
-        for number in list(self._books.sequences):
-            if number in self._books.sequences:
+        for number in list(self._state.sequences):
+            if number in self._state.sequences:
                 found += self._sequence_violations(number)
-                done += 1 + len(self._books.sequences[number].table) // _COMPARED_TOGETHER
+                done += 1 + len(self._state.sequences[number].table) // _COMPARED_TOGETHER
             if done >= _SLICE:
                 yield found
                 found, done = [], 0
         yield found
 
     def _sequence_violations(self, number: int) -> list[Violation]:
-        sequence = self._books.sequences[number]
+        sequence = self._state.sequences[number]
         holders, table = self._tables.of(number)
         found = []
         if sequence.table != table or sequence.swapped != holders.host:
@@ -170,7 +170,7 @@ class Audit:
             block = table[sequence.committed - 1]
             sentence = f"block {block} has not the key that sequence {number} has it under"
             found += holders.violations([Fault(block, sentence)])
-        if number not in self._books.groups.get(sequence.group, ()):
+        if number not in self._state.groups.get(sequence.group, ()):
             found.append(Violation(0, sequence.swapped, f"sequence {number} is not in its group {sequence.group}"))
         return found
 

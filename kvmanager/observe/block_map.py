@@ -139,11 +139,11 @@ class _Cells:
 class BlockMap:
     """What each block of a pool is. It has to hear of every Step from its making on."""
 
-    def __init__(self, books: PoolState) -> None:
-        self._books = books
-        self._device = _Cells(books.device)
-        self._host = _Cells(books.host)
-        self._tables = FollowedTables(books, self._device, self._host)
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self._device = _Cells(state.device)
+        self._host = _Cells(state.host)
+        self._tables = FollowedTables(state, self._device, self._host)
         self._reset = False
         self._begun = False
 
@@ -199,16 +199,16 @@ class BlockMap:
         return MapChanges(*changes)
 
 
-def places_of(books: PoolState, block: int, *, host: bool) -> Generator[None, None, list[Place]]:
+def places_of(state: PoolState, block: int, *, host: bool) -> Generator[None, None, list[Place]]:
     """Find the tables that have a block, in slices; the generator's return value lists their entries."""
     found, done = [], 0
-    for number in list(books.sequences):
-        sequence = books.sequences.get(number)
+    for number in list(state.sequences):
+        sequence = state.sequences.get(number)
         if sequence is None or sequence.swapped != host:
             continue
         if block in sequence.table:
             index = sequence.table.index(block)
-            tokens = min(max(sequence.computed - index * books.block_size, 0), books.block_size)
+            tokens = min(max(sequence.computed - index * state.block_size, 0), state.block_size)
             found.append(Place(number, index, tokens))
         done += len(sequence.table) + 100
         if done >= _SEARCHED_TOGETHER:

@@ -33,10 +33,10 @@ H = TypeVar("H", bound=Holders)
 class FollowedTables(Generic[H]):
     """The tables and pins of a pool as its Steps have made them, from the end of `copying` on."""
 
-    def __init__(self, books: PoolState, device: H, host: H) -> None:
+    def __init__(self, state: PoolState, device: H, host: H) -> None:
         """Begin without any. It has to hear of every Step from now on."""
         self.changes = 0  # answers that were heard of
-        self._books = books
+        self._state = state
         self._device = device
         self._host = host
         self._tables: dict[int, tuple[H, list[int]]] = {}
@@ -66,24 +66,24 @@ class FollowedTables(Generic[H]):
         yield from self._waiting_for_a_step()
         self.catch_up()
         copied = 0
-        for number in list(self._books.sequences):
+        for number in list(self._state.sequences):
             yield from self._waiting_for_a_step()
-            sequence = self._books.sequences.get(number)
+            sequence = self._state.sequences.get(number)
             if sequence is not None and number not in self._tables:
                 holders = self._host if sequence.swapped else self._device
                 self._tables[number] = (holders, list(sequence.table))
                 copied = yield from self._telling(holders, list(sequence.table), number, copied)
-        for pin in list(self._books.pins):
+        for pin in list(self._state.pins):
             yield from self._waiting_for_a_step()
-            if pin in self._books.pins and pin not in self._pins:
-                self._pins[pin] = list(self._books.pins[pin])
-                copied = yield from self._telling(self._device, list(self._books.pins[pin]), PIN, copied)
+            if pin in self._state.pins and pin not in self._pins:
+                self._pins[pin] = list(self._state.pins[pin])
+                copied = yield from self._telling(self._device, list(self._state.pins[pin]), PIN, copied)
         yield
         self.catch_up()
 
     def _waiting_for_a_step(self) -> Iterator[None]:
         """Let a Step that is half applied come to its end: its answer says how tables were before it."""
-        while self._books.stepping:
+        while self._state.stepping:
             yield
             self.catch_up()
 

@@ -42,101 +42,101 @@ class Admission(NamedTuple):
     waited_seconds: float
 
 
-def _extend_prefix(books: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> bytes | None:
+def _extend_prefix(state: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> bytes | None:
     """Look for a prompt's next blocks, and return the first key that is not found. Reserves and refreshes nothing."""
     for key in keys:
-        if (block := books.device.find(key)) is not None:
+        if (block := state.device.find(key)) is not None:
             hits.append(Hit(key, block, 0))
-        elif (block := books.host.find(key)) is not None:
+        elif (block := state.host.find(key)) is not None:
             hits.append(Hit(key, 0, block))
         else:
             return key
     return None
 
 
-def find_prefix(books: PoolState, root: bytes, token_ids: Items[int]) -> Prefix:
+def find_prefix(state: PoolState, root: bytes, token_ids: Items[int]) -> Prefix:
     """Look for a prompt's beginning, a block at a time. Reserves and refreshes nothing."""
     hits: list[Hit] = []
-    missed = _extend_prefix(books, hits, _keys_to_find(books, root, token_ids))
+    missed = _extend_prefix(state, hits, _keys_to_find(state, root, token_ids))
     return Prefix(hits, missed)
 
 
-def _keys_to_find(books: PoolState, root: bytes, token_ids: Items[int]) -> Iterator[bytes]:
+def _keys_to_find(state: PoolState, root: bytes, token_ids: Items[int]) -> Iterator[bytes]:
     """Yield the keys of a prompt's full blocks, but of none that would leave no token to compute."""
-    return islice(block_keys(root, token_ids, books.block_size), (len(token_ids) - 1) // books.block_size)
+    return islice(block_keys(root, token_ids, state.block_size), (len(token_ids) - 1) // state.block_size)
 
 
-def allocate(books: PoolState, item: Allocate, result: StepResult) -> Rest | None:
+def allocate(state: PoolState, item: Allocate, result: StepResult) -> Rest | None:
     """Begin a group: take the cached prefix, and blocks for what will be computed next."""
-    books.check_new(item.sequence)
-    if item.group in books.groups:
+    state.check_new(item.sequence)
+    if item.group in state.groups:
         raise IdInUse(f"group {item.group} exists")
     if not item.token_ids or item.compute_tokens < 1 or item.spare_blocks < 0:
         raise InvalidItem("token_ids and compute_tokens must not be empty, spare_blocks not negative")
-    if len(item.token_ids) > limits.LARGEST_TABLE * books.block_size:
+    if len(item.token_ids) > limits.LARGEST_TABLE * state.block_size:
         raise InvalidItem(f"a prompt of {len(item.token_ids)} tokens is longer than any table can be")
-    root = books.root(item.salt)
-    sequence = Sequence(item.sequence, item.group, item.request_id, item.salt, books.resets, root)
+    root = state.root(item.salt)
+    sequence = Sequence(item.sequence, item.group, item.request_id, item.salt, state.resets, root)
     sequence.prompt = len(item.token_ids)
-    if len(item.token_ids) > parts.LONG * books.block_size:
-        return _allocating(books, sequence, item, result)
-    prefix = find_prefix(books, root, item.token_ids)
-    books.check_shares(len(prefix.hits))
+    if len(item.token_ids) > parts.LONG * state.block_size:
+        return _allocating(state, sequence, item, result)
+    prefix = find_prefix(state, root, item.token_ids)
+    state.check_shares(len(prefix.hits))
     on_device = [hit.device_block for hit in prefix.hits if hit.device_block]
-    _check_fits(books, item, len(on_device), _idle(books, on_device))
+    _check_fits(state, item, len(on_device), _idle(state, on_device))
     seen = len(result.evicted)
-    _take_prefix(books, sequence, prefix.hits, result)
-    cached_tokens = len(prefix.hits) * books.block_size
+    _take_prefix(state, sequence, prefix.hits, result)
+    cached_tokens = len(prefix.hits) * state.block_size
     room = min(len(item.token_ids), cached_tokens + item.compute_tokens)
-    sequence.table += books.grant(books.blocks_for(room) - len(sequence.table), result)
-    _begin(books, sequence, prefix.missed, item, result, seen)
+    sequence.table += state.grant(state.blocks_for(room) - len(sequence.table), result)
+    _begin(state, sequence, prefix.missed, item, result, seen)
     return None
 
 
-def _allocating(books: PoolState, sequence: Sequence, item: Allocate, result: StepResult) -> Rest:
+def _allocating(state: PoolState, sequence: Sequence, item: Allocate, result: StepResult) -> Rest:
     """Allocate for a long prompt."""
-    keys = _keys_to_find(books, sequence.root, item.token_ids)
+    keys = _keys_to_find(state, sequence.root, item.token_ids)
     hits: list[Hit] = []
     on_device, idle, missed = 0, 0, None
     for part in parts_of(keys):
         before = len(hits)
-        missed = _extend_prefix(books, hits, part)
+        missed = _extend_prefix(state, hits, part)
         new = [hit.device_block for hit in hits[before:] if hit.device_block]
-        on_device, idle = on_device + len(new), idle + _idle(books, new)
+        on_device, idle = on_device + len(new), idle + _idle(state, new)
         if missed is not None:
             break
         yield len(part)
-    books.check_shares(len(hits))
-    _check_fits(books, item, on_device, idle)
+    state.check_shares(len(hits))
+    _check_fits(state, item, on_device, idle)
     seen = len(result.evicted)
     for some in parts_of(hits):
-        books.under_way += _hold_hits(books, some)
+        state.under_way += _hold_hits(state, some)
         yield len(some)
     table = sequence.table
     for some in parts_of(hits):
-        brought_back = [hit.device_block or _bring_back(books, hit, result) for hit in some]
-        books.under_way += [block for block, hit in zip(brought_back, some, strict=True) if not hit.device_block]
+        brought_back = [hit.device_block or _bring_back(state, hit, result) for hit in some]
+        state.under_way += [block for block, hit in zip(brought_back, some, strict=True) if not hit.device_block]
         table += brought_back
         yield len(some)
-    _note_prefix(books, sequence, hits)
-    room = min(len(item.token_ids), len(hits) * books.block_size + item.compute_tokens)
-    for done in books.granting(table, books.blocks_for(room) - len(table), result):
-        books.under_way += table[len(books.under_way) :]
+    _note_prefix(state, sequence, hits)
+    room = min(len(item.token_ids), len(hits) * state.block_size + item.compute_tokens)
+    for done in state.granting(table, state.blocks_for(room) - len(table), result):
+        state.under_way += table[len(state.under_way) :]
         yield done
     while hits:  # so many at once take long to be given back
         del hits[-parts.PART :]
         yield parts.PART // 4
-    books.under_way.clear()
-    _begin(books, sequence, missed, item, result, seen)
+    state.under_way.clear()
+    _begin(state, sequence, missed, item, result, seen)
 
 
 def _begin(
-    books: PoolState, sequence: Sequence, missed: bytes | None, item: Allocate, result: StepResult, seen: int
+    state: PoolState, sequence: Sequence, missed: bytes | None, item: Allocate, result: StepResult, seen: int
 ) -> None:
     """Add a sequence that has its table; the evictions for it begin after the first `seen` ones."""
     cached_tokens = sequence.computed
-    sequence.room = len(sequence.table) * books.block_size
-    books.add(sequence)
+    sequence.room = len(sequence.table) * state.block_size
+    state.add(sequence)
     result.hit_tokens += cached_tokens
     result.query_tokens += len(item.token_ids)
     result.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room, cached_tokens))
@@ -146,46 +146,46 @@ def _begin(
     result.deeds.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, story))
 
 
-def _idle(books: PoolState, blocks: list[int]) -> int:
+def _idle(state: PoolState, blocks: list[int]) -> int:
     """Count the device blocks that nobody holds: where they are hits, they are no space for others."""
-    return sum(books.device.count(block) == 0 for block in blocks)
+    return sum(state.device.count(block) == 0 for block in blocks)
 
 
-def _check_fits(books: PoolState, item: Allocate, on_device: int, idle_hits: int) -> None:
-    needed = books.blocks_for(len(item.token_ids)) - on_device + item.spare_blocks
-    if needed > books.device.available - idle_hits:
-        raise OutOfBlocks(f"{needed} blocks are needed, {books.device.available - idle_hits} are free")
+def _check_fits(state: PoolState, item: Allocate, on_device: int, idle_hits: int) -> None:
+    needed = state.blocks_for(len(item.token_ids)) - on_device + item.spare_blocks
+    if needed > state.device.available - idle_hits:
+        raise OutOfBlocks(f"{needed} blocks are needed, {state.device.available - idle_hits} are free")
 
 
-def _take_prefix(books: PoolState, sequence: Sequence, hits: list[Hit], result: StepResult) -> None:
+def _take_prefix(state: PoolState, sequence: Sequence, hits: list[Hit], result: StepResult) -> None:
     # All that is there is held before anything is granted, or a grant could evict it.
-    _hold_hits(books, hits)
+    _hold_hits(state, hits)
     for hit in hits:
-        sequence.table.append(hit.device_block or _bring_back(books, hit, result))
-    _note_prefix(books, sequence, hits)
+        sequence.table.append(hit.device_block or _bring_back(state, hit, result))
+    _note_prefix(state, sequence, hits)
 
 
-def _hold_hits(books: PoolState, hits: list[Hit]) -> list[int]:
+def _hold_hits(state: PoolState, hits: list[Hit]) -> list[int]:
     """Hold the device blocks, which are returned, and refresh the host blocks."""
     held = []
     for hit in hits:
         if hit.device_block:
-            books.device.hold(hit.device_block)
+            state.device.hold(hit.device_block)
             held.append(hit.device_block)
         else:
-            books.host.touch(hit.host_block)
+            state.host.touch(hit.host_block)
     return held
 
 
-def _note_prefix(books: PoolState, sequence: Sequence, hits: list[Hit]) -> None:
+def _note_prefix(state: PoolState, sequence: Sequence, hits: list[Hit]) -> None:
     if hits:
         sequence.committed, sequence.key = len(hits), hits[-1].key
-        sequence.computed = len(hits) * books.block_size
+        sequence.computed = len(hits) * state.block_size
 
 
-def _bring_back(books: PoolState, hit: Hit, result: StepResult) -> int:
-    block = books.grant_one(result)
-    books.device.seal(block, hit.key)
+def _bring_back(state: PoolState, hit: Hit, result: StepResult) -> int:
+    block = state.grant_one(result)
+    state.device.seal(block, hit.key)
     result.sealed_blocks.append(block)
     result.sealed_keys.append(hit.key)
     result.host_to_device.append(Copy(hit.host_block, block))

@@ -14,32 +14,32 @@ from kvmanager.step import Commit, Fork, Free, StepItem, StepResult, TableChange
 _COMMIT, _FORK, _FREE = StepItem.COMMIT, StepItem.FORK, StepItem.FREE
 
 
-def commit(books: PoolState, item: Commit, result: StepResult) -> Rest | None:
+def commit(state: PoolState, item: Commit, result: StepResult) -> Rest | None:
     """Give whole blocks their keys, chained to the sequence's last one."""
     number, first, token_ids = item
-    sequence = books.sequences.get(number)
+    sequence = state.sequences.get(number)
     if sequence is None or sequence.swapped:
-        sequence = books.on_device(number)  # says what is wrong
-    if len(token_ids) == books.block_size:
-        blocks = _commit_one(books, sequence, first, token_ids, result)
+        sequence = state.on_device(number)  # says what is wrong
+    if len(token_ids) == state.block_size:
+        blocks = _commit_one(state, sequence, first, token_ids, result)
     else:
-        blocks = _whole_blocks(books, sequence, item)
+        blocks = _whole_blocks(state, sequence, item)
         if len(blocks) > parts.LONG:
-            return _committing(books, sequence, blocks, item, result)
-        sequence.key = _seal(books, blocks, sequence.key, token_ids, result)
+            return _committing(state, sequence, blocks, item, result)
+        sequence.key = _seal(state, blocks, sequence.key, token_ids, result)
         sequence.committed += len(blocks)
     result.deeds.append((_COMMIT, number, sequence.group, blocks, (), None))
     return None
 
 
 def _commit_one(
-    books: PoolState, sequence: Sequence, first: int, token_ids: Items[int], result: StepResult
+    state: PoolState, sequence: Sequence, first: int, token_ids: Items[int], result: StepResult
 ) -> list[int]:
     """Commit one block: a decoding sequence has filled it."""
-    if first != sequence.committed or (first + 1) * books.block_size > sequence.room:
-        _whole_blocks(books, sequence, Commit(sequence.id, first, token_ids))  # says what is wrong
+    if first != sequence.committed or (first + 1) * state.block_size > sequence.room:
+        _whole_blocks(state, sequence, Commit(sequence.id, first, token_ids))  # says what is wrong
     block = sequence.table[first]
-    device = books.device
+    device = state.device
     key = block_key(sequence.key, token_ids)
     old = device.key(block)
     if old is None:
@@ -53,31 +53,31 @@ def _commit_one(
     return [block]
 
 
-def _committing(books: PoolState, sequence: Sequence, blocks: list[int], item: Commit, result: StepResult) -> Rest:
+def _committing(state: PoolState, sequence: Sequence, blocks: list[int], item: Commit, result: StepResult) -> Rest:
     """Commit very many blocks. Where some have keys already, all are compared before any is given."""
     some_keyed = False
     for part in parts_of(blocks):
-        some_keyed = some_keyed or any(books.device.keys_of(part))
+        some_keyed = some_keyed or any(state.device.keys_of(part))
     if some_keyed:
-        keys = block_keys(sequence.key, item.token_ids, books.block_size)
+        keys = block_keys(sequence.key, item.token_ids, state.block_size)
         for part in parts_of(blocks):
-            _check_same_keys(part, books.device.keys_of(part), list(islice(keys, len(part))))
+            _check_same_keys(part, state.device.keys_of(part), list(islice(keys, len(part))))
             yield len(part)
-    keys = block_keys(sequence.key, item.token_ids, books.block_size)
+    keys = block_keys(sequence.key, item.token_ids, state.block_size)
     for part in parts_of(blocks):
-        sequence.key = _give_keys(books, part, list(islice(keys, len(part))), result)
+        sequence.key = _give_keys(state, part, list(islice(keys, len(part))), result)
         sequence.committed += len(part)
         yield len(part)
     result.deeds.append((_COMMIT, sequence.id, sequence.group, blocks, (), None))
 
 
-def _seal(books: PoolState, blocks: list[int], key: bytes, token_ids: Items[int], result: StepResult) -> bytes:
-    return _give_keys(books, blocks, list(block_keys(key, token_ids, books.block_size)), result)
+def _seal(state: PoolState, blocks: list[int], key: bytes, token_ids: Items[int], result: StepResult) -> bytes:
+    return _give_keys(state, blocks, list(block_keys(key, token_ids, state.block_size)), result)
 
 
-def _give_keys(books: PoolState, blocks: list[int], keys: list[bytes], result: StepResult) -> bytes:
+def _give_keys(state: PoolState, blocks: list[int], keys: list[bytes], result: StepResult) -> bytes:
     """Give blocks their keys where they have none yet, and return the last one."""
-    device = books.device
+    device = state.device
     old_keys = device.keys_of(blocks)
     new_blocks, new_keys = blocks, keys
     if any(old_keys):
@@ -90,14 +90,14 @@ def _give_keys(books: PoolState, blocks: list[int], keys: list[bytes], result: S
     return keys[-1]
 
 
-def _whole_blocks(books: PoolState, sequence: Sequence, item: Commit) -> list[int]:
-    count, rest = divmod(len(item.token_ids), books.block_size)
+def _whole_blocks(state: PoolState, sequence: Sequence, item: Commit) -> list[int]:
+    count, rest = divmod(len(item.token_ids), state.block_size)
     last = item.first_index + count
     if rest or not count:
         raise InvalidItem(f"token_ids has {len(item.token_ids)} tokens, which is not a whole number of blocks")
     if item.first_index != sequence.committed:
         raise InvalidItem(f"first_index is {item.first_index}, but {sequence.committed} blocks are committed")
-    if last * books.block_size > sequence.room:
+    if last * state.block_size > sequence.room:
         raise InvalidItem(f"sequence {sequence.id} has room for {sequence.room} tokens, not for {last} blocks")
     return sequence.table[item.first_index : last]
 
@@ -109,73 +109,73 @@ def _check_same_keys(blocks: list[int], old_keys: list[bytes | None], keys: list
             raise InvalidItem(f"block {block} has another key already")
 
 
-def fork(books: PoolState, item: Fork, result: StepResult) -> Rest | None:
+def fork(state: PoolState, item: Fork, result: StepResult) -> Rest | None:
     """Let a new sequence of the same group share the blocks below a length."""
-    parent = books.on_device(item.parent)
-    books.check_new(item.child)
+    parent = state.on_device(item.parent)
+    state.check_new(item.child)
     if not 1 <= item.length <= parent.room:
         raise InvalidItem(f"length is {item.length}, the parent has room for {parent.room} tokens")
-    books.check_shares(books.blocks_for(item.length))
+    state.check_shares(state.blocks_for(item.length))
     if len(parent.table) > parts.LONG:
-        return _forking(books, parent, item, result)
-    books.device.release_many(reversed(_cut(books, parent, item.length)))
+        return _forking(state, parent, item, result)
+    state.device.release_many(reversed(_cut(state, parent, item.length)))
     for block in parent.table:
-        books.device.hold(block)
-    _add_child(books, parent, item, result)
+        state.device.hold(block)
+    _add_child(state, parent, item, result)
     return None
 
 
-def _forking(books: PoolState, parent: Sequence, item: Fork, result: StepResult) -> Rest:
+def _forking(state: PoolState, parent: Sequence, item: Fork, result: StepResult) -> Rest:
     """Fork a sequence with a long table."""
-    yield from books.releasing(_cut(books, parent, item.length))
+    yield from state.releasing(_cut(state, parent, item.length))
     for part in parts_of(parent.table):
         for block in part:
-            books.device.hold(block)
-        books.under_way += part
+            state.device.hold(block)
+        state.under_way += part
         yield len(part)
-    books.under_way.clear()
-    _add_child(books, parent, item, result)
+    state.under_way.clear()
+    _add_child(state, parent, item, result)
 
 
-def _add_child(books: PoolState, parent: Sequence, item: Fork, result: StepResult) -> None:
+def _add_child(state: PoolState, parent: Sequence, item: Fork, result: StepResult) -> None:
     child = replace(parent, id=item.child, table=list(parent.table))
-    books.add(child)
+    state.add(child)
     result.tables.append(TableChange(parent.id, len(parent.table), [], parent.room))
     result.tables.append(TableChange(child.id, 0, list(child.table), child.room))
     result.deeds.append((_FORK, parent.id, parent.group, child.table[:], (), child.id))
 
 
-def _cut(books: PoolState, sequence: Sequence, length: int) -> list[int]:
+def _cut(state: PoolState, sequence: Sequence, length: int) -> list[int]:
     """Take the room beyond `length` tokens away, and return the blocks that are left over, which are still held."""
-    keep = books.blocks_for(length)
+    keep = state.blocks_for(length)
     dropped = sequence.table[keep:]
     del sequence.table[keep:]
     sequence.room = length
     sequence.computed = min(sequence.computed, length)
-    whole = length // books.block_size
+    whole = length // state.block_size
     if sequence.committed > whole:
         sequence.committed = whole
-        sequence.key = _last_key(books, sequence)
+        sequence.key = _last_key(state, sequence)
     return dropped
 
 
-def _last_key(books: PoolState, sequence: Sequence) -> bytes:
+def _last_key(state: PoolState, sequence: Sequence) -> bytes:
     if not sequence.committed:
         return sequence.root
-    key = books.device.key(sequence.table[sequence.committed - 1])
+    key = state.device.key(sequence.table[sequence.committed - 1])
     assert key is not None, "committed blocks have keys"
     return key
 
 
-def free(books: PoolState, item: Free, result: StepResult) -> Rest | None:
+def free(state: PoolState, item: Free, result: StepResult) -> Rest | None:
     """Give a sequence's table back, tail first."""
-    sequence = books.sequence(item.sequence)
-    books.remove(sequence)
+    sequence = state.sequence(item.sequence)
+    state.remove(sequence)
     result.deeds.append((_FREE, sequence.id, sequence.group, sequence.table, (), item))  # nobody changes it any more
     if sequence.swapped:
-        books.release_host_after_step(reversed(sequence.table))
+        state.release_host_after_step(reversed(sequence.table))
     elif len(sequence.table) > parts.LONG:
-        return books.releasing(sequence.table)
+        return state.releasing(sequence.table)
     else:
-        books.device.release_many(reversed(sequence.table))
+        state.device.release_many(reversed(sequence.table))
     return None

@@ -7,62 +7,62 @@ from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.step import Pin, PinChange, Reset, StepItem, StepResult, Unpin
 
 
-def change_pins(books: PoolState, item: PinChange, result: StepResult) -> Rest | None:
+def change_pins(state: PoolState, item: PinChange, result: StepResult) -> Rest | None:
     """Pin, unpin or reset."""
     match item:
         case Pin():
-            return _pin(books, item, result)
+            return _pin(state, item, result)
         case Unpin():
-            return _unpin(books, item, result)
+            return _unpin(state, item, result)
         case Reset():
-            return _reset(books, item, result)
+            return _reset(state, item, result)
 
 
-def _pin(books: PoolState, item: Pin, result: StepResult) -> Rest:
-    sequence = books.on_device(item.sequence)
+def _pin(state: PoolState, item: Pin, result: StepResult) -> Rest:
+    sequence = state.on_device(item.sequence)
     if not item.pin_id:
         raise InvalidItem("pin_id is empty")
-    if item.pin_id in books.pins:
+    if item.pin_id in state.pins:
         raise IdInUse(f"pin {item.pin_id!r} exists")
     if not 1 <= item.block_count <= sequence.committed:
         raise InvalidItem(f"block_count is {item.block_count}, but {sequence.committed} blocks have keys")
-    if len(books.pins) >= limits.MOST_PINS:
+    if len(state.pins) >= limits.MOST_PINS:
         raise InvalidItem(f"the pool has {limits.MOST_PINS} pins, which is all that it may have")
-    books.check_shares(item.block_count)
+    state.check_shares(item.block_count)
     blocks = sequence.table[: item.block_count]
-    yield from _checking_others_fit(books, blocks)
+    yield from _checking_others_fit(state, blocks)
     for part in parts_of(blocks):
         for block in part:
-            books.device.hold(block)
-        books.under_way += part
+            state.device.hold(block)
+        state.under_way += part
         yield len(part)
-    books.under_way.clear()
-    books.pins[item.pin_id] = blocks
+    state.under_way.clear()
+    state.pins[item.pin_id] = blocks
     result.deeds.append((StepItem.PIN, sequence.id, sequence.group, blocks, (), item))
 
 
-def _checking_others_fit(books: PoolState, blocks: list[int]) -> Rest:
+def _checking_others_fit(state: PoolState, blocks: list[int]) -> Rest:
     """Raise PinTooLarge where a live group could then not have in the device what it has now.
 
     What a group may still grow to is known to its engine alone, which checks that before it asks.
     """
-    pinned = bytearray(books.device.total + 1)
-    for pin in (*books.pins.values(), blocks):
+    pinned = bytearray(state.device.total + 1)
+    for pin in (*state.pins.values(), blocks):
         for part in parts_of(pin):
             for block in part:
                 pinned[block] = 1
             yield len(part)
-    rest = books.device.total - books.device.counts.withheld - pinned.count(1)
-    for group_part in parts_of(list(books.groups)):
+    rest = state.device.total - state.device.counts.withheld - pinned.count(1)
+    for group_part in parts_of(list(state.groups)):
         for group in group_part:
-            members = books.members(group)
+            members = state.members(group)
             if sum(len(member.table) for member in members) > rest:  # else it fits, whatever is pinned or shared of it
-                yield from _checking_fits(books, group, members, pinned, rest)
+                yield from _checking_fits(state, group, members, pinned, rest)
         yield len(group_part)
 
 
-def _checking_fits(books: PoolState, group: int, members: list[Sequence], pinned: bytearray, rest: int) -> Rest:
-    held = bytearray(max(books.device.total, books.host.total) + 1)
+def _checking_fits(state: PoolState, group: int, members: list[Sequence], pinned: bytearray, rest: int) -> Rest:
+    held = bytearray(max(state.device.total, state.host.total) + 1)
     needed = 0
     for member in members:
         for part in parts_of(member.table):
@@ -74,20 +74,20 @@ def _checking_fits(books: PoolState, group: int, members: list[Sequence], pinned
         raise PinTooLarge(f"group {group} has {needed} blocks that are not pinned, but only {rest} would be left")
 
 
-def _unpin(books: PoolState, item: Unpin, result: StepResult) -> Rest | None:
-    if item.pin_id not in books.pins:
+def _unpin(state: PoolState, item: Unpin, result: StepResult) -> Rest | None:
+    if item.pin_id not in state.pins:
         raise UnknownPin(f"there is no pin {item.pin_id!r}")
-    blocks = books.pins.pop(item.pin_id)
+    blocks = state.pins.pop(item.pin_id)
     result.deeds.append((StepItem.PIN, 0, 0, blocks[::-1], (), item))
     if len(blocks) > parts.LONG:
-        return books.releasing(blocks)
-    books.device.release_many(reversed(blocks))
+        return state.releasing(blocks)
+    state.device.release_many(reversed(blocks))
     return None
 
 
-def _reset(books: PoolState, item: Reset, result: StepResult) -> Rest:
+def _reset(state: PoolState, item: Reset, result: StepResult) -> Rest:
     """Forget all keys in both tiers. What sequences that began before it still commit is never found after it."""
-    books.resets += 1
-    yield from books.device.forgetting_keys()
-    yield from books.host.forgetting_keys()
+    state.resets += 1
+    yield from state.device.forgetting_keys()
+    yield from state.host.forgetting_keys()
     result.deeds.append((StepItem.PIN, 0, 0, (), (), item))

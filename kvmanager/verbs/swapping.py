@@ -32,42 +32,42 @@ class _Route:
         return self.there.get(block) or self.to_copy[self.twins.get(block, block)]
 
 
-def swap_out(books: PoolState, group: int, result: StepResult) -> Rest:
+def swap_out(state: PoolState, group: int, result: StepResult) -> Rest:
     """Move a group to the host tier. A full host tier refuses: the group is then computed again instead."""
-    members = _members(books, group, swapped=False)
+    members = _members(state, group, swapped=False)
     route = _Route()
-    yield from _planning(route, members, books.device, books.host)
-    yield from _moving(route, members, books, books.host.grant_many)
-    books.host.take_evictions()  # nobody hears of them: what the host tier has cached is a second chance, no promise
+    yield from _planning(route, members, state.device, state.host)
+    yield from _moving(route, members, state, state.host.grant_many)
+    state.host.take_evictions()  # nobody hears of them: what the host tier has cached is a second chance, no promise
     for part in parts_of(route.to_copy.items()):
         result.device_to_host += _copies(part)
-        result.host_sealed += _carry_keys(part, books.device, books.host)
+        result.host_sealed += _carry_keys(part, state.device, state.host)
         yield len(part)
-    yield from books.releasing([])  # the old tables; last: a block may lose its key with its last holder
+    yield from state.releasing([])  # the old tables; last: a block may lose its key with its last holder
     _tell(StepItem.SWAP_OUT, members, result)
 
 
-def swap_in(books: PoolState, group: int, result: StepResult) -> Rest:
+def swap_in(state: PoolState, group: int, result: StepResult) -> Rest:
     """Move a group back to the device."""
-    members = _members(books, group, swapped=True)
+    members = _members(state, group, swapped=True)
     route = _Route()
-    yield from _planning(route, members, books.host, books.device)
+    yield from _planning(route, members, state.host, state.device)
     seen = len(result.evicted)
-    tables = yield from _moving(route, members, books, lambda number: books.grant(number, result))
-    books.host_under_way.clear()
+    tables = yield from _moving(route, members, state, lambda number: state.grant(number, result))
+    state.host_under_way.clear()
     for table in tables:
-        books.release_host_after_step(reversed(table))
+        state.release_host_after_step(reversed(table))
     for part in parts_of(route.to_copy.items()):
         result.host_to_device += _copies(part)
-        for block, key in _carry_keys(part, books.host, books.device):
+        for block, key in _carry_keys(part, state.host, state.device):
             result.sealed_blocks.append(block)
             result.sealed_keys.append(key)
         yield len(part)
     _tell(StepItem.SWAP_IN, members, result, seen)
 
 
-def _members(books: PoolState, group: int, *, swapped: bool) -> list[Sequence]:
-    members = books.members(group)
+def _members(state: PoolState, group: int, *, swapped: bool) -> list[Sequence]:
+    members = state.members(group)
     if members[0].swapped != swapped:
         raise InvalidItem(f"group {group} is {'not ' if swapped else ''}swapped out")
     return members
@@ -100,12 +100,12 @@ def _planning(route: _Route, members: list[Sequence], source: Tier, target: Tier
 
 
 def _moving(
-    route: _Route, members: list[Sequence], books: PoolState, grant: Callable[[int], list[int]]
+    route: _Route, members: list[Sequence], state: PoolState, grant: Callable[[int], list[int]]
 ) -> Generator[int, None, list[list[int]]]:
     """Give the members their tables in the target tier, and return the old ones, which are still held: `under_way`."""
     swapped = members[0].swapped
-    target = books.device if swapped else books.host
-    here, there = books.host_under_way, books.under_way
+    target = state.device if swapped else state.host
+    here, there = state.host_under_way, state.under_way
     if not swapped:
         here, there = there, here
     tables = [member.table for member in members]

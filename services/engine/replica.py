@@ -44,7 +44,7 @@ class Replica:
     @property
     def pins(self) -> frozenset[str]:
         """The pins that hold blocks."""
-        return frozenset(self._pool.books.pins)
+        return frozenset(self._pool.state.pins)
 
     def sent(self, step: blocks.Step) -> None:
         """Remember a Step until its answer comes."""

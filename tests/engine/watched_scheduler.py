@@ -245,7 +245,7 @@ class WatchedScheduler(Scheduler):
         pinned = {pin.name: list(pin.blocks) for pin in self.pins.listed() if pin.pinned}
         leaving = {pin.name: list(pin.blocks) for pin in self.pins._leaving if pin.pinned}
         assert not pinned.keys() & leaving.keys()
-        assert pinned | leaving == pool.books.pins
+        assert pinned | leaving == pool.state.pins
         assert self.capacity.unpinned_blocks >= 0
         for group in self._roster.by_request.values():
             if not group.request.prefill_only:

@@ -224,7 +224,7 @@ class Executed(RuleBasedStateMachine):
             assert self.pool.sequences[number].table == sequence.table
             self.check_reads(self.host if sequence.swapped else self.device, sequence.table, sequence)
         for pin_id, pinned in self.pins.items():
-            self.check_reads(self.device, self.pool.books.pins[pin_id], pinned)
+            self.check_reads(self.device, self.pool.state.pins[pin_id], pinned)
         for tier, tensor in ((self.pool.device, self.device), (self.pool.host, self.host)):
             for block in range(1, len(tensor)):
                 if tier.key(block) is not None:

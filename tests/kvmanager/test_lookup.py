@@ -88,7 +88,7 @@ def test_a_lookup_finds_what_an_allocate_would_find_and_changes_nothing(manager,
     before = state_of(session.pool)
     for _ in range(20):
         tokens = [draw.randint(0, 1) for _ in range(draw.randint(1, 9))]
-        hits = find_prefix(session.pool.books, session.pool.books.root(b"salt"), tokens).hits
+        hits = find_prefix(session.pool.state, session.pool.state.root(b"salt"), tokens).hits
         on_device = [bool(hit.device_block) for hit in hits]
         leading = [*on_device, False].index(False)
         assert look_up(manager, tokens, b"salt") == [("a", 2 * leading, 2 * (len(hits) - leading))]

@@ -443,7 +443,7 @@ class RandomSteps(RuleBasedStateMachine):
     def next_slice(self):
         """What a slice finds, beginning an audit where none is under way; None: it has come to its end."""
         if not self.slices:
-            self.audit = Audit(self.pool.books)
+            self.audit = Audit(self.pool.state)
             self.slices = self.audit.slices()
         found = next(self.slices, None)
         if found is None:
@@ -642,7 +642,7 @@ class RandomSteps(RuleBasedStateMachine):
         }
         groups = {one.group for one in twin.sequences.values()}
         assert pool.groups == {group: [*twin.members(group)] for group in groups}
-        assert pool.books.pins == twin.pins
+        assert pool.state.pins == twin.pins
         assert pool.computed_tokens() == twin.computed_tokens()
         assert (result.device, result.host) == (pool.device.counts, pool.host.counts)
         self.check_tiers()

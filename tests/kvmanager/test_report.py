@@ -59,8 +59,8 @@ def random_step(pool, draw, number):  # noqa: C901  (a case for each verb)
                 items["frees"].append(Free(sequence.id, FreeReason.FINISHED))
             case "swap":
                 items["swap_ins" if sequence.swapped else "swap_outs"].append(sequence.group)
-            case "pin" if pool.books.pins and draw.random() < 0.5:
-                items["pins"].append(Unpin(draw.choice(sorted(pool.books.pins))))
+            case "pin" if pool.state.pins and draw.random() < 0.5:
+                items["pins"].append(Unpin(draw.choice(sorted(pool.state.pins))))
             case "pin" if sequence.committed:
                 items["pins"].append(Pin(f"pin-{number}-{sequence.id}", sequence.id, sequence.committed))
             case "length":
@@ -170,7 +170,7 @@ def test_a_changed_report_is_refused_or_gives_a_sound_pool_that_reports_the_same
         assert canonical(report_of(again)) == said
         again.apply(Step(again.last_step + 1, frees=[Free(one, FreeReason.FAILED) for one in list(again.sequences)]))
         assert again.violations() == []
-        assert again.device.counts.held == len({block for blocks in again.books.pins.values() for block in blocks})
+        assert again.device.counts.held == len({block for blocks in again.state.pins.values() for block in blocks})
 
 
 def test_an_empty_report_begins_a_pool_anew(state_of):

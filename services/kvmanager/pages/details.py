@@ -19,7 +19,7 @@ async def block_json(manager: KVManager, session: Session, block: int, *, host: 
     tier = pool.host if host else pool.device
     if not 1 <= block <= tier.total:
         raise InvalidField(f"block is {block}, but there are 1 to {tier.total}", "block")
-    places = await in_slices(places_of(pool.books, block, host=host))
+    places = await in_slices(places_of(pool.state, block, host=host))
     touching = manager.ledger.touching(pool.spec.engine_id, block, host=host, most=_MOST_EVENTS)
     events = await in_slices(touching, _SLICES)
     key = tier.key(block)
@@ -31,7 +31,7 @@ async def block_json(manager: KVManager, session: Session, block: int, *, host: 
         "key": key.hex() if key else "",
         "block_size": pool.spec.block_size,
         "holders": [_holder(pool, *place) for place in places if place.sequence in pool.sequences],
-        "pins": 0 if host else sum(block in blocks for blocks in pool.books.pins.values()),
+        "pins": 0 if host else sum(block in blocks for blocks in pool.state.pins.values()),
         "events": [event_json(event) for event in reversed(events)],
     }
 

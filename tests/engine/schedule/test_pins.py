@@ -48,7 +48,7 @@ class TestPinning:
     def test_computes_whole_blocks_without_a_token_and_keeps_them(self, rig: Rig) -> None:
         pinned = pin(rig)
         assert (pinned.pinned, pinned.token_ids, len(pinned.blocks)) == (True, WHOLE, 2)
-        assert rig.blocks.pool.books.pins == {"p": list(pinned.blocks)}
+        assert rig.blocks.pool.state.pins == {"p": list(pinned.blocks)}
         assert rig.scheduler.totals.generated_tokens == 0
         assert rig.scheduler.totals.prompt_tokens == 0, "nobody asked for an answer"
         assert (rig.finished, rig.tokens) == ({}, {})
@@ -178,7 +178,7 @@ class TestRefusals:
             rig.blocks.restore()
         rig.run()
         assert isinstance(pinned.failure, PinTooLarge)
-        assert rig.blocks.pool.books.pins == {}
+        assert rig.blocks.pool.state.pins == {}
         assert rig.scheduler.pins.listed() == []
         assert rig.scheduler.capacity.unpinned_blocks == 12
         rig.watched.check_idle()
@@ -208,7 +208,7 @@ class TestUnpinning:
         assert isinstance(pinned.failure, UnknownPin)
         again = pin(rig, token_ids=(7,) * 8)
         assert again.pinned
-        assert rig.blocks.pool.books.pins == {"p": list(again.blocks)}
+        assert rig.blocks.pool.state.pins == {"p": list(again.blocks)}
         rig.watched.check_idle()
 
 
@@ -228,7 +228,7 @@ class TestReset:
         rig.scheduler.reset(0.0)
         rig.run()
         assert pinned.pinned
-        assert rig.blocks.pool.books.pins == {"p": list(pinned.blocks)}
+        assert rig.blocks.pool.state.pins == {"p": list(pinned.blocks)}
         assert cached(rig, (*PREFIX, 5)) == 2 * BLOCK
         rig.watched.check_idle()
 
@@ -261,7 +261,7 @@ class TestABlockManagerThatIsAway:
         rig.blocks.restore()
         rig.run()
         pins = {one.name: list(one.blocks) for one in rig.scheduler.pins.listed()}
-        assert rig.blocks.pool.books.pins == pins
+        assert rig.blocks.pool.state.pins == pins
         assert pins.keys() == {"kept", "other", "more"} - ({"other"} if change == "unpin" else set()) - (
             set() if change == "pin" else {"more"}
         )

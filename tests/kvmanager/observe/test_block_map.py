@@ -24,7 +24,7 @@ def expected(pool, *, host):
     cells = []
     for block in range(1, tier.total + 1):
         holders = [one.id for one in pool.sequences.values() if one.swapped == host and block in one.table]
-        pins = 0 if host else sum(block in blocks for blocks in pool.books.pins.values())
+        pins = 0 if host else sum(block in blocks for blocks in pool.state.pins.values())
         count = len(holders) + pins
         keyed = tier.key(block) is not None
         if count:
@@ -178,11 +178,11 @@ def test_a_forgotten_map_hears_of_nothing():
 
 def test_the_tables_that_have_a_block_are_found_with_what_is_computed_of_it():
     manager, session = manager_with()
-    books = session.pool.books
+    state = session.pool.state
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0, 1], 3)], lengths=[(1, 3)]))
     manager.apply(session, Step(2, forks=[Fork(1, 2, 3)], allocates=[Allocate(3, 3, "b", b"", [0], 1)]))
-    assert end_of(places_of(books, 2, host=False)) == [(1, 1, 1), (2, 1, 1)]
-    assert end_of(places_of(books, 3, host=False)) == [(3, 0, 0)]
-    assert end_of(places_of(books, 2, host=True)) == []
+    assert end_of(places_of(state, 2, host=False)) == [(1, 1, 1), (2, 1, 1)]
+    assert end_of(places_of(state, 3, host=False)) == [(3, 0, 0)]
+    assert end_of(places_of(state, 2, host=True)) == []
     manager.apply(session, Step(3, swap_outs=[3]))
-    assert end_of(places_of(books, 1, host=True)) == [(3, 0, 0)]
+    assert end_of(places_of(state, 1, host=True)) == [(3, 0, 0)]

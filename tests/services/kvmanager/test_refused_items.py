@@ -45,7 +45,7 @@ def engine(engine: Stream) -> Stream:
     return engine
 
 
-def books(stub: kvmanager_pb2_grpc.KVManagerStub) -> list[Any]:
+def state(stub: kvmanager_pb2_grpc.KVManagerStub) -> list[Any]:
     """All that can be read of the only pool, but for its totals."""
     (pool,) = pools(stub)
     pool.ClearField("totals")
@@ -61,10 +61,10 @@ def test_an_item_that_cannot_be_done_is_refused_alone_and_changes_nothing(
     item: pb.StepItem.ValueType,
     reason: pb.StepRefusal.ValueType,
 ) -> None:
-    before = books(stub)
+    before = state(stub)
     [refusal] = engine.apply(**items).refusals
     assert (refusal.item, refusal.index, refusal.reason, bool(refusal.detail)) == (item, 0, reason, True)
-    assert books(stub) == before
+    assert state(stub) == before
     assert engine.allocate(3, 6)
 
 
@@ -74,13 +74,13 @@ def test_of_two_frees_in_one_step_the_second_is_refused(stub: kvmanager_pb2_grpc
     assert [(refusal.item, refusal.index, refusal.reason) for refusal in result.refusals] == [
         (pb.STEP_ITEM_FREE, 1, UNKNOWN)
     ]
-    assert (result.device.held, [one.sequence for one in books(stub)[1].sequences]) == (2, [1])
+    assert (result.device.held, [one.sequence for one in state(stub)[1].sequences]) == (2, [1])
 
 
 @pytest.mark.parametrize("tokens", [5, 0, -(2**31)])
 def test_an_extend_to_less_than_there_is_changes_nothing(
     stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream, tokens: int
 ) -> None:
-    before = books(stub)
+    before = state(stub)
     result = engine.step(extends=extends((1, [(1, tokens)])))
-    assert (result.device.held, books(stub)) == (2, before)
+    assert (result.device.held, state(stub)) == (2, before)
