@@ -29,6 +29,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -38,7 +39,6 @@ from google.protobuf.message import DecodeError
 
 import kvmanager
 from quire.v1 import status_pb2
-from services.wire.duration import duration
 
 FIELD_METADATA = "quire-field"
 _DETAILS_METADATA = "grpc-status-details-bin"
@@ -49,7 +49,7 @@ _SECONDS_TO_TELL = 1.0
 _COME_AGAIN_SECONDS = 1.0
 
 
-class Refusal(Enum):
+class RefusalReason(Enum):
     """Why a gateway did not let a request in that had nothing wrong in it."""
 
     MAX_REQUESTS = "max_requests"  # too many are under way
@@ -68,7 +68,7 @@ class ServiceError(Exception):
     `refusal` says why a request was not let in, None where it is wrong or had been let in.
     """
 
-    refusal: Refusal | None = None
+    refusal: RefusalReason | None = None
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -90,7 +90,7 @@ class UnexpectedMessage(ServiceError):
 class Unauthenticated(ServiceError):
     """The API key is missing, wrong or expired."""
 
-    refusal = Refusal.UNAUTHENTICATED
+    refusal = RefusalReason.UNAUTHENTICATED
 
 
 class NotPermitted(ServiceError):
@@ -128,7 +128,7 @@ class Overloaded(ServiceError):
         message: str,
         field: str = "",
         retry_seconds: float = _COME_AGAIN_SECONDS,
-        refusal: Refusal = Refusal.ENGINE_QUEUE,
+        refusal: RefusalReason = RefusalReason.ENGINE_QUEUE,
     ) -> None:
         super().__init__(message, field)
         self.retry_seconds = retry_seconds
@@ -142,7 +142,7 @@ class SlowClient(ServiceError):
 class Unavailable(ServiceError):
     """Draining, or another service is away."""
 
-    def __init__(self, message: str, field: str = "", refusal: Refusal | None = None) -> None:
+    def __init__(self, message: str, field: str = "", refusal: RefusalReason | None = None) -> None:
         super().__init__(message, field)
         self.refusal = refusal
 
@@ -243,7 +243,8 @@ def _metadata(error: Exception) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _details(error: Exception, seconds: float) -> status_pb2.Status:
-    retry = status_pb2.RetryInfo(retry_delay=duration(seconds))
+    retry = status_pb2.RetryInfo()
+    retry.retry_delay.FromTimedelta(timedelta(seconds=seconds))
     packed = any_pb2.Any(type_url=_RETRY_INFO, value=retry.SerializeToString())
     return status_pb2.Status(code=status_of(error).grpc.value[0], message=str(error), details=[packed])
 
