@@ -18,10 +18,10 @@ import torch
 from bench.report import Row, publish, row, track
 from engine.attention import TorchBackend
 from engine.attention.backend import Direction
-from engine.attention.cpu_backend import CpuBackend
+from engine.attention.cache import CacheGeometry
 from engine.blocks import Copy
 from engine.native import Kernels, build
-from engine.run.cache import CacheGeometry
+from engine.native.cpu_backend import CpuBackend
 from services.models.model_store import default_cache
 
 REPETITIONS = 15

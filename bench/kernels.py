@@ -15,9 +15,9 @@ from rich.progress import track
 from bench.report import publish, row
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Scoring
-from engine.attention.cpu_backend import CpuBackend
+from engine.attention.cache import CacheGeometry
 from engine.native import Kernels, build
-from engine.run.cache import CacheGeometry
+from engine.native.cpu_backend import CpuBackend
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from services.models.model_store import default_cache

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engine.run.constraint import Constraint
+from engine.constraint import Constraint
 from engine.schedule.preemption import Preemption
 from engine.schedule.request import FinishReason, LogitRules, Request, Sampling, Stopping
 from tests.engine_in_process import ModelEngine

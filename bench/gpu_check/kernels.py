@@ -15,10 +15,10 @@ from bench.gpu_check.ceilings import reading
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.timing import Run, Seconds, recorded, take_turns, times_as_fast
 from engine.attention.backend import AttentionBackend, Direction, PagedBatch, Scoring
+from engine.attention.cache import CacheGeometry
 from engine.attention.flex_backend import FlexBackend
-from engine.attention.triton_backend import TritonBackend
 from engine.blocks import Copy
-from engine.run.cache import CacheGeometry
+from engine.gpu.triton_backend import TritonBackend
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 

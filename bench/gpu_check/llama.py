@@ -22,8 +22,8 @@ from bench.gpu_check.ceilings import multiplying, reading
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.timing import recorder, take_turns
 from engine.attention.interface import ATTENTION_NAME, register
-from engine.attention.triton_backend import TritonBackend
 from engine.gpu.graphs import RecordedDecoder
+from engine.gpu.triton_backend import TritonBackend
 from engine.model.decoder import ModulesDecoder
 from engine.model.loading import LoadedModel, take
 from engine.run.loop import Engine

@@ -18,10 +18,10 @@ from torch.nn.attention import flex_attention as flex
 from torch.utils._triton import has_triton
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
+from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
 from engine.attention.flex_mask import QueryRows, block_lists, query_rows
 from engine.blocks import Copy
 from engine.errors import BackendUnavailable
-from engine.run.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
 
 # Farther back than any token: what a layer without a window looks.
 _NO_WINDOW = 2**30

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.backend import Direction, PagedBatch, Rows, Scoring
+from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
 from engine.blocks import Copy
-from engine.run.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
 
 
 class TorchBackend:

@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import embedding, linear
 
 from engine.attention.backend import PagedBatch, Scoring
-from engine.attention.triton_backend import TritonBackend
-from engine.model.llama_shape import head_size, rotations, window_of
+from engine.attention.llama_shape import head_size, rotations, window_of
+from engine.gpu.triton_backend import TritonBackend
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
 from engine.triton_kernels.rotary_write import HeadNorms

@@ -9,10 +9,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM
 
+from engine.attention.cache import CacheGeometry
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
 from engine.model.probe import probe
-from engine.run.cache import CacheGeometry
 
 _SAMPLED_BYTES = 65536
 

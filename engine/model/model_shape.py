@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from engine.attention.cache import CacheGeometry
+from engine.attention.llama_shape import head_size
 from engine.errors import ModelUnsupported
-from engine.model.llama_shape import head_size
 from engine.model.loading import context_tokens
 from engine.model.sizing import StepSizes
 from engine.native import runs
-from engine.run.cache import CacheGeometry
 
 
 @dataclass(frozen=True)

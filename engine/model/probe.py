@@ -12,11 +12,11 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
+from engine.attention.cache import CacheGeometry
 from engine.attention.interface import ATTENTION_NAME, MASK_OF_ITS_OWN, PagedContext, paged_attention
 from engine.blocks import Copy
 from engine.errors import ModelUnsupported
 from engine.model.unsupported import NO_MASK, explained, unknown_layer
-from engine.run.cache import CacheGeometry
 
 _PROBE_NAME = "quire_probe"
 _TOKENS = 8

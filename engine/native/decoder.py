@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from engine.attention.backend import PagedBatch
-from engine.model.llama_shape import head_size, is_llama_shaped, rotations, window_of
+from engine.attention.llama_shape import head_size, is_llama_shaped, rotations, window_of
 from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels, NativeLayer, NativeModel, packed_size
 
 _ROOM = 32 << 20  # elements that packed weights get at once

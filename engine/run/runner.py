@@ -8,16 +8,16 @@ from typing import NamedTuple
 import torch
 
 from engine.attention.backend import AttentionBackend, PagedBatch
+from engine.attention.upload import Download, upload
 from engine.gpu.copy_stream import CopyStream, copy_stream_for
-from engine.gpu.upload import Download, upload
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loading import LoadedModel
 from engine.run.block_copies import BlockCopies
+from engine.run.continuations import continuations
 from engine.run.isolation import each_alone
 from engine.run.logprobs import score
 from engine.run.sample_timer import Mark, SampleTimer, seconds_between
 from engine.run.sampling import Draw, sample, sample_on_device
-from engine.schedule.continuations import continuations
 from engine.schedule.step_plan import PENDING, Done, Launched, Sampled, StepPlan, Work
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.gpu.upload import upload
+from engine.attention.upload import upload
 from engine.run.logit_rules import apply_rules
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import RowRules

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from engine.constraint import Constraint
 from engine.errors import InvalidRequest
-from engine.run.constraint import Constraint
 
 # So many of the most likely tokens can be asked for at each position.
 MOST_LOGPROBS = 20

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from engine.constraint import ConstraintState, leaves_any
 from engine.errors import ConstraintFailed
-from engine.run.constraint import ConstraintState, leaves_any
 from engine.schedule.beams import Beams, Continuation
 from engine.schedule.request import NO_RULES, Failure, FinishReason, OrderKey, Request
 from engine.schedule.step_plan import PromptPart, RowRules

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from engine.constraint import Constraint
 from engine.errors import RequestRefused, SubmissionFailed
-from engine.run.constraint import Constraint
 from engine.run.loop import Engine, StepTimes
 from engine.schedule.request import Failure
 from engine.schedule.scheduler import Finished, Output, Scored, Started, Tokens

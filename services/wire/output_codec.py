@@ -1,5 +1,6 @@
 """Between the engine's requests and outputs and the wire of its gateways."""
 
+from engine.constraint import Constraint
 from engine.errors import (
     EngineUnavailable,
     FieldUnserved,
@@ -9,7 +10,6 @@ from engine.errors import (
     RequestRefused,
     SubmissionFailed,
 )
-from engine.run.constraint import Constraint
 from engine.schedule.request import BeamSearch, FinishReason, LogitRules, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.step_plan import Sampled

@@ -9,7 +9,7 @@ import pytest
 
 from bench import context, copies, engine_worker, stream_client
 from engine.attention import TorchBackend
-from engine.run.cache import CacheGeometry
+from engine.attention.cache import CacheGeometry
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import EngineParts, assemble
 from tests.running_quire import RunningQuire

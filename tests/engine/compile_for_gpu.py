@@ -17,9 +17,9 @@ from triton.runtime.jit import JITFunction
 
 from bench.gpu_check.ceilings import reading
 from engine.attention.backend import PagedBatch, Scoring
-from engine.attention.triton_backend import TritonBackend
+from engine.attention.cache import CacheGeometry
 from engine.blocks import Copy
-from engine.run.cache import CacheGeometry
+from engine.gpu.triton_backend import TritonBackend
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from engine.triton_kernels.gated import silu_gated

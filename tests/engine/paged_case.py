@@ -12,8 +12,8 @@ import torch
 
 from engine.attention import AttentionBackend, PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
+from engine.attention.cache import CacheGeometry
 from engine.blocks import Copy
-from engine.run.cache import CacheGeometry
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 

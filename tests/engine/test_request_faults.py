@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine.errors import BlockManagerBroken, CopyFailed, PinFailed
-from engine.run import logit_rules, logprobs, runner, sampling
+from engine.run import continuations, logit_rules, logprobs, runner, sampling
 from engine.run.runner import outcomes
-from engine.schedule import beams, continuations, sequence_group
+from engine.schedule import beams, sequence_group
 from engine.schedule.request import BeamSearch, Failure, FinishReason, LogitRules, Sampling
 from engine.schedule.step_plan import PENDING, PromptPart, RowRules, Sampled, StepPlan, Work
 from tests.engine_in_process import GREEDY, MadeToFail, ModelEngine

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from engine.attention.triton_backend import TritonBackend
+    from engine.gpu.triton_backend import TritonBackend
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -44,6 +44,6 @@ if DEVICE.type == "cpu":
 def make_triton_backend() -> "partial[TritonBackend]":
     """Return what makes a backend of Triton's kernels, or skip the test where there is no Triton."""
     pytest.importorskip("triton")
-    from engine.attention.triton_backend import TritonBackend
+    from engine.gpu.triton_backend import TritonBackend
 
     return partial(TritonBackend, device=DEVICE)

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.constraint import Constraint
 from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull
-from engine.run.constraint import Constraint
 from quire.v1 import decoding_pb2
 from services.engine.guided.json_output import USUAL, JsonBounds
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
-from engine.run.constraint import ConstraintState
 from services.engine.guided.json_output import USUAL, JsonBounds, NumberBounds, Place
 from services.engine.guided.json_schemas import prepared
 

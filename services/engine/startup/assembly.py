@@ -10,12 +10,12 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from engine.attention.backend import Direction
+from engine.attention.cache import CacheGeometry
 from engine.blocks import Copy
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.loading import LoadedModel, load_model
 from engine.model.sizing import blocks_within
 from engine.native import Kernels
-from engine.run.cache import CacheGeometry
 from engine.run.runner import ModelRunner
 from engine.schedule.preemption import PreemptionCosts
 from engine.schedule.request import Capacity

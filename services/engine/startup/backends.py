@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 
 from engine.attention import TorchBackend
-from engine.attention.cpu_backend import CpuBackend
+from engine.attention.llama_shape import is_llama_shaped
 from engine.errors import BackendUnavailable
 from engine.gpu.device_watch import check_of, watched
 from engine.model.decoder import Decoder, ModulesDecoder
-from engine.model.llama_shape import is_llama_shaped
 from engine.model.loading import LoadedModel
 from engine.native import LARGEST_HEAD, Kernels
+from engine.native.cpu_backend import CpuBackend
 from engine.schedule.request import Capacity
 from services.engine.startup.decoder_check import agrees, run_a_prompt_and_a_token
 from services.engine.startup.native_kernels import decoder_for
@@ -22,7 +22,7 @@ from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
     from engine.attention.flex_backend import FlexBackend
-    from engine.attention.triton_backend import TritonBackend
+    from engine.gpu.triton_backend import TritonBackend
 
 Backend: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
 
@@ -118,7 +118,7 @@ def _triton(wanted: Wanted) -> Choice:
         raise BackendUnavailable(f"the model runs on {wanted.device.type}")
     if not find_spec("triton"):
         raise BackendUnavailable("the package triton is not installed")
-    from engine.attention.triton_backend import TritonBackend
+    from engine.gpu.triton_backend import TritonBackend
 
     loaded = wanted.loaded
     backend = TritonBackend(loaded.geometry, *wanted.sizes)

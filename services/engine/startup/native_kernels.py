@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from engine.attention.cpu_backend import CpuBackend
 from engine.model.decoder import ModulesDecoder
 from engine.model.loading import LoadedModel
 from engine.native import Kernels, KernelsUnavailable, NativeDecoder, build, ready_made, runs
+from engine.native.cpu_backend import CpuBackend
 from services.engine.startup.decoder_check import agrees
 from services.runtime.settings import InvalidSetting
 

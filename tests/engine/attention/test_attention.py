@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
+from engine.attention.cache import CacheGeometry
 from engine.blocks import Copy
-from engine.run.cache import CacheGeometry
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from tests.engine.paged_case import CPU, Case, Feed, naive_attention

@@ -12,12 +12,12 @@ import torch
 
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
-from engine.attention.cpu_backend import CpuBackend
+from engine.attention.cache import CacheGeometry
 from engine.attention.flex_backend import FlexBackend
 from engine.blocks import Copy
 from engine.errors import ModelUnsupported
 from engine.native import Kernels, KernelsUnavailable, build
-from engine.run.cache import CacheGeometry
+from engine.native.cpu_backend import CpuBackend
 from services.models.model_store import default_cache
 from tests.engine.paged_case import Case, Feed, MakeBackend, Moved
 from tests.engine.triton_case import DEVICE, make_triton_backend

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Scoring
+from engine.attention.cache import CacheGeometry
 from engine.attention.flex_backend import FlexBackend
 from engine.attention.flex_mask import BlockLists, block_lists, query_rows
 from engine.errors import BackendUnavailable
-from engine.run.cache import CacheGeometry
 from engine.schedule.preemption import Preemption
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work

@@ -13,11 +13,11 @@ import torch
 import kvmanager
 from engine.attention import TorchBackend
 from engine.attention.backend import Direction
+from engine.attention.cache import CacheGeometry
 from engine.blocks import Copy, Step
 from engine.errors import CopyFailed
 from engine.gpu.copy_stream import CopyStream, CudaCopyStream, InlineCopyStream, copy_stream_for
 from engine.run.block_copies import BlockCopies
-from engine.run.cache import CacheGeometry
 from engine.run.loop import Engine
 from engine.run.runner import ModelRunner
 from engine.schedule.request import Capacity, Request, Stopping

@@ -11,8 +11,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from engine.attention import TorchBackend
 from engine.attention.backend import AttentionBackend
+from engine.attention.llama_shape import is_llama_shaped
 from engine.model.decoder import Decoder, ModulesDecoder
-from engine.model.llama_shape import is_llama_shaped
 from engine.model.loading import LoadedModel, load_model
 from engine.run.runner import ModelRunner
 from engine.schedule.request import Capacity, Request, Sampling, Stopping

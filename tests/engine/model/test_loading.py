@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from engine.attention.cache import CacheGeometry
 from engine.errors import ModelUnsupported
 from engine.model.loading import context_tokens, fingerprint, load_model
-from engine.run.cache import CacheGeometry
 
 SMALL = {
     "vocab_size": 384,

@@ -11,13 +11,13 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, OPTConfig
 
 from engine.attention import TorchBackend
 from engine.attention.backend import PagedBatch
+from engine.attention.cache import CacheGeometry
 from engine.attention.interface import ATTENTION_NAME, PagedContext, register
 from engine.errors import ModelUnsupported
 from engine.model.loading import load_model
 from engine.model.memory_plan import DoesNotFit, Planner, Workload
 from engine.model.model_shape import ModelShape, read_shape, shape_of
 from engine.model.sizing import PoolSize, blocks_within, cache_bytes
-from engine.run.cache import CacheGeometry
 from engine.run.sampling import Draw, sample_on_device
 from engine.schedule.request import Sampling
 from tests.engine.families import FAMILIES, FURTHER, Checkpoint, Family

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.attention.cpu_backend import CpuBackend
 from engine.model.loading import load_model
 from engine.native import Kernels, KernelsUnavailable, build, runs
 from engine.native.build import _COMPILERS
+from engine.native.cpu_backend import CpuBackend
 from engine.run.runner import ModelRunner
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work

@@ -12,8 +12,8 @@ import torch
 
 import kvmanager
 from engine.errors import InvalidRequest
+from engine.run.continuations import continuations
 from engine.schedule.beams import Beams
-from engine.schedule.continuations import continuations
 from engine.schedule.preemption import Preemption
 from engine.schedule.request import (
     MOST_LENGTH_PENALTY,

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.constraint import Constraint, ConstraintState, leaves_any
 from engine.errors import ConstraintFailed, InvalidRequest
-from engine.run.constraint import Constraint, ConstraintState, leaves_any
 from engine.run.logit_rules import apply_rules
 from engine.schedule.preemption import Preemption
 from engine.schedule.request import (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.constraint import Constraint
 from engine.errors import InvalidRequest
-from engine.run.constraint import Constraint
 from engine.schedule.request import BeamSearch, FinishReason, Request, Sampling, Stopping
 from services.engine.guided.languages import CompiledLanguage, Language, Vocabulary
 from tests.engine_in_process import GREEDY, ModelEngine

@@ -14,8 +14,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.constraint import ConstraintState, leaves_any
 from engine.errors import ConstraintFailed
-from engine.run.constraint import ConstraintState, leaves_any
 from services.engine.guided.constraint_trial import Trial
 from services.engine.guided.json_output import JsonBounds, Place
 from services.engine.guided.languages import BadLanguage, CompiledLanguage, Language, Vocabulary

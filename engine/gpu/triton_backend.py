@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
+from engine.attention.cache import CacheGeometry, make_cache, make_host_cache, swap_blocks
+from engine.attention.upload import upload
 from engine.blocks import Copy
-from engine.gpu.upload import upload
-from engine.run.cache import CacheGeometry, make_cache, make_host_cache, swap_blocks
 from engine.triton_kernels.block_copy import copy_blocks
 from engine.triton_kernels.cache_write import write_cache
 from engine.triton_kernels.decode import decode

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
+from engine.attention.cache import CacheGeometry
 from engine.blocks import Copy
-from engine.run.cache import CacheGeometry
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from tests.engine.paged_case import Case, Feed, naive_attention
 from tests.engine.triton_case import DEVICE, make_triton_backend
 
 pytest.importorskip("triton")
-from engine.attention.triton_backend import TritonBackend
+from engine.gpu.triton_backend import TritonBackend
 from engine.triton_kernels.tuning import tuning_for
 
 TOLERANCE = 2e-5
