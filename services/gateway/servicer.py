@@ -1,8 +1,8 @@
 """The calls of the gateway: hand the message to the front desk, and its answer to the client."""
 
 import re
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -15,8 +15,9 @@ from services.gateway.access.callers import Caller, Origin
 from services.gateway.administration import Administration
 from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES, new_request_id
 from services.gateway.request_handler import RequestHandler
-from services.gateway.text.utf8 import MalformedRequest, deserializer
-from services.runtime.errors import InvalidField, translated
+from services.gateway.text.utf8 import parse_request
+from services.runtime.errors import translated
+from services.runtime.interceptors import Handler, HandlerInterceptor, Metadata
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -44,7 +45,6 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         """
         metadata: dict[str, str] = {}
         async with translated(context, metadata):
-            _check_parsed(request)
             metadata |= _named(request)
             with self._desk.slow_clients.named():
                 async with aclosing(self._desk.generate(request, self._origin(context))) as responses:
@@ -54,31 +54,26 @@ class GatewayServicer(pb_grpc.GatewayServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Tokenize a prompt."""
         async with translated(context):
-            _check_parsed(request)
             return pb.TokenizeResponse(token_ids=await self._desk.token_ids(request.model, request.prompt))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Tell the text of tokens."""
         async with translated(context):
-            _check_parsed(request)
             return pb.DetokenizeResponse(text=await self._desk.text(request))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
         """Describe a model."""
         async with translated(context):
-            _check_parsed(request)
             return self._desk.model(request.model)
 
-    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
+    async def ListModels(self, _request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
         """Describe all models."""
         async with translated(context):
-            _check_parsed(request)
             return pb.ListModelsResponse(models=self._desk.models())
 
     async def Admin(self, request: pb.AdminRequest, context: Context) -> pb.AdminResponse:  # noqa: N802
         """Change what is pinned."""
         async with translated(context):
-            _check_parsed(request)
             self._caller(context).require_operator()
             left = context.time_remaining()
             return await self._administration.administer(
@@ -94,24 +89,16 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         return self._authenticate(authorization_of(context.invocation_metadata()))
 
 
-class RequestParser(grpc.aio.ServerInterceptor):
-    """Parses the gateway's requests so that one with invalid UTF-8 reaches its handler as a MalformedRequest.
+class RequestParser(HandlerInterceptor):
+    """Parses the gateway's requests so that one with invalid UTF-8 is refused with the name of its field."""
 
-    gRPC's own parsing would answer such a request with UNKNOWN and no field.
-    """
+    service = _SERVICE.full_name
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """Give the handler of a gateway method another deserializer."""
-        handler = await continuation(handler_call_details)
-        service, _, method = handler_call_details.method.lstrip("/").partition("/")
-        if handler is None or service != _SERVICE.full_name:
-            return handler
+    def replaced(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
+        """Give the handler of a call another deserializer."""
+        del metadata
         request_type = GetMessageClass(_SERVICE.methods_by_name[method].input_type)
-        return handler._replace(request_deserializer=deserializer(request_type))
+        return handler._replace(request_deserializer=partial(parse_request, request_type))
 
 
 def _named(request: pb.GenerateRequest) -> dict[str, str]:
@@ -121,8 +108,3 @@ def _named(request: pb.GenerateRequest) -> dict[str, str]:
     """
     request.request_id = request.request_id or new_request_id()
     return {REQUEST_ID_METADATA: request.request_id} if _SENDABLE_ID.fullmatch(request.request_id) else {}
-
-
-def _check_parsed(request: object) -> None:
-    if isinstance(request, MalformedRequest):
-        raise InvalidField(request.message, request.field or "")

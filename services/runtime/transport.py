@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
+from services.runtime.interceptors import MalformedRequests
 from services.runtime.tls import ClientTLS, ServerTLS
-from services.runtime.unreadable import UnreadableRequests
 
 MIB = 1024 * 1024
 CLIENT_MESSAGE_BYTES = 4 * MIB
@@ -48,7 +48,7 @@ def server(
     It sends messages of that size, or of up to `answer_bytes`.
     """
     options = [*_common_options(message_bytes, answer_bytes), *_server_options()]
-    return grpc.aio.server(options=options, interceptors=[UnreadableRequests(), *interceptors])
+    return grpc.aio.server(options=options, interceptors=[MalformedRequests(), *interceptors])
 
 
 def channel(address: str, message_bytes: int = LINK_MESSAGE_BYTES, tls: ClientTLS | None = None) -> grpc.aio.Channel:

@@ -1,6 +1,6 @@
 """Refuses the gateway's calls that come without a valid API key, before anything of them is parsed."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -8,43 +8,37 @@ import grpc
 from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Caller
 from services.runtime.errors import ServiceError, translated
-from services.runtime.unreadable import Handler
+from services.runtime.interceptors import Handler, HandlerInterceptor, Metadata
 
 Authenticate = Callable[[str | None], Caller]
 
-_SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class AuthInterceptor(grpc.aio.ServerInterceptor):
+class AuthInterceptor(HandlerInterceptor):
     """Asks for a key in every call of the gateway's service. Health and reflection stay open."""
+
+    service = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 
     def __init__(self, authenticate: Authenticate) -> None:
         self._authenticate = authenticate
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
+    def replaced(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
         """Pass a call on, or give it a handler that refuses it."""
-        handler = await continuation(handler_call_details)
-        service, _, _ = handler_call_details.method.lstrip("/").partition("/")
-        if handler is None or service != _SERVICE:
-            return handler
+        del method
         try:
-            self._authenticate(authorization_of(handler_call_details.invocation_metadata))
+            self._authenticate(authorization_of(metadata))
         except ServiceError as error:
             return _refusing(handler, error)
         return handler
 
 
-def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+def authorization_of(metadata: Metadata) -> str | None:
     """Return the value of `authorization` in the metadata of a call; None without one, or with several."""
     return value_of("authorization", metadata)
 
 
-def value_of(wanted: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+def value_of(wanted: str, metadata: Metadata) -> str | None:
     """Return the text under a name in the metadata of a call; None without one, or with several."""
     values = [value for name, value in metadata or () if name == wanted]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else None

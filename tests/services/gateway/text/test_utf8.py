@@ -1,7 +1,6 @@
-import asyncio
-from typing import Any
+import re
+from contextlib import suppress
 
-import grpc
 import pytest
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
@@ -10,14 +9,8 @@ from hypothesis import strategies as st
 
 from quire.v1.decoding_pb2 import LogitRules, Stopping
 from quire.v1.gateway_pb2 import Chat, ChatMessage, GenerateRequest, Prompt, TokenIds
-from services.gateway.text.utf8 import (
-    InvalidUtf8,
-    MalformedMessage,
-    MalformedRequest,
-    deserializer,
-    invalid_utf8_field,
-    parse_request,
-)
+from services.gateway.text.utf8 import invalid_utf8_field, parse_request
+from services.runtime.errors import InvalidField
 
 MARK = "mark"  # where a request will not be UTF-8
 
@@ -45,7 +38,7 @@ def spoiled(request: Message) -> bytes:
     ],
 )
 def test_the_first_text_field_that_is_not_utf8_is_named(request_: GenerateRequest, field: str) -> None:
-    with pytest.raises(InvalidUtf8) as caught:
+    with pytest.raises(InvalidField) as caught:
         parse_request(GenerateRequest, spoiled(request_))
     assert caught.value.field == field
     assert str(caught.value) == f"{field} is not valid UTF-8"
@@ -62,16 +55,15 @@ def test_keys_and_values_of_maps_are_named_by_their_place_on_the_wire() -> None:
 
 def test_bytes_that_are_no_message_at_all_name_no_field() -> None:
     data = GenerateRequest(model="m").SerializeToString()[:-1]
-    assert invalid_utf8_field(GenerateRequest, data) is None
-    with pytest.raises(MalformedMessage, match=r"quire\.v1\.GenerateRequest"):
+    with pytest.raises(InvalidField, match=r"the bytes are not a quire\.v1\.GenerateRequest") as caught:
         parse_request(GenerateRequest, data)
+    assert caught.value.field == ""
 
 
-def test_text_that_a_later_value_replaces_names_no_field() -> None:
-    # Protobuf checks both values, and the twin keeps the last alone.
+def test_text_that_a_later_value_replaces_is_named_too() -> None:
+    # Protobuf checks both values, and would keep the last.
     data = spoiled(GenerateRequest(model=MARK)) + GenerateRequest(model="m").SerializeToString()
-    with pytest.raises(MalformedMessage):
-        parse_request(GenerateRequest, data)
+    assert invalid_utf8_field(GenerateRequest, data) == "model"
 
 
 def test_a_sound_request_passes_unchanged() -> None:
@@ -82,7 +74,7 @@ def test_a_sound_request_passes_unchanged() -> None:
         logit_rules=LogitRules(logit_bias={7: 1.5}),
     )
     assert parse_request(GenerateRequest, request.SerializeToString()) == request
-    assert invalid_utf8_field(GenerateRequest, request.SerializeToString()) is None
+    assert invalid_utf8_field(GenerateRequest, request.SerializeToString()) == ""
 
 
 def stopping_on_the_wire(stop_strings: list[bytes]) -> bytes:
@@ -96,40 +88,18 @@ def is_utf8(text: bytes) -> bool:
 
 @given(st.lists(st.binary(max_size=4) | st.text(max_size=4).map(str.encode), max_size=6))
 def test_a_request_is_parsed_or_the_first_bad_text_is_named(texts: list[bytes]) -> None:
-    parse = deserializer(Stopping)
     bad = [f"stop_strings[{index}]" for index, text in enumerate(texts) if not is_utf8(text)]
     if bad:
-        assert parse(stopping_on_the_wire(texts)) == MalformedRequest(f"{bad[0]} is not valid UTF-8", bad[0])
+        with pytest.raises(InvalidField, match=rf"^{re.escape(bad[0])} is not valid UTF-8$") as caught:
+            parse_request(Stopping, stopping_on_the_wire(texts))
+        assert caught.value.field == bad[0]
     else:
-        assert parse(stopping_on_the_wire(texts)) == Stopping(stop_strings=[text.decode() for text in texts])
+        assert parse_request(Stopping, stopping_on_the_wire(texts)) == Stopping(
+            stop_strings=[text.decode() for text in texts]
+        )
 
 
 @given(st.binary(max_size=40))
-def test_no_bytes_make_the_deserializer_raise(data: bytes) -> None:
-    parsed = deserializer(GenerateRequest)(data)
-    assert isinstance(parsed, GenerateRequest | MalformedRequest)
-
-
-async def answer_to(data: bytes) -> bytes:
-    """What a server answers that tells its caller what the deserializer made of the request."""
-
-    async def handle(request: GenerateRequest | MalformedRequest, context: object) -> bytes:
-        return repr(request).encode()
-
-    handler: Any = grpc.unary_unary_rpc_method_handler(handle, request_deserializer=deserializer(GenerateRequest))
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", {"Parse": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call: Any = channel.unary_unary("/test.Echo/Parse")
-            return bytes(await call(data, timeout=30))
-    finally:
-        await server.stop(None)
-
-
-def test_a_handler_gets_what_stands_for_the_malformed_request() -> None:
-    malformed = MalformedRequest("prompt.text is not valid UTF-8", "prompt.text")
-    answer = asyncio.run(answer_to(spoiled(GenerateRequest(prompt=Prompt(text=MARK)))))
-    assert answer.decode() == repr(malformed)
+def test_bytes_are_a_request_or_refused_as_none(data: bytes) -> None:
+    with suppress(InvalidField):
+        assert isinstance(parse_request(GenerateRequest, data), GenerateRequest)
