@@ -6,22 +6,29 @@ long sequence of K and V, the page table is the list of its blocks that the kern
 the pool back into positions (Joshi et al., "Paged Attention Meets FlexAttention", 2025). Decision 19 says more.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Sequence
 from itertools import pairwise
 from math import isqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch.nn.attention import flex_attention as flex
-from torch.utils._triton import has_triton
 
 from engine.attention.backend import Direction, PagedBatch, Scoring
-from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
+from engine.attention.flex_graphs import (
+    FlexLists,
+    FlexMask,
+    FlexScores,
+    FlexShape,
+    attend,
+    check_graphs,
+    compile_graphs,
+    next_power,
+    scores_of,
+    uncompiled,
+)
 from engine.attention.flex_mask import QueryRows, block_lists, query_rows
 from engine.blocks import Copy
-from engine.errors import BackendUnavailable
+from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
 
 # Farther back than any token: what a layer without a window looks.
 _NO_WINDOW = 2**30
@@ -32,49 +39,12 @@ _CPU_ROWS, _GPU_ROWS = 63, 64
 _ROOM = 256
 # Scores that are held at once where nothing is compiled.
 _EAGER_SCORES = 2**21
-# A graph for decoding and one for prompts, with capped scores and without, and as many again for other group sizes.
-_MOST_GRAPHS = 16
-
-
-class _Mask(NamedTuple):
-    """What the kernel's mask reads; there may be room for more rows.
-
-    `logical`: `[room, blocks]` int32, which block of the row's own sequence a block of the pool is, or -1. `first`:
-    `[room]` int32, the position of the row's first query. `window`: `[]` int32.
-    """
-
-    logical: torch.Tensor
-    first: torch.Tensor
-    window: torch.Tensor
-
-
-class _Lists(NamedTuple):
-    """A BlockMask's lists: int32 counts `[rows, 1, 1]` and indices `[rows, 1, 1, columns]`."""
-
-    partial_counts: torch.Tensor
-    partial: torch.Tensor
-    full_counts: torch.Tensor
-    full: torch.Tensor
-
-
-class _Shape(NamedTuple):
-    """Numbers that a graph is compiled for. `stride`: blocks of the viewed sequence for each block of the pool."""
-
-    block_size: int
-    stride: int
-    group: int
-    query_block: int
-
-
-# Scaling, and the cap if there is one.
-_Scores = tuple[torch.Tensor, torch.Tensor | None]
-_Graphs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, _Mask, _Lists, _Scores, _Shape], torch.Tensor]
 
 
 class _Prepared(NamedTuple):
     rows: QueryRows
-    mask: _Mask
-    lists: _Lists
+    mask: FlexMask
+    lists: FlexLists
 
 
 class FlexBackend:
@@ -102,14 +72,14 @@ class FlexBackend:
         """
         device = device or torch.device("cpu")
         if compiled:
-            _check(geometry, block_size, device_blocks, device)
+            check_graphs(geometry, block_size, device_blocks, device)
         self.geometry = geometry
         self.block_size = block_size
         self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
         self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
         self._stride = 2 * geometry.layers
         self._columns = device_blocks * self._stride + 1
-        self._graphs = _compile() if compiled else None
+        self._graphs = compile_graphs() if compiled else None
         self._batch: PagedBatch | None = None
         self._unused: tuple[torch.Tensor, torch.Tensor] | None = None
         self._prepared: dict[tuple[int, int], tuple[_Prepared, ...]] = {}
@@ -141,7 +111,7 @@ class FlexBackend:
         for prepared in self._prepare(batch, group, scoring.window):
             rows = prepared.rows
             packed = self._pack(query, rows, group).to(self.cache.dtype)
-            attended = self._attend(layer, packed, prepared, _scores(scoring, query.device))
+            attended = self._attend(layer, packed, prepared, scores_of(scoring, query.device))
             # Back from [rows, kv_heads, length * group, head_size] to tokens.
             split = attended.reshape(len(attended), self.geometry.kv_heads, -1, group, query.shape[2])
             tokens = split.permute(0, 2, 1, 3, 4).reshape(-1, *query.shape[1:])
@@ -174,12 +144,12 @@ class FlexBackend:
     def _mask(self, batch: PagedBatch, rows: QueryRows, window: int) -> _Prepared:
         tables = batch.tables[rows.sequences].to(torch.int64)
         blocks = block_lists(rows.first, rows.last, window, self.block_size, tables.shape[1])
-        mask = _Mask(
+        mask = FlexMask(
             self._logical(tables, rows.last),
             _with_room(rows.first.to(torch.int32)),
             torch.tensor(window, dtype=torch.int32, device=tables.device),
         )
-        lists = _Lists(
+        lists = FlexLists(
             _counts(blocks.partial_counts),
             self._indices(tables.gather(1, blocks.partial)),
             _counts(blocks.full_counts),
@@ -214,13 +184,13 @@ class FlexBackend:
         chosen = query[rows.tokens].reshape(count, length, self.geometry.kv_heads, group, query.shape[2])
         return chosen.transpose(1, 2).reshape(count, self.geometry.kv_heads, length * group, query.shape[2])
 
-    def _attend(self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: _Scores) -> torch.Tensor:
+    def _attend(self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: FlexScores) -> torch.Tensor:
         length = packed.shape[2]
         group = length // prepared.rows.tokens.shape[1]
         if self._graphs is None:
             return self._attend_eagerly(layer, packed, prepared, scores)
-        query_block = length if packed.device.type == "cpu" else max(16, _next_power(length))
-        shape = _Shape(self.block_size, self._stride, group, query_block)
+        query_block = length if packed.device.type == "cpu" else max(16, next_power(length))
+        shape = FlexShape(self.block_size, self._stride, group, query_block)
         for tensor in (packed, *prepared.lists):
             torch._dynamo.mark_dynamic(tensor, 0)
         key, value = self._view(layer, 0), self._view(layer, 1)
@@ -237,10 +207,12 @@ class FlexBackend:
         slots = self._columns * self.block_size
         return self.cache.as_strided((1, heads, slots, size), (slots * slot, size, slot, 1), part)
 
-    def _attend_eagerly(self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: _Scores) -> torch.Tensor:
+    def _attend_eagerly(
+        self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: FlexScores
+    ) -> torch.Tensor:
         """Attend to a copy of the blocks that are seen, a few rows at a time: scores take memory for all of them."""
         count, heads, length, _ = packed.shape
-        shape = _Shape(self.block_size, 1, length // prepared.rows.tokens.shape[1], length)
+        shape = FlexShape(self.block_size, 1, length // prepared.rows.tokens.shape[1], length)
         logical = prepared.mask.logical[:count]
         seen = int((logical >= 0).sum(1).max()) * self.block_size
         # Each of some rows is scored against the blocks of them all.
@@ -253,115 +225,13 @@ class FlexBackend:
             key, value = (
                 part.flatten(0, 1).transpose(0, 1)[None].float() for part in self.cache[used, layer].unbind(1)
             )
-            mask = _Mask(logical[some][:, used], prepared.mask.first[some], prepared.mask.window)
+            mask = FlexMask(logical[some][:, used], prepared.mask.first[some], prepared.mask.window)
             nothing = torch.zeros((len(some), 1, 1), dtype=torch.int32, device=packed.device)
             indices = torch.zeros((len(some), 1, 1, len(used)), dtype=torch.int32, device=packed.device)
-            lists = _Lists(nothing, indices, nothing, indices)
-            with _uncompiled():
-                attended.append(_attend(packed[some].float(), key, value, mask, lists, scores, shape))
+            lists = FlexLists(nothing, indices, nothing, indices)
+            with uncompiled():
+                attended.append(attend(packed[some].float(), key, value, mask, lists, scores, shape))
         return torch.cat(attended)
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: _Mask,
-    lists: _Lists,
-    scores: _Scores,
-    shape: _Shape,
-) -> torch.Tensor:
-    """Return `[rows, kv_heads, length * group, head_size]`: what the rows' tokens see, weighted."""
-    scaling, softcap = scores
-
-    def sees(row: torch.Tensor, _head: torch.Tensor, place: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-        block = mask.logical[row, slot // (shape.block_size * shape.stride)]
-        back = mask.first[row] + place // shape.group - (block * shape.block_size + slot % shape.block_size)
-        return (block >= 0) & (back >= 0) & (back < mask.window)
-
-    def capped(
-        score: torch.Tensor, _row: torch.Tensor, _head: torch.Tensor, _place: torch.Tensor, _slot: torch.Tensor
-    ) -> torch.Tensor:
-        scaled = score * scaling
-        return scaled if softcap is None else softcap * torch.tanh(scaled / softcap)
-
-    block_mask = flex.BlockMask.from_kv_blocks(
-        *lists,
-        BLOCK_SIZE=(shape.query_block, shape.block_size),
-        mask_mod=sees,
-        seq_lengths=(query.shape[2], key.shape[2]),
-        compute_q_blocks=False,
-    )
-    options = _gpu_options(shape) if query.device.type == "cuda" else None
-    attended = flex.flex_attention(
-        query, key, value, score_mod=capped, block_mask=block_mask, scale=1.0, kernel_options=options
-    )
-    assert isinstance(attended, torch.Tensor)
-    return attended
-
-
-def _compile() -> _Graphs:
-    """Compile at the first call, and again for each other kind of call; the number of rows makes no difference."""
-    # torch's overloads lack these two. Without them all backends of a process would share a limit of eight graphs.
-    limits: dict[str, Any] = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
-    graphs: _Graphs = torch.compile(_attend, fullgraph=True, dynamic=False, **limits)
-    return graphs
-
-
-@contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Have FlexAttention run as written. By itself it traces each new shape of a call, up to a limit, and warns."""
-    before = flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
-    flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
-    try:
-        yield
-    finally:
-        flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
-
-
-def _check(geometry: CacheGeometry, block_size: int, device_blocks: int, device: torch.device) -> None:
-    if device.type != "cpu":
-        _check_gpu(geometry, block_size, device_blocks)
-        return
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-    from torch._inductor.kernel.flex.flex_cpu import check_cpu_supported
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as missing:
-        raise BackendUnavailable(
-            "FlexAttention's kernels for the CPU need a C++ compiler, and there is none"
-        ) from missing
-    if not check_cpu_supported():  # type: ignore[no-untyped-call]
-        raise BackendUnavailable("FlexAttention's kernels for the CPU need AVX2")
-
-
-def _check_gpu(geometry: CacheGeometry, block_size: int, device_blocks: int) -> None:
-    if _tile(block_size) < 16:
-        raise BackendUnavailable(
-            f"FlexAttention's kernels for GPUs take blocks of a multiple of 16 tokens, not {block_size}"
-        )
-    elements = (device_blocks + 1) * geometry.layers * 2 * block_size * geometry.kv_heads * geometry.head_size
-    if elements >= 2**31:
-        raise BackendUnavailable(
-            f"FlexAttention's kernels for GPUs count in 32 bits, the cache has {elements} elements"
-        )
-    if not has_triton():
-        raise BackendUnavailable("FlexAttention's kernels for GPUs need Triton, and there is none")
-
-
-def _gpu_options(shape: _Shape) -> flex.FlexKernelOptions:
-    return {"BLOCK_M": shape.query_block, "BLOCK_N": min(64, _tile(shape.block_size))}
-
-
-def _tile(block_size: int) -> int:
-    """Return the largest power of two that divides it."""
-    return block_size & -block_size
-
-
-def _next_power(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 def _with_room(rows: torch.Tensor) -> torch.Tensor:
@@ -370,20 +240,13 @@ def _with_room(rows: torch.Tensor) -> torch.Tensor:
     torch 2.13 cannot compile a mask that reads tensors of a size not known at compile time: generated C++ then confuses
     the names of sizes.
     """
-    room = rows.new_empty((max(_ROOM, _next_power(len(rows))), *rows.shape[1:]))
+    room = rows.new_empty((max(_ROOM, next_power(len(rows))), *rows.shape[1:]))
     room[: len(rows)] = rows
     return room
 
 
 def _counts(blocks: torch.Tensor) -> torch.Tensor:
     return blocks.to(torch.int32)[:, None, None]
-
-
-@lru_cache(maxsize=8)
-def _scores(scoring: Scoring, device: torch.device) -> _Scores:
-    """Return scaling and cap as tensors: numbers would be compiled in."""
-    softcap = None if scoring.softcap is None else torch.tensor(scoring.softcap, device=device)
-    return torch.tensor(scoring.scaling, device=device), softcap
 
 
 def _unused_slots(batch: PagedBatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,165 @@
+"""The graphs of FlexAttention: what is compiled, for which shapes, and where it cannot be."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.attention import flex_attention as flex
+from torch.utils._triton import has_triton
+
+from engine.attention.backend import Scoring
+from engine.errors import BackendUnavailable
+from engine.attention.cache import CacheGeometry
+
+# A graph for decoding and one for prompts, with capped scores and without, and as many again for other group sizes.
+_MOST_GRAPHS = 16
+
+
+class FlexMask(NamedTuple):
+    """What the kernel's mask reads; there may be room for more rows.
+
+    `logical`: `[room, blocks]` int32, which block of the row's own sequence a block of the pool is, or -1. `first`:
+    `[room]` int32, the position of the row's first query. `window`: `[]` int32.
+    """
+
+    logical: torch.Tensor
+    first: torch.Tensor
+    window: torch.Tensor
+
+
+class FlexLists(NamedTuple):
+    """A BlockMask's lists: int32 counts `[rows, 1, 1]` and indices `[rows, 1, 1, columns]`."""
+
+    partial_counts: torch.Tensor
+    partial: torch.Tensor
+    full_counts: torch.Tensor
+    full: torch.Tensor
+
+
+class FlexShape(NamedTuple):
+    """Numbers that a graph is compiled for. `stride`: blocks of the viewed sequence for each block of the pool."""
+
+    block_size: int
+    stride: int
+    group: int
+    query_block: int
+
+
+# Scaling, and the cap if there is one.
+FlexScores = tuple[torch.Tensor, torch.Tensor | None]
+FlexGraphs = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, FlexMask, FlexLists, FlexScores, FlexShape], torch.Tensor
+]
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: FlexMask,
+    lists: FlexLists,
+    scores: FlexScores,
+    shape: FlexShape,
+) -> torch.Tensor:
+    """Return `[rows, kv_heads, length * group, head_size]`: what the rows' tokens see, weighted."""
+    scaling, softcap = scores
+
+    def sees(row: torch.Tensor, _head: torch.Tensor, place: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        block = mask.logical[row, slot // (shape.block_size * shape.stride)]
+        back = mask.first[row] + place // shape.group - (block * shape.block_size + slot % shape.block_size)
+        return (block >= 0) & (back >= 0) & (back < mask.window)
+
+    def capped(
+        score: torch.Tensor, _row: torch.Tensor, _head: torch.Tensor, _place: torch.Tensor, _slot: torch.Tensor
+    ) -> torch.Tensor:
+        scaled = score * scaling
+        return scaled if softcap is None else softcap * torch.tanh(scaled / softcap)
+
+    block_mask = flex.BlockMask.from_kv_blocks(
+        *lists,
+        BLOCK_SIZE=(shape.query_block, shape.block_size),
+        mask_mod=sees,
+        seq_lengths=(query.shape[2], key.shape[2]),
+        compute_q_blocks=False,
+    )
+    options = _gpu_options(shape) if query.device.type == "cuda" else None
+    attended = flex.flex_attention(
+        query, key, value, score_mod=capped, block_mask=block_mask, scale=1.0, kernel_options=options
+    )
+    assert isinstance(attended, torch.Tensor)
+    return attended
+
+
+def compile_graphs() -> FlexGraphs:
+    """Compile at the first call, and again for each other kind of call; the number of rows makes no difference."""
+    # torch's overloads lack these two. Without them all backends of a process would share a limit of eight graphs.
+    limits: dict[str, Any] = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
+    graphs: FlexGraphs = torch.compile(attend, fullgraph=True, dynamic=False, **limits)
+    return graphs
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Have FlexAttention run as written. By itself it traces each new shape of a call, up to a limit, and warns."""
+    before = flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+    flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    try:
+        yield
+    finally:
+        flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
+
+
+def check_graphs(geometry: CacheGeometry, block_size: int, device_blocks: int, device: torch.device) -> None:
+    """Raise BackendUnavailable where the kernels cannot be compiled, or not for such blocks."""
+    if device.type != "cpu":
+        _check_gpu(geometry, block_size, device_blocks)
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+    from torch._inductor.kernel.flex.flex_cpu import check_cpu_supported
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as missing:
+        raise BackendUnavailable(
+            "FlexAttention's kernels for the CPU need a C++ compiler, and there is none"
+        ) from missing
+    if not check_cpu_supported():  # type: ignore[no-untyped-call]
+        raise BackendUnavailable("FlexAttention's kernels for the CPU need AVX2")
+
+
+def _check_gpu(geometry: CacheGeometry, block_size: int, device_blocks: int) -> None:
+    if _tile(block_size) < 16:
+        raise BackendUnavailable(
+            f"FlexAttention's kernels for GPUs take blocks of a multiple of 16 tokens, not {block_size}"
+        )
+    elements = (device_blocks + 1) * geometry.layers * 2 * block_size * geometry.kv_heads * geometry.head_size
+    if elements >= 2**31:
+        raise BackendUnavailable(
+            f"FlexAttention's kernels for GPUs count in 32 bits, the cache has {elements} elements"
+        )
+    if not has_triton():
+        raise BackendUnavailable("FlexAttention's kernels for GPUs need Triton, and there is none")
+
+
+def _gpu_options(shape: FlexShape) -> flex.FlexKernelOptions:
+    return {"BLOCK_M": shape.query_block, "BLOCK_N": min(64, _tile(shape.block_size))}
+
+
+def _tile(block_size: int) -> int:
+    """Return the largest power of two that divides it."""
+    return block_size & -block_size
+
+
+def next_power(number: int) -> int:
+    """Return the smallest power of two that is at least the number, which is at least 1."""
+    return 1 << (number - 1).bit_length()
+
+
+@lru_cache(maxsize=8)
+def scores_of(scoring: Scoring, device: torch.device) -> FlexScores:
+    """Return scaling and cap as tensors: numbers would be compiled in."""
+    softcap = None if scoring.softcap is None else torch.tensor(scoring.softcap, device=device)
+    return torch.tensor(scoring.scaling, device=device), softcap
