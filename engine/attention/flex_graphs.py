@@ -10,8 +10,8 @@ from torch.nn.attention import flex_attention as flex
 from torch.utils._triton import has_triton
 
 from engine.attention.backend import Scoring
-from engine.errors import BackendUnavailable
 from engine.attention.cache import CacheGeometry
+from engine.errors import BackendUnavailable
 
 # A graph for decoding and one for prompts, with capped scores and without, and as many again for other group sizes.
 _MOST_GRAPHS = 16

@@ -100,6 +100,10 @@ class Scheduler:
         self._stuck: list[tuple[Group, Exception]] = []  # groups that cannot go on, and why
         self._now = 0.0  # of the latest plan
 
+    def drain(self) -> None:
+        """Refuse new requests and pins from now on."""
+        self.draining = True
+
     # What the shell sees.
 
     @property

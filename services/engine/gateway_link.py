@@ -63,7 +63,7 @@ class GatewayLink:
         self._when_sent.append(callback)
         self._call_back_if_sent()
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Let the stream say at once what it says with every message."""
         self._filled.set()
 
@@ -73,7 +73,7 @@ class GatewayLink:
         self._filled.set()
 
     async def take(self) -> engine_pb2.StepOutput | None:
-        """Wait for output and return all that waits; None when nudged or closed without any.
+        """Wait for output and return all that waits; None when woken or closed without any.
 
         Whoever takes again has sent what was taken before.
         """

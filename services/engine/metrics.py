@@ -133,7 +133,7 @@ class EngineMetrics(EngineObserver, Collector):
         self._phases = tuple(self._phase_seconds.of(*labels, phase) for phase in PHASES)
         self._figures = figures
 
-    def stepped(self, step: StepFigures) -> None:
+    def on_step(self, step: StepFigures) -> None:
         """Count a step."""
         assert self._step is not None, "an engine begins before it steps"
         assert self._tokens is not None, "with all of its series"

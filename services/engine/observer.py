@@ -1,4 +1,4 @@
-"""What can be heard of an engine at work, by whoever measures it."""
+"""What an engine at work reports to those that measure it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,10 +42,10 @@ class StepFigures(NamedTuple):
 
 
 class EngineObserver:
-    """Hears when an engine begins to serve, and of its steps. This one does nothing with it."""
+    """Receives when an engine begins to serve, and its steps; this default ignores them."""
 
     def began(self, model_name: str, engine_id: str, figures: Callable[[], EngineFigures]) -> None:
         """The model is loaded. `figures` can be called from now on, on the event loop."""
 
-    def stepped(self, step: StepFigures) -> None:
+    def on_step(self, step: StepFigures) -> None:
         """A step was executed. Called on the engine's thread."""

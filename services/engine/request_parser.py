@@ -7,8 +7,9 @@ import time
 from engine.errors import RequestExists, RequestRefused, SubmissionFailed
 from engine.schedule.request import FinishReason
 from quire.v1 import engine_pb2
-from services.engine.driver import Arrival, EngineDriver
+from services.engine.driver import EngineDriver
 from services.engine.gateway_link import GatewayLink
+from services.engine.gateway_requests import Arrival
 from services.engine.guided.constraints import Constraints
 from services.wire.duration import seconds_of
 from services.wire.output_codec import check, refused_message, unbegun_message

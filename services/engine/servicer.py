@@ -41,12 +41,12 @@ class EngineServicer(pb_grpc.EngineServicer):
     ) -> None:
         """Serve this engine from now on."""
         self._engine, self._description, self._tokenizer = (driver, constraints), description, tokenizer
-        driver.watch(self._nudge)
+        driver.watch(self._wake_links)
 
     def retire(self) -> None:
         """Tell all gateways, at once, that nothing new is taken."""
         self._draining = True
-        self._nudge()
+        self._wake_links()
 
     async def finish(self, seconds: float) -> None:
         """End the streams of all gateways when they have been sent what waits for them, or after so many seconds."""
@@ -63,8 +63,8 @@ class EngineServicer(pb_grpc.EngineServicer):
         """
         async with translated(context):
             (driver, constraints), link = self._loaded(), GatewayLink()
-            intake = RequestParser(driver, link, constraints)
-            reader = asyncio.create_task(self._read(intake, requests))
+            parser = RequestParser(driver, link, constraints)
+            reader = asyncio.create_task(self._read(parser, requests))
             self._add(link)
             try:
                 with link.bounded():
@@ -75,7 +75,7 @@ class EngineServicer(pb_grpc.EngineServicer):
                     await reader
             finally:
                 reader.cancel()
-                intake.close()
+                parser.close()
                 self._remove(link)
 
     async def GetEngine(self, _request: pb.GetEngineRequest, context: Context) -> pb.GetEngineResponse:  # noqa: N802
@@ -109,9 +109,9 @@ class EngineServicer(pb_grpc.EngineServicer):
         if not self._links:
             self._no_links.set()
 
-    def _nudge(self) -> None:
+    def _wake_links(self) -> None:
         for link in self._links:
-            link.nudge()
+            link.wake()
 
     def _loaded(self) -> tuple[EngineDriver, Constraints]:
         if self._engine is None:
@@ -150,12 +150,12 @@ class EngineServicer(pb_grpc.EngineServicer):
             ),
         )
 
-    async def _read(self, intake: RequestParser, requests: Requests) -> None:
+    async def _read(self, parser: RequestParser, requests: Requests) -> None:
         async for request in requests:
             match request.WhichOneof("kind"):
                 case "submission":
-                    intake.submit(request.submission)
+                    parser.submit(request.submission)
                 case "cancel":
-                    intake.cancel(request.cancel)
+                    parser.cancel(request.cancel)
                 case _:
                     raise UnexpectedMessage("expected submission or cancel, got an empty message")

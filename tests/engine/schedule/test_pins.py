@@ -157,7 +157,7 @@ class TestRefusals:
             pin(rig)
 
     def test_a_draining_engine_pins_nothing(self, rig: Rig) -> None:
-        rig.scheduler.draining = True
+        rig.scheduler.drain()
         with pytest.raises(PinUnavailable, match="draining"):
             pin(rig)
 

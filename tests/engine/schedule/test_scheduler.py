@@ -120,7 +120,7 @@ class TestRefusals:
         rig.submit([1, 2], 3)
         rig.submit([3, 4], 3)
         rig.turn()
-        rig.scheduler.draining = True
+        rig.scheduler.drain()
         with pytest.raises(EngineUnavailable, match="draining"):
             rig.scheduler.submit(a_request())
         rig.run()

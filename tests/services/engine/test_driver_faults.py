@@ -15,8 +15,10 @@ from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
 from services.engine import driver as driver_module
-from services.engine.driver import Arrival, EngineDriver
+from services.engine import gateway_requests
+from services.engine.driver import EngineDriver
 from services.engine.gateway_link import GatewayLink
+from services.engine.gateway_requests import Arrival
 from services.engine.observer import EngineObserver
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
@@ -144,7 +146,7 @@ def test_tokens_that_cannot_be_written_fail_their_request(
         raised.append(True)
         return True
 
-    raising_for(monkeypatch, driver_module, "token_logprobs", first_of_the_guilty)
+    raising_for(monkeypatch, gateway_requests, "token_logprobs", first_of_the_guilty)
 
     async def test(driven: Driven) -> None:
         stopping = {"max_tokens": max_tokens, "ignore_eos": True}
@@ -160,7 +162,7 @@ def test_tokens_that_cannot_be_written_fail_their_request(
 def test_an_end_that_cannot_be_written_is_a_failure(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raising_for(monkeypatch, driver_module, "finished_message", is_guilty)
+    raising_for(monkeypatch, gateway_requests, "finished_message", is_guilty)
 
     async def test(driven: Driven) -> None:
         assert has_failed(await all_end(driven, sampling={"sample_count": 2}))
@@ -199,7 +201,7 @@ def test_a_record_that_raises_ends_nothing(drive: Callable[[Test], None], monkey
 def test_a_submission_whose_reading_raises_is_refused(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raising_for(monkeypatch, driver_module, "request_of", lambda submission, *_: submission.request_id == GUILTY)
+    raising_for(monkeypatch, gateway_requests, "request_of", lambda submission, *_: submission.request_id == GUILTY)
 
     async def test(driven: Driven) -> None:
         driven.submit("before")
