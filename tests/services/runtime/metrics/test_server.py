@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
+from services.runtime.http.connection import HttpLimits
 from services.runtime.metrics.page import Exposition, MetricsPage
 from services.runtime.metrics.server import metrics_server
 from services.runtime.transport import AddressUnavailable
@@ -83,7 +84,8 @@ def test_an_address_that_is_taken_is_refused() -> None:
 
 
 def test_more_connections_than_eight_are_refused_and_those_that_end_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.runtime.metrics.server._Handler.timeout", 60)  # none of the idle ones is given up
+    patient = HttpLimits(connections=8, read_seconds=60.0, write_seconds=60.0)  # none of the idle ones is given up
+    monkeypatch.setattr("services.runtime.metrics.server._LIMITS", patient)
 
     async def crowd() -> tuple[list[bytes], Scrape]:
         async with metrics_server(shown()) as url:
@@ -97,7 +99,7 @@ def test_more_connections_than_eight_are_refused_and_those_that_end_make_room(mo
                     return refused, await asyncio.to_thread(Scrape.of, url)
 
     refused, scrape = asyncio.run(crowd())
-    assert all(said.startswith(b"HTTP/1.0 503 ") for said in refused)
+    assert all(said.startswith(b"HTTP/1.1 503 ") for said in refused)
     assert scrape.has("reading_thread")
 
 
