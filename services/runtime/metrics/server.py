@@ -1,6 +1,7 @@
 """Shows a process's metrics to Prometheus, over HTTP on a port of their own."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -16,6 +17,8 @@ from services.runtime.metrics.page import Exposition, MetricsPage
 _ANSWER_SECONDS = 5.0
 _LIMITS = HttpLimits(connections=8, read_seconds=5.0, write_seconds=5.0)
 _CLOSE = {"connection": "close"}  # so that eight who scrape now and then do not keep all others out
+
+log = logging.getLogger("quire")
 
 
 @asynccontextmanager
@@ -50,3 +53,6 @@ class _MetricsApp:
                 return Response(await self._page.text(), headers=_CLOSE, media_type=CONTENT_TYPE_PLAIN_0_0_4)
         except TimeoutError:
             return Response("the event loop does not answer\n", HTTPStatus.SERVICE_UNAVAILABLE, _CLOSE)
+        except Exception:  # a collector's; the HTTP server would not say so
+            log.exception("the metrics could not be read")
+            return Response(status_code=HTTPStatus.INTERNAL_SERVER_ERROR, headers=_CLOSE)

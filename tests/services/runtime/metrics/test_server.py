@@ -27,6 +27,13 @@ class Where(Collector):
         yield GaugeMetricFamily("reading_thread", "Identity.", value=threading.get_ident())
 
 
+class Broken(Collector):
+    """Cannot be read."""
+
+    def collect(self) -> Iterable[Metric]:
+        raise OSError("no such figure")
+
+
 class Odd(Collector):
     """Shows metrics of each kind, and what has to be written with care."""
 
@@ -120,6 +127,20 @@ def test_metrics_are_read_and_nothing_else(method: str) -> None:
             return caught.value.code
 
     assert asyncio.run(ask()) == 405
+
+
+def test_a_collector_that_fails_is_a_failed_scrape_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scrape() -> int:
+        exposition = shown()
+        exposition.registry.register(Broken())
+        async with metrics_server(exposition) as url:
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                await asyncio.to_thread(Scrape.of, url)
+            caught.value.close()
+            return caught.value.code
+
+    assert asyncio.run(scrape()) == 500
+    assert "no such figure" in caplog.text
 
 
 def test_a_page_is_made_in_slices_between_which_others_go_on_and_is_that_of_the_library() -> None:
