@@ -3,6 +3,7 @@
 Pure and synchronous: values in, values out, no clock, no network, no tensor.
 """
 
+from kvmanager.adoption import adopt
 from kvmanager.errors import (
     IdInUse,
     InvalidItem,
@@ -33,7 +34,7 @@ from kvmanager.observe.slots import Slots
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.pool_state import Sequence
-from kvmanager.report import PoolReport, SequenceReport, TierReport, adopt, report_of
+from kvmanager.report import PoolReport, SequenceReport, TierReport, report_of
 from kvmanager.step import (
     Allocate,
     Commit,
@@ -54,7 +55,7 @@ from kvmanager.step import (
     TableChange,
     Unpin,
 )
-from kvmanager.tier import BlockCounts, Eviction, Seal, Tier
+from kvmanager.tier.tier import BlockCounts, Eviction, Seal, Tier
 
 __all__ = [
     "KEY_BYTES",

@@ -37,13 +37,13 @@ class _Search:
 
     def has(self, key: bytes) -> bool:
         """Look for the next block; return whether it is in either tier."""
-        if self.state.device.find(key) is not None:
+        if self.state.device.keys.find(key) is not None:
             if self.host_blocks:
                 self.host_blocks += 1
             else:
                 self.device_blocks += 1
             return True
-        found = self.state.host.find(key) is not None
+        found = self.state.host.keys.find(key) is not None
         self.host_blocks += found
         return found
 

@@ -19,8 +19,8 @@ Rest = Iterator[int]
 _Entry = TypeVar("_Entry")
 
 
-def parts_of(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
-    """Yield the entries in parts."""
+def parts_of(entries: Iterable[_Entry], size: int = 0) -> Iterator[list[_Entry]]:
+    """Yield the entries in parts of `size`, PART where that is 0; the last one may be shorter."""
     iterator = iter(entries)
-    while part := list(islice(iterator, PART)):
+    while part := list(islice(iterator, size or PART)):
         yield part

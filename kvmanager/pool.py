@@ -23,7 +23,7 @@ from kvmanager.parts import Rest
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.step import Refusal, Step, StepItem, StepRefusal, StepResult
-from kvmanager.tier import Tier
+from kvmanager.tier.tier import Tier
 from kvmanager.verbs.admission import allocate
 from kvmanager.verbs.growth import extend
 from kvmanager.verbs.lifecycle import commit, fork, free

@@ -10,7 +10,7 @@ from kvmanager.keys import root_key
 from kvmanager.parts import Rest
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.step import Copy, StepResult
-from kvmanager.tier import Eviction, Seal, Tier
+from kvmanager.tier.tier import Eviction, Seal, Tier
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class PoolState:
     def _demote(self, evictions: list[Eviction], result: StepResult) -> None:
         result.evicted += evictions
         for block, key in evictions:
-            if self.host.empty_blocks and self.host.find(key) is None:
+            if self.host.free and self.host.keys.find(key) is None:
                 parked = self.host.park(key)
                 result.device_to_host.append(Copy(block, parked))
                 result.host_sealed.append(Seal(parked, key))
@@ -171,7 +171,7 @@ class PoolState:
         """Release device blocks, the last one first, and what else is under way, in parts."""
         self.under_way += blocks
         while self.under_way:
-            self.device.release_many(reversed(self.under_way[-parts.PART :]))
+            self.device.release(reversed(self.under_way[-parts.PART :]))
             del self.under_way[-parts.PART :]
             yield parts.PART
 
@@ -180,10 +180,10 @@ class PoolState:
         if len(self._device_releases) + len(self._host_releases) > parts.LONG:
             return self._ending_step()
         if self._device_releases:
-            self.device.release_many(self._device_releases)
+            self.device.release(self._device_releases)
             self._device_releases.clear()
         if self._host_releases:
-            self.host.release_many(self._host_releases)
+            self.host.release(self._host_releases)
             self._host_releases.clear()
         return None
 
@@ -191,7 +191,7 @@ class PoolState:
         for tier, releases in ((self.device, self._device_releases), (self.host, self._host_releases)):
             releases.reverse()  # taking a part from the front would move all the others each time
             while releases:
-                tier.release_many(releases[: -parts.PART - 1 : -1])
+                tier.release(releases[: -parts.PART - 1 : -1])
                 del releases[-parts.PART :]
                 yield parts.PART
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from kvmanager.tier import BlockCounts, Eviction, Seal
+from kvmanager.tier.tier import BlockCounts, Eviction, Seal
 
 _NO_BLOCKS = BlockCounts(0, 0, 0)
 

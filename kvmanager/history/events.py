@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kvmanager.keys import KEY_BYTES
 from kvmanager.pool_state import Sequence as LiveSequence
 from kvmanager.step import Extend, Free, FreeReason, Refusal, Step, StepItem, StepRefusal
-from kvmanager.tier import Eviction
+from kvmanager.tier.tier import Eviction
 from kvmanager.verbs.admission import Admission
 
 Deeds = Sequence[tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], object]]  # see Deed

@@ -10,16 +10,17 @@ A record contains token ids. Files and clocks belong to whoever writes the lines
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
+from kvmanager.adoption import adopt
 from kvmanager.errors import InvalidRegistration, InvalidReport, StepOutOfOrder
+from kvmanager.parts import parts_of
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
-from kvmanager.report import PoolReport, SequenceReport, TierReport, adopt
+from kvmanager.report import PoolReport, SequenceReport, TierReport
 from kvmanager.step import (
     Allocate,
     Commit,
@@ -39,8 +40,6 @@ OPERATIONS_FORMAT = "quire-operations"
 OPERATIONS_VERSION = 1
 _CONTAINS = "a pool of KV blocks in report form, and every Step of block operations applied to it since"
 _SENSITIVE = "contains token ids"
-
-_Entry = TypeVar("_Entry")
 
 # Entries of a snapshot in one line: well below a millisecond of work.
 _PAGE = 500
@@ -250,9 +249,9 @@ def _content(line: str, number: int) -> _Content:
 
 def _pages(report: PoolReport) -> Iterator[_Content]:
     yield {"resets": report.resets, "last_step": report.last_step}
-    for sequences in _slices(report.sequences):
+    for sequences in parts_of(report.sequences, _PAGE):
         yield {"sequences": [{**vars(sequence), "salt": sequence.salt.hex()} for sequence in sequences]}
-    for pins in _slices(report.pins.items()):
+    for pins in parts_of(report.pins.items(), _PAGE):
         yield {"pins": pins}
     for name, tier in (("device", report.device), ("host", report.host)):
         for page in _tier_pages(tier):
@@ -261,18 +260,12 @@ def _pages(report: PoolReport) -> Iterator[_Content]:
 
 
 def _tier_pages(tier: TierReport) -> Iterator[_Content]:
-    for name, keys in (("keyed", tier.keyed), ("unfindable", tier.unfindable)):
-        for seals in _slices(keys.items()):
+    for name, keys in (("keyed", tier.keyed), ("unfindable", tier.unindexed)):
+        for seals in parts_of(keys.items(), _PAGE):
             yield {name: [(block, key.hex()) for block, key in seals]}
     for name, blocks in (("release_order", tier.release_order), ("withheld", tier.withheld)):
-        for part in _slices(blocks):
+        for part in parts_of(blocks, _PAGE):
             yield {name: part}
-
-
-def _slices(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
-    iterator = iter(entries)
-    while part := list(islice(iterator, _PAGE)):
-        yield part
 
 
 def _add_page(report: PoolReport, page: _Content) -> None:
@@ -287,7 +280,7 @@ def _add_page(report: PoolReport, page: _Content) -> None:
 
 def _add_tier_page(tier: TierReport, page: _Content) -> None:
     tier.keyed.update((block, bytes.fromhex(key)) for block, key in page.get("keyed", ()))
-    tier.unfindable.update((block, bytes.fromhex(key)) for block, key in page.get("unfindable", ()))
+    tier.unindexed.update((block, bytes.fromhex(key)) for block, key in page.get("unfindable", ()))
     tier.release_order += page.get("release_order", ())
     tier.withheld += page.get("withheld", ())
 

@@ -33,7 +33,8 @@ from kvmanager.observe.following import FollowedTables
 from kvmanager.pool_state import PoolState
 from kvmanager.pool_state import Sequence as LiveSequence
 from kvmanager.step import StepResult
-from kvmanager.tier import Fault, Tier
+from kvmanager.tier.fault import BlockFault
+from kvmanager.tier.tier import Tier
 
 # Blocks, or entries of tables, that are looked at without a pause: about a third of a millisecond.
 _SLICE = 300
@@ -74,7 +75,7 @@ class _Holders:
             self.saved += max(after - 1, 0) - max(before - 1, 0)
             self.shared += (after > 1) - (before > 1)
 
-    def violations(self, faults: Iterable[Fault]) -> list[Violation]:
+    def violations(self, faults: Iterable[BlockFault]) -> list[Violation]:
         """Write faults of the tier as violations."""
         name = "host: " if self.host else ""
         return [Violation(block, self.host, name + sentence) for block, sentence in faults]
@@ -83,17 +84,17 @@ class _Holders:
         """Compare the tier's sums with the holders'."""
         tier, faults = self.tier, []
         if tier.saved != self.saved:
-            faults.append(Fault(0, f"saved is {tier.saved}, the tables say {self.saved}"))
-            tier.saved = self.saved
+            faults.append(BlockFault(0, f"saved is {tier.saved}, the tables say {self.saved}"))
         if tier.shared != self.shared:
-            faults.append(Fault(0, f"shared is {tier.shared}, the tables say {self.shared}"))
-            tier.shared = self.shared
+            faults.append(BlockFault(0, f"shared is {tier.shared}, the tables say {self.shared}"))
+        if faults:
+            tier.correct_sums(self.shared, self.saved)
         counts = tier.counts
         places = counts.free + counts.cached + counts.withheld + self.held
         if places != tier.total and not self.queues_walked:
             self.queues_walked = True
             sentence = f"free, cached, held and withheld blocks sum to {places}, there are {tier.total}"
-            faults += tier.free_faults() or [Fault(0, sentence)]
+            faults += tier.free_faults() or [BlockFault(0, sentence)]
         return self.violations(faults)
 
 
@@ -169,25 +170,25 @@ class Audit:
         elif sequence.committed and self._has_other_key(sequence, holders.tier):
             block = table[sequence.committed - 1]
             sentence = f"block {block} has not the key that sequence {number} has it under"
-            found += holders.violations([Fault(block, sentence)])
+            found += holders.violations([BlockFault(block, sentence)])
         if number not in self._state.groups.get(sequence.group, ()):
             found.append(Violation(0, sequence.swapped, f"sequence {number} is not in its group {sequence.group}"))
         return found
 
     def _has_other_key(self, sequence: LiveSequence, tier: Tier) -> bool:
         block = sequence.table[sequence.committed - 1]
-        return tier.key(block) != sequence.key and not tier.is_out(block)
+        return tier.key(block) != sequence.key and not tier.marks.is_out(block)
 
     def _checking_blocks(self, holders: _Holders) -> Iterator[list[Violation]]:
         tier, changes, keys = holders.tier, self._tables.changes, 0
         for start in range(1, tier.total + 1, _SLICE):
-            faults: list[Fault] = []
+            faults: list[BlockFault] = []
             for block in range(start, min(start + _SLICE, tier.total + 1)):
                 faults += tier.block_faults(block, holders.of(block))
-                keys += tier.answers(block)
+                keys += tier.keys.answers(block)
             yield [*holders.violations(faults), *holders.sums()]
-        if changes == self._tables.changes and keys != tier.index_size:
-            for faults in tier.checking_index():
+        if changes == self._tables.changes and keys != len(tier.keys):
+            for faults in tier.keys.checking():
                 yield holders.violations(faults)
 
 

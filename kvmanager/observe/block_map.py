@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kvmanager.observe.following import FollowedTables
 from kvmanager.pool_state import PoolState
 from kvmanager.step import Reset, StepItem, StepResult
-from kvmanager.tier import Tier
+from kvmanager.tier.tier import Tier
 
 # Blocks that are looked at without a pause, and entries of tables that are searched: about a third of a millisecond.
 _SLICE = 400
@@ -38,7 +38,7 @@ def state_of(tier: Tier, block: int) -> BlockState:
     """Return where a block of a tier is."""
     if tier.count(block):
         return BlockState.HELD
-    if tier.is_out(block):
+    if tier.marks.is_out(block):
         return BlockState.WITHHELD
     return BlockState.FREE if tier.key(block) is None else BlockState.CACHED
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvmanager.pool_state import Sequence
-from kvmanager.tier import Tier
+from kvmanager.tier.tier import Tier
 
 
 class Slots(NamedTuple):

@@ -45,9 +45,9 @@ class Admission(NamedTuple):
 def _extend_prefix(state: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> bytes | None:
     """Look for a prompt's next blocks, and return the first key that is not found. Reserves and refreshes nothing."""
     for key in keys:
-        if (block := state.device.find(key)) is not None:
+        if (block := state.device.keys.find(key)) is not None:
             hits.append(Hit(key, block, 0))
-        elif (block := state.host.find(key)) is not None:
+        elif (block := state.host.keys.find(key)) is not None:
             hits.append(Hit(key, 0, block))
         else:
             return key
@@ -167,13 +167,12 @@ def _take_prefix(state: PoolState, sequence: Sequence, hits: list[Hit], result: 
 
 def _hold_hits(state: PoolState, hits: list[Hit]) -> list[int]:
     """Hold the device blocks, which are returned, and refresh the host blocks."""
-    held = []
-    for hit in hits:
-        if hit.device_block:
-            state.device.hold(hit.device_block)
-            held.append(hit.device_block)
-        else:
-            state.host.touch(hit.host_block)
+    held = [hit.device_block for hit in hits if hit.device_block]
+    state.device.hold(held)
+    if len(held) < len(hits):
+        for hit in hits:
+            if hit.host_block:
+                state.host.touch(hit.host_block)
     return held
 
 
@@ -185,7 +184,7 @@ def _note_prefix(state: PoolState, sequence: Sequence, hits: list[Hit]) -> None:
 
 def _bring_back(state: PoolState, hit: Hit, result: StepResult) -> int:
     block = state.grant_one(result)
-    state.device.seal(block, hit.key)
+    state.device.keys.seal(block, hit.key)
     result.sealed_blocks.append(block)
     result.sealed_keys.append(hit.key)
     result.host_to_device.append(Copy(hit.host_block, block))

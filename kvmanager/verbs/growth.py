@@ -143,10 +143,10 @@ def _make_writable(state: PoolState, write: _Write, result: StepResult) -> int:
     source = write.sequence.table[write.entry]
     write.sequence.table[write.entry] = block
     result.copies.append(Copy(source, block))
-    if not state.device.is_findable(source):
-        state.device.make_unfindable(block)
+    if not state.device.marks.is_indexable(source):
+        state.device.marks.unindex(block)
     if state.device.count(source) > 1:
-        state.device.release(source)
+        state.device.release((source,))
     else:
         state.release_after_step((source,))
     return block

@@ -43,7 +43,7 @@ def _commit_one(
     key = block_key(sequence.key, token_ids)
     old = device.key(block)
     if old is None:
-        device.seal(block, key)
+        device.keys.seal(block, key)
         result.sealed_blocks.append(block)
         result.sealed_keys.append(key)
     else:
@@ -57,11 +57,11 @@ def _committing(state: PoolState, sequence: Sequence, blocks: list[int], item: C
     """Commit very many blocks. Where some have keys already, all are compared before any is given."""
     some_keyed = False
     for part in parts_of(blocks):
-        some_keyed = some_keyed or any(state.device.keys_of(part))
+        some_keyed = some_keyed or any(state.device.keys.of_many(part))
     if some_keyed:
         keys = block_keys(sequence.key, item.token_ids, state.block_size)
         for part in parts_of(blocks):
-            _check_same_keys(part, state.device.keys_of(part), list(islice(keys, len(part))))
+            _check_same_keys(part, state.device.keys.of_many(part), list(islice(keys, len(part))))
             yield len(part)
     keys = block_keys(sequence.key, item.token_ids, state.block_size)
     for part in parts_of(blocks):
@@ -78,13 +78,13 @@ def _seal(state: PoolState, blocks: list[int], key: bytes, token_ids: Items[int]
 def _give_keys(state: PoolState, blocks: list[int], keys: list[bytes], result: StepResult) -> bytes:
     """Give blocks their keys where they have none yet, and return the last one."""
     device = state.device
-    old_keys = device.keys_of(blocks)
+    old_keys = device.keys.of_many(blocks)
     new_blocks, new_keys = blocks, keys
     if any(old_keys):
         _check_same_keys(blocks, old_keys, keys)
         new = [position for position, old in enumerate(old_keys) if old is None]
         new_blocks, new_keys = [blocks[position] for position in new], [keys[position] for position in new]
-    device.seal_many(new_blocks, new_keys)
+    device.keys.seal_many(new_blocks, new_keys)
     result.sealed_blocks += new_blocks
     result.sealed_keys += new_keys
     return keys[-1]
@@ -118,9 +118,8 @@ def fork(state: PoolState, item: Fork, result: StepResult) -> Rest | None:
     state.check_shares(state.blocks_for(item.length))
     if len(parent.table) > parts.LONG:
         return _forking(state, parent, item, result)
-    state.device.release_many(reversed(_cut(state, parent, item.length)))
-    for block in parent.table:
-        state.device.hold(block)
+    state.device.release(reversed(_cut(state, parent, item.length)))
+    state.device.hold(parent.table)
     _add_child(state, parent, item, result)
     return None
 
@@ -129,8 +128,7 @@ def _forking(state: PoolState, parent: Sequence, item: Fork, result: StepResult)
     """Fork a sequence with a long table."""
     yield from state.releasing(_cut(state, parent, item.length))
     for part in parts_of(parent.table):
-        for block in part:
-            state.device.hold(block)
+        state.device.hold(part)
         state.under_way += part
         yield len(part)
     state.under_way.clear()
@@ -177,5 +175,5 @@ def free(state: PoolState, item: Free, result: StepResult) -> Rest | None:
     elif len(sequence.table) > parts.LONG:
         return state.releasing(sequence.table)
     else:
-        state.device.release_many(reversed(sequence.table))
+        state.device.release(reversed(sequence.table))
     return None

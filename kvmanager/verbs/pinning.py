@@ -32,8 +32,7 @@ def _pin(state: PoolState, item: Pin, result: StepResult) -> Rest:
     blocks = sequence.table[: item.block_count]
     yield from _checking_others_fit(state, blocks)
     for part in parts_of(blocks):
-        for block in part:
-            state.device.hold(block)
+        state.device.hold(part)
         state.under_way += part
         yield len(part)
     state.under_way.clear()
@@ -81,7 +80,7 @@ def _unpin(state: PoolState, item: Unpin, result: StepResult) -> Rest | None:
     result.deeds.append((StepItem.PIN, 0, 0, blocks[::-1], (), item))
     if len(blocks) > parts.LONG:
         return state.releasing(blocks)
-    state.device.release_many(reversed(blocks))
+    state.device.release(reversed(blocks))
     return None
 
 

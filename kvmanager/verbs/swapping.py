@@ -12,7 +12,7 @@ from kvmanager.errors import InvalidItem, OutOfBlocks
 from kvmanager.parts import Rest, parts_of
 from kvmanager.pool_state import PoolState, Sequence
 from kvmanager.step import Copy, StepItem, StepResult, TableChange
-from kvmanager.tier import Seal, Tier
+from kvmanager.tier.tier import Seal, Tier
 
 
 @dataclass
@@ -83,8 +83,8 @@ def _planning(route: _Route, members: list[Sequence], source: Tier, target: Tier
             if seen[block]:
                 continue
             seen[block] = 1
-            key = source.key(block) if source.is_findable(block) else None
-            there = None if key is None else target.find(key)
+            key = source.key(block) if source.marks.is_indexable(block) else None
+            there = None if key is None else target.keys.find(key)
             if there is not None:
                 route.there[block] = there
                 if not target.count(there):
@@ -110,10 +110,9 @@ def _moving(
         here, there = there, here
     tables = [member.table for member in members]
     for part in parts_of(block for table in tables for block in table):
-        for block in part:  # before anything is granted, or a grant could evict them
-            if block in route.there:
-                target.hold(route.there[block])
-                there.append(route.there[block])
+        found = [route.there[block] for block in part if block in route.there]
+        target.hold(found)  # before anything is granted, or a grant could evict them
+        there += found
         yield len(part)
     for part in parts_of(list(route.to_copy)):
         blocks = grant(len(part))
@@ -143,7 +142,7 @@ def _new_tables(
                 moved = route.target(block)
                 if block not in route.there:
                     if counted[moved]:
-                        target.hold(moved)
+                        target.hold((moved,))
                         held.append(moved)
                     counted[moved] = 1
                 new_table.append(moved)
@@ -160,10 +159,10 @@ def _carry_keys(moves: list[tuple[int, int]], source: Tier, target: Tier) -> lis
     seals = []
     for block, moved in moves:
         key = source.key(block)
-        if not source.is_findable(block):
-            target.make_unfindable(moved)
+        if not source.marks.is_indexable(block):
+            target.marks.unindex(moved)
         if key is not None:
-            target.seal(moved, key)
+            target.keys.seal(moved, key)
             seals.append(Seal(moved, key))
     return seals
 

@@ -250,13 +250,13 @@ class TestWithheldBlocks:
         wait_until_away(link)
         manager.start()
         assert answers_until_reattached(link) == ([], 3)
-        assert manager.pool().device.withheld() == [2, 5]
+        assert manager.pool().device.marks.withheld() == [2, 5]
 
     def test_a_manager_whose_books_differ_is_told_the_engines(self, make_manager: Callable[[str], Manager]) -> None:
         manager = make_manager("over gRPC")
         link = manager.attach(BLOCK, BLOCKS)
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
-        free = manager.pool().device._free
+        free = manager.pool().device.free.blocks
         free.append(free.pop(2))
         result = answer(link, Step(2, allocates=[allocate(2, [4])]))
         assert result.tables == [TableChange(2, 0, [3], 2, 0)], "what its Steps lead to, whatever the manager says"

@@ -104,7 +104,7 @@ def test_29_a_reset_of_idle_blocks_forgets_every_key_and_is_the_last_event():
     engine.cache(1, ids(0, 8))
     engine.accept(pins=[Reset()])
     assert engine.pool.device.counts == (10, 0, 0, 0)
-    assert engine.pool.device.sealing_order() == {}
+    assert engine.pool.device.keys.sealing_order() == {}
     last = engine.events()[-1]
     assert (last.item, last.ranges, last.refusal) == (StepItem.PIN, (), None)
     assert engine.accept(allocates=[allocate(2, ids(0, 8))]).hit_tokens == 0
@@ -185,7 +185,7 @@ def test_37_a_reused_prefix_is_not_told_as_committed_again_and_what_changes_noth
     engine.accept()
     (begun,) = engine.events()
     assert (begun.item, begun.cached_tokens, begun.evicted) == (StepItem.ALLOCATE, 8, ())
-    assert len(engine.pool.device.sealing_order()) == 4
+    assert len(engine.pool.device.keys.sealing_order()) == 4
 
 
 # Admission and counting

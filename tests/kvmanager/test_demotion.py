@@ -37,7 +37,7 @@ class TestDemotion:
         assert result.device_to_host == [(1, 1)]
         assert result.host_sealed == [Seal(1, KEYS[0])]
         assert result.evicted == [(1, KEYS[0])]
-        assert small.host.find(KEYS[0]) == 1
+        assert small.host.keys.find(KEYS[0]) == 1
         assert result.host == (2, 1, 0, 0)
 
     def test_blocks_move_in_the_order_of_eviction_so_that_a_tail_goes_first_there_too(self, small):
@@ -67,7 +67,7 @@ class TestDemotion:
         assert pool.host.counts == (0, 1, 0, 0)
         result = pool.accept(allocates=[item(3, ids(60, 4))])
         assert (result.evicted_blocks, result.device_to_host) == (2, [])
-        assert pool.host.find(KEYS[0]) == 1
+        assert pool.host.keys.find(KEYS[0]) == 1
 
     def test_without_host_blocks_nothing_moves(self, new_pool):
         pool = new_pool(2, 2)
@@ -123,7 +123,7 @@ class TestDemotion:
         demoted.allocate(3, ids(60, 4))
         demoted.swap_out(3)
         assert demoted.table(3) == [3, 1]
-        assert [demoted.host.find(key) for key in KEYS] == [2, None]
+        assert [demoted.host.keys.find(key) for key in KEYS] == [2, None]
 
 
 class TestHostHits:

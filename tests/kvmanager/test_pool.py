@@ -716,7 +716,7 @@ class TestCommit:
         small.allocate(2, [1, 2, 3, 4])
         small.commit(1, [1, 2])
         small.commit(2, [1, 2, 3, 4])
-        assert small.device.find(small.device.key(1)) == 1
+        assert small.device.keys.find(small.device.key(1)) == 1
         small.free(1, 2)
         assert small.allocate(3, [1, 2, 3, 4, 5]).block_ids[:2] == [1, 4]
 

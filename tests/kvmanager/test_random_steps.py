@@ -26,10 +26,10 @@ from kvmanager import (
     StepRefusal,
     Unpin,
     parts,
-    tier,
 )
 from kvmanager.observe import audit, following
 from kvmanager.observe.audit import Audit
+from kvmanager.tier import key_index, tier
 from tests.kvmanager.random_runs import random_runs
 
 SIZE, GROUPS = 2, 4
@@ -410,7 +410,7 @@ def holder_too_few(tier, block):
 
 
 def other_key(tier, block):
-    tier._keys[block] = b"no block's"
+    tier.keys.of[block] = b"no block's"
 
 
 # Each with whether it can be done to a block; all are found, whatever else is so, by looking at that block.
@@ -435,7 +435,7 @@ class RandomSteps(RuleBasedStateMachine):
         self.mirror = {}  # tables and rooms as an engine knows them: from answers alone
         self.last_id = 0
         self.audit = self.slices = None  # the one under way
-        self.short_slices = [mock.patch.object(module, "_SLICE", 2) for module in (audit, following, tier)]
+        self.short_slices = [mock.patch.object(module, "_SLICE", 2) for module in (audit, following, tier, key_index)]
         self.short_slices += [mock.patch.object(parts, "PART", 1), mock.patch.object(parts, "LONG", 1)]
         for patch in self.short_slices:
             patch.start()
@@ -660,14 +660,14 @@ class RandomSteps(RuleBasedStateMachine):
         assert tier.evictions == []
         free, held = len(twin.keyless()), sum(count > 0 for count in counts)
         assert tier.counts == (free, len(twin.order) - free, held, len(twin.out()))
-        assert tier.withheld() == sorted(twin.out())
-        assert tier.condemned() == sorted(set(twin.blamed) - set(twin.out()))
+        assert tier.marks.withheld() == sorted(twin.out())
+        assert tier.marks.withheld_on_release() == sorted(set(twin.blamed) - set(twin.out()))
         assert tier.shared == sum(count > 1 for count in counts)
         assert tier.saved == sum(counts) - held
         contents = [twin.content(block) for block in blocks]
         assert [tier.key(block) for block in blocks] == [content and self.keys[content] for content in contents]
         for content, key in self.keys.items():
-            assert tier.find(key) == twin.find(content)
+            assert tier.keys.find(key) == twin.find(content)
 
     def teardown(self):
         """However it went, after all have ended nothing is held but what is pinned."""

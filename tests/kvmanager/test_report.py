@@ -96,7 +96,7 @@ def mutate(report, draw):  # noqa: C901  (a case for each change)
     for tier in (report.device, report.host):
         lists += [tier.release_order, tier.withheld]
     blocks = draw.choice(lists)
-    keyed = draw.choice([report.device.keyed, report.device.unfindable, report.host.keyed, report.host.unfindable])
+    keyed = draw.choice([report.device.keyed, report.device.unindexed, report.host.keyed, report.host.unindexed])
     match draw.randint(0, 9):
         case 0:
             blocks.insert(draw.randint(0, len(blocks)), draw.randint(-1, 13))
@@ -144,7 +144,7 @@ def canonical(report):
         for block, key in tier.keyed.items():
             carriers.setdefault(key, []).append(block)
         order = [[block for block in tier.release_order if (block in tier.keyed) is keyed] for keyed in (False, True)]
-        tiers.append((carriers, tier.unfindable, order, sorted(tier.withheld)))
+        tiers.append((carriers, tier.unindexed, order, sorted(tier.withheld)))
     sequences = sorted(report.sequences, key=lambda sequence: sequence.sequence)
     return tiers, sequences, report.pins, report.resets, report.last_step
 
@@ -207,7 +207,7 @@ CONTRADICTIONS = {
     "device has no block 13": lambda report: report.device.release_order.append(13),
     "device has no block 0": lambda report: first(report, block_ids=[0]),
     "host has no block 7": lambda report: report.host.withheld.append(7),
-    "has two keys": lambda report: report.device.unfindable.update(report.device.keyed),
+    "has two keys": lambda report: report.device.unindexed.update(report.device.keyed),
     "or one that is none": lambda report: report.device.keyed.update({report.device.release_order[0]: b"short"}),
     "a committed block has no key": lambda report: first(report, committed_blocks=3),
     "blocks for 9 tokens": lambda report: first(report, room_tokens=9),
@@ -220,7 +220,7 @@ CONTRADICTIONS = {
     "last_applied_step is -1": lambda report: setattr(report, "last_step", -1),
     "or -4 tokens of a prompt": lambda report: first(report, prompt_tokens=-4),
     "partly swapped out": lambda report: first(report, group=2),
-    "a key that nobody finds, but is in no table": lambda report: report.device.unfindable.update(
+    "a key that nobody finds, but is in no table": lambda report: report.device.unindexed.update(
         {report.device.release_order[0]: bytes(32)}
     ),
     "resets is -1": lambda report: setattr(report, "resets", -1),

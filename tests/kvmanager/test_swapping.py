@@ -131,7 +131,7 @@ class TestSwapOut:
         pool.allocate(3, [9])
         result = pool.swap_out(3)
         assert pool.table(3) == [2]
-        assert pool.host.find(KEYS[0]) == 1
+        assert pool.host.keys.find(KEYS[0]) == 1
         assert (result.evicted, pool.host.evictions) == ([], [])
 
     def test_device_blocks_released_by_it_may_be_handed_out_in_the_same_step(self, small):
@@ -238,7 +238,7 @@ class TestSwapIn:
         result = pool.swap_in(1)
         assert [source for source, _ in result.host_to_device] == [1, 2, 3]
         assert result.sealed == [Seal(pool.table(1)[0], KEYS[0]), Seal(pool.table(1)[1], KEYS[1])]
-        assert pool.device.find(KEYS[1]) == pool.table(1)[1]
+        assert pool.device.keys.find(KEYS[1]) == pool.table(1)[1]
 
     def test_the_chain_of_keys_goes_on(self, swapped):
         swapped.swap_in(1)

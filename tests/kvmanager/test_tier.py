@@ -16,9 +16,9 @@ def five():
 def five_cached(five):
     """A tier whose five blocks are cached under keys of their own, released in order of their ids."""
     for block in range(1, 6):
-        five.seal(block, bytes([block]))
+        five.keys.seal(block, bytes([block]))
     for block in range(1, 6):
-        five.release(block)
+        five.release([block])
     return five
 
 
@@ -33,49 +33,49 @@ def test_a_new_tier_hands_out_1_to_n_and_never_0():
 def test_a_released_block_is_handed_out_after_all_that_were_free_before():
     tier = Tier(3)
     first = tier.grant()
-    tier.release(first)
+    tier.release([first])
     assert grant_all(tier) == [2, 3, 1]
 
 
 def test_blocks_without_key_go_before_all_cached_ones_each_kind_in_order_of_release(five):
-    five.seal(2, b"two")
-    five.seal(4, b"four")
+    five.keys.seal(2, b"two")
+    five.keys.seal(4, b"four")
     for block in (4, 3, 2, 5, 1):
-        five.release(block)
+        five.release([block])
     assert five.eviction_order() == [3, 5, 1, 4, 2]
     assert grant_all(five) == [3, 5, 1, 4, 2]
 
 
 def test_a_hit_leaves_the_middle_of_the_order_and_nothing_else_moves(five_cached):
-    five_cached.hold(3)
+    five_cached.hold([3])
     assert five_cached.eviction_order() == [1, 2, 4, 5]
     assert five_cached.count(3) == 1
     assert five_cached.counts == (0, 4, 1, 0)
 
 
 def test_a_hit_refreshes(five_cached):
-    five_cached.hold(2)
-    five_cached.release(2)
+    five_cached.hold([2])
+    five_cached.release([2])
     assert five_cached.eviction_order() == [1, 3, 4, 5, 2]
 
 
 def test_a_block_with_several_holders_joins_the_order_with_its_last_release(five_cached):
-    five_cached.hold(1)
-    five_cached.hold(1)
-    five_cached.hold(1)
+    five_cached.hold([1])
+    five_cached.hold([1])
+    five_cached.hold([1])
     assert (five_cached.shared, five_cached.saved) == (1, 2)
-    five_cached.release(1)
-    five_cached.release(1)
+    five_cached.release([1])
+    five_cached.release([1])
     assert (five_cached.shared, five_cached.saved) == (0, 0)
     assert 1 not in five_cached.eviction_order()
-    five_cached.release(1)
+    five_cached.release([1])
     assert five_cached.eviction_order() == [2, 3, 4, 5, 1]
 
 
 def test_a_cached_block_keeps_its_key_until_it_is_handed_out(five_cached):
-    assert five_cached.find(b"\x01") == 1
+    assert five_cached.keys.find(b"\x01") == 1
     assert five_cached.grant() == 1
-    assert five_cached.find(b"\x01") is None
+    assert five_cached.keys.find(b"\x01") is None
     assert five_cached.key(1) is None
     assert [five_cached.key(block) for block in (2, 3, 4, 5)] == [b"\x02", b"\x03", b"\x04", b"\x05"]
     assert five_cached.take_evictions() == [(1, b"\x01")]
@@ -83,40 +83,40 @@ def test_a_cached_block_keeps_its_key_until_it_is_handed_out(five_cached):
 
 
 def test_handing_out_a_block_without_key_evicts_nothing(five):
-    five.release(3)
+    five.release([3])
     five.grant()
     assert five.take_evictions() == []
 
 
 def test_a_lookup_reserves_and_refreshes_nothing(five_cached, state_of):
     before = state_of(five_cached)
-    assert five_cached.find(b"\x01") == 1
-    assert five_cached.find(b"unknown") is None
+    assert five_cached.keys.find(b"\x01") == 1
+    assert five_cached.keys.find(b"unknown") is None
     assert state_of(five_cached) == before
 
 
 def test_of_blocks_with_one_key_the_first_sealed_answers(five):
-    five.seal(4, b"twin")
-    five.seal(2, b"twin")
-    five.seal(5, b"twin")
-    assert five.find(b"twin") == 4
+    five.keys.seal(4, b"twin")
+    five.keys.seal(2, b"twin")
+    five.keys.seal(5, b"twin")
+    assert five.keys.find(b"twin") == 4
 
 
 @pytest.mark.parametrize("evict_first", [4, 2])
 def test_of_two_blocks_with_one_key_evicting_one_leaves_the_other_and_evicting_both_none(five, evict_first):
-    five.seal(4, b"twin")
-    five.seal(2, b"twin")
-    five.release(evict_first)
+    five.keys.seal(4, b"twin")
+    five.keys.seal(2, b"twin")
+    five.release([evict_first])
     assert five.grant() == evict_first
     other = {4: 2, 2: 4}[evict_first]
-    assert five.find(b"twin") == other
-    five.release(other)
+    assert five.keys.find(b"twin") == other
+    five.release([other])
     assert five.grant() == other
-    assert five.find(b"twin") is None
+    assert five.keys.find(b"twin") is None
 
 
 def test_granting_from_an_empty_tier_is_refused_and_leaves_no_trace(five, state_of):
-    five.seal(1, b"one")
+    five.keys.seal(1, b"one")
     before = state_of(five)
     for _ in range(2):
         with pytest.raises(OutOfBlocks):
@@ -129,41 +129,41 @@ def test_holding_a_block_that_is_free_is_an_error_and_leaves_no_trace(state_of):
     tier = Tier(2)
     before = state_of(tier)
     with pytest.raises(KeyError):
-        tier.hold(1)
+        tier.hold([1])
     assert state_of(tier) == before
 
 
 def test_every_block_is_in_exactly_one_state(five_cached):
     five_cached.grant()
-    five_cached.release(1)
-    five_cached.hold(3)
+    five_cached.release([1])
+    five_cached.hold([3])
     assert five_cached.counts == (1, 3, 1, 0)
     assert five_cached.available == 4
     assert five_cached.violations({3: 1}) == []
 
 
 def release_too_often(tier):
-    tier.release(2)
+    tier.release([2])
 
 
 def forget_a_holder(tier):
-    tier.hold(2)
+    tier.hold([2])
 
 
 def lose_a_block(tier):
-    tier._leave_ring(2)
+    tier.cached.leave(2)
 
 
 def queue_a_block_twice(tier):
-    tier._free.append(2)
+    tier.free.extend([2])
 
 
 def drop_a_key(tier):
-    tier._keys[2] = None
+    tier.keys.of[2] = None
 
 
 def drop_from_the_index(tier):
-    tier._index.discard(b"\x02", 2)
+    tier.keys.discard(2)
 
 
 def miscount_savings(tier):
@@ -195,44 +195,44 @@ def test_the_check_of_the_conservation_law_sees_damage(five_cached, damage):
 
 class TestWithholding:
     def test_a_block_that_nobody_holds_is_out_at_once(self, five_cached):
-        five_cached.hold(1)
-        five_cached.release(1)
+        five_cached.hold([1])
+        five_cached.release([1])
         five_cached.withhold({2: 0, 4: 0})
-        assert five_cached.withheld() == [2, 4]
-        assert five_cached.find(bytes([2])) is None
+        assert five_cached.marks.withheld() == [2, 4]
+        assert five_cached.keys.find(bytes([2])) is None
         assert grant_all(five_cached) == [3, 5, 1]
         assert five_cached.counts == (0, 0, 3, 2)
 
     def test_a_held_block_is_out_when_its_last_holder_leaves_and_nobody_finds_it_before(self, five):
-        five.seal(3, b"key")
-        five.hold(3)
+        five.keys.seal(3, b"key")
+        five.hold([3])
         five.withhold({3: 2, 4: 1})
-        assert (five.condemned(), five.withheld()) == ([3, 4], [])
-        assert five.find(b"key") is None
+        assert (five.marks.withheld_on_release(), five.marks.withheld()) == ([3, 4], [])
+        assert five.keys.find(b"key") is None
         assert five.key(3) == b"key", "who holds it must not write to it"
-        five.release(3)
+        five.release([3])
         assert five.counts == (0, 0, 5, 0)
-        five.release_many([3, 4, 5])
-        assert (five.condemned(), five.withheld()) == ([], [3, 4])
+        five.release([3, 4, 5])
+        assert (five.marks.withheld_on_release(), five.marks.withheld()) == ([], [3, 4])
         assert grant_all(five) == [5]
 
     def test_a_held_block_that_is_keyed_later_is_not_found_either(self, five):
         five.withhold({3: 1})
-        five.seal_many([2, 3], [b"two", b"three"])
-        assert (five.find(b"two"), five.find(b"three")) == (2, None)
-        five.release_many([2, 3])
-        assert (five.withheld(), five.counts) == ([3], (0, 1, 3, 1))
+        five.keys.seal_many([2, 3], [b"two", b"three"])
+        assert (five.keys.find(b"two"), five.keys.find(b"three")) == (2, None)
+        five.release([2, 3])
+        assert (five.marks.withheld(), five.counts) == ([3], (0, 1, 3, 1))
 
     def test_its_twin_is_found_in_its_place(self, five):
         for block in (1, 2, 3):
-            five.seal(block, b"key")
+            five.keys.seal(block, b"key")
         five.withhold({1: 1})
-        assert five.find(b"key") == 2
+        assert five.keys.find(b"key") == 2
         five.withhold({2: 1})
-        assert five.find(b"key") == 3
+        assert five.keys.find(b"key") == 3
 
     def test_the_count_becomes_what_it_is_told(self, five):
-        five.hold(2)
+        five.hold([2])
         five.withhold({2: 1})
-        five.release(2)
-        assert five.withheld() == [2]
+        five.release([2])
+        assert five.marks.withheld() == [2]

@@ -7,7 +7,7 @@ import pytest
 
 from kvmanager import Allocate, Commit, Fork, Free, FreeReason, Pin, PoolChange, Step
 from kvmanager.observe import audit, following
-from kvmanager.tier import WITHHELD
+from kvmanager.tier.marks import WITHHELD
 from tests.kvmanager.test_report import random_step
 from tests.kvmanager.tiny_pools import manager_with
 
@@ -51,41 +51,41 @@ def key_of(pool, block):
 
 
 def leads(pool, key, block):
-    pool.device._index.shards[key[0]][key] = block
+    pool.device.keys._shards[key[0]][key] = block
 
 
 DAMAGES = {
-    "a held block is released too often": (2, lambda pool: pool.device.release(2)),
-    "a cached block is released": (5, lambda pool: pool.device.release(5)),
-    "a holder is forgotten": (2, lambda pool: pool.device.hold(2)),
-    "a cached block is held by nobody": (5, lambda pool: pool.device.hold(5)),
-    "a cached block is lost": (5, lambda pool: pool.device._leave_ring(5)),
-    "a free block is lost": (6, lambda pool: pool.device._free.remove(6)),
-    "a cached block is queued as free": (5, lambda pool: pool.device._free.append(5)),
-    "a held block is queued as free": (3, lambda pool: pool.device._free.append(3)),
-    "a free block is queued twice": (7, lambda pool: pool.device._free.append(7)),
-    "a held block is queued as cached": (2, lambda pool: pool.device._join_ring(2)),
-    "a free block is queued as cached": (7, lambda pool: pool.device._join_ring(7)),
-    "a cached block loses its key": (5, lambda pool: pool.device._keys.__setitem__(5, None)),
-    "a held block loses its key": (2, lambda pool: pool.device._keys.__setitem__(2, None)),
-    "a free block has a key": (7, lambda pool: pool.device._keys.__setitem__(7, b"key")),
-    "a key leaves the index": (5, lambda pool: pool.device._index.discard(key_of(pool, 5), 5)),
+    "a held block is released too often": (2, lambda pool: pool.device.release([2])),
+    "a cached block is released": (5, lambda pool: pool.device.release([5])),
+    "a holder is forgotten": (2, lambda pool: pool.device.hold([2])),
+    "a cached block is held by nobody": (5, lambda pool: pool.device.hold([5])),
+    "a cached block is lost": (5, lambda pool: pool.device.cached.leave(5)),
+    "a free block is lost": (6, lambda pool: pool.device.free.remove(6)),
+    "a cached block is queued as free": (5, lambda pool: pool.device.free.extend([5])),
+    "a held block is queued as free": (3, lambda pool: pool.device.free.extend([3])),
+    "a free block is queued twice": (7, lambda pool: pool.device.free.extend([7])),
+    "a held block is queued as cached": (2, lambda pool: pool.device.cached.extend([2])),
+    "a free block is queued as cached": (7, lambda pool: pool.device.cached.extend([7])),
+    "a cached block loses its key": (5, lambda pool: pool.device.keys.of.__setitem__(5, None)),
+    "a held block loses its key": (2, lambda pool: pool.device.keys.of.__setitem__(2, None)),
+    "a free block has a key": (7, lambda pool: pool.device.keys.of.__setitem__(7, b"key")),
+    "a key leaves the index": (5, lambda pool: pool.device.keys.discard(5)),
     "a key leads to another block": (2, lambda pool: leads(pool, key_of(pool, 5), 2)),
     "a key that no block has is found": (2, lambda pool: leads(pool, b"no block's", 2)),
     "a held block has another key than its sequence": (
         2,
-        lambda pool: (pool.device._keys.__setitem__(2, b"x"), leads(pool, b"x", 2)),
+        lambda pool: (pool.device.keys.of.__setitem__(2, b"x"), leads(pool, b"x", 2)),
     ),
-    "a withheld block is queued": (5, lambda pool: pool.device._mark(5, WITHHELD)),
-    "a withheld block is held": (3, lambda pool: pool.device._mark(3, WITHHELD)),
-    "a free block is unfindable": (7, lambda pool: pool.device.make_unfindable(7)),
+    "a withheld block is queued": (5, lambda pool: pool.device.marks.set(5, WITHHELD)),
+    "a withheld block is held": (3, lambda pool: pool.device.marks.set(3, WITHHELD)),
+    "a free block is unfindable": (7, lambda pool: pool.device.marks.unindex(7)),
     "a table has another block": (6, lambda pool: pool.sequences[1].table.__setitem__(2, 6)),
     "a table is longer": (6, lambda pool: pool.sequences[1].table.append(6)),
     "a sequence is forgotten": (3, lambda pool: pool.state.sequences.pop(2)),
     "a pin is forgotten": (1, lambda pool: pool.state.pins.pop("pin")),
-    "a host block is released too often": (1, lambda pool: pool.host.release(1)),
-    "a host block's holder is forgotten": (1, lambda pool: pool.host.hold(1)),
-    "a free host block is lost": (2, lambda pool: pool.host._free.remove(2)),
+    "a host block is released too often": (1, lambda pool: pool.host.release([1])),
+    "a host block's holder is forgotten": (1, lambda pool: pool.host.hold([1])),
+    "a free host block is lost": (2, lambda pool: pool.host.free.remove(2)),
     "a sequence is in the wrong tier": (1, lambda pool: setattr(pool.sequences[3], "swapped", False)),
 }
 IN_HOST = {damage for damage in DAMAGES if "host" in damage}
@@ -108,7 +108,7 @@ SUMS = {
     "saved": lambda pool: setattr(pool.device, "saved", pool.device.saved + 1),
     "shared": lambda pool: setattr(pool.device, "shared", pool.device.shared + 1),
     "in its group": lambda pool: pool.groups[1].remove(2),
-    "sum to": lambda pool: setattr(pool.device, "_cached_count", pool.device._cached_count + 1),
+    "sum to": lambda pool: setattr(pool.device.cached, "number", pool.device.cached.number + 1),
 }
 
 
@@ -126,7 +126,7 @@ def test_a_table_that_changes_without_a_word_is_seen_in_the_midst_of_an_audit(li
         assert next(slices) == []
     session.pool.sequences[1].table[2] = 6
     session.pool.device._counts[6], session.pool.device._counts[3] = 1, 1
-    session.pool.device._free.remove(6)
+    session.pool.device.free.remove(6)
     assert [one for found in slices for one in found]
 
 
@@ -219,7 +219,7 @@ def test_after_an_audit_the_books_are_sound_and_the_block_to_blame_is_never_hand
     result = manager.apply(session, Step(50, frees=free))
     assert block in (result.host_withheld if damage in IN_HOST else result.withheld)
     assert session.pool.violations() == []
-    assert block in tier.withheld() + tier.condemned()
+    assert block in tier.marks.withheld() + tier.marks.withheld_on_release()
     draw = random.Random(damage)
     for number in range(100, 160):
         manager.apply(session, random_step(session.pool, draw, number))
@@ -230,8 +230,8 @@ def test_after_an_audit_the_books_are_sound_and_the_block_to_blame_is_never_hand
 
 def test_what_the_audit_takes_out_is_an_event_of_its_own_and_told_with_the_next_step_once(lived_in):
     manager, session = lived_in
-    session.pool.device.hold(5)
-    session.pool.host.hold(1)
+    session.pool.device.hold([5])
+    session.pool.host.hold([1])
     number = manager.ledger.next_number
     violations_of(manager, session)
     device, host = manager.ledger.events(number, 10).events

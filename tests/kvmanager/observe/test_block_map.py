@@ -29,7 +29,7 @@ def expected(pool, *, host):
         keyed = tier.key(block) is not None
         if count:
             state = BlockState.HELD
-        elif block in tier.withheld():
+        elif block in tier.marks.withheld():
             state = BlockState.WITHHELD
         else:
             state = BlockState.CACHED if keyed else BlockState.FREE

@@ -18,7 +18,7 @@ from services.kvmanager.metrics import KVManagerMetrics
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime import transport
-from services.wire.attach import register_message
+from services.wire.block_codec import register_message
 from tests.scrape import Scrape
 from tests.services.kvmanager.attach_stream import tables_of
 
@@ -95,7 +95,7 @@ def test_damage_is_found_logged_with_its_history_counted_and_taken_out(caplog: p
             engine = await Engine(stub).attach()
             await engine.apply(allocates=[prompt(1)])
             await until_audited(service)
-            service.manager.session("engine").pool.device.hold(2)  # by nobody
+            service.manager.session("engine").pool.device.hold([2])  # by nobody
             await until_audited(service)
             result = await engine.apply(frees=[pb.Free(sequence=1, reason=pb.FREE_REASON_FINISHED)])
             assert list(result.withheld_blocks) == [2]
@@ -126,7 +126,7 @@ def test_an_audit_asked_for_says_what_it_finds_and_many_asked_at_once_come_one_b
             engine = await Engine(stub).attach()
             await engine.apply(allocates=[prompt(1)])
             session = service.manager.session("engine")
-            session.pool.device._free.remove(9)
+            session.pool.device.free.remove(9)
             calls = [stub.Audit(pb.AuditRequest(engine_id="engine"), timeout=SECONDS) for _ in range(20)]
             most = 0
             while not all(call.done() for call in calls):

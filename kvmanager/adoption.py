@@ -1,0 +1,222 @@
+"""Adopting a report: rebuilding a pool, and refusing what no pool can have come to.
+
+It takes time by the size of the pool, so it pauses between slices.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+from kvmanager.errors import InvalidReport
+from kvmanager.keys import KEY_BYTES, root_key
+from kvmanager.parts import parts_of
+from kvmanager.pool import Pool
+from kvmanager.pool_spec import PoolSpec, shortened
+from kvmanager.pool_state import PoolState, Sequence
+from kvmanager.report import PoolReport, SequenceReport, TierReport
+from kvmanager.tier.key_index import NO_KEY
+from kvmanager.tier.tier import Tier
+
+# Entries that are looked at without a pause: well below a millisecond.
+_SLICE = 1000
+
+
+def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
+    """Rebuild a pool from a report; the generator's return value is the pool.
+
+    Raises InvalidReport, naming what contradicts itself, and leaves nothing behind.
+    """
+    state = PoolState(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
+    pool = Pool(spec, state)
+    _check_numbers(report)
+    for tier in (state.device, state.host):
+        yield from tier.growing()
+    state.resets, pool.last_step = report.resets, report.last_step
+    if report.empty:
+        yield from _fill_empty(state.device)
+        yield from _fill_empty(state.host)
+        return pool
+    yield from _adopt_tier("device", state.device, report.device, _holders(report, swapped=False))
+    yield from _adopt_tier("host", state.host, report.host, _holders(report, swapped=True))
+    sharing = _Sharing(state)
+    for part in parts_of(report.sequences, _SLICE):
+        for sequence in part:
+            sharing.add(_adopt_sequence(state, sequence))
+        yield
+    for pin, blocks in report.pins.items():
+        if not all(state.device.key(block) for block in blocks):
+            raise InvalidReport(f"pin {shortened(pin)!r} holds a block without a key")
+        sharing.add_pin(pin, blocks)
+        state.pins[pin] = list(blocks)
+    return pool
+
+
+def _fill_empty(tier: Tier) -> Iterator[None]:
+    for part in parts_of(range(1, tier.total + 1), _SLICE):
+        tier.queue(part)
+        yield
+
+
+def _holders(report: PoolReport, *, swapped: bool) -> Iterator[int]:
+    for sequence in report.sequences:
+        if sequence.swapped == swapped:
+            yield from sequence.block_ids
+    if not swapped:
+        for blocks in report.pins.values():
+            yield from blocks
+
+
+def _adopt_tier(name: str, tier: Tier, report: TierReport, holders: Iterable[int]) -> Iterator[None]:
+    places = _Places(name, tier.total)
+    for part in parts_of(holders, _SLICE):
+        places.take(part, again=True)
+        tier.count_holders(part)
+        yield
+    for seals in parts_of(report.keyed.items(), _SLICE):
+        _adopt_keys(places, tier, seals, tier.keys.seal)
+        yield
+    for seals in parts_of(report.unindexed.items(), _SLICE):
+        _adopt_keys(places, tier, seals, tier.keys.seal_unindexed)
+        if unheld := [block for block, _ in seals if not tier.count(block)]:
+            raise InvalidReport(f"{name} block {unheld[0]} has a key that nobody finds, but is in no table")
+        yield
+    for part in parts_of(report.release_order, _SLICE):
+        places.take(part)
+        tier.queue(part)
+        yield
+    places.take_out(report.withheld, tier)
+    if found := [block for block in report.withheld if tier.count(block) and block not in report.unindexed]:
+        raise InvalidReport(f"{name} block {found[0]} is withheld once nobody holds it, but could be found till then")
+    places.check_complete()
+
+
+class _Places:
+    """Sees to it that each block of a tier is in one place: in tables, in the release order, or withheld."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name = name
+        self.total = total
+        self._taken = bytearray(total + 1)
+        self._count = 0
+
+    def check_id(self, block: int) -> None:
+        if not 1 <= block <= self.total:
+            raise InvalidReport(f"{self.name} has no block {block}, it has {self.total}")
+
+    def take(self, blocks: list[int], *, again: bool = False) -> None:
+        """Note the place of blocks; only the tables may name one `again`."""
+        for block in blocks:
+            self.check_id(block)
+            if not self._taken[block]:
+                self._taken[block] = 1
+                self._count += 1
+            elif not again:
+                raise InvalidReport(f"{self.name} block {block} is in two places")
+
+    def take_out(self, blocks: list[int], tier: Tier) -> None:
+        """Withhold blocks: those that tables name will be once nobody holds them."""
+        for block in blocks:
+            self.check_id(block)
+        self.take([block for block in blocks if not tier.count(block)])
+        for block in blocks:
+            tier.take_out(block, tier.count(block))
+
+    def check_complete(self) -> None:
+        if missing := self.total - self._count:
+            raise InvalidReport(f"{self.name}: {missing} blocks are in no table and in no order")
+
+
+def _adopt_keys(
+    places: _Places, tier: Tier, seals: list[tuple[int, bytes]], seal: Callable[[int, bytes], None]
+) -> None:
+    for block, key in seals:
+        places.check_id(block)
+        if len(key) != KEY_BYTES or tier.key(block) is not None or (key == NO_KEY and seal == tier.keys.seal):
+            raise InvalidReport(f"{places.name} block {block} has two keys, or one that is none")
+        seal(block, key)
+
+
+def _adopt_sequence(state: PoolState, report: SequenceReport) -> Sequence:
+    size, table = state.block_size, report.block_ids
+    tier = state.host if report.swapped else state.device
+    if report.sequence < 1 or report.sequence in state.sequences:
+        raise InvalidReport(f"sequence {report.sequence} is listed twice, or is no id")
+    if not 0 <= report.resets <= state.resets:
+        raise InvalidReport(f"sequence {report.sequence} began after {report.resets} resets of {state.resets}")
+    if not table or report.prompt_tokens < 0:
+        raise InvalidReport(f"sequence {report.sequence} has no block, or {report.prompt_tokens} tokens of a prompt")
+    if not (len(table) - 1) * size < report.room_tokens <= len(table) * size:
+        raise InvalidReport(f"sequence {report.sequence} has {len(table)} blocks for {report.room_tokens} tokens")
+    if not 0 <= report.computed_tokens <= report.room_tokens or len(set(table)) < len(table):
+        raise InvalidReport(f"sequence {report.sequence} has a table that cannot be")
+    if not 0 <= report.committed_blocks * size <= report.room_tokens or not all(
+        tier.key(block) for block in table[: report.committed_blocks]
+    ):
+        raise InvalidReport(f"sequence {report.sequence}: a committed block has no key")
+    sequence = Sequence(
+        report.sequence,
+        report.group,
+        report.request_id,
+        report.salt,
+        report.resets,
+        root_key(state.spec.model_fingerprint, report.salt, report.resets),
+        list(table),
+        report.prompt_tokens,
+        report.room_tokens,
+        report.computed_tokens,
+        report.committed_blocks,
+        swapped=report.swapped,
+    )
+    if report.committed_blocks:
+        sequence.key = tier.key(table[report.committed_blocks - 1]) or sequence.root
+    state.add(sequence)
+    return sequence
+
+
+def _check_numbers(report: PoolReport) -> None:
+    """Raise InvalidReport for numbers of the pool as a whole that cannot be."""
+    if report.resets < 0:
+        raise InvalidReport(f"resets is {report.resets}, it must not be negative")
+    if report.last_step < 0:
+        raise InvalidReport(f"last_applied_step is {report.last_step}, it must not be negative")
+    for name, tier in (("device", report.device), ("host", report.host)):
+        _check_tier(name, tier)
+
+
+def _check_tier(name: str, tier: TierReport) -> None:
+    withheld = set(tier.withheld)
+    if len(withheld) < len(tier.withheld):
+        raise InvalidReport(f"{name}: a withheld block is listed twice")
+    if block := next((block for block in tier.withheld if block in tier.keyed), 0):
+        raise InvalidReport(f"{name} block {block} is withheld, but is found under a key")
+
+
+class _Sharing:
+    """Checks that tables and pins share only what they can: the same place of each, an unkeyed block in one group."""
+
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self._first: dict[tuple[bool, int], tuple[int, int]] = {}  # of shared blocks: place and group
+
+    def add(self, sequence: Sequence) -> None:
+        """Look at a sequence that was just taken in. Raises InvalidReport."""
+        first = self._state.sequences[self._state.groups[sequence.group][0]]
+        mine, others = ((one.request_id, one.salt, one.resets, one.prompt, one.swapped) for one in (sequence, first))
+        if mine != others:
+            raise InvalidReport(f"group {sequence.group} has sequences of different requests, or is partly swapped out")
+        tier = self._state.host if sequence.swapped else self._state.device
+        self._look(tier, sequence.table, sequence.group, f"sequence {sequence.id}")
+
+    def add_pin(self, pin: str, blocks: list[int]) -> None:
+        """Look at a pin. Raises InvalidReport."""
+        if not pin or not blocks or len(set(blocks)) < len(blocks):
+            raise InvalidReport(f"pin {shortened(pin)!r} has no name, no block, or one block twice")
+        self._look(self._state.device, blocks, 0, f"pin {shortened(pin)!r}")
+
+    def _look(self, tier: Tier, blocks: list[int], group: int, name: str) -> None:
+        host = tier is self._state.host
+        for place, block in enumerate(blocks):
+            if tier.count(block) > 1:
+                first_place, first_group = self._first.setdefault((host, block), (place, group))
+                if first_place != place:
+                    raise InvalidReport(f"{name} has block {block} at place {place}, another one at {first_place}")
+                if first_group != group and tier.key(block) is None:
+                    raise InvalidReport(f"{name} shares block {block}, which has no key, with another group")
