@@ -28,9 +28,10 @@ from engine import blocks
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.runtime import transport
-from services.wire.block_codec import register_message, step_message
+from services.wire.attach import register_message
+from services.wire.block_codec import step_message
 from services.wire.kvmanager_codec import step_of
-from services.wire.report_writing import pages_of
+from services.wire.report import pages_of
 from tests.in_process import adopted
 from tests.running_quire import RunningService
 

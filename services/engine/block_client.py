@@ -21,8 +21,9 @@ from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.engine.replica import PoolDiffers, Replica
 from services.runtime import transport
 from services.runtime.tls import ClientTLS
-from services.wire.block_codec import register_message, result_of, step_message
-from services.wire.report_writing import pages_of
+from services.wire.attach import register_message
+from services.wire.block_codec import result_of, step_message
+from services.wire.report import pages_of
 
 # Without a sign that the manager reads or adopts the report.
 _REGISTER_SECONDS = 10.0

@@ -15,14 +15,14 @@ from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
-from services.wire.output_codec import (
+from services.wire.output import (
     failed_message,
     finished_message,
     refused_message,
-    request_of,
     sample_end,
     token_logprobs,
 )
+from services.wire.request import request_of
 
 # For a gateway to be sent one message.
 _LONGEST_ANNOUNCEMENT_SECONDS = 5.0

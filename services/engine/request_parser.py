@@ -12,7 +12,8 @@ from services.engine.gateway_link import GatewayLink
 from services.engine.gateway_requests import Arrival
 from services.engine.guided.constraints import Constraints
 from services.wire.duration import seconds_of
-from services.wire.output_codec import check, refused_message, unbegun_message
+from services.wire.output import refused_message, unbegun_message
+from services.wire.request import check
 
 log = logging.getLogger("quire.engine")
 

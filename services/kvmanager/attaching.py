@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from typing import Any
 
-from kvmanager import KVManager, PoolReport, PoolSpec, Session, adopt
+from kvmanager import KVManager, PoolReport, Session, adopt
 from quire.v1 import kvmanager_pb2 as pb
 from services.kvmanager.collecting import setting_aside
-from services.runtime.errors import InvalidField, UnexpectedMessage
-from services.wire import kvmanager_codec
-from services.wire.report_reading import ReportReader
-from services.wire.step_reader import ENTRY_BYTES, kind_of
+from services.runtime.errors import UnexpectedMessage
+from services.wire.attach import kind_of, only_field, read_register
+from services.wire.report import ReportReader
 
 # Well within what engines wait for a sign of progress.
 _PROGRESS_SECONDS = 1.0
@@ -41,7 +40,7 @@ class Attaching:
         Raises UnexpectedMessage, InvalidField, InvalidRegistration, InvalidReport, StaleIncarnation, SessionReplaced
         and DecodeError.
         """
-        spec = _spec_of(await next_message(requests, "register"))
+        spec = read_register(await next_message(requests, "register"))
         registration = self._manager.register(spec)
         try:
             reader = ReportReader(spec)
@@ -49,7 +48,7 @@ class Attaching:
             last = False
             while not last:
                 data = await next_message(requests, "report")
-                async for sign in self._in_slices(reader.add(data)):
+                async for sign in self._in_slices(reader.add(only_field(data, "report"))):
                     self._manager.check_last(registration)
                     yield sign
                 last = self._result
@@ -85,12 +84,3 @@ async def next_message(requests: Requests, kind: str) -> bytes:
             return data
         raise UnexpectedMessage(f"expected {kind}, got {kind_of(data) or 'an empty message'}")
     raise UnexpectedMessage(f"expected {kind}, but the stream ended")
-
-
-def _spec_of(data: bytes) -> PoolSpec:
-    if len(data) > ENTRY_BYTES:
-        raise InvalidField(f"register has {len(data)} bytes, {ENTRY_BYTES} at most", "register")
-    request = pb.PoolRequest.FromString(data)
-    if request.WhichOneof("kind") != "register":
-        raise UnexpectedMessage(f"expected register, got {request.WhichOneof('kind')}")
-    return kvmanager_codec.spec_of(request.register)

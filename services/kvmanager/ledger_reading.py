@@ -7,7 +7,7 @@ from kvmanager import Ledger
 from quire.v1 import kvmanager_pb2 as pb
 from services.kvmanager.slices import in_slices
 from services.runtime.errors import InvalidField
-from services.wire.ledger_codec import event_message
+from services.wire.ledger import event_message
 
 # Events that a watcher is handed before the ledger is asked again whether the next ones are still kept.
 _PAGE = 100

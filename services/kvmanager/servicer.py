@@ -22,8 +22,10 @@ from services.kvmanager.slices import in_slices, patiently
 from services.runtime.errors import InvalidField, Overloaded, translated
 from services.runtime.tracing import Tracing
 from services.wire import kvmanager_codec
-from services.wire.duration import duration
-from services.wire.step_reader import read_lookup, read_step
+from services.wire.attach import registered_message
+from services.wire.lookup import holdings_message, read_lookup
+from services.wire.pool import block_map_message, pool_message, sequences_message
+from services.wire.step_reader import read_step
 
 _BREAK_SECONDS = 0.05
 _POLITE_SECONDS = 0.001
@@ -106,7 +108,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
                 self._soon(attaching.report.dismantle())
         self._connect(session)
         try:
-            yield self._registered(session)
+            yield registered_message(self._manager.epoch, session.number, self._lease_seconds)
             async for request in requests:
                 yield pb.PoolResponse(result=await self._answered(session, request))
                 self._reading.tell()  # the engine has its answer
@@ -118,14 +120,12 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
 
     async def ListPools(self, _request: pb.ListPoolsRequest, _context: Context) -> pb.ListPoolsResponse:  # noqa: N802
         """List the pools."""
-        return pb.ListPoolsResponse(
-            pools=[kvmanager_codec.pool_message(session) for session in self._manager.sessions()]
-        )
+        return pb.ListPoolsResponse(pools=map(pool_message, self._manager.sessions()))
 
     async def GetPool(self, request: pb.GetPoolRequest, context: Context) -> pb.GetPoolResponse:  # noqa: N802
         """Count one pool."""
         async with translated(context):
-            return pb.GetPoolResponse(pool=kvmanager_codec.pool_message(self._manager.session(request.engine_id)))
+            return pb.GetPoolResponse(pool=pool_message(self._manager.session(request.engine_id)))
 
     async def GetBlockMap(  # noqa: N802
         self, request: pb.GetBlockMapRequest, context: Context
@@ -137,7 +137,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             count = _page_size(request.block_count, _LARGEST_BLOCK_PAGE, "block_count")
             pool = self._manager.session(request.engine_id).pool
             tier = pool.host if request.tier == pb.TIER_HOST else pool.device
-            return await in_slices(kvmanager_codec.block_map_message(tier, request.first_block or 1, count))
+            return await in_slices(block_map_message(tier, request.first_block or 1, count))
 
     async def ListSequences(  # noqa: N802
         self, request: pb.ListSequencesRequest, context: Context
@@ -148,7 +148,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             after = _page_start(request.page_token)
             pool = self._manager.session(request.engine_id).pool
             found = await in_slices(pool.listing(after, size + 1))
-            return await in_slices(kvmanager_codec.sequences_message(found, size, pool.spec.block_size))
+            return await in_slices(sequences_message(found, size, pool.spec.block_size))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Tell a request's story."""
@@ -162,8 +162,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         async with translated(context):
             prefix = await in_slices(read_lookup(request))
             work = self._manager.lookup(prefix.token_ids, prefix.salt, prefix.model_fingerprint)
-            holdings = await in_slices(work)
-            return pb.LookupPrefixResponse(holdings=[pb.PrefixHolding(**one._asdict()) for one in holdings])
+            return holdings_message(await in_slices(work))
 
     async def Audit(self, request: pb.AuditRequest, context: Context) -> pb.AuditResponse:  # noqa: N802
         """Audit one pool now."""
@@ -189,11 +188,6 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             self._let_go(attaching.replaced)
         self._recorder.began(session, attaching.report)
         return session
-
-    def _registered(self, session: Session) -> pb.PoolResponse:
-        registered = pb.Registered(manager_epoch=self._manager.epoch, session=session.number)
-        registered.lease.CopyFrom(duration(self._lease_seconds))
-        return pb.PoolResponse(registered=registered)
 
     def _connect(self, session: Session) -> None:
         self._streams += 1

@@ -19,16 +19,15 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from services.runtime.tracing import NO_SPAN, Attributes, Span, Tracing
+from services.runtime.tracing import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, Tracing
 
 _LAST_SECONDS = 2.0
 _NANOSECONDS = 1_000_000_000
-_NONE: Attributes = {}
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class OtlpTracing(Tracing):
-    """Records spans for the collector at a URL; see `services.runtime.tracing.tracing_to`."""
+    """Records spans for the collector at a URL; see `services.runtime.trace_export`."""
 
     def __init__(self, service: str, endpoint: str, sample_ratio: float) -> None:
         names = {"service.namespace": "quire"}
@@ -42,7 +41,9 @@ class OtlpTracing(Tracing):
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
         self._tracer = self._provider.get_tracer("quire")
 
-    def begin(self, name: str, trace_parent: str, attributes: Attributes = _NONE, *, at: float | None = None) -> Span:
+    def begin(
+        self, name: str, trace_parent: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None
+    ) -> Span:
         """See Tracing."""
         parent = _PROPAGATOR.extract({"traceparent": trace_parent}, Context())
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=_since_1970(at))
@@ -63,13 +64,15 @@ class _Recorded(Span):
         self.trace_id = trace.format_trace_id(context.trace_id)
         self.trace_parent = f"00-{self.trace_id}-{trace.format_span_id(context.span_id)}-{context.trace_flags:02x}"
 
-    def child(self, name: str, attributes: Attributes = _NONE, *, at: float | None = None, calls: bool = False) -> Span:
+    def child(
+        self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None, calls: bool = False
+    ) -> Span:
         parent = trace.set_span_in_context(self._span, Context())
         kind = SpanKind.CLIENT if calls else SpanKind.INTERNAL
         span = self._tracer.start_span(name, parent, kind, attributes, start_time=_since_1970(at))
         return _Recorded(self._tracer, span)
 
-    def event(self, name: str, attributes: Attributes = _NONE, *, at: float | None = None) -> None:
+    def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None) -> None:
         if self._span.is_recording():
             self._span.add_event(name, attributes, _since_1970(at))
 

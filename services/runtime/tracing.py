@@ -9,15 +9,13 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-from services.runtime.settings import InvalidSetting
-
 OTLP_ENDPOINT = (
     "URL of a collector that takes OpenTelemetry's traces over gRPC, such as http://127.0.0.1:4317. Empty: no traces."
 )
 
 Attributes = Mapping[str, str | bool | int | float]
 
-_NONE: Attributes = {}
+NO_ATTRIBUTES: Attributes = {}
 
 
 class Span(AbstractContextManager["Span", None]):
@@ -31,13 +29,13 @@ class Span(AbstractContextManager["Span", None]):
     trace_id = ""
 
     def child(
-        self, name: str, attributes: Attributes = _NONE, *, at: float | None = None, calls: bool = False
+        self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None, calls: bool = False
     ) -> "Span":
         """Begin a part of it; `calls` says that another process goes on with it."""
         del name, attributes, at, calls
         return self
 
-    def event(self, name: str, attributes: Attributes = _NONE, *, at: float | None = None) -> None:
+    def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None) -> None:
         """Note that something happened."""
         del name, attributes, at
 
@@ -62,28 +60,12 @@ NO_SPAN = Span()
 class Tracing:
     """Begins the spans of a process. This one records none."""
 
-    def begin(self, name: str, trace_parent: str, attributes: Attributes = _NONE, *, at: float | None = None) -> Span:
+    def begin(
+        self, name: str, trace_parent: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None
+    ) -> Span:
         """Begin this process's part of a trace, or, with an empty or malformed parent, a trace of its own."""
         del name, trace_parent, attributes, at
         return NO_SPAN
 
     def close(self) -> None:
         """Send what is recorded, for a second or two at most. Waits."""
-
-
-def tracing_to(service: str, endpoint: str, sample_ratio: float = 0.0) -> Tracing:
-    """Return what records traces for the collector at `endpoint`; where that is empty, what records none.
-
-    A span whose parent is another process's is recorded if that one is; without a parent, this fraction of them is.
-    Raises InvalidSetting.
-    """
-    if not endpoint:
-        return Tracing()
-    if not endpoint.startswith(("http://", "https://")):
-        raise InvalidSetting(f"otlp_endpoint is {endpoint!r}, it must be a URL, http://host:port or https://host:port")
-    try:
-        from services.runtime.otlp import OtlpTracing
-    except ImportError as error:
-        missing = f"otlp_endpoint is given, but {error.name} is not installed: pip install 'quire[tracing]'"
-        raise InvalidSetting(missing) from error
-    return OtlpTracing(service, endpoint, sample_ratio)

@@ -4,17 +4,11 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, starmap
 
 from engine import blocks
-from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.columns import parted
 from services.wire.duration import duration
 
 _FREE_REASONS = {reason: pb.FreeReason.Value(f"FREE_REASON_{reason.name}") for reason in blocks.FreeReason}
-
-
-def register_message(spec: PoolSpec) -> pb.Register:
-    """Write what an engine says of its pool."""
-    return pb.Register(**vars(spec))
 
 
 def step_message(step: blocks.Step) -> pb.PoolRequest:

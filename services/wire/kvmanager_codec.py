@@ -6,12 +6,8 @@ from collections.abc import Sequence as Items
 from itertools import chain
 from typing import TypeVar
 
-from google.protobuf.duration_pb2 import Duration
-
 from kvmanager import (
     Allocate,
-    BlockCounts,
-    BlockState,
     Commit,
     Extend,
     Fork,
@@ -19,29 +15,25 @@ from kvmanager import (
     FreeReason,
     Pin,
     PinChange,
-    PoolSpec,
     Reset,
-    Sequence,
-    Session,
     Step,
     StepItem,
     StepRefusal,
     StepResult,
     TableChange,
-    Tier,
     Unpin,
     limits,
-    state_of,
 )
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField
-from services.wire.columns import parted
+from services.wire.columns import check_columns, pairs, parted
+from services.wire.duration import checked_seconds_of
+from services.wire.pool import counts_message
+from services.wire.wire_fields import short
 
 _FREE_REASONS: dict[int, FreeReason] = {
     pb.FreeReason.Value(f"FREE_REASON_{reason.name}"): reason for reason in FreeReason
 }
-
-_STATES = {state: pb.BlockState.Value(f"BLOCK_STATE_{state.name}") for state in BlockState}
 
 _ITEMS = {item: pb.StepItem.Value(f"STEP_ITEM_{item.name}") for item in StepItem}
 _REFUSALS = {refusal: pb.StepRefusal.Value(f"STEP_REFUSAL_{refusal.name}") for refusal in StepRefusal}
@@ -52,28 +44,8 @@ _REFUSALS_TOGETHER = 256
 _TABLES = 256
 # An answer has to reach its engine, however much of its Step was refused.
 _LONGEST_DETAIL = 200
-# What is written of a page without a pause, and the entries of tables that one has.
-_PAGE_BLOCKS = 2048
-_PAGE_SEQUENCES = 64
-_PAGE_ENTRIES = 65_536
 
 _Row = TypeVar("_Row")
-_Text = TypeVar("_Text", str, bytes)
-
-LONGEST_SECONDS = 315_576_000_000  # of a Duration, as its documentation says
-
-
-def spec_of(message: pb.Register) -> PoolSpec:
-    """Read the pool that an engine describes. Raises InvalidRegistration."""
-    return PoolSpec(
-        engine_id=message.engine_id,
-        incarnation=message.incarnation,
-        model_fingerprint=message.model_fingerprint,
-        block_size=message.block_size,
-        device_blocks=message.device_blocks,
-        host_blocks=message.host_blocks,
-        model=message.model,
-    )
 
 
 def step_of(message: pb.Step) -> Step:
@@ -113,12 +85,6 @@ def _rows(make: Callable[..., _Row], field: str, *columns: Items[object]) -> lis
     return list(map(make, *columns))
 
 
-def check_columns(field: str, *columns: Items[object]) -> None:
-    """Raise InvalidField unless the columns of a table have one length."""
-    if len(set(map(len, columns))) > 1:
-        raise InvalidField(f"{field}: its arrays differ in length", field)
-
-
 def _pin_change(item: pb.PinChange) -> PinChange:
     match item.WhichOneof("kind"):
         case "pin":
@@ -133,21 +99,6 @@ def _pin_change(item: pb.PinChange) -> PinChange:
 
 def _pin_id(value: str) -> str:
     return short(value, limits.LONGEST_PIN_ID, "step.pins.pin_id")
-
-
-def short(value: _Text, most: int, field: str) -> _Text:
-    """Return an id or a salt. Raises InvalidField for one that is longer than any gateway makes them."""
-    if len(value) > most:
-        raise InvalidField(f"{field} has {len(value)} characters, {most} at most", field)
-    return value
-
-
-def pairs(first: Items[int], second: Items[int], field: str) -> list[tuple[int, int]]:
-    """Put two columns side by side. Raises InvalidField where they differ in length."""
-    try:
-        return list(zip(first[:], second[:], strict=True))
-    except ValueError as error:
-        raise InvalidField(f"{field}: its two arrays differ in length", field) from error
 
 
 def _free_reason(value: int) -> FreeReason:
@@ -167,14 +118,8 @@ def allocate_of(item: pb.Allocate) -> Allocate:
         token_ids=array("i", item.token_ids),
         compute_tokens=item.compute_tokens,
         spare_blocks=item.spare_blocks,
-        waited_seconds=_seconds(item.waited, "step.allocates.waited"),
+        waited_seconds=checked_seconds_of(item.waited, "step.allocates.waited"),
     )
-
-
-def _seconds(value: Duration, field: str) -> float:
-    if not 0 <= value.seconds <= LONGEST_SECONDS or not 0 <= value.nanos < 1_000_000_000:
-        raise InvalidField(f"{field} is {value.seconds} s and {value.nanos} ns, which is no duration", field)
-    return value.seconds + value.nanos / 1e9
 
 
 def result_message(result: StepResult) -> Generator[None, None, pb.StepResult]:
@@ -246,70 +191,3 @@ def _write_tables(tables: Items[TableChange], message: pb.TableChanges) -> None:
     message.room_tokens.extend(rooms)
     message.cached_tokens.extend(cached)
     message.block_ids.extend(chain.from_iterable(block_ids))
-
-
-def counts_message(counts: BlockCounts) -> pb.BlockCounts:
-    """Write blocks by state."""
-    return pb.BlockCounts(free=counts.free, cached=counts.cached, held=counts.held, withheld=counts.withheld)
-
-
-def pool_message(session: Session) -> pb.PoolInfo:
-    """Write a pool's counts and totals."""
-    pool, totals = session.pool, session.totals
-    return pb.PoolInfo(
-        engine_id=pool.spec.engine_id,
-        incarnation=pool.spec.incarnation,
-        model_fingerprint=pool.spec.model_fingerprint,
-        block_size=pool.spec.block_size,
-        device_blocks=pool.spec.device_blocks,
-        host_blocks=pool.spec.host_blocks,
-        device=counts_message(pool.device.counts),
-        host=counts_message(pool.host.counts),
-        session=session.number,
-        sequences=len(pool.sequences),
-        groups=len(pool.groups),
-        computed_tokens=pool.computed_tokens(),
-        shared_blocks=pool.device.shared,
-        saved_blocks=pool.device.saved,
-        totals=pb.PoolTotals(**vars(totals) | {"refusals": totals.refusals.total()}),
-        model=pool.spec.model,
-    )
-
-
-def sequences_message(
-    found: Items[Sequence], size: int, block_size: int
-) -> Generator[None, None, pb.ListSequencesResponse]:
-    """Write a page of at most so many sequences with their tables, in slices; it ends early where tables are long."""
-    page = pb.ListSequencesResponse()
-    entries = written = 0
-    for sequence in found[:size]:
-        if written and entries + len(sequence.table) > _PAGE_ENTRIES:
-            break
-        page.sequences.add(
-            sequence=sequence.id,
-            group=sequence.group,
-            request_id=sequence.request_id,
-            block_ids=sequence.table,
-            computed_tokens=sequence.computed,
-            room_tokens=sequence.room,
-            committed_tokens=sequence.committed * block_size,
-        )
-        entries, written = entries + len(sequence.table), written + 1
-        if not written % _PAGE_SEQUENCES:
-            yield
-    if written < len(found):
-        page.next_page_token = str(found[written - 1].id)
-    return page
-
-
-def block_map_message(tier: Tier, first: int, count: int) -> Generator[None, None, pb.GetBlockMapResponse]:
-    """Write the states of `count` blocks from `first` on, or of as many as there are, in slices."""
-    blocks = range(first, min(first + count, tier.total + 1))
-    page = pb.GetBlockMapResponse(first_block=first, next_block=blocks.stop if blocks.stop <= tier.total else 0)
-    for start in range(0, len(blocks), _PAGE_BLOCKS):
-        if start:
-            yield
-        some = blocks[start : start + _PAGE_BLOCKS]
-        page.states.extend([_STATES[state_of(tier, block)] for block in some])
-        page.counts.extend([tier.count(block) for block in some])
-    return page

@@ -9,19 +9,17 @@ from kvmanager import Allocate, Commit, Extend, Step, limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField, UnexpectedMessage
 from services.wire import kvmanager_codec
-from services.wire.columns import check_counts
-from services.wire.wire_fields import Field, Message, Sliced, batches, field_at, numbers, parts, whole
+from services.wire.attach import only_field
+from services.wire.columns import check_columns, check_counts, pairs
+from services.wire.wire_fields import ENTRY_BYTES, Field, Message, Sliced, batches, numbers, parts
 
 # What protobuf parses at once, and what becomes values at once: each well below a millisecond.
 SMALL_BYTES = 1 << 14
 _FEW_ITEMS = 256
 _BATCH_BYTES = 1 << 13
-# An entry of a list beside its tokens: ids, a salt, numbers.
-ENTRY_BYTES = 4096
 _ROWS = 1000
 _VARINT_BYTES = 10
 
-_STEP = 3  # of PoolRequest
 _COMMITS, _PINS, _FORKS, _FREES, _SWAP_OUTS, _SWAP_INS, _EXTENDS, _ALLOCATES = 2, 3, 4, 5, 6, 7, 8, 9
 _LENGTHS = (10, 11)
 _TOKEN_IDS = 5  # of Allocate
@@ -36,27 +34,10 @@ class ReadStep(NamedTuple):
     trace_parents: Mapping[int, str]
 
 
-def kind_of(data: bytes) -> str:
-    """Return which message of an Attach stream this is, empty for none. Raises DecodeError."""
-    if not data:
-        return ""
-    known = pb.PoolRequest.DESCRIPTOR.fields_by_number.get(field_at(whole(data), 0).number)
-    return known.name if known else ""
-
-
-def only_field(data: bytes, number: int) -> Message:
-    """Return the one field of a large message. Raises InvalidField where there are more, which no engine writes."""
-    field = field_at(whole(data), 0)
-    kind = pb.PoolRequest.DESCRIPTOR.fields_by_number[number].name
-    if field.number != number or field.end != len(data):
-        raise InvalidField(f"a message of {len(data)} bytes is not one {kind}", kind)
-    return whole(data).of(field, kind)
-
-
 def read_step(data: bytes) -> Sliced[ReadStep]:
     """Read a PoolRequest with a Step, in slices. Raises InvalidField, DecodeError, and UnexpectedMessage for others."""
     if len(data) > SMALL_BYTES:
-        return (yield from _large(only_field(data, _STEP)))
+        return (yield from _large(only_field(data, "step")))
     request = pb.PoolRequest.FromString(data)
     kind = request.WhichOneof("kind")
     if kind != "step":
@@ -122,7 +103,7 @@ def _pairs(first: bytearray, second: bytearray, field: str) -> Sliced[list[tuple
     ids = yield from _column(first, field, wide=True)
     tokens = yield from _column(second, field)
     yield
-    return kvmanager_codec.pairs(ids, tokens, field)
+    return pairs(ids, tokens, field)
 
 
 def _commits(message: Message) -> Sliced[list[Commit]]:
@@ -132,7 +113,7 @@ def _commits(message: Message) -> Sliced[list[Commit]]:
     first_indices = yield from _column(found.columns[2], "step.commits.first_indices")
     counts = yield from _column(found.columns[3], "step.commits.token_counts")
     token_ids = yield from numbers(found.columns[4], limits.MOST_COMMITTED_TOKENS, "step.commits.token_ids")
-    kvmanager_codec.check_columns("step.commits", sequences, first_indices, counts)
+    check_columns("step.commits", sequences, first_indices, counts)
     check_counts("step.commits", counts, len(token_ids))
     rows: list[Commit] = []
     at = 0
@@ -150,7 +131,7 @@ def _extends(message: Message) -> Sliced[list[Extend]]:
     groups = yield from _column(found.columns[1], "step.extends.groups", wide=True)
     rooms = yield from _pairs(found.columns[3], found.columns[4], "step.extends")
     counts = (yield from _column(found.columns[2], "step.extends.sequence_counts")) or array("i", [1]) * len(rooms)
-    kvmanager_codec.check_columns("step.extends", groups, counts)
+    check_columns("step.extends", groups, counts)
     check_counts("step.extends", counts, len(rooms))
     rows: list[Extend] = []
     at = 0
@@ -215,20 +196,3 @@ def _large_allocate(message: Message, most_tokens: int) -> Sliced[tuple[Allocate
     token_ids = yield from numbers(found.columns[_TOKEN_IDS], most_tokens, "step.allocates.token_ids")
     rest = pb.Allocate.FromString(bytes(found.rest))
     return kvmanager_codec.allocate_of(rest)._replace(token_ids=token_ids), rest.trace_parent
-
-
-class ReadLookup(NamedTuple):
-    """What a LookupPrefix asks for."""
-
-    token_ids: "array[int]"
-    salt: bytes
-    model_fingerprint: str
-
-
-def read_lookup(data: bytes) -> Sliced[ReadLookup]:
-    """Read a LookupPrefixRequest, in slices. Raises InvalidField and DecodeError."""
-    columns = {1: limits.MOST_PROMPT_TOKENS * _VARINT_BYTES}
-    found = yield from parts(whole(data), pb.LookupPrefixRequest.DESCRIPTOR, columns, {}, ENTRY_BYTES)
-    token_ids = yield from numbers(found.columns[1], limits.MOST_PROMPT_TOKENS, "token_ids")
-    rest = pb.LookupPrefixRequest.FromString(bytes(found.rest))
-    return ReadLookup(token_ids, rest.salt, rest.model_fingerprint)

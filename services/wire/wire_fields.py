@@ -23,7 +23,11 @@ _MOST_FIELDS = 1 << 17
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 
+# An entry of a list beside its tokens: ids, a salt, numbers.
+ENTRY_BYTES = 4096
+
 _Result = TypeVar("_Result")
+_Text = TypeVar("_Text", str, bytes)
 # A generator that pauses, and what it comes to.
 Sliced = Generator[None, None, _Result]
 
@@ -184,3 +188,10 @@ def batches(message: Message, fields: list[Field], most_fields: int, most_bytes:
         size += field.end - field.begin
     if batch:
         yield b"".join(batch)
+
+
+def short(value: _Text, most: int, field: str) -> _Text:
+    """Return an id or a salt. Raises InvalidField for one that is longer than any gateway makes them."""
+    if len(value) > most:
+        raise InvalidField(f"{field} has {len(value)} characters, {most} at most", field)
+    return value

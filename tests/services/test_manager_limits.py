@@ -13,9 +13,7 @@ from services.engine.startup.assembly import LONGEST_CONTEXT
 from services.gateway.access.api_keys import is_tenant
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES, LONGEST_SALT_BYTES
-from services.wire import kvmanager_codec
-from services.wire.duration import MOST_SECONDS
-from services.wire.step_reader import ENTRY_BYTES
+from services.wire.wire_fields import ENTRY_BYTES
 
 BUDGET, SEQUENCES = (
     EngineSettings.__dataclass_fields__[name].metadata["most"] for name in ("token_budget", "max_sequences")
@@ -48,7 +46,6 @@ def test_the_longest_ids_and_salts_of_an_engine_are_taken_by_the_kv_manager() ->
     assert len(pin.name) <= limits.LONGEST_PIN_ID
     # Together, with a trace_parent and the names of all fields, they are one entry of a Step and of a report.
     assert LONGEST_REQUEST_ID + limits.LONGEST_SALT + 55 + 256 <= ENTRY_BYTES
-    assert MOST_SECONDS <= kvmanager_codec.LONGEST_SECONDS
 
 
 def test_the_items_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:

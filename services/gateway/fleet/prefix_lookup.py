@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.runtime import transport
 from services.runtime.tls import ClientTLS
+from services.wire.lookup import holdings_of, lookup_message
 
 # A request waits so long at most for what is only a hint, and for a while nobody asks a manager that did not answer.
 _ANSWER_SECONDS = 0.1
@@ -33,7 +33,7 @@ class PrefixLookup:
             return None
         if self._channel is None:
             self._channel = transport.channel(self._address, tls=self._tls)
-        request = pb.LookupPrefixRequest(token_ids=token_ids, salt=salt, model_fingerprint=fingerprint)
+        request = lookup_message(token_ids, salt, fingerprint)
         try:
             answer = await pb_grpc.KVManagerStub(self._channel).LookupPrefix(request, timeout=_ANSWER_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -42,7 +42,7 @@ class PrefixLookup:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 await self.close()  # the next one is made with the certificates of then
             return None
-        return {holding.engine_id: holding.device_tokens for holding in answer.holdings}
+        return {holding.engine_id: holding.device_tokens for holding in holdings_of(answer)}
 
     async def close(self) -> None:
         """Close the channel, once what is asked over it is answered."""

@@ -9,7 +9,7 @@ from services.gateway.http.observed import Observed, count_refusal
 from services.gateway.http.openai.answers import Desk
 from services.gateway.observer import GatewayObserver
 from services.gateway.settings import GatewaySettings
-from services.runtime.http.connection import Bounds
+from services.runtime.http.connection import HttpLimits
 from services.runtime.http.server import HttpServer
 from services.runtime.service import Readiness
 
@@ -24,5 +24,5 @@ def http_server(
 ) -> HttpServer:
     """Make the server of a gateway; with a context, its connections are encrypted."""
     app = Observed(make_app(desk, readiness, authenticate), readiness, observer)
-    bounds = Bounds(settings.http_connections, settings.http_read_seconds, settings.http_write_seconds)
-    return HttpServer(app, bounds, context, lambda status: count_refusal(observer, status))
+    limits = HttpLimits(settings.http_connections, settings.http_read_seconds, settings.http_write_seconds)
+    return HttpServer(app, limits, context, lambda status: count_refusal(observer, status))

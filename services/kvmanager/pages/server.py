@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kvmanager import KVManager
 from services.kvmanager.pages.app import BlockMapApp
-from services.runtime.http.connection import Bounds
+from services.runtime.http.connection import HttpLimits
 from services.runtime.http.server import HttpServer
 
 # A browser keeps six connections; this is a page for some people, not for clients.
@@ -21,5 +21,5 @@ def block_map_server(
 
     `local` says that it is to be reached from this machine alone.
     """
-    bounds = Bounds(_CONNECTIONS, _READ_SECONDS, _WRITE_SECONDS)
-    return HttpServer(BlockMapApp(manager, clock, local=local).asgi, bounds, context)
+    limits = HttpLimits(_CONNECTIONS, _READ_SECONDS, _WRITE_SECONDS)
+    return HttpServer(BlockMapApp(manager, clock, local=local).asgi, limits, context)

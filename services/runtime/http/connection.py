@@ -24,11 +24,10 @@ _MOST_UNREAD_BYTES = 1024 * 1024 * 1024
 _LAST_SECONDS = 1.0
 # Connections too many that are told so; beyond these they are closed as they come.
 _MOST_TURNED_AWAY = 64
-_COME_AGAIN = "retry-after: 1\r\n"
 
 
 @dataclass(frozen=True)
-class Bounds:
+class HttpLimits:
     """How many connections there may be, and what each may take.
 
     `read_seconds` are for the head of a request, and again for its body; `write_seconds` without progress in reading an
@@ -40,6 +39,27 @@ class Bounds:
     write_seconds: float
 
 
+class _Deadline:
+    """Does something unless it is stopped or begun anew before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, seconds: float, action: Callable[[], None]) -> None:
+        self.stop()
+        self._timer = self._loop.call_later(seconds, action)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def begun(self) -> bool:
+        return self._timer is not None
+
+
 class _HeadTooLarge(Exception):
     """The head of a request has too many bytes or headers."""
 
@@ -47,7 +67,7 @@ class _HeadTooLarge(Exception):
 class _AnswersTransport:
     """The transport of a request's answer, which is closed only when the rest of the request has come."""
 
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: "HttpConnection") -> None:
         self._connection = connection
 
     def write(self, data: bytes) -> None:
@@ -63,18 +83,18 @@ class _AnswersTransport:
         self._connection.close()
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Closes what a client does not finish, and answers what cannot be parsed in OpenAI's shape.
 
     `refused` hears the status of each such answer to what the application never saw.
     """
 
-    def __init__(self, bounds: Bounds, config: Config, state: ServerState, refused: Callable[[int], None]) -> None:
+    def __init__(self, limits: HttpLimits, config: Config, state: ServerState, refused: Callable[[int], None]) -> None:
         super().__init__(config=config, server_state=state, app_state={})
-        self._bounds = bounds
+        self._limits = limits
         self._refused = refused
-        self._reading: asyncio.TimerHandle | None = None
-        self._writing: asyncio.TimerHandle | None = None
+        self._reading = _Deadline(self.loop)
+        self._writing = _Deadline(self.loop)
         self._in_head = False
         self._unfinished = False  # a request has begun and not come to its end
         self._head_bytes = 0
@@ -84,24 +104,24 @@ class Connection(HttpToolsProtocol):
     def close(self) -> None:
         """Send nothing more, and close when the request has come to its end, which may have been answered before."""
         if self._unfinished:
-            self._linger(self._bounds.read_seconds)
+            self._linger(self._limits.read_seconds)
         else:
             self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, unless there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > self._bounds.connections:
+        if len(self.connections) > self._limits.connections:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections", within=_LAST_SECONDS)
-            if len(self.connections) > self._bounds.connections + _MOST_TURNED_AWAY:
+            if len(self.connections) > self._limits.connections + _MOST_TURNED_AWAY:
                 self.transport.close()
         else:
             self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timers."""
-        self._expect_nothing()
-        self._stop_writing_clock()
+        self._reading.stop()
+        self._writing.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -119,15 +139,13 @@ class Connection(HttpToolsProtocol):
                 self._count_head(len(data))
         except httptools.HttpParserUpgrade:
             self.cycle.keep_alive = False  # what follows is not HTTP/1.1
-        except _HeadTooLarge:
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large")
-        except httptools.HttpParserError as error:
-            if isinstance(error.__context__, _HeadTooLarge):
+        except (_HeadTooLarge, httptools.HttpParserError) as error:
+            if isinstance(error, _HeadTooLarge) or isinstance(error.__context__, _HeadTooLarge):
                 self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large")
             else:
                 self._refuse(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
         else:
-            if self._reading is None and not self._unfinished and not self._answering:
+            if not self._reading.begun and not self._unfinished and not self._answering:
                 self._expect_more()  # blank lines, perhaps
 
     def on_message_begin(self) -> None:
@@ -159,7 +177,7 @@ class Connection(HttpToolsProtocol):
         if self.expect_100_continue:
             self.cycle.keep_alive = False  # whether its body comes is not known once it is refused
         if self.pipeline:
-            self._expect_nothing()
+            self._reading.stop()
         else:
             self._expect_more()
 
@@ -172,7 +190,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """A request came to its end."""
         self._unfinished = False
-        self._expect_nothing()
+        self._reading.stop()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -186,12 +204,12 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client does not read as fast as it is written to."""
         super().pause_writing()
-        if self._writing is None:
-            self._writing = self.loop.call_later(self._bounds.write_seconds, self.transport.abort)
+        if not self._writing.begun:
+            self._writing.begin(self._limits.write_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The client has read some."""
-        self._stop_writing_clock()
+        self._writing.stop()
         super().resume_writing()
 
     @property
@@ -204,20 +222,14 @@ class Connection(HttpToolsProtocol):
             raise _HeadTooLarge
 
     def _expect_more(self) -> None:
-        self._expect_nothing()
-        self._reading = self.loop.call_later(self._bounds.read_seconds, self._give_up)
-
-    def _expect_nothing(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        self._reading.begin(self._limits.read_seconds, self._give_up)
 
     def _give_up(self) -> None:
-        self._reading = None
+        self._reading.stop()
         if self._unfinished and not self._in_head and not self._answering:
             self.transport.close()  # it has its answer, only the rest of its body is missing
         else:
-            message = f"the request did not come within {self._bounds.read_seconds} s"
+            message = f"the request did not come within {self._limits.read_seconds} s"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, message, within=_LAST_SECONDS)
 
     def _linger(self, seconds: float) -> None:
@@ -232,37 +244,31 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
-        self._expect_nothing()
-        self._reading = self.loop.call_later(min(seconds, self._bounds.read_seconds), self.transport.close)
+        self._reading.begin(min(seconds, self._limits.read_seconds), self.transport.close)
 
     def _drop(self, size: int) -> None:
         self._unread_bytes += size
         if self._unread_bytes > _MOST_UNREAD_BYTES:
             self.transport.close()
 
-    def _stop_writing_clock(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
-
-    def _tell_refusal(self, status: HTTPStatus) -> None:
+    def _refuse(self, status: HTTPStatus, message: str, within: float | None = None) -> None:
+        """Say why, where nothing else is being said, and close, in so many seconds at most."""
+        if self.transport.is_closing() or (self._answering and self.cycle.response_started):
+            self.transport.close()
+            return
         if self._answering:
             self.cycle.scope["state"][REFUSED_WITH] = status.value
         else:
             self._refused(status.value)
+        self.transport.write(_refusal(status, message))
+        self._linger(self._limits.read_seconds if within is None else within)
 
-    def _refuse(self, status: HTTPStatus, message: str, within: float | None = None) -> None:
-        """Say why, where nothing else is being said, and close, in so many seconds at most."""
-        again = _COME_AGAIN if status is HTTPStatus.SERVICE_UNAVAILABLE else ""
-        if not self.transport.is_closing() and not (self._answering and self.cycle.response_started):
-            self._tell_refusal(status)
-            code = status.phrase.lower().replace(" ", "_")
-            error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-            body = json.dumps({"error": error}).encode()
-            head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-            self.transport.write(
-                f"{head}content-length: {len(body)}\r\nconnection: close\r\n{again}\r\n".encode() + body
-            )
-            self._linger(self._bounds.read_seconds if within is None else within)
-        else:
-            self.transport.close()
+
+def _refusal(status: HTTPStatus, message: str) -> bytes:
+    """Write a whole answer, in OpenAI's shape."""
+    code = status.phrase.lower().replace(" ", "_")
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    body = json.dumps({"error": error}).encode()
+    again = "retry-after: 1\r\n" if status is HTTPStatus.SERVICE_UNAVAILABLE else ""
+    head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n{again}\r\n".encode() + body

@@ -10,7 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from services.runtime.http.connection import Bounds, Connection
+from services.runtime.http.connection import HttpConnection, HttpLimits
 from services.runtime.transport import AddressUnavailable
 
 _LAST_SECONDS = 1.0
@@ -26,7 +26,7 @@ class HttpServer:
     def __init__(
         self,
         app: ASGIApp,
-        bounds: Bounds,
+        limits: HttpLimits,
         context: ssl.SSLContext | None = None,
         refused: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -34,13 +34,13 @@ class HttpServer:
 
         `refused` hears the status of what was answered without the application having seen it.
         """
-        self._bounds = bounds
+        self._limits = limits
         self._refused = refused
         self._context = context
         # It logs what clients do wrong; what goes wrong here is logged by the application.
         self._config = uvicorn.Config(
             app,
-            http=Connection,
+            http=HttpConnection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -55,15 +55,15 @@ class HttpServer:
         self._state = ServerState()
         self._server: asyncio.Server | None = None
 
-    async def start(self, address: str) -> str:
-        """Listen at host:port, and return the URL. Raises AddressUnavailable."""
-        listener = _listener(address)
+    async def start(self, address: str, purpose: str = "listen for HTTP") -> str:
+        """Listen at host:port, and return the URL. Raises AddressUnavailable, whose message names the purpose."""
+        listener = _listener(address, purpose)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._bounds, self._config, self._state, self._refused),
+            lambda: HttpConnection(self._limits, self._config, self._state, self._refused),
             sock=listener,
             ssl=self._context,
-            ssl_handshake_timeout=self._bounds.read_seconds if self._context else None,
+            ssl_handshake_timeout=self._limits.read_seconds if self._context else None,
         )
         host, port = listener.getsockname()[:2]
         return f"{'https' if self._context else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -88,7 +88,7 @@ class HttpServer:
             connection.transport.close()
 
 
-def _listener(address: str) -> socket.socket:
+def _listener(address: str, purpose: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
         family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
@@ -99,6 +99,6 @@ def _listener(address: str) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except (ValueError, OverflowError) as error:
-        raise AddressUnavailable(f"cannot listen for HTTP on {address}: it is not host:port") from error
+        raise AddressUnavailable(f"cannot {purpose} on {address}: it is not host:port") from error
     except OSError as error:
-        raise AddressUnavailable(f"cannot listen for HTTP on {address}: {error.strerror or error}") from error
+        raise AddressUnavailable(f"cannot {purpose} on {address}: {error.strerror or error}") from error

@@ -18,7 +18,7 @@ from services.kvmanager.metrics import KVManagerMetrics
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime import transport
-from services.wire.block_codec import register_message
+from services.wire.attach import register_message
 from tests.scrape import Scrape
 from tests.services.kvmanager.attach_stream import tables_of
 

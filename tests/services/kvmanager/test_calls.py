@@ -11,7 +11,7 @@ from kvmanager import Allocate, Commit, Free, FreeReason, Pin, Pool, PoolSpec, R
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
 from services.runtime.errors import FIELD_METADATA
-from services.wire.report_writing import pages_of
+from services.wire.report import pages_of
 from tests.running_quire import RunningService
 from tests.services.kvmanager.attach_stream import Stream, commits, extends, pools, register, tables_of
 

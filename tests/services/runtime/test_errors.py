@@ -26,7 +26,7 @@ from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.gateway.access.api_keys import make_key
 from services.gateway.fleet import engine_news
 from services.runtime import errors
-from services.wire import output_codec
+from services.wire import output
 from tests.api_keys import bearer, write_keys
 from tests.faults import wait_until
 from tests.load import prompt_request
@@ -70,10 +70,10 @@ def test_an_error_of_a_narrower_type_has_the_status_of_the_wider_one() -> None:
 
 
 def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
-    assert set(output_codec._REFUSALS) == leaves(engine_errors.RequestRefused)
+    assert set(output._REFUSALS) == leaves(engine_errors.RequestRefused)
     reasons = set(engine_pb2.RefusalReason.values()) - {engine_pb2.REFUSAL_REASON_UNSPECIFIED}
     assert set(engine_news._REFUSALS) == reasons
-    assert set(output_codec._REFUSALS.values()) == reasons
+    assert set(output._REFUSALS.values()) == reasons
 
 
 # Every row, provoked on real services. The engine is played by the test, because a real one does not fail on demand.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvmanager import Allocate, Commit, Pin, Pool, PoolSpec, Step, report_of
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
-from services.wire.report_writing import pages_of
+from services.wire.report import pages_of
 from tests.running_quire import CALL_SECONDS, RunningService
 from tests.services.kvmanager.attach_stream import Stream, commits, extends, pools, register
 

@@ -15,7 +15,7 @@ from services.gateway.http.openai.answers import Responses
 from services.gateway.observer import GatewayObserver
 from services.gateway.text.tokenizer import Tokenizer
 from services.runtime.errors import Unauthenticated, UnknownModel
-from services.runtime.http.connection import Bounds
+from services.runtime.http.connection import HttpLimits
 from services.runtime.http.server import HttpServer
 from services.runtime.service import Readiness
 from tests.running_quire import CALL_SECONDS
@@ -23,9 +23,9 @@ from tests.running_quire import CALL_SECONDS
 Response = gateway_pb2.GenerateResponse
 CONNECTIONS = 8
 # Nobody who does what a test says is given up, on however slow a machine.
-PATIENT = Bounds(CONNECTIONS, read_seconds=60, write_seconds=60)
+PATIENT = HttpLimits(CONNECTIONS, read_seconds=60, write_seconds=60)
 # For the tests of just that.
-HASTY = Bounds(CONNECTIONS, read_seconds=0.3, write_seconds=0.5)
+HASTY = HttpLimits(CONNECTIONS, read_seconds=0.3, write_seconds=0.5)
 
 
 class Desk:
@@ -91,7 +91,7 @@ class Observer(GatewayObserver):
 class PlayedServer:
     """A server on a thread with an event loop of its own."""
 
-    def __init__(self, folder: Path, bounds: Bounds = PATIENT) -> None:
+    def __init__(self, folder: Path, bounds: HttpLimits = PATIENT) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
+from services.runtime.http.connection import HttpLimits
 from services.runtime.metrics.page import Exposition, MetricsPage
 from services.runtime.metrics.server import metrics_server
 from services.runtime.transport import AddressUnavailable
@@ -24,6 +25,13 @@ class Where(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("reading_thread", "Identity.", value=threading.get_ident())
+
+
+class Broken(Collector):
+    """Cannot be read."""
+
+    def collect(self) -> Iterable[Metric]:
+        raise OSError("no such figure")
 
 
 class Odd(Collector):
@@ -83,7 +91,8 @@ def test_an_address_that_is_taken_is_refused() -> None:
 
 
 def test_more_connections_than_eight_are_refused_and_those_that_end_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.runtime.metrics.server._Handler.timeout", 60)  # none of the idle ones is given up
+    patient = HttpLimits(connections=8, read_seconds=60.0, write_seconds=60.0)  # none of the idle ones is given up
+    monkeypatch.setattr("services.runtime.metrics.server._LIMITS", patient)
 
     async def crowd() -> tuple[list[bytes], Scrape]:
         async with metrics_server(shown()) as url:
@@ -97,7 +106,7 @@ def test_more_connections_than_eight_are_refused_and_those_that_end_make_room(mo
                     return refused, await asyncio.to_thread(Scrape.of, url)
 
     refused, scrape = asyncio.run(crowd())
-    assert all(said.startswith(b"HTTP/1.0 503 ") for said in refused)
+    assert all(said.startswith(b"HTTP/1.1 503 ") for said in refused)
     assert scrape.has("reading_thread")
 
 
@@ -118,6 +127,20 @@ def test_metrics_are_read_and_nothing_else(method: str) -> None:
             return caught.value.code
 
     assert asyncio.run(ask()) == 405
+
+
+def test_a_collector_that_fails_is_a_failed_scrape_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scrape() -> int:
+        exposition = shown()
+        exposition.registry.register(Broken())
+        async with metrics_server(exposition) as url:
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                await asyncio.to_thread(Scrape.of, url)
+            caught.value.close()
+            return caught.value.code
+
+    assert asyncio.run(scrape()) == 500
+    assert "no such figure" in caplog.text
 
 
 def test_a_page_is_made_in_slices_between_which_others_go_on_and_is_that_of_the_library() -> None:

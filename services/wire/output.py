@@ -1,6 +1,5 @@
-"""Between the engine's requests and outputs and the wire of its gateways."""
+"""What an engine says of requests, written for its gateways."""
 
-from engine.constraint import Constraint
 from engine.errors import (
     EngineUnavailable,
     FieldUnserved,
@@ -10,14 +9,12 @@ from engine.errors import (
     RequestRefused,
     SubmissionFailed,
 )
-from engine.schedule.request import BeamSearch, FinishReason, LogitRules, Request, Sampling, Stopping
+from engine.schedule.request import FinishReason
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.step_plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
-from services.wire.duration import MOST_SECONDS, duration, seconds_of
+from services.wire.duration import duration
 
-# More samples of one prompt no gateway lets in.
-_MOST_SAMPLES = 128
 _LONGEST_DETAIL = 1000
 
 _REFUSALS = {
@@ -28,81 +25,6 @@ _REFUSALS = {
     EngineUnavailable: engine_pb2.REFUSAL_REASON_UNAVAILABLE,
     SubmissionFailed: engine_pb2.REFUSAL_REASON_FAILED,
 }
-
-
-def check(submission: engine_pb2.Submission) -> None:
-    """Check what is looked at before the request is made of it. Raises InvalidRequest."""
-    count = max(submission.sampling.sample_count, len(submission.samples))
-    if submission.sampling.sample_count < 0 or count > _MOST_SAMPLES:
-        given = submission.sampling.sample_count if submission.sampling.sample_count < 0 else count
-        raise InvalidRequest(
-            f"sampling.sample_count is {given}, it must be from 1 to {_MOST_SAMPLES}", "sampling.sample_count"
-        )
-    for name in ("age", "timeout"):
-        seconds, least = seconds_of(getattr(submission, name)), 0 if name == "age" else -MOST_SECONDS
-        if not least <= seconds <= MOST_SECONDS:
-            raise InvalidRequest(f"{name} is {seconds:g} s, it must be from {least} to {MOST_SECONDS}", name)
-
-
-def request_of(
-    submission: engine_pb2.Submission, eos_token_ids: frozenset[int], now: float, constraint: Constraint | None = None
-) -> Request:
-    """Read a submission that is checked, and whose constraint is compiled. `now` is the engine's clock, in seconds."""
-    sampling = submission.sampling
-    samples = tuple(tuple(sample.generated_token_ids) for sample in submission.samples)
-    missing = max(1, sampling.sample_count) - len(samples)
-    return Request(
-        request_id=submission.request_id,
-        prompt=tuple(submission.prompt_token_ids),
-        sampling=_sampling(sampling),
-        stopping=_stopping(submission.stopping, eos_token_ids),
-        salt=submission.salt,
-        priority=submission.priority,
-        arrival=now - seconds_of(submission.age),
-        samples=samples + ((),) * missing,
-        deadline=now + seconds_of(submission.timeout) if submission.HasField("timeout") else None,
-        logit_rules=_logit_rules(submission.logit_rules),
-        logprobs=submission.logprobs if submission.HasField("logprobs") else None,
-        prompt_logprobs=submission.prompt_logprobs if submission.HasField("prompt_logprobs") else None,
-        beam_search=_beam_search(submission.beam_search) if submission.HasField("beam_search") else None,
-        constraint=constraint,
-        ended=frozenset(index for index, sample in enumerate(submission.samples) if sample.ended),
-        isolated=submission.isolated,
-    )
-
-
-def _sampling(given: decoding_pb2.Sampling) -> Sampling:
-    return Sampling(
-        temperature=given.temperature if given.HasField("temperature") else 1.0,
-        top_k=given.top_k,
-        top_p=given.top_p if given.HasField("top_p") else 1.0,
-        min_p=given.min_p,
-        seed=given.seed,
-    )
-
-
-def _beam_search(given: decoding_pb2.BeamSearch) -> BeamSearch:
-    return BeamSearch(
-        width=given.width if given.HasField("width") else 1,
-        length_penalty=given.length_penalty if given.HasField("length_penalty") else 1.0,
-        early_stopping=given.early_stopping,
-    )
-
-
-def _stopping(given: decoding_pb2.Stopping, eos_token_ids: frozenset[int]) -> Stopping:
-    stops, none = frozenset(given.stop_token_ids), frozenset[int]()
-    ends, ignored = (none, eos_token_ids) if given.ignore_eos else (eos_token_ids, none)
-    return Stopping(given.max_tokens, stops | ends, given.min_tokens, ignored)
-
-
-def _logit_rules(given: decoding_pb2.LogitRules) -> LogitRules:
-    return LogitRules(
-        repetition_penalty=given.repetition_penalty if given.HasField("repetition_penalty") else 1.0,
-        frequency_penalty=given.frequency_penalty,
-        presence_penalty=given.presence_penalty,
-        logit_bias=tuple(given.logit_bias.items()),
-        allowed_token_ids=tuple(dict.fromkeys(given.allowed_token_ids)),
-    )
 
 
 def refused_message(submission: engine_pb2.Submission, refused: RequestRefused) -> engine_pb2.RequestRefused:

@@ -1,0 +1,81 @@
+"""What the KV manager shows of its pools: counts and totals, sequences, blocks, cached prefixes."""
+
+from collections.abc import Generator
+from collections.abc import Sequence as Items
+
+from kvmanager import BlockCounts, BlockState, Sequence, Session, Tier, state_of
+from quire.v1 import kvmanager_pb2 as pb
+
+_STATES = {state: pb.BlockState.Value(f"BLOCK_STATE_{state.name}") for state in BlockState}
+
+# What is written of a page without a pause, and the entries of tables that one has.
+_PAGE_BLOCKS = 2048
+_PAGE_SEQUENCES = 64
+_PAGE_ENTRIES = 65_536
+
+
+def counts_message(counts: BlockCounts) -> pb.BlockCounts:
+    """Write blocks by state."""
+    return pb.BlockCounts(free=counts.free, cached=counts.cached, held=counts.held, withheld=counts.withheld)
+
+
+def pool_message(session: Session) -> pb.PoolInfo:
+    """Write a pool's counts and totals."""
+    pool, totals = session.pool, session.totals
+    return pb.PoolInfo(
+        engine_id=pool.spec.engine_id,
+        incarnation=pool.spec.incarnation,
+        model_fingerprint=pool.spec.model_fingerprint,
+        block_size=pool.spec.block_size,
+        device_blocks=pool.spec.device_blocks,
+        host_blocks=pool.spec.host_blocks,
+        device=counts_message(pool.device.counts),
+        host=counts_message(pool.host.counts),
+        session=session.number,
+        sequences=len(pool.sequences),
+        groups=len(pool.groups),
+        computed_tokens=pool.computed_tokens(),
+        shared_blocks=pool.device.shared,
+        saved_blocks=pool.device.saved,
+        totals=pb.PoolTotals(**vars(totals) | {"refusals": totals.refusals.total()}),
+        model=pool.spec.model,
+    )
+
+
+def sequences_message(
+    found: Items[Sequence], size: int, block_size: int
+) -> Generator[None, None, pb.ListSequencesResponse]:
+    """Write a page of at most so many sequences with their tables, in slices; it ends early where tables are long."""
+    page = pb.ListSequencesResponse()
+    entries = written = 0
+    for sequence in found[:size]:
+        if written and entries + len(sequence.table) > _PAGE_ENTRIES:
+            break
+        page.sequences.add(
+            sequence=sequence.id,
+            group=sequence.group,
+            request_id=sequence.request_id,
+            block_ids=sequence.table,
+            computed_tokens=sequence.computed,
+            room_tokens=sequence.room,
+            committed_tokens=sequence.committed * block_size,
+        )
+        entries, written = entries + len(sequence.table), written + 1
+        if not written % _PAGE_SEQUENCES:
+            yield
+    if written < len(found):
+        page.next_page_token = str(found[written - 1].id)
+    return page
+
+
+def block_map_message(tier: Tier, first: int, count: int) -> Generator[None, None, pb.GetBlockMapResponse]:
+    """Write the states of `count` blocks from `first` on, or of as many as there are, in slices."""
+    blocks = range(first, min(first + count, tier.total + 1))
+    page = pb.GetBlockMapResponse(first_block=first, next_block=blocks.stop if blocks.stop <= tier.total else 0)
+    for start in range(0, len(blocks), _PAGE_BLOCKS):
+        if start:
+            yield
+        some = blocks[start : start + _PAGE_BLOCKS]
+        page.states.extend([_STATES[state_of(tier, block)] for block in some])
+        page.counts.extend([tier.count(block) for block in some])
+    return page

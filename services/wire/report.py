@@ -1,0 +1,179 @@
+"""Reports of a pool, in pages: written by the engine, and read by the KV manager within bounds."""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from itertools import islice
+from typing import TypeVar
+
+from google.protobuf.descriptor import Descriptor
+
+from kvmanager import KEY_BYTES, InvalidReport, PoolReport, PoolSpec, SequenceReport, TierReport, limits
+from quire.v1 import kvmanager_pb2 as pb
+from services.wire.wire_fields import ENTRY_BYTES, Message, Sliced, numbers, parts, short
+
+_Entry = TypeVar("_Entry")
+
+# Of a page that is written: small enough that reading it delays nobody.
+_BLOCKS_TOGETHER = 2048
+_ENTRIES_TOGETHER = 64
+# An engine's pages have some thousand blocks, and no more sequences than have some ten thousand.
+_PAGE_BLOCKS = 1 << 15
+_PAGE_ENTRIES = 4096
+_BLOCK_BYTES = 10
+# An engine writes none but the last; a stream of them must come to an end.
+_EMPTY_PAGES = 100
+_ROWS = 1000
+
+_NUMBERS = {field.name: field.number for field in pb.ReportPage.DESCRIPTOR.fields}
+_SEQUENCES, _PINS = _NUMBERS["sequences"], _NUMBERS["pins"]
+# The fields of a tier: those of the host tier have the prefix "host_".
+_PREFIXES = {"device": "", "host": "host_"}
+_KEYED = {"keyed": ("keyed_blocks", "keys"), "unindexed": ("unfindable_blocks", "unfindable_keys")}
+_LISTED = {"release_order": "release_order", "withheld": "withheld_blocks"}
+_COLUMNS = {
+    _NUMBERS[prefix + name]: _PAGE_BLOCKS * (KEY_BYTES if name.endswith("keys") else _BLOCK_BYTES)
+    for prefix in _PREFIXES.values()
+    for name in (*(name for pair in _KEYED.values() for name in pair), *_LISTED.values())
+}
+
+
+def pages_of(report: PoolReport) -> Iterator[pb.ReportPage]:
+    """Yield the pages of a report; the last one says so."""
+    for sequences in _small_parts(report.sequences, lambda sequence: len(sequence.block_ids)):
+        yield pb.ReportPage(sequences=[pb.SequenceReport(**vars(sequence)) for sequence in sequences])
+    for name, prefix in _PREFIXES.items():
+        yield from _tier_pages(getattr(report, name), prefix)
+    for pins in _small_parts(report.pins.items(), lambda pin: len(pin[1])):
+        yield pb.ReportPage(pins=[pb.PinReport(pin_id=pin, block_ids=blocks) for pin, blocks in pins])
+    yield pb.ReportPage(resets=report.resets, last_applied_step=report.last_step, last=True)
+
+
+def _tier_pages(tier: TierReport, prefix: str) -> Iterator[pb.ReportPage]:
+    for name, (blocks_field, keys_field) in _KEYED.items():
+        for seals in _parts(getattr(tier, name).items()):
+            page = pb.ReportPage()
+            setattr(page, prefix + keys_field, b"".join([key for _, key in seals]))
+            getattr(page, prefix + blocks_field).extend([block for block, _ in seals])
+            yield page
+    for name, blocks_field in _LISTED.items():
+        for blocks in _parts(getattr(tier, name)):
+            page = pb.ReportPage()
+            getattr(page, prefix + blocks_field).extend(blocks)
+            yield page
+
+
+def _parts(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
+    iterator = iter(entries)
+    while part := list(islice(iterator, _BLOCKS_TOGETHER)):
+        yield part
+
+
+def _small_parts(entries: Iterable[_Entry], blocks_of: Callable[[_Entry], int]) -> Iterator[list[_Entry]]:
+    """Yield entries in parts of some, with no more blocks than a page may have unless it is one entry."""
+    part: list[_Entry] = []
+    blocks = 0
+    for entry in entries:
+        if part and (len(part) == _ENTRIES_TOGETHER or blocks + blocks_of(entry) > _BLOCKS_TOGETHER):
+            yield part
+            part, blocks = [], 0
+        part.append(entry)
+        blocks += blocks_of(entry)
+    if part:
+        yield part
+
+
+class ReportReader:
+    """Collects pages until the last one. Raises InvalidReport for more than a pool of this size can have to report."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self.report = PoolReport()
+        self._most_blocks = {"device": spec.device_blocks, "host": spec.host_blocks}
+        self._most_sequences = min(limits.MOST_SEQUENCES, spec.device_blocks + spec.host_blocks)
+        self._empty_pages = 0
+        self._entries_left = spec.device_blocks + spec.host_blocks + limits.MOST_SHARES
+
+    def add(self, message: Message) -> Sliced[bool]:
+        """Take one page in, in slices; return whether it was the last. Raises InvalidField and DecodeError too."""
+        entries = {_SEQUENCES: _PAGE_ENTRIES, _PINS: _PAGE_ENTRIES}
+        found = yield from parts(message, pb.ReportPage.DESCRIPTOR, _COLUMNS, entries, ENTRY_BYTES)
+        rest = pb.ReportPage.FromString(bytes(found.rest))
+        if not rest.last and len(found.rest) == message.end - message.start:
+            self._empty_pages += 1
+        if self._empty_pages > _EMPTY_PAGES:
+            raise InvalidReport(f"more than {_EMPTY_PAGES} pages report nothing")
+        for field in found.entries[_SEQUENCES]:
+            yield from self._add_sequence(message.of(field, "sequences"))
+        for field in found.entries[_PINS]:
+            yield from self._add_pin(message.of(field, "pins"))
+        for name, prefix in _PREFIXES.items():
+            yield from self._add_tier(name, found.columns, prefix)
+        self.report.resets, self.report.last_step = rest.resets, rest.last_applied_step
+        return rest.last
+
+    def _add_sequence(self, message: Message) -> Sliced[None]:
+        rest, blocks = yield from self._with_blocks(message, pb.SequenceReport.DESCRIPTOR)
+        self.report.sequences.append(_sequence(pb.SequenceReport.FromString(rest), blocks))
+        if len(self.report.sequences) > self._most_sequences:
+            raise InvalidReport(
+                f"the report has {len(self.report.sequences)} sequences, {self._most_sequences} at most"
+            )
+        if not len(self.report.sequences) % 64:
+            yield
+
+    def _add_pin(self, message: Message) -> Sliced[None]:
+        rest, blocks = yield from self._with_blocks(message, pb.PinReport.DESCRIPTOR)
+        pin_id = pb.PinReport.FromString(rest).pin_id
+        if short(pin_id, limits.LONGEST_PIN_ID, "report.pins.pin_id") in self.report.pins:
+            raise InvalidReport(f"pin {pin_id!r} is listed twice")
+        self.report.pins[pin_id] = blocks
+        if len(self.report.pins) > limits.MOST_PINS:
+            raise InvalidReport(f"the report has more than {limits.MOST_PINS} pins")
+        if not len(self.report.pins) % 64:
+            yield
+
+    def _with_blocks(self, message: Message, kind: Descriptor) -> Sliced[tuple[bytes, list[int]]]:
+        """Read the blocks of a sequence or a pin; return the bytes of the rest, and the blocks."""
+        column = kind.fields_by_name["block_ids"].number
+        most_bytes = {column: limits.LARGEST_TABLE * _BLOCK_BYTES}
+        found = yield from parts(message, kind, most_bytes, {}, ENTRY_BYTES)
+        blocks = yield from numbers(found.columns[column], limits.LARGEST_TABLE, f"{message.path}.block_ids")
+        self._entries_left -= len(blocks)
+        if self._entries_left < 0:
+            raise InvalidReport("the report's tables and pins have more entries than a pool may share")
+        return bytes(found.rest), blocks.tolist()
+
+    def _add_tier(self, name: str, columns: dict[int, bytearray], prefix: str) -> Sliced[None]:
+        tier = getattr(self.report, name)
+        for keyed, (blocks_field, keys_field) in _KEYED.items():
+            blocks = yield from _blocks(columns[_NUMBERS[prefix + blocks_field]])
+            yield from _add_keys(getattr(tier, keyed), blocks, bytes(columns[_NUMBERS[prefix + keys_field]]))
+        for listed, blocks_field in _LISTED.items():
+            getattr(tier, listed).extend((yield from _blocks(columns[_NUMBERS[prefix + blocks_field]])))
+        for entries in vars(tier).values():
+            if len(entries) > self._most_blocks[name]:
+                raise InvalidReport(
+                    f"the report lists {len(entries)} {name} blocks, but there are {self._most_blocks[name]}"
+                )
+
+
+def _blocks(column: bytearray) -> "Sliced[array[int]]":
+    return (yield from numbers(column, _PAGE_BLOCKS, "report"))
+
+
+def _add_keys(keyed: dict[int, bytes], blocks: "array[int]", keys: bytes) -> Sliced[None]:
+    if len(keys) != KEY_BYTES * len(blocks):
+        raise InvalidReport(f"{len(blocks)} blocks have {len(keys)} bytes of keys, which is not {KEY_BYTES} for each")
+    for position, block in enumerate(blocks):
+        if block in keyed:
+            raise InvalidReport(f"block {block} has two keys")
+        keyed[block] = keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]
+        if not (position + 1) % _ROWS:
+            yield
+
+
+def _sequence(message: pb.SequenceReport, blocks: list[int]) -> SequenceReport:
+    short(message.request_id, limits.LONGEST_ID, "report.sequences.request_id")
+    short(message.salt, limits.LONGEST_SALT, "report.sequences.salt")
+    read = {field.name: getattr(message, field.name) for field in fields(SequenceReport)}
+    return SequenceReport(**read | {"block_ids": blocks})

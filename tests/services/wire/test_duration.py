@@ -1,0 +1,23 @@
+"""Durations are kept to the nanosecond, and what was read is written the same."""
+
+from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.wire.duration import MOST_SECONDS, checked_seconds_of, duration, seconds_of
+
+SECONDS = st.floats(0, 1_000_000) | st.floats(0, MOST_SECONDS) | st.integers(0, MOST_SECONDS)
+
+
+@given(SECONDS)
+def test_seconds_are_kept_to_the_nanosecond_and_written_the_same_once_they_were_read(seconds: float) -> None:
+    written = Duration.FromString(duration(seconds).SerializeToString())
+    read = checked_seconds_of(written, "field")
+    assert abs(read - seconds) <= 1e-9
+    assert seconds_of(duration(read)) == read
+
+
+def test_what_is_below_zero_or_beyond_the_most_is_written_as_the_nearest_duration() -> None:
+    assert duration(-1.0) == Duration()
+    assert duration(1e300) == Duration(seconds=MOST_SECONDS)
+    assert duration(0.999_999_999_9) == Duration(seconds=1)

@@ -1,0 +1,65 @@
+"""An event's message has all that the event has, but for its words."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmanager import Event, FreeReason, PoolChange, StepItem, StepRefusal
+from quire.v1 import kvmanager_pb2 as pb
+from services.wire.duration import seconds_of
+from services.wire.ledger import event_message
+
+IDS = st.integers(-(1 << 63), (1 << 63) - 1)
+BLOCKS = st.integers(1, (1 << 31) - 1)
+NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
+EVENTS = st.builds(
+    Event,
+    number=IDS,
+    engine_id=NAMES,
+    step=IDS,
+    item=st.sampled_from(StepItem) | st.none(),
+    sequence=IDS,
+    group=IDS,
+    request_id=NAMES,
+    ranges=st.lists(st.tuples(BLOCKS, BLOCKS), max_size=4).map(tuple),
+    refusal=st.sampled_from(StepRefusal) | st.none(),
+    detail=st.just(""),  # for the explanation alone
+    free_reason=st.sampled_from(FreeReason) | st.none(),
+    preempted_for_group=IDS,
+    cached_tokens=BLOCKS,
+    waited_seconds=st.integers(0, 1 << 40).map(lambda units: units / 512),
+    evicted=st.lists(BLOCKS, max_size=4).map(tuple),
+    change=st.sampled_from(PoolChange) | st.none(),
+)
+
+
+def member(kind: Any, wire: Any, number: int, prefix: str) -> Any:
+    """The member of an enum that a number of the wire stands for: 0 stands for none."""
+    return kind[wire.Name(number).removeprefix(prefix)] if number else None
+
+
+def event_of(message: pb.Event) -> Event:
+    """What a client reads."""
+    return Event(
+        number=message.event,
+        engine_id=message.engine_id,
+        step=message.step,
+        item=member(StepItem, pb.StepItem, message.item, "STEP_ITEM_"),
+        sequence=message.sequence,
+        group=message.group,
+        request_id=message.request_id,
+        ranges=tuple(zip(message.range_firsts, message.range_lasts, strict=True)),
+        refusal=member(StepRefusal, pb.StepRefusal, message.refusal, "STEP_REFUSAL_"),
+        free_reason=member(FreeReason, pb.FreeReason, message.free_reason, "FREE_REASON_"),
+        preempted_for_group=message.preempted_for_group,
+        cached_tokens=message.cached_tokens,
+        waited_seconds=seconds_of(message.waited),
+        evicted=tuple(message.evicted_blocks),
+        change=member(PoolChange, pb.PoolChange, message.pool, "POOL_CHANGE_"),
+    )
+
+
+@given(EVENTS)
+def test_a_client_reads_the_event_that_was_written(event: Event) -> None:
+    assert event_of(pb.Event.FromString(event_message(event).SerializeToString())) == event

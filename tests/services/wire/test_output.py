@@ -1,0 +1,80 @@
+"""What an engine writes of requests is what gateways read."""
+
+from itertools import count, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull, RequestExists, RequestRefused
+from engine.schedule.request import Failure, FinishReason, Request, Sampling, Stopping
+from engine.schedule.sequence_group import Group
+from engine.schedule.step_plan import Sampled
+from quire.v1 import decoding_pb2, engine_pb2
+from services.gateway.fleet.engine_news import News
+from services.wire.duration import seconds_of
+from services.wire.output import finished_message, refused_message, token_logprobs
+
+TOKENS = st.integers(0, (1 << 31) - 1)
+LOGPROBS = st.floats(-1000, 0, width=32)
+SAMPLED = st.builds(Sampled, TOKENS, LOGPROBS, st.lists(st.tuples(TOKENS, LOGPROBS), max_size=3).map(tuple), st.none())
+NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
+TIMES = st.integers(0, 1 << 20).map(lambda units: units / 512)
+REFUSALS = (EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull, RequestExists)
+
+
+@given(st.lists(SAMPLED, max_size=4))
+def test_tokens_with_log_probabilities_are_read_as_they_were_written(tokens: list[Sampled]) -> None:
+    message = engine_pb2.SampleTokens(
+        token_ids=[token.token_id for token in tokens], logprobs=token_logprobs(tokens)
+    ).SerializeToString()
+    news = News.of([engine_pb2.SampleTokens.FromString(message)])
+    tops = [tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)) for one in news.logprobs[0]]
+    logprobs = [one.logprob for one in news.logprobs[0]]
+    assert list(map(Sampled, news.token_ids[0], logprobs, tops)) == tokens
+
+
+@given(st.sampled_from(REFUSALS), NAMES, st.text(max_size=1000), NAMES)
+def test_a_refusal_is_read_as_it_was_written(
+    kind: type[RequestRefused], request_id: str, said: str, field: str
+) -> None:
+    submission = engine_pb2.Submission(request_id=request_id, attempt=3)
+    data = refused_message(submission, kind(said, field)).SerializeToString()
+    refused = News.of([engine_pb2.RequestRefused.FromString(data)]).refused
+    assert refused is not None
+    assert (refused.request_id, refused.attempt, refused.field) == (request_id, 3, field)
+    assert refused.detail == said.encode(errors="replace").decode()
+
+
+@given(
+    st.sampled_from([reason for reason in FinishReason if reason is not FinishReason.PRUNED]),
+    TOKENS | st.none(),
+    st.floats(allow_nan=False) | st.none(),
+    st.sampled_from(Failure) | st.none(),
+    st.lists(TIMES, min_size=5, max_size=5).map(sorted),
+    st.lists(TOKENS, min_size=2, max_size=2),
+)
+def test_the_end_of_a_request_is_read_as_it_was_written(
+    reason: FinishReason,
+    stop_token: int | None,
+    score: float | None,
+    failure: Failure | None,
+    times: list[float],
+    totals: list[int],
+) -> None:
+    group = Group.of(Request("request", (1,), Sampling(), Stopping(1)), count(1))
+    sample = group.samples[0]
+    sample.finish, sample.stop_token, sample.score, group.failure = reason, stop_token, score, failure
+    group.recomputed_tokens, group.swapped_tokens = totals
+    submitted, group.scheduled_at, group.first_token_at, group.last_token_at, now = times
+    data = finished_message(group, 2, submitted, now).SerializeToString()
+    finished = News.of([engine_pb2.RequestFinished.FromString(data)]).finished
+    assert finished is not None
+    (end,) = finished.samples
+    assert decoding_pb2.FinishReason.Name(end.reason) == f"FINISH_REASON_{reason.name}"
+    assert (end.stop_token_id if end.HasField("stop_token_id") else None) == stop_token
+    assert (end.score if end.HasField("score") else None) == score
+    name = failure.name if failure else "UNSPECIFIED"
+    assert engine_pb2.FailureReason.Name(finished.failure) == f"FAILURE_REASON_{name}"
+    assert [finished.recomputed_tokens, finished.swapped_tokens] == totals
+    durations = [seconds_of(one) for one in (finished.queued, finished.prefill, finished.decode)]
+    assert durations == [later - earlier for earlier, later in pairwise(times[:4])]

@@ -1,0 +1,67 @@
+"""A report is read as it was written, in pages of a bounded size."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmanager import KEY_BYTES, Pool, PoolReport, PoolSpec, SequenceReport, TierReport, report_of
+from quire.v1 import kvmanager_pb2 as pb
+from services.wire.attach import kind_of, only_field
+from services.wire.report import ReportReader, pages_of
+from tests.services.wire.slicing import drain
+
+BLOCKS = 12
+COUNTS = st.integers(0, (1 << 31) - 1)
+IDS = st.integers(-(1 << 63), (1 << 63) - 1)
+LISTS = st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=BLOCKS)
+KEYED = st.dictionaries(COUNTS, st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), max_size=BLOCKS)
+TIERS = st.builds(TierReport, keyed=KEYED, unfindable=KEYED, release_order=LISTS, withheld=LISTS)
+NAMES = st.text(st.characters(codec="utf-8"), max_size=512)
+SEQUENCES = st.builds(
+    SequenceReport,
+    sequence=IDS,
+    group=IDS,
+    request_id=NAMES,
+    salt=st.binary(max_size=512),
+    resets=COUNTS,
+    block_ids=LISTS,
+    room_tokens=COUNTS,
+    computed_tokens=COUNTS,
+    committed_blocks=COUNTS,
+    swapped=st.booleans(),
+    prompt_tokens=COUNTS,
+)
+REPORTS = st.builds(
+    PoolReport,
+    sequences=st.lists(SEQUENCES, max_size=3),
+    pins=st.dictionaries(NAMES, LISTS, max_size=3),
+    device=TIERS,
+    host=TIERS,
+    resets=COUNTS,
+    last_step=IDS,
+)
+
+
+def read(report: PoolReport, spec: PoolSpec) -> tuple[PoolReport, list[int]]:
+    """What is read of a report's pages, and their sizes."""
+    reader, sizes = ReportReader(spec), []
+    for page in pages_of(report):
+        data = pb.PoolRequest(report=page).SerializeToString()
+        assert kind_of(data) == "report"
+        assert drain(reader.add(only_field(data, "report"))) == page.last
+        sizes.append(len(data))
+    assert page.last
+    return reader.report, sizes
+
+
+@given(REPORTS)
+def test_a_report_is_read_as_it_was_written(report: PoolReport) -> None:
+    assert read(report, PoolSpec("engine", 1, "model", 4, BLOCKS, BLOCKS))[0] == report
+
+
+def test_a_large_report_is_written_in_pages_that_are_read_without_delay() -> None:
+    pool = Pool(PoolSpec("engine", 1, "model", 4, 100_000, 10_000))
+    report = report_of(pool)
+    report.device.keyed = {block: bytes(KEY_BYTES) for block in report.device.release_order}
+    found, sizes = read(report, pool.spec)
+    assert found == report
+    assert max(sizes) < 100_000
