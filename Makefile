@@ -77,10 +77,10 @@ alerts-check: .venv/installed model ## make each alert fire on running services,
 	$(BIN)/pytest tests/deployment/test_alerts_fire.py -v $(ARGS)
 
 bench-%: .venv/installed model
-	$(BIN)/python -m bench.$*
+	$(BIN)/python -m bench $*
 
 readme: .venv/installed ## write what was measured into README.md and docs/performance.md
-	$(BIN)/python -m bench.readme
+	$(BIN)/python -m bench.report.readme
 
 gpu-check: ## check and measure on a GPU with what PYTHON has; DRY=1: small cases without a GPU
 	PYTHONPATH=.:protos $(PYTHON) -m bench.gpu_check $(if $(DRY),--dry) $(ARGS)
@@ -105,7 +105,7 @@ lint: .venv/installed ## check format, style, types, imports and generated code
 	$(BIN)/python helm/generate.py --check
 	$(BIN)/python deploy/prometheus/vllm_rules.py | diff -q - deploy/prometheus/vllm-rules.yml >&2 || \
 		{ echo 'recording rules are stale: run make rules' >&2; exit 1; }
-	$(BIN)/python -m bench.readme --check
+	$(BIN)/python -m bench.report.readme --check
 
 proto: .venv/installed ## generate the Python code of protos/
 	$(call generate,protos)

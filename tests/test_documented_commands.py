@@ -17,6 +17,7 @@ import grpc
 import pytest
 import yaml
 
+from bench.__main__ import module_of
 from quire.v1 import gateway_pb2_grpc
 from services.cli.main import cli
 from tests.documented_commands import PROGRAMS, ROOT, Command, commands, unlabelled_commands
@@ -122,8 +123,7 @@ def read_quire(words: list[str], shown: bool) -> None:
 def read_make(words: list[str], _shown: bool) -> None:
     (target,) = (word for word in words if "=" not in word)
     if target.startswith("bench-"):
-        module = target.removeprefix("bench-").replace("NAME", "kv")
-        assert (ROOT / "bench" / f"{module}.py").exists() or (ROOT / "bench" / module).is_dir()
+        assert module_of(target.removeprefix("bench-").replace("NAME", "kv"))
     # Nothing is installed or run.
     done = subprocess.run(
         ["make", "-n", "-o", ".venv/installed", *words], cwd=ROOT, capture_output=True, text=True, check=False

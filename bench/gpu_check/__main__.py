@@ -15,7 +15,8 @@ from bench.gpu_check import DRY, REPETITIONS
 from bench.gpu_check.notes import Result
 from bench.gpu_check.part import PARTS
 from bench.gpu_check.processes import Part, limit_of
-from bench.report import RESULTS, ROOT, print_rows, publish, write
+from bench.report.results import print_rows, publish, write
+from bench.report.targets import RESULTS, ROOT
 
 # Without a GPU kernels are interpreted, and nobody waits for the figures.
 PATIENCE = 10 if DRY else 1

@@ -29,7 +29,7 @@ BLOCK_SIZE, FLEX_BLOCK_SIZE = 16, 128
 
 
 @dataclass(frozen=True)
-class Sizes:
+class KernelSizes:
     """How much is measured. Each layer's K and V are far larger than any cache of the device, and layers take turns."""
 
     lengths: Sequence[int]
@@ -40,7 +40,7 @@ class Sizes:
     copied_blocks: int
 
 
-FULL = Sizes(
+FULL = KernelSizes(
     lengths=(1024,) * 256,
     ragged=(32768, *(16384,) * 2, *(8192,) * 4, *(4096,) * 8, *(2048,) * 16, *(1024,) * 32, *(512,) * 64),
     prompt=8192,
@@ -48,7 +48,7 @@ FULL = Sizes(
     repetitions=REPETITIONS,
     copied_blocks=512,
 )
-SMALL = Sizes(lengths=(40, 40), ragged=(60, 20, 3), prompt=20, layers=1, repetitions=1, copied_blocks=4)
+SMALL = KernelSizes(lengths=(40, 40), ragged=(60, 20, 3), prompt=20, layers=1, repetitions=1, copied_blocks=4)
 
 
 def part(name: str, device: torch.device, *, small: bool) -> Callable[[Notes], None]:
@@ -57,7 +57,7 @@ def part(name: str, device: torch.device, *, small: bool) -> Callable[[Notes], N
     return partial(found, SMALL if small else FULL, device)
 
 
-def _uniform(sizes: Sizes, device: torch.device, notes: Notes) -> None:
+def _uniform(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
     """Decode with equal lengths: ours at random and in order, torch on contiguous memory, FlexAttention on blocks."""
     lengths = sizes.lengths
     backend = _backend(TritonBackend, sum(-(-one // BLOCK_SIZE) for one in lengths), BLOCK_SIZE, sizes, device)
@@ -91,7 +91,7 @@ def _uniform(sizes: Sizes, device: torch.device, notes: Notes) -> None:
     notes.row("random_over_identity_table", times_as_fast(seconds, "paged", "identity"), "ratio", "identity table")
 
 
-def _ragged(sizes: Sizes, device: torch.device, notes: Notes) -> None:
+def _ragged(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
     lengths = sizes.ragged
     backend = _backend(TritonBackend, sum(-(-one // BLOCK_SIZE) for one in lengths), BLOCK_SIZE, sizes, device)
     query = torch.randn(len(lengths), KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE, device=device)
@@ -105,7 +105,7 @@ def _ragged(sizes: Sizes, device: torch.device, notes: Notes) -> None:
     notes.row("ragged_decode_of_the_read_bandwidth", share, "ratio", "memory")
 
 
-def _prefill(sizes: Sizes, device: torch.device, notes: Notes) -> None:
+def _prefill(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
     """One prompt, whole; and its second half onto the first, which is in the cache."""
     tokens = sizes.prompt
     backend = _backend(TritonBackend, -(-tokens // BLOCK_SIZE), BLOCK_SIZE, sizes, device)
@@ -129,7 +129,7 @@ def _prefill(sizes: Sizes, device: torch.device, notes: Notes) -> None:
     notes.row("prefill_over_cudnn_sdpa", times_as_fast(seconds, "paged", "cudnn"), "ratio", "torch")
 
 
-def _copies(sizes: Sizes, device: torch.device, notes: Notes) -> None:
+def _copies(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
     """Blocks of 32 layers: within the cache, and to the host tier and back, beside one large copy of as many bytes."""
     count = sizes.copied_blocks
     geometry = CacheGeometry(32 if device.type == "cuda" else 2, KV_HEADS, HEAD_SIZE)
@@ -157,7 +157,9 @@ def _copies(sizes: Sizes, device: torch.device, notes: Notes) -> None:
     notes.row("copy_over_one_large_copy", times_as_fast(seconds, "copy", "large"), "ratio", "torch")
 
 
-def _contiguous(query: torch.Tensor, lengths: Sequence[int], sizes: Sizes, device: torch.device) -> dict[str, Run]:
+def _contiguous(
+    query: torch.Tensor, lengths: Sequence[int], sizes: KernelSizes, device: torch.device
+) -> dict[str, Run]:
     """Return torch's attention on contiguous K and V of equal lengths."""
     shape = (sizes.layers, len(lengths), KV_HEADS, lengths[0], HEAD_SIZE)
     key, value = (torch.randn(shape, dtype=DTYPE, device=device) for _ in range(2))
@@ -191,14 +193,18 @@ def _sdpa(kind: SDPBackend, query: torch.Tensor, key: torch.Tensor, value: torch
 
 
 def _backend(
-    kind: type[TritonBackend] | type[FlexBackend], blocks: int, block_size: int, sizes: Sizes, device: torch.device
+    kind: type[TritonBackend] | type[FlexBackend],
+    blocks: int,
+    block_size: int,
+    sizes: KernelSizes,
+    device: torch.device,
 ) -> TritonBackend | FlexBackend:
     backend = kind(CacheGeometry(sizes.layers, KV_HEADS, HEAD_SIZE), block_size, blocks, DTYPE, device)
     backend.cache.normal_()
     return backend
 
 
-def _decoding(backend: AttentionBackend, query: torch.Tensor, batch: PagedBatch, sizes: Sizes) -> Run:
+def _decoding(backend: AttentionBackend, query: torch.Tensor, batch: PagedBatch, sizes: KernelSizes) -> Run:
     """Return one step's attention in all layers. Ours plans its work anew each time, as each step does."""
 
     def run() -> None:

@@ -42,7 +42,7 @@ PRODUCT_SIZE = 8192
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LlamaSizes:
     """The model, and what it is asked for: batches of requests at a context, and some long prompts."""
 
     config: dict[str, Any]
@@ -75,8 +75,8 @@ TINY = LLAMA_3_8B | {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
-FULL = Sizes(LLAMA_3_8B, (1, 32, 256), 1024, 64, 8000, 3, 8192)
-SMALL = Sizes(TINY, (1, 2), 12, 2, 20, 1, 64)
+FULL = LlamaSizes(LLAMA_3_8B, (1, 32, 256), 1024, 64, 8000, 3, 8192)
+SMALL = LlamaSizes(TINY, (1, 2), 12, 2, 20, 1, 64)
 
 
 class _Clock(NamedTuple):
@@ -119,7 +119,7 @@ class _Watched:
         return float(max(0.0, idle) / latest[0][0].elapsed_time(latest[-1][1]))
 
 
-def measure(sizes: Sizes, device: torch.device, notes: Notes) -> None:
+def measure(sizes: LlamaSizes, device: torch.device, notes: Notes) -> None:
     """Decode at each batch size, then begin with a long prompt."""
     loaded = _model(sizes.config, device)
     ceilings = _ceilings(device, small=sizes is SMALL)
@@ -178,7 +178,7 @@ def _model(config: dict[str, Any], device: torch.device) -> LoadedModel:
     return take(model.eval(), "random")
 
 
-def _runner(loaded: LoadedModel, sizes: Sizes, device: torch.device) -> _Watched:
+def _runner(loaded: LoadedModel, sizes: LlamaSizes, device: torch.device) -> _Watched:
     blocks = max(sizes.batches) * (-(-(sizes.context + 2 * sizes.steps) // BLOCK_SIZE) + 2)
     blocks = max(blocks, 2 * -(-sizes.prompt // BLOCK_SIZE))
     backend = TritonBackend(loaded.geometry, BLOCK_SIZE, blocks, loaded.dtype, device)
@@ -189,7 +189,7 @@ def _runner(loaded: LoadedModel, sizes: Sizes, device: torch.device) -> _Watched
     return _Watched(ModelRunner(loaded, backend, BLOCK_SIZE, decoder=recorded), device, blocks)
 
 
-def _decode(watched: _Watched, loaded: LoadedModel, sizes: Sizes, batch: int) -> tuple[list[float], float]:
+def _decode(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes, batch: int) -> tuple[list[float], float]:
     """Decode a batch at a context; return the seconds of each step in which all decode, and the device's idle share."""
     length = sizes.context - sizes.steps // 2  # so that the steps lie around the context
     with _engine(watched, loaded, sizes) as (engine, wait):
@@ -216,7 +216,7 @@ def _decode(watched: _Watched, loaded: LoadedModel, sizes: Sizes, batch: int) ->
     return seconds[1:], idle  # the first may have begun with a prompt's end
 
 
-def _prefill(watched: _Watched, loaded: LoadedModel, sizes: Sizes, seed: int) -> float:
+def _prefill(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes, seed: int) -> float:
     """Return the seconds from a long prompt's coming to its first token."""
     draw = random.Random(seed)
     prompt = tuple(draw.randrange(loaded.vocabulary_size) for _ in range(sizes.prompt))
@@ -236,7 +236,7 @@ def _finish(engine: Engine, wait: Any) -> None:
 
 
 @contextmanager
-def _engine(watched: _Watched, loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[Engine, Any]]:
+def _engine(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes) -> Iterator[tuple[Engine, Any]]:
     """Connect an engine with an empty pool to a KV manager in a process of its own.
 
     Yields it, and what waits for the manager's news if a turn made no progress.

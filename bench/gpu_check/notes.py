@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from bench.report import Row, row
+from bench.report.results import Row, row
 
 
 class Notes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Timer
 
-from bench.report import ROOT
+from bench.report.targets import ROOT
 
 
 def limit_of(own: float, others: Sequence[float], left: float) -> float:

@@ -7,7 +7,7 @@ from collections import Counter
 
 from bench.gpu_check import DRY
 from bench.gpu_check.notes import Notes
-from bench.report import ROOT
+from bench.report.targets import ROOT
 
 TABLE = "tests/engine/attention/test_backends.py"
 OTHERS = ("tests/engine/gpu/test_gpu_decoder.py", "tests/engine/gpu/test_copy_stream.py")

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import torch
 
-from bench.report import track
+from bench.report.results import track
 from engine.gpu.graphs import CudaRecorder, Recorder, Recording
 
 Run = Callable[[], object]

@@ -1,6 +1,6 @@
 """What block management costs in vLLM: its KVCacheManager in process, prefix caching on, at its own defaults.
 
-Run by a Python interpreter that has vLLM, with the workload of `bench.kv` as JSON for its argument; knows nothing of
+Run by a Python interpreter that has vLLM, with the workload of `bench kv` as JSON for its argument; knows nothing of
 Quire. Prints its name, then figures for each line that it reads, until there is none.
 """
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.engine_loads import LoadSamples, most_over_mean
+from bench.loads.engine_loads import LoadSamples, most_over_mean
 
 
 def test_work_is_told_for_whole_windows_and_grows_evenly_between_moments() -> None:

@@ -32,7 +32,7 @@ def services(
         started = {"kvmanager": start("kvmanager")}
         options = ("--kvmanager", at["kvmanager"], "--model", str(tiny_model("llama")), "--device-blocks", "10000")
         pace = ("--microseconds-per-token", str(MICROSECONDS))
-        started["engine"] = start("engine", *options, *pace, module="bench.null_engine")
+        started["engine"] = start("engine", *options, *pace, module="bench.loads.null_engine")
         started["gateway"] = start("gateway", "--engines", at["engine"])
         started["gateway"].output.wait_for("gateway is ready")
         yield started

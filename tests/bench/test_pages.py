@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench import readme
-from bench.plots import PICTURES, draw
-from bench.readme import NOT_MEASURED, Pages, filled
-from bench.report import RESULTS, ROOT, targets
+from bench.report import readme
+from bench.report.pictures import PICTURES, draw
+from bench.report.readme import NOT_MEASURED, Pages, filled
+from bench.report.targets import RESULTS, ROOT, targets
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 

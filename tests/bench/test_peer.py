@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.peer import Peer, Worker
+from bench.loads.peer import Peer, Worker
 
 SCRIPT = """
 import json, sys

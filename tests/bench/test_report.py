@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import report
-from bench.report import met, publish, row, targets
+from bench.report import results
+from bench.report.results import publish, row
+from bench.report.targets import ROOT, met, targets
 
 # What a machine with a GPU and little else does not have.
 BARE = """
@@ -18,11 +19,11 @@ from pathlib import Path
 
 for name in ("rich", "matplotlib", "psutil", "numpy", "torch"):
     sys.modules[name] = None
-from bench import report
+from bench.report import results
 
-report.RESULTS = Path(sys.argv[1])
-assert list(report.track([1, 2], "counting")) == [1, 2]
-report.publish("cpu", [report.row("cpu", "b1_over_the_better_peer", 1.5, "ratio", "a peer")], 3, seconds=[0.5])
+results.RESULTS = Path(sys.argv[1])
+assert list(results.track([1, 2], "counting")) == [1, 2]
+results.publish("cpu", [results.row("cpu", "b1_over_the_better_peer", 1.5, "ratio", "a peer")], 3, seconds=[0.5])
 """
 
 
@@ -60,7 +61,7 @@ def test_every_target_says_on_which_side_a_value_meets_it_in_words_of_a_benchmar
 def test_a_result_says_when_and_under_what_load_it_was_measured_and_holds_what_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
     publish("demo", [row("demo", "first_token_seconds", 3.0, "s")], 2, runs=[2.5, 3.5])
     result = json.loads((tmp_path / "demo.json").read_text())
     assert datetime.fromisoformat(result["started"]) < datetime.now(UTC)
@@ -73,7 +74,7 @@ def test_a_result_says_when_and_under_what_load_it_was_measured_and_holds_what_w
 
 def test_a_bare_machine_prints_a_plain_table_and_draws_nothing(tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", BARE, str(tmp_path)], cwd=report.ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", BARE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import context, copies, engine_worker, stream_client
+from bench.blocks import copies
+from bench.engine import context
+from bench.loads import engine_worker, stream_client
 from engine.attention import TorchBackend
 from engine.attention.cache import CacheGeometry
 from services.engine.settings import EngineSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.report import targets
+from bench.report.targets import targets
 
 ROOT = Path(__file__).parents[2]
 BATCHES = {"_b2_": ("_b32_", "_b256_")}  # the small cases' batch, and those that stand there on a GPU

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from bench.null_engine import NullOptions, assemble
+from bench.loads.null_engine import NullOptions, assemble
 from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc
 from services.engine.server import EngineService
 from services.engine.settings import EngineSettings

@@ -1,0 +1,29 @@
+"""Runs the benchmark of a name, in whatever room it is: `python -m bench NAME [ARGUMENTS...]`."""
+
+import runpy
+import sys
+from importlib.util import find_spec
+
+_ROOMS = ("blocks", "engine", "serving")
+
+
+def module_of(name: str) -> str:
+    """Return the module of a benchmark. Raises LookupError for a name that none has."""
+    found = [module for room in _ROOMS if name.isidentifier() and find_spec(module := f"bench.{room}.{name}")]
+    if not found:
+        raise LookupError(f"there is no benchmark {name!r} in {', '.join(f'bench/{room}' for room in _ROOMS)}")
+    return found[0]
+
+
+def main(name: str = "", *arguments: str) -> None:
+    """Run it as if it were started itself."""
+    try:
+        module = module_of(name)
+    except LookupError as error:
+        sys.exit(str(error))
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Benchmarks of block management, and of what blocks save."""

@@ -1,0 +1,86 @@
+"""Copies of blocks on the CPU beside one large copy of as many bytes: between the tiers, and within the cache.
+
+256 random blocks of the demo model's geometry, in bfloat16, other ones in each repetition; all take turns.
+"""
+
+import os
+
+# As in the engine's own process, and before torch is imported: threads that sleep have to be woken for each block.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import random
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from bench.report.results import Row, publish, row, track
+from engine.attention import TorchBackend
+from engine.attention.backend import Direction
+from engine.attention.cache import CacheGeometry
+from engine.blocks import Copy
+from engine.native import Kernels, build
+from engine.native.cpu_backend import CpuBackend
+from services.models.model_store import default_cache
+
+REPETITIONS = 15
+GEOMETRY = CacheGeometry(layers=30, kv_heads=3, head_size=64)
+BLOCK_SIZE, BLOCKS, COPIED = 16, 1024, 256
+DTYPE = torch.bfloat16
+COPIED_BYTES = COPIED * GEOMETRY.block_bytes(BLOCK_SIZE, DTYPE)
+LARGE = "one_large_copy"
+
+Backend = CpuBackend | TorchBackend
+
+
+def main() -> None:
+    """Measure everything, and publish it."""
+    kernels = Kernels(build(default_cache().parent / "kernels"))
+    backends: dict[str, Backend] = {
+        "": CpuBackend(kernels, GEOMETRY, BLOCK_SIZE, BLOCKS, DTYPE, BLOCKS),
+        "torch_": TorchBackend(GEOMETRY, BLOCK_SIZE, BLOCKS, DTYPE, host_blocks=BLOCKS),
+    }
+    source = torch.ones(COPIED_BYTES, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    draw = random.Random(1)
+    seconds: dict[str, list[float]] = {}
+    for backend in backends.values():
+        backend.cache.normal_()
+    for repetition in track(range(REPETITIONS + 1), "copies"):  # the first warms up
+        ways: dict[str, Callable[[], object]] = {LARGE: lambda: target.copy_(source)}
+        for prefix, backend in backends.items():
+            ways |= _ways(prefix, backend, draw)
+        for name, run in ways.items():
+            begun = perf_counter()
+            run()
+            if repetition:
+                seconds.setdefault(name, []).append(perf_counter() - begun)
+    publish("copies", _rows(seconds), REPETITIONS, seconds=seconds, bytes=COPIED_BYTES)
+
+
+def _ways(prefix: str, backend: Backend, draw: random.Random) -> dict[str, Callable[[], object]]:
+    """Return what is measured of a backend, with blocks of its own: no source is a destination."""
+    ids = draw.sample(range(1, BLOCKS + 1), 2 * COPIED)
+    copies = [Copy(*pair) for pair in zip(ids[:COPIED], ids[COPIED:], strict=True)]
+    return {
+        f"{prefix}swap_out": lambda: backend.swap(copies, Direction.DEVICE_TO_HOST),
+        f"{prefix}swap_in": lambda: backend.swap(copies, Direction.HOST_TO_DEVICE),
+        f"{prefix}copy": lambda: backend.copy_blocks(copies),
+    }
+
+
+def _rows(seconds: dict[str, list[float]]) -> list[Row]:
+    rows = []
+    for name, own in seconds.items():
+        rate = COPIED_BYTES / median(own) / 1e9
+        rows.append(row("copies", f"{name}_gigabytes_per_second", round(rate, 2), "GB/s"))
+    for name, own in seconds.items():
+        if name != LARGE:
+            ratio = median(large / ours for large, ours in zip(seconds[LARGE], own, strict=True))
+            rows.append(row("copies", f"{name}_over_{LARGE}", round(ratio, 3), "ratio", "one large copy"))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What hostile messages to the KV manager do to another engine, and to the manager's memory.
+
+A neighbour in a process of its own does one small Step after the other. How much longer its slowest Step takes beside a
+message is measured against the slowest of as long a time in which nothing is sent.
+"""
+
+import time
+from statistics import median
+
+from bench.report.results import publish, row, track
+from tests.hostile_messages import Hostile, Neighbour, forget_peak, resident_mib, send, shapes
+from tests.running_quire import RunningService
+
+REPETITIONS = 1
+_LEAST_SECONDS = 0.2
+
+# The slowest Step alone, the slowest beside the message, and what the manager has grown by.
+Run = tuple[float, float, float]
+
+
+def main() -> None:
+    """Measure all shapes, and publish the worst."""
+    service = RunningService("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0", "--map-listen", "")
+    neighbour = Neighbour(service.address)
+    try:
+        runs = {
+            hostile.name: [_measure(service, neighbour, hostile) for _ in range(REPETITIONS)]
+            for hostile in track(list(shapes()), "Messages")
+        }
+    finally:
+        neighbour.close()
+        service.close()
+    alone = median(alone for several in runs.values() for alone, _, _ in several)
+    added = {name: median(beside for _, beside, _ in several) - alone for name, several in runs.items()}
+    growth = {name: max(grown for _, _, grown in several) for name, several in runs.items()}
+    rows = [
+        row("kv_messages", "slowest_step_alone_ms", round(alone, 2), "ms"),
+        row("kv_messages", "slowest_step_added_ms", round(max(added.values()), 2), "ms"),
+        row("kv_messages", "memory_growth_mib", round(max(growth.values()), 1), "MiB"),
+    ]
+    publish("kv_messages", rows, REPETITIONS, runs=runs, added_ms=added, growth_mib=growth)
+
+
+def _measure(service: RunningService, neighbour: Neighbour, hostile: Hostile) -> Run:
+    pid = service.process.pid
+    before = resident_mib(pid)
+    forget_peak(pid)
+    neighbour.waits()
+    begun = time.monotonic()
+    send(service.address, hostile)
+    time.sleep(max(0.0, begun + _LEAST_SECONDS - time.monotonic()))
+    seconds = time.monotonic() - begun
+    beside, _ = neighbour.waits()
+    growth = resident_mib(pid, "VmHWM") - before
+    time.sleep(seconds)
+    alone, _ = neighbour.waits()
+    return alone, beside, growth
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Benchmarks of the engine: kernels, speed, exactness."""

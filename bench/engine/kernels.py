@@ -1,0 +1,99 @@
+"""The CPU's attention kernel while decoding: beside what memory gives, and torch on contiguous and gathered memory.
+
+32 sequences of 1,024 tokens with the heads of the demo model, in bfloat16. Each measurement goes over all layers, so
+that no cache holds what the next one reads; all take turns.
+"""
+
+import random
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+from rich.progress import track
+
+from bench.report.results import publish, row
+from engine.attention import PagedBatch, TorchBackend
+from engine.attention.backend import Scoring
+from engine.attention.cache import CacheGeometry
+from engine.native import Kernels, build
+from engine.native.cpu_backend import CpuBackend
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
+from services.models.model_store import default_cache
+
+REPETITIONS = 12
+SEQUENCES, CONTEXT, BLOCK_SIZE, GROUP = 32, 1024, 16, 3
+GEOMETRY = CacheGeometry(layers=30, kv_heads=3, head_size=64)
+BLOCKS = SEQUENCES * CONTEXT // BLOCK_SIZE
+SCORING = Scoring(GEOMETRY.head_size**-0.5)
+DTYPE = torch.bfloat16
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    """Measure everything, and publish it."""
+    kernels = Kernels(build(default_cache().parent / "kernels"))
+    query = torch.randn(SEQUENCES, GEOMETRY.kv_heads * GROUP, GEOMETRY.head_size, dtype=DTYPE)
+    ways = _ways(kernels, query)
+    names = list(ways)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    with torch.inference_mode():
+        for repetition in track(range(REPETITIONS + 1), "kernels"):  # the first warms up
+            # Who comes after whom takes turns too: the first after torch's operators is some per cent slower.
+            for name in names if repetition % 2 else reversed(names):
+                begun = perf_counter()
+                ways[name]()
+                if repetition:
+                    seconds[name].append(perf_counter() - begun)
+    kv_bytes = GEOMETRY.layers * 2 * SEQUENCES * CONTEXT * GEOMETRY.kv_heads * GEOMETRY.head_size * DTYPE.itemsize
+    rows = [
+        row("kernels", "decode_gigabytes_per_second", round(kv_bytes / median(seconds["paged"]) / 1e9, 2), "GB/s"),
+        row("kernels", "decode_of_the_floor", _ratio(seconds, "floor", "paged"), "ratio", "memory"),
+        row("kernels", "decode_over_gather_and_sdpa", _ratio(seconds, "gathered", "paged"), "ratio", "torch"),
+        row("kernels", "decode_over_contiguous_sdpa", _ratio(seconds, "contiguous", "paged"), "ratio", "torch"),
+        row("kernels", "random_over_identity_table", _ratio(seconds, "identity", "paged"), "ratio", "identity table"),
+    ]
+    publish("kernels", rows, REPETITIONS, seconds=seconds, kv_bytes=kv_bytes, layers=GEOMETRY.layers)
+
+
+def _ratio(seconds: dict[str, list[float]], peer: str, ours: str) -> float:
+    """Return how many times as fast as the peer we are: the median over repetitions."""
+    return round(median(their / our for their, our in zip(seconds[peer], seconds[ours], strict=True)), 3)
+
+
+def _ways(kernels: Kernels, query: torch.Tensor) -> dict[str, Callable[[], object]]:
+    threads = torch.get_num_threads()
+    native = CpuBackend(kernels, GEOMETRY, BLOCK_SIZE, BLOCKS, DTYPE, threads=threads)
+    native.cache.normal_()
+    gathering = TorchBackend(GEOMETRY, BLOCK_SIZE, BLOCKS, DTYPE)
+    gathering.cache.normal_()
+    shape = (GEOMETRY.layers, 2, SEQUENCES, GEOMETRY.kv_heads, CONTEXT, GEOMETRY.head_size)
+    contiguous = torch.randn(shape, dtype=DTYPE)
+    # The query heads of one KV head are rows of one matrix: K and V are read once.
+    packed = query.view(SEQUENCES, GEOMETRY.kv_heads, GROUP, GEOMETRY.head_size)
+    ordered = list(range(1, BLOCKS + 1))
+    shuffled = random.Random(1).sample(ordered, BLOCKS)
+    identity, scattered = _batch(ordered), _batch(shuffled)
+    layers = range(GEOMETRY.layers)
+    whole = native.cache.view(torch.uint8).flatten()[: native.cache.nbytes >> 20 << 20]
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return {
+        "floor": lambda: kernels.read(whole, threads),
+        "paged": lambda: [native.attend(layer, query, scattered, SCORING) for layer in layers],
+        "identity": lambda: [native.attend(layer, query, identity, SCORING) for layer in layers],
+        "gathered": lambda: [gathering.attend(layer, query, scattered, SCORING) for layer in layers],
+        "contiguous": lambda: [attention(packed, key, value, scale=SCORING.scaling) for key, value in contiguous],
+    }
+
+
+def _batch(blocks: list[int]) -> PagedBatch:
+    """Lay out one decoding step of all sequences, whose blocks lie in this order."""
+    each = CONTEXT // BLOCK_SIZE
+    tables = [tuple(blocks[number * each : (number + 1) * each]) for number in range(SEQUENCES)]
+    work = [Work(number, (0,), CONTEXT - 1, table, True, Sampling()) for number, table in enumerate(tables)]
+    return PagedBatch.of(work, BLOCK_SIZE, CPU)
+
+
+if __name__ == "__main__":
+    main()

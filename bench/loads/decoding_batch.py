@@ -1,0 +1,98 @@
+"""The Steps of a batch that decodes, and an engine's stream to a KV manager that they go over."""
+
+import random
+import time
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+import kvmanager
+from engine import blocks
+from quire.v1 import kvmanager_pb2 as pb
+from quire.v1 import kvmanager_pb2_grpc as pb_grpc
+from services.wire.attach import register_message
+from services.wire.report import pages_of
+
+Call = grpc.aio.StreamStreamCall[Any, Any]
+
+SEQUENCES, BLOCK_SIZE = 256, 16
+POOL_BLOCKS = 100_000
+MICRO = 1e6
+_TOKENS = 4096
+
+
+class DecodingBatch:
+    """Makes the Steps of a batch that decodes, one after the other; block fillings are spread evenly over them."""
+
+    def __init__(self, sequences: int, seed: int = 1) -> None:
+        draw = random.Random(seed)
+        self.sequences = sequences
+        self._tokens = [array("i", (draw.randrange(49_000) for _ in range(_TOKENS))) for _ in range(sequences)]
+        self._computed = [BLOCK_SIZE * 2 + number % BLOCK_SIZE for number in range(sequences)]
+        self._committed = [0] * sequences
+        self._room = [-(-tokens // BLOCK_SIZE) * BLOCK_SIZE for tokens in self._computed]
+        self._number = 0
+
+    def _begin(self) -> blocks.Step:
+        """Allocate all sequences."""
+        self._number += 1
+        return blocks.Step(
+            self._number,
+            allocates=[
+                blocks.Allocate(number, number, f"r{number}", b"", tokens[:length], length)
+                for number, (tokens, length) in enumerate(zip(self._tokens, self._computed, strict=True), 1)
+            ],
+        )
+
+    def _next(self) -> blocks.Step:
+        """Let each sequence go on by one token."""
+        self._number += 1
+        step = blocks.Step(self._number)
+        for index, computed in enumerate(self._computed):
+            done = computed // BLOCK_SIZE
+            if done > self._committed[index]:
+                first = self._committed[index]
+                tokens = self._tokens[index][first * BLOCK_SIZE : done * BLOCK_SIZE]
+                step.commits.append(blocks.Commit(index + 1, first, tokens))
+                self._committed[index] = done
+            if computed + 2 > self._room[index]:
+                step.extends.append(blocks.Extend(index + 1, [(index + 1, computed + 2)]))
+                self._room[index] += BLOCK_SIZE
+            step.lengths.append(blocks.Length(index + 1, computed))
+            self._computed[index] = computed + 1
+        return step
+
+    def steps(self, count: int) -> Iterator[blocks.Step]:
+        """Yield the Step that allocates all, the one that commits their prompts, and `count` more."""
+        yield self._begin()
+        for _ in range(1 + count):
+            yield self._next()
+
+
+async def attach(
+    channel: grpc.aio.Channel, spec: kvmanager.PoolSpec, report: kvmanager.PoolReport | None = None
+) -> Call:
+    """Open the stream of an engine, attached with a report of its pool."""
+    call = pb_grpc.KVManagerStub(channel).Attach()
+    await call.write(pb.PoolRequest(register=register_message(spec)))
+    for page in pages_of(report or kvmanager.PoolReport()):
+        await call.write(pb.PoolRequest(report=page))
+    while True:
+        first = await call.read()
+        assert isinstance(first, pb.PoolResponse)
+        if not first.HasField("attaching"):
+            break
+    assert first.HasField("registered")
+    return call
+
+
+async def round_trip(call: Call, message: pb.PoolRequest) -> float:
+    """Send a Step that nothing of is refused, and return the microseconds until its result."""
+    begun = time.perf_counter()
+    await call.write(message)
+    response = await call.read()
+    assert isinstance(response, pb.PoolResponse)
+    assert not response.result.refusals
+    return (time.perf_counter() - begun) * MICRO

@@ -1,0 +1,59 @@
+"""An engine in a process of its own, without any network, and the KV manager's core in it: for `bench system`.
+
+`python -m bench.loads.engine_worker DEVICE_BLOCKS` prints its name, then for each line of work that it reads the
+seconds from the first request to the last answer's end, and its CPU seconds.
+"""
+
+import os
+
+# As in the engine's own process, and before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import json
+import sys
+import time
+from typing import Any
+
+from engine.run.loop import Engine
+from engine.schedule.request import Request, Sampling, Stopping
+from engine.schedule.scheduler import Scheduler
+from services.engine.settings import EngineSettings
+from services.engine.startup.assembly import EngineParts, assemble
+from services.models.model_store import default_cache, resolve
+from tests.in_process import InProcessBlocks
+
+Item = dict[str, Any]
+
+
+def demo_parts(device_blocks: int) -> EngineParts:
+    """Return an engine of the demo model as `quire serve` puts it together, with the defaults of its settings."""
+    folder = resolve("demo", default_cache(), lambda *_: None)
+    kernels_folder = default_cache().parent / "kernels"
+    return assemble(EngineSettings(model=str(folder), device_blocks=device_blocks, kernels_folder=str(kernels_folder)))
+
+
+def run(parts: EngineParts, work: list[Item]) -> dict[str, float]:
+    """Run all requests at once, in an engine with nothing cached."""
+    scheduler = Scheduler(parts.scheduler.capacity, parts.scheduler.limits)
+    engine = Engine(scheduler, parts.runner, InProcessBlocks(scheduler.capacity), time.monotonic)
+    begun, used = time.perf_counter(), time.process_time()
+    for number, item in enumerate(work):
+        prompt = tuple(item["prompt"])
+        scheduler.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), Stopping(item["tokens"])))
+    while not scheduler.empty:
+        engine.turn()
+        assert engine.last_failure is None
+    assert scheduler.totals.generated_tokens == sum(item["tokens"] for item in work)
+    return {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time() - used}
+
+
+def main() -> None:
+    """Answer each line of work."""
+    parts = demo_parts(int(sys.argv[1]))
+    print("engine in process", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(run(parts, json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

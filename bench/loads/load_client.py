@@ -1,0 +1,122 @@
+"""A client in a process of its own, which notes when each token came: for `bench streams` and `bench overload`.
+
+`python -m bench.loads.load_client ADDRESS` prints its name. For each line `{"requests", "until", "closed", "file"}`
+that it reads, it runs the requests, writes what became of them to the file, one JSON object a line, and prints its CPU
+seconds.
+A request is `{"id", "at", "prompt", "tokens"}`: it is sent `at` seconds after the start (open loop), or with `closed`
+as soon as fewer than so many are under way. After `until` seconds all that is still under way is left.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.loads.stream_client import request_of
+from quire.v1 import gateway_pb2_grpc, status_pb2
+from services.runtime import transport
+
+CALL_SECONDS = 600
+READY_SECONDS = 30
+LEFT = "left"  # the status of a request that was under way when the time was over
+
+Item = dict[str, Any]
+
+
+@dataclass
+class Fate:
+    """What became of a request. Times are nanoseconds of the machine's monotonic clock."""
+
+    id: str
+    sent: int
+    deltas: list[tuple[int, int]] = field(default_factory=list)  # when, and how many tokens
+    started: int = 0
+    ended: int = 0
+    status: str = "OK"
+    retry_seconds: float | None = None
+
+
+async def fate_of(stub: Any, item: Item) -> Fate:
+    """Run a request to its end."""
+    request = request_of(item)
+    request.request_id = item["id"]
+    fate = Fate(item["id"], time.monotonic_ns())
+    try:
+        async for response in stub.Generate(request, timeout=CALL_SECONDS):
+            if response.HasField("started"):
+                fate.started = time.monotonic_ns()
+            elif count := len(response.delta.token_ids):
+                fate.deltas.append((time.monotonic_ns(), count))
+    except grpc.aio.AioRpcError as error:
+        fate.status, fate.retry_seconds = error.code().name, _retry_seconds(error)
+    except asyncio.CancelledError:
+        fate.status = LEFT
+    fate.ended = time.monotonic_ns()
+    return fate
+
+
+def _retry_seconds(error: grpc.aio.AioRpcError) -> float | None:
+    for name, value in error.trailing_metadata():
+        if name == "grpc-status-details-bin":
+            status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
+            retry = status_pb2.RetryInfo.FromString(status.details[0].value)
+            return retry.retry_delay.ToTimedelta().total_seconds()
+    return None
+
+
+async def _open(stub: Any, requests: list[Item], until: float) -> list[Fate]:
+    begun, calls = time.monotonic(), []
+    for item in requests:
+        await asyncio.sleep(begun + item["at"] - time.monotonic())
+        calls.append(asyncio.create_task(fate_of(stub, item)))
+    await asyncio.wait(calls, timeout=begun + until - time.monotonic())
+    for call in calls:
+        call.cancel()
+    return list(await asyncio.gather(*calls))
+
+
+async def _closed(stub: Any, requests: list[Item], until: float, concurrency: int) -> list[Fate]:
+    rest, fates, over = iter(requests), list[Fate](), False
+
+    async def client() -> None:
+        while not over and (item := next(rest, None)):
+            fates.append(await fate_of(stub, item))
+
+    clients = [asyncio.create_task(client()) for _ in range(concurrency)]
+    await asyncio.wait(clients, timeout=until)
+    over = True
+    for one in clients:
+        one.cancel()
+    await asyncio.gather(*clients)
+    return fates
+
+
+async def run(address: str, work: Item) -> dict[str, float]:
+    """Run the requests; return this process's CPU seconds."""
+    async with transport.channel(address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), READY_SECONDS)
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        used = time.process_time()
+        if work["closed"]:
+            fates = await _closed(stub, work["requests"], work["until"], work["closed"])
+        else:
+            fates = await _open(stub, work["requests"], work["until"])
+        cpu_seconds = time.process_time() - used
+    Path(work["file"]).write_text("".join(f"{json.dumps(asdict(fate))}\n" for fate in fates))
+    return {"cpu_seconds": cpu_seconds}
+
+
+def main() -> None:
+    """Answer each line of work."""
+    print("client", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(asyncio.run(run(sys.argv[1], json.loads(line)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Measures others beside Quire: processes that take turns, and peers run by the Python interpreter that has them."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from bench.report.results import Row, row
+from bench.report.targets import ROOT
+
+PEERS = ROOT / "bench" / "peers"
+
+Figures = Mapping[str, float]
+
+
+class Worker:
+    """A process that says its name, then prints figures as JSON for each line that it reads.
+
+    While it is not asked it is stopped, with all that it has started: some keep a core busy that they do not need.
+    """
+
+    def __init__(self, label: str, command: Sequence[str | Path]) -> None:
+        """Start it and wait for its name. Raises RuntimeError if it ends instead."""
+        self.label = label
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.name = self._line()
+        self._signal(signal.SIGSTOP)
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let it read the end of its input, and wait until it has ended."""
+        self._signal(signal.SIGCONT)
+        self._process.communicate()
+
+    def measure(self, line: str) -> Figures:
+        """Run one repetition of what the line asks for. Raises RuntimeError if the process ends instead."""
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        figures: Figures = json.loads(self._line())
+        self._signal(signal.SIGSTOP)
+        return figures
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().rstrip("\n")
+        if not line:
+            self._process.communicate()
+            raise RuntimeError(f"{self.label} ended with {self._process.returncode} before it was measured")
+        return line
+
+
+class Peer:
+    """A peer's script at work.
+
+    It runs where the environment names an interpreter for it; else it has no name and measures nothing.
+    """
+
+    def __init__(self, script: Path, variable: str, workload: Mapping[str, Any]) -> None:
+        self.label = script.stem.partition("_")[0]  # begins the names of its rows
+        self.name: str | None = None
+        self.runs: list[Figures] = []
+        self._variable = variable
+        self._worker: Worker | None = None
+        if python := os.environ.get(variable):
+            self._worker = Worker(self.label, [python, script, json.dumps(workload)])
+            self.name = self._worker.name
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._worker:
+            self._worker.close()
+
+    def measure(self, workload: str = "") -> Figures | None:
+        """Run one repetition, of the workload of this name; return its figures if there is a peer."""
+        if not self._worker:
+            return None
+        self.runs.append(self._worker.measure(workload))
+        return self.runs[-1]
+
+    def rows(self, benchmark: str, metrics: Sequence[str], runs: Sequence[Figures]) -> list[Row]:
+        """Return the peer's figures, and Quire's over them: medians, or None where the peer did not run."""
+        peer = self.name or f"{self.label} did not run: {self._variable} is not set"
+        rows = []
+        for metric in metrics:
+            theirs = [run[metric] for run in self.runs]
+            ratios = [ours[metric] / their for ours, their in zip(runs, theirs, strict=self.name is not None)]
+            rows.append(row(benchmark, f"{self.label}_{metric}", _median(theirs), "us", peer))
+            rows.append(row(benchmark, f"{metric}_over_{self.label}", _median(ratios), "ratio", peer))
+        return rows
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return round(median(values), 3) if values else None

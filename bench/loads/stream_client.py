@@ -1,0 +1,61 @@
+"""A light client in a process of its own, for `bench system`: runs many streams at once, and says what they took.
+
+`python -m bench.loads.stream_client ADDRESS` prints its name, then for each line of work that it reads the seconds from
+the first call to the last answer's end, and its own CPU seconds.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from services.runtime import transport
+
+CALL_SECONDS = 240
+READY_SECONDS = 30
+
+Item = dict[str, Any]
+
+
+async def run(address: str, work: list[Item]) -> dict[str, float]:
+    """Run all requests at once, over a connection that is there already."""
+    requests = [request_of(item) for item in work]
+    async with transport.channel(address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), READY_SECONDS)
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        begun, used = time.perf_counter(), time.process_time()
+        counts = await asyncio.gather(*(_tokens_of(stub, request) for request in requests))
+        seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - used
+    assert counts == [item["tokens"] for item in work], f"answers of {counts} tokens"
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds}
+
+
+def request_of(item: Item) -> gateway_pb2.GenerateRequest:
+    """Ask for the most likely continuation of a prompt of token ids, of a given length."""
+    request = gateway_pb2.GenerateRequest()
+    request.prompt.token_ids.ids.extend(item["prompt"])
+    request.sampling.temperature = 0
+    request.stopping.max_tokens = item["tokens"]
+    request.stopping.ignore_eos = True
+    return request
+
+
+async def _tokens_of(stub: Any, request: gateway_pb2.GenerateRequest) -> int:
+    """Return how many tokens came."""
+    count = 0
+    async for response in stub.Generate(request, timeout=CALL_SECONDS):
+        count += len(response.delta.token_ids)
+    return count
+
+
+def main() -> None:
+    """Answer each line of work."""
+    print("client", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(asyncio.run(run(sys.argv[1], json.loads(line)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

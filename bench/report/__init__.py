@@ -1,0 +1,1 @@
+"""What benchmarks write: results, the pictures drawn from them, and the tables of the pages."""

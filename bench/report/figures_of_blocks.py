@@ -1,0 +1,140 @@
+"""Figures of what block management costs and saves."""
+
+from collections.abc import Sequence
+from statistics import median, quantiles
+from typing import Any
+
+from bench.report.picture import GREY, ON_WHITE, OTHER, PEER, QUIRE, TARGET, Picture, Result, target_of
+
+
+def _kv(panels: Sequence[Any], result: Result) -> None:
+    """Microseconds of what is done often, beside vLLM's and the targets; and how they grow with the pool."""
+    left, right = panels
+    shown = {
+        "decode_us_per_sequence": "decode, per sequence",
+        "prefill_us_per_block": "prefill, per block",
+        "free_us_per_block": "free, per block",
+    }
+    sides = [(QUIRE, "Quire", result["runs"], -0.2)]
+    if result["vllm_runs"]:
+        sides.append((PEER, "vLLM", result["vllm_runs"], 0.2))
+    for color, label, runs, shift in sides:
+        heights = [median(run[metric] for run in runs) for metric in shown]
+        bars = left.bar([at + shift for at in range(len(shown))], heights, 0.38, color=color, label=label)
+        left.bar_label(bars, fmt="%.2f", padding=2)
+    names = [f"{text}\n(target: at most {target_of('kv', metric):g})" for metric, text in shown.items()]
+    left.set_xticks(range(len(shown)), names)
+    left.set_ylim(0, 1.1 * left.dataLim.ymax)
+    left.set_ylabel("microseconds, less is better")
+    left.set_title("In process, 256 sequences, a pool of 100,000 blocks")
+    left.legend(loc="upper right")
+    sizes = {int(size): times for size, times in result["decode_us_by_pool_blocks"].items()}
+    medians = [median(times) if isinstance(times, list) else times for times in sizes.values()]
+    right.plot(list(sizes), medians, "o-", color=QUIRE)
+    for size, time in zip(sizes, medians, strict=True):
+        right.annotate(f"{time:.2f}", (size, time), (0, 7), textcoords="offset points", ha="center")
+    right.set_xscale("log")
+    right.set_ylim(0, 1.4 * max(medians))
+    right.set_xticks(list(sizes), [f"{size:,}" for size in sizes])
+    right.minorticks_off()
+    right.set_xlim(600, 1_700_000)
+    right.set_xlabel("blocks of the pool, in random free order")
+    right.set_ylabel("microseconds per sequence and step")
+    right.set_title("Decoding, by the size of the pool (32 sequences)")
+
+
+def _kv_engine(panels: Sequence[Any], result: Result) -> None:
+    """Ratios of each repetition, with their quartiles."""
+    axes = panels[0]
+    pairs = {
+        "books over gRPC,\nover books in process": ("over_grpc", "in_process"),
+        "1 ms added to each answer,\nover none added": ("one_ms_added", "over_grpc"),
+    }
+    for place, (name, below) in enumerate(pairs.values()):
+        ratios = sorted(run[name]["rate"] / run[below]["rate"] for run in result["runs"])
+        upper = quantiles(ratios, n=4)[2]
+        axes.plot(ratios, [place] * len(ratios), "o", color=QUIRE, alpha=0.6)
+        axes.plot([upper] * 2, [place - 0.2, place + 0.2], color="black", linewidth=2)
+        axes.text(upper, place + 0.23, f"upper quartile {upper:.2f}", ha="center", va="bottom", bbox=ON_WHITE)
+    least = target_of("kv_engine", "over_grpc_upper_quartile_ratio")
+    axes.axvline(least, color=TARGET, linestyle="--", linewidth=1.3)
+    axes.text(least, -0.55, f"target for the upper quartile: {least:.2f} ", color=TARGET, ha="right", va="bottom")
+    axes.set_yticks(range(len(pairs)), list(pairs))
+    axes.set_ylim(-0.6, len(pairs) - 0.4)
+    axes.set_xlabel("ratio of tokens per second, a dot for each repetition")
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", visible=True)
+
+
+def _copies(panels: Sequence[Any], result: Result) -> None:
+    """Bars of gigabytes per second, beside one large copy."""
+    axes, seconds = panels[0], result["seconds"]
+    large = result["bytes"] / median(seconds["one_large_copy"]) / 1e9
+    ways = ("swap_out", "swap_in", "copy")
+    for prefix, color, label, shift in (("", QUIRE, "CPU kernels", -0.2), ("torch_", OTHER, "torch backend", 0.2)):
+        rates = [result["bytes"] / median(seconds[f"{prefix}{way}"]) / 1e9 for way in ways]
+        bars = axes.bar([at + shift for at in range(len(ways))], rates, 0.38, color=color, label=label)
+        axes.bar_label(bars, fmt="%.1f", label_type="center", color="white", fontweight="bold")
+    axes.axhline(large, color=GREY, linewidth=1.3, label=f"one large copy by torch ({large:.1f})")
+    least = target_of("copies", "copy_over_one_large_copy")
+    axes.axhline(least * large, color=TARGET, linestyle="--", linewidth=1.3, label=f"target: {least:.2f} of it")
+    axes.set_xticks(range(len(ways)), ["to the host tier", "from the host tier", "within the cache"])
+    axes.set_ylabel("gigabytes copied per second")
+    axes.set_ylim(0, 1.45 * axes.dataLim.ymax)
+    axes.legend(loc="upper left", ncols=2)
+
+
+def _sharing(panels: Sequence[Any], result: Result) -> None:
+    """Per cent of blocks saved over the number of sequences, beside the paper's."""
+    values = {one["metric"]: one["value"] for one in result["rows"]}
+    for axes, mix in zip(panels, ("alpaca", "sharegpt"), strict=True):
+        for color, kind, text in ((QUIRE, "beam_width_{}", "beams"), (PEER, "{}_samples", "samples")):
+            ours, theirs = ({}, {})
+            for count in (2, 4, 6):
+                metric = f"{mix}_{kind.format(count)}_saved"
+                ours[count] = values[metric]
+                if f"{metric}_in_the_paper" in values:
+                    theirs[count] = values[f"{metric}_in_the_paper"]
+            axes.plot(list(ours), list(ours.values()), "o-", color=color, label=f"{text}, Quire")
+            axes.plot(list(theirs), list(theirs.values()), "s--", color=color, mfc="white", label=f"{text}, the paper")
+            for count, saved in ours.items():
+                axes.annotate(f"{saved:.0f}", (count, saved), (7, -11), textcoords="offset points")
+        axes.set_title({"alpaca": "Alpaca", "sharegpt": "ShareGPT"}[mix])
+        axes.set_xticks((2, 4, 6))
+        axes.set_xlim(1.6, 6.6)
+        axes.set_ylim(0, 80)
+        axes.set_xlabel("sequences of one prompt")
+        axes.set_ylabel("per cent of blocks saved")
+    panels[0].legend(loc="upper left", ncols=2)
+
+
+PICTURES = {
+    "kv": Picture(
+        _kv,
+        2,
+        (11, 3.8),
+        "Block management",
+        "Bars of microseconds beside vLLM's and the targets, and a flat line over the size of the pool",
+    ),
+    "kv_engine": Picture(
+        _kv_engine,
+        1,
+        (8, 2.8),
+        "The books in another process: tokens per second of the demo model",
+        "Ratios of tokens per second of each repetition, around 1",
+    ),
+    "copies": Picture(
+        _copies,
+        1,
+        (7, 3.8),
+        "Copying 256 random blocks of 360 KiB on the CPU",
+        "Bars of gigabytes per second of swapping out, swapping in and copying, beside one large copy",
+    ),
+    "sharing": Picture(
+        _sharing,
+        2,
+        (10, 3.8),
+        "Blocks saved by sharing, beside Figure 15 of the PagedAttention paper",
+        "Per cent of blocks saved by samples and beams of 2, 4 and 6 sequences, near the paper's",
+    ),
+}

@@ -1,0 +1,147 @@
+"""Figures of the whole system behind a gateway."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from bench.report.picture import GREY, OTHER, PEER, QUIRE, TARGET, Picture, Result, target_of
+
+
+def _system(panels: Sequence[Any], result: Result) -> None:
+    """Both rates with all repetitions, and who used the CPU."""
+    left, right = panels
+    values = {one["metric"]: one["value"] for one in result["rows"]}
+    tokens = values["system_tokens_per_second"] * median(run["system"]["seconds"] for run in result["runs"])
+    shown = {"in_process": ("engine in process", GREY), "system": ("whole system", QUIRE)}
+    for place, (name, (_, color)) in enumerate(shown.items()):
+        rate = values[f"{name}_tokens_per_second"]
+        left.bar(place, rate, 0.6, color=color)
+        left.text(place, rate / 2, f"{rate:,.0f}", ha="center", va="center", color="white", fontweight="bold")
+        dots = [tokens / run[name]["seconds"] for run in result["runs"]]
+        beside = [place + 0.05 * (number - len(dots) // 2) for number in range(len(dots))]
+        left.plot(beside, dots, "o", color="black", markersize=4, alpha=0.7)
+    least = target_of("system", "over_in_process")
+    height = least * values["in_process_tokens_per_second"]
+    left.axhline(
+        height, color=TARGET, linestyle="--", linewidth=1.3, label=f"target: {least:.2f} of the engine in process"
+    )
+    left.set_ylim(0, 1.2 * left.dataLim.ymax)
+    left.legend(loc="upper right")
+    left.set_xticks(range(len(shown)), [text for text, _ in shown.values()])
+    left.set_ylabel("tokens per second, all streams together")
+    left.set_title("Speed; a dot for each repetition")
+    roles = {"engine_in_process": GREY, "engine": QUIRE, "gateway": PEER, "kvmanager": OTHER, "client": "#CC79A7"}
+    for place, (role, color) in enumerate(reversed(roles.items())):
+        used = values[f"{role}_cpu_seconds"]
+        right.barh(place, used, 0.62, color=color)
+        right.text(used, place, f"  {used:.2f} s", va="center")
+    names = {"kvmanager": "KV manager", "engine_in_process": "engine in process\n(by itself)"}
+    right.set_yticks(range(len(roles)), [names.get(role, role) for role in reversed(roles)])
+    right.set_xlim(0, 1.2 * right.dataLim.xmax)
+    right.set_xlabel("CPU seconds for 32 streams")
+    right.set_title("Who used the CPU")
+    right.grid(axis="y", visible=False)
+
+
+def _streams(panels: Sequence[Any], result: Result) -> None:
+    """The delay and the CPU's share at each pace."""
+    levels = result["levels"]
+    rates = [level["tokens_per_second"] for level in levels]
+    delays, shares = panels
+    delays.plot(rates, [level["delay_p50_ms"] for level in levels], "o-", color=QUIRE, label="median")
+    delays.plot(rates, [level["delay_p99_ms"] for level in levels], "s-", color=OTHER, label="99th percentile")
+    delays.plot(
+        rates, [1000 / level["tokens_per_second_of_a_stream"] for level in levels], ":", color=GREY, label="a step"
+    )
+    delays.set_yscale("log")
+    delays.set_ylabel("milliseconds from engine to client")
+    shares.plot(rates, [level["gateway_cpu_us_per_token"] for level in levels], "o-", color=QUIRE)
+    shares.set_ylabel("gateway's CPU microseconds per token")
+    shares.set_ylim(0, 1.2 * shares.dataLim.ymax)
+    for axes in panels:
+        axes.set_xlabel("tokens per second, all 500 streams together")
+        axes.set_xlim(0, 1.08 * max(rates))
+    delays.legend(loc="upper left")
+
+
+def _overload(panels: Sequence[Any], result: Result) -> None:
+    """What refused requests were told beside when there was room, and how long the others waited for a token."""
+    forecasts, waits = panels
+    points = result["forecasts"]
+    most = 1.1 * max(max(one["told"], one["found"]) for one in points)
+    forecasts.fill_between(
+        [0, most], [0, most / 2], [0, 2 * most], color=GREY, alpha=0.2, label="within a factor of two"
+    )
+    found, told = ([one[name] for one in points] for name in ("found", "told"))
+    forecasts.plot(found, told, ".", color=QUIRE, markersize=3, alpha=0.5)
+    forecasts.set_xlim(0, most)
+    forecasts.set_ylim(0, most)
+    forecasts.set_xlabel("seconds until there was room")
+    forecasts.set_ylabel("seconds that a refused request was told")
+    forecasts.legend(loc="upper left")
+    for name, label, color in (("half_load", "half load", GREY), ("overload", "3 times capacity", QUIRE)):
+        seconds = sorted(result[f"first_token_seconds_at_{name}"])
+        shares = [(place + 1) / len(seconds) for place in range(len(seconds))]
+        waits.plot([1000 * one for one in seconds], shares, color=color, label=label)
+    waits.set_xlabel("milliseconds to the first token of requests that were let in")
+    waits.set_ylabel("share of them")
+    waits.set_xlim(left=0)
+    waits.legend(loc="lower right")
+
+
+def _routing(panels: Sequence[Any], result: Result) -> None:
+    """Hit rates by pool and policy, beside one engine's; and how uneven the load was."""
+    values = {one["metric"]: one["value"] for one in result["rows"]}
+    pools = sorted({int(name.split("_")[1]) for name in values if name.startswith("sessions_")})
+    ways = {
+        "one_engine": ("one engine, three times the pool", GREY),
+        "prefix": ("prefix", QUIRE),
+        "least_loaded": ("least-loaded", PEER),
+        "round_robin": ("round-robin", OTHER),
+    }
+    for place, (way, (label, color)) in enumerate(ways.items()):
+        xs = [at + 0.2 * (place - 1.5) for at in range(len(pools))]
+        rates = [values[f"sessions_{pool}_{way}_hit_rate"] for pool in pools]
+        panels[0].bar(xs, rates, 0.18, color=color, label=label)
+        if way != "one_engine":
+            panels[1].bar(xs, [values[f"sessions_{pool}_{way}_most_load"] or 0 for pool in pools], 0.18, color=color)
+    target = target_of("routing", "sessions_1024_prefix_most_load")
+    panels[1].axhline(target, color=TARGET, linestyle="--", linewidth=1.3, label="target for prefix")
+    panels[0].set_ylabel("share of prompt tokens cached")
+    panels[1].set_ylabel("largest load of an engine over the mean")
+    for axes in panels:
+        axes.set_xticks(range(len(pools)), [f"{pool:,} blocks" for pool in pools])
+        axes.set_ylim(0, 1.3 * axes.dataLim.ymax)
+        axes.legend(loc="upper left", ncols=2)
+
+
+PICTURES = {
+    "system": Picture(
+        _system,
+        2,
+        (10, 3.8),
+        "32 streams, 128 tokens in and 64 out, demo model on the CPU",
+        "Bars of tokens per second of the engine in process and the whole system, and CPU seconds of each process",
+    ),
+    "streams": Picture(
+        _streams,
+        2,
+        (10, 3.8),
+        "500 streams through one gateway, each at a steady pace",
+        "Lines of the gateway's delay and of its CPU time per token over the tokens per second",
+    ),
+    "overload": Picture(
+        _overload,
+        2,
+        (10, 3.8),
+        "Three times as many requests as one engine can serve",
+        "Points of seconds told over seconds found, most within a factor of two, and the waits for first tokens",
+    ),
+    "routing": Picture(
+        _routing,
+        2,
+        (10, 3.8),
+        "60 sessions of agents over three engines that compute nothing",
+        "Bars of prefix hit rates and of the largest load of an engine, by policy and pool",
+    ),
+}

@@ -1,0 +1,50 @@
+"""Draws the results of benchmarks: `python -m bench.report.pictures NAME...`, or all that have something to show.
+
+Each picture is made from `bench/results/NAME.json` alone, and drawn again whenever that is written.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.report import figures_of_blocks, figures_of_engine, figures_of_serving
+from bench.report.targets import RESULTS, ROOT
+from services.loadgen.report.drawing import STYLE
+
+IMAGES = ROOT / "docs" / "images"
+PICTURES = figures_of_engine.PICTURES | figures_of_serving.PICTURES | figures_of_blocks.PICTURES
+
+
+def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path | None:
+    """Draw a benchmark's results; return where, None where there is nothing to draw."""
+    path = results / f"{benchmark}.json"
+    if benchmark not in PICTURES or not path.exists():
+        return None
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    picture = PICTURES[benchmark]
+    result = json.loads(path.read_text())
+    with mpl.rc_context(STYLE):
+        figure, grid = pyplot.subplots(1, picture.panels, figsize=picture.inches, layout="constrained", squeeze=False)
+        picture.draw(grid[0], result)
+        figure.suptitle(picture.title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+        images.mkdir(parents=True, exist_ok=True)
+        drawn = images / f"bench-{benchmark}.png"
+        figure.savefig(drawn, dpi=130)
+        pyplot.close(figure)
+    return drawn
+
+
+def main(names: Sequence[str]) -> None:
+    """Draw what is named, or everything."""
+    for name in names or PICTURES:
+        picture = draw(name)
+        print(f"drawn: {picture.relative_to(ROOT)}" if picture else f"{name}: nothing to draw")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

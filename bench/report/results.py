@@ -1,0 +1,131 @@
+"""What every benchmark writes: its rows beside the machine, the versions and the commit they were measured on.
+
+Needs nothing but the standard library, so that a machine with a GPU and little else can run it: where rich is missing
+the table is plain text, where matplotlib is missing nothing is drawn.
+"""
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench.report.targets import RESULTS, ROOT, met, targets
+from services.loadgen.report import machine
+
+_PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf")
+_COLUMNS = ("metric", "value", "unit", "peer", "target", "met")
+
+# A benchmark begins when it imports this.
+_STARTED = datetime.now(UTC)
+_LOAD_AT_START = os.getloadavg()
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured figure. `peer` names what it is compared with; `target` is None where none was set."""
+
+    metric: str
+    value: float | None
+    unit: str
+    peer: str | None
+    target: float | None
+    met: bool | None
+
+
+def row(benchmark: str, metric: str, value: float | None, unit: str, peer: str | None = None) -> Row:
+    """Make a row, with the target that `bench/targets.toml` sets for it."""
+    target = targets().get(benchmark, {}).get(metric)
+    return Row(metric, value, unit, peer, target and target["target"], met(value, target))
+
+
+def publish(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None = None, **more: Any) -> None:
+    """Print the rows as a table, write them to `bench/results/<benchmark>.json`, and draw what there is to draw.
+
+    `more` holds the values of every repetition, from which the rows were made. What is written to another folder is not
+    drawn.
+    """
+    print_rows(benchmark, rows)
+    write(benchmark, rows, repetitions, folder, **more)
+    if folder is None:
+        _draw(benchmark)
+
+
+def write(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None = None, **more: Any) -> None:
+    """Write `<benchmark>.json`: it is there whole, or as it was before."""
+    result = {
+        "benchmark": benchmark,
+        "started": _STARTED.isoformat(timespec="seconds"),
+        "load": {"start": _rounded(_LOAD_AT_START), "end": _rounded(os.getloadavg())},
+        **_where(),
+        "repetitions": repetitions,
+        "rows": [asdict(one) for one in rows],
+        **more,
+    }
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{benchmark}.json.unfinished"
+    unfinished.write_text(json.dumps(result, indent=2) + "\n")
+    unfinished.replace(folder / f"{benchmark}.json")
+
+
+@cache
+def _where() -> dict[str, Any]:
+    """Say what a benchmark ran on."""
+    return {"hardware": machine.hardware(), "versions": machine.versions(_PACKAGES), "commit": _commit()}
+
+
+def track(items: Iterable[Item], title: str) -> Iterator[Item]:
+    """Yield items with a progress bar, where rich is there to draw one."""
+    if importlib.util.find_spec("rich") is None:
+        yield from items
+        return
+    from rich.progress import track as with_bar
+
+    yield from with_bar(items, title)
+
+
+def print_rows(benchmark: str, rows: Sequence[Row]) -> None:
+    cells = [["" if value is None else str(value) for value in asdict(one).values()] for one in rows]
+    if importlib.util.find_spec("rich") is None:
+        print(plain_table(benchmark, cells))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*_COLUMNS, title=benchmark)
+    for line in cells:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def plain_table(title: str, cells: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as text in columns."""
+    lines = [_COLUMNS, *cells]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([title, *shown])
+
+
+def _draw(benchmark: str) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    from bench.report.pictures import draw
+
+    if picture := draw(benchmark):
+        print(f"drawn: {picture.relative_to(ROOT)}")
+
+
+def _commit() -> str | None:
+    """Name the commit; a copy of the tree without its history may be told by QUIRE_COMMIT."""
+    return os.environ.get("QUIRE_COMMIT") or machine.output_of(["git", "describe", "--always", "--dirty"], ROOT)
+
+
+def _rounded(load: tuple[float, float, float]) -> list[float]:
+    return [round(one, 2) for one in load]

@@ -1,0 +1,1 @@
+"""Benchmarks of the whole system behind a gateway."""

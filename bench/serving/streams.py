@@ -1,0 +1,181 @@
+"""500 streams at once through one gateway process, at a steady pace: `python -m bench streams [SECONDS]`.
+
+The engine is a real one with a tiny model, whose 500 sequences make a token in each step; its steps begin at a steady
+pace. What the gateway adds is the time from when the engine hands a step's output to its stream to when the client has
+the token, all by the clock of one machine. All tokens of a step come to the gateway in one message, so the last of 500
+clients is served after the 499 before it. Clients are processes of their own.
+
+Then the pace is raised until tokens come later and later, or the engine cannot keep it.
+"""
+
+import json
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median, quantiles
+
+from bench.loads.load_client import Fate
+from bench.loads.paced_quire import NANO, Clients, Item, PacedQuire, paced_quire, prompt_of
+from bench.report.results import publish, row
+
+STREAMS, TOKENS_PER_SECOND = 500, 4.0
+SECONDS = 60.0
+LEVELS = (4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0)
+LEVEL_SECONDS = 20.0
+RAMP_SECONDS = 8.0  # until all streams run, and a while longer
+CLIENTS = 2
+MIB = 1024 * 1024
+# A queue grows when tokens come later by more than this share of a step in the last third than in the first.
+_GROWTH = 0.25
+_PACE_KEPT = 0.97
+_MOST_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the gateway had used at a moment, in nanoseconds of the machine's monotonic clock."""
+
+    at: int
+    cpu_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is measured: when it begins and ends, in nanoseconds."""
+
+    begin: int
+    end: int
+
+    def holds(self, at: int) -> bool:
+        return self.begin <= at < self.end
+
+    @property
+    def seconds(self) -> float:
+        return (self.end - self.begin) * NANO
+
+
+Delays = list[tuple[int, float]]  # when a token was sent, and the seconds until its client had it
+
+
+def main(seconds: float) -> None:
+    """Measure the steady pace, then higher ones, and publish."""
+    steady = measured(TOKENS_PER_SECOND, seconds)
+    levels = []
+    for rate in LEVELS:
+        levels.append(measured(rate, min(seconds, LEVEL_SECONDS)))
+        if not _holds(levels[-1]):
+            break
+    held = [level for level in levels if _holds(level)]
+    highest = max((level["tokens_per_second"] for level in held), default=None)
+    rows = [
+        row("streams", "longest_gap_seconds", steady["longest_gap_seconds"], "s"),
+        row("streams", "memory_growth_share", steady["memory_growth_share"], "share"),
+        row("streams", "added_delay_p50_ms", steady["delay_p50_ms"], "ms"),
+        row("streams", "added_delay_p99_ms", steady["delay_p99_ms"], "ms"),
+        row("streams", "gateway_cpu_us_per_token", steady["gateway_cpu_us_per_token"], "us"),
+        row("streams", "client_cpu_us_per_token", steady["client_cpu_us_per_token"], "us"),
+        row("streams", "tokens_per_second", steady["tokens_per_second"], "1/s"),
+        row("streams", "gateway_memory_mib", steady["memory_mib"], "MiB"),
+        row("streams", "highest_steady_tokens_per_second", highest, "1/s"),
+    ]
+    publish("streams", rows, 1, steady=steady, levels=levels)
+
+
+def _holds(level: dict[str, float]) -> bool:
+    """Whether no queue grew, and the engine kept its pace."""
+    return level["delay_growth_of_a_step"] <= _GROWTH and level["pace_kept"] >= _PACE_KEPT
+
+
+def measured(rate: float, seconds: float) -> dict[str, float]:
+    """Run all streams for so many seconds, each at `rate` tokens a second."""
+    tokens = round(rate * (seconds + RAMP_SECONDS + 2))
+    requests = [
+        {"id": f"s{n}", "at": 2.0 * n / STREAMS, "prompt": prompt_of(n), "tokens": tokens} for n in range(STREAMS)
+    ]
+    with paced_quire(1 / rate, STREAMS, STREAMS * (tokens // 16 + 3)) as quire:
+        clients = Clients(quire, CLIENTS)
+        try:
+            fates, client_cpu, samples = _run(quire, clients, requests)
+        finally:
+            clients.close()
+        quire.gateway.close()
+        quire.engine.close()
+        sent = sent_times(quire)
+    assert {fate.status for fate in fates} == {"OK"}
+    begin = fates[0].sent + int(RAMP_SECONDS / NANO)
+    return _figures(fates, sent, samples, Window(begin, begin + int(seconds / NANO)), rate) | {
+        "client_cpu_us_per_token": round(client_cpu * 1e6 / (tokens * STREAMS), 1)
+    }
+
+
+def _run(quire: PacedQuire, clients: Clients, requests: list[Item]) -> tuple[list[Fate], float, list[Sample]]:
+    samples: list[Sample] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            samples.append(Sample(time.monotonic_ns(), quire.cpu_seconds(), quire.memory_bytes()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        fates, client_cpu = clients.run(requests, until=_MOST_SECONDS)
+    finally:
+        over.set()
+        watcher.join()
+    return fates, client_cpu, samples
+
+
+def sent_times(quire: PacedQuire) -> dict[str, list[int]]:
+    """Return when the engine sent each token of each request."""
+    times: dict[str, list[int]] = {}
+    for line in quire.sent_file.read_text().splitlines():
+        at, requests = json.loads(line)
+        for request_id, count in requests:
+            times.setdefault(request_id, []).extend([at] * count)
+    return times
+
+
+def _figures(
+    fates: list[Fate], sent: dict[str, list[int]], samples: list[Sample], window: Window, rate: float
+) -> dict[str, float]:
+    delays = sorted(delay for fate in fates for delay in _delays(fate, sent[fate.id], window))
+    seconds = [delay for _, delay in delays]
+    third = len(seconds) // 3
+    growth = fmean(seconds[-third:]) - fmean(seconds[:third])
+    inside = [sample for sample in samples if window.holds(sample.at)]
+    cpu = (inside[-1].cpu_seconds - inside[0].cpu_seconds) / ((inside[-1].at - inside[0].at) * NANO)
+    memory = [sample.memory_bytes for sample in inside]
+    tokens_per_second = len(delays) / window.seconds
+    centiles = quantiles(seconds, n=1000)
+    return {
+        "tokens_per_second_of_a_stream": rate,
+        "tokens_per_second": round(tokens_per_second, 1),
+        "pace_kept": round(tokens_per_second / (STREAMS * rate), 4),
+        "delay_p50_ms": round(1000 * median(seconds), 2),
+        "delay_p99_ms": round(1000 * centiles[989], 2),
+        "delay_p999_ms": round(1000 * centiles[998], 2),
+        "delay_growth_of_a_step": round(growth * rate, 4),
+        "longest_gap_seconds": round(max(_longest_gap(fate, window) for fate in fates), 3),
+        "gateway_cpu_us_per_token": round(cpu * 1e6 / tokens_per_second, 1),
+        "gateway_cpu_share": round(cpu, 3),
+        "memory_mib": round(max(memory) / MIB, 1),
+        "memory_growth_share": round(memory[-1] / memory[0] - 1, 4),
+    }
+
+
+def _delays(fate: Fate, sent: list[int], window: Window) -> Delays:
+    got = [at for at, count in fate.deltas for _ in range(count)]
+    return [(begun, (at - begun) * NANO) for begun, at in zip(sent, got, strict=True) if window.holds(begun)]
+
+
+def _longest_gap(fate: Fate, window: Window) -> float:
+    times = [window.begin, *(at for at, _ in fate.deltas if window.holds(at)), window.end]
+    return max(after - before for before, after in pairwise(times)) * NANO
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS)
