@@ -14,7 +14,7 @@ COUNTS = st.integers(0, (1 << 31) - 1)
 IDS = st.integers(-(1 << 63), (1 << 63) - 1)
 LISTS = st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=BLOCKS)
 KEYED = st.dictionaries(COUNTS, st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), max_size=BLOCKS)
-TIERS = st.builds(TierReport, keyed=KEYED, unfindable=KEYED, release_order=LISTS, withheld=LISTS)
+TIERS = st.builds(TierReport, keyed=KEYED, unindexed=KEYED, release_order=LISTS, withheld=LISTS)
 NAMES = st.text(st.characters(codec="utf-8"), max_size=512)
 SEQUENCES = st.builds(
     SequenceReport,
