@@ -14,7 +14,8 @@ from services.engine.gateway_link import GatewayLink
 from services.engine.guided.constraints import Constraints
 from services.engine.request_parser import RequestParser
 from services.engine.startup.tokenizer_files import TokenizerFiles
-from services.runtime.errors import Unavailable, UnexpectedMessage, translated
+from services.runtime.errors import Unavailable, UnexpectedMessage
+from services.runtime.statuses import translated
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.ServeRequest]

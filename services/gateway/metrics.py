@@ -12,7 +12,7 @@ from services.gateway.access.tenant_metrics import TenantMetrics
 from services.gateway.access.tenant_usage import TenantFigures
 from services.gateway.fleet.departures import MOST_ENGINES, SECONDS, Departures
 from services.gateway.observer import Ending, FinishedRequest, GatewayObserver, RequestObserver
-from services.runtime.errors import RefusalReason
+from services.runtime.errors import RejectionReason
 from services.runtime.metrics.histograms import Buckets, Histogram
 
 _LABELS = ("model_name", "engine")
@@ -178,7 +178,7 @@ class GatewayMetrics(GatewayObserver):
         """Look at the tenants' requests there."""
         self._tenants.begin(figures, rejections)
 
-    def refused(self, model_name: str, refusal: RefusalReason) -> None:
+    def refused(self, model_name: str, refusal: RejectionReason) -> None:
         """Count it under its model and reason."""
         self._models.add(model_name)
         self._refused.labels(model_name, refusal.value).inc()
@@ -232,7 +232,7 @@ class GatewayMetrics(GatewayObserver):
         labels = self._known(model_name, engine_id)
         if labels not in self._requests:
             self._models.add(model_name)
-            for refusal in RefusalReason:
+            for refusal in RejectionReason:
                 self._refused.labels(model_name, refusal.value)  # from 0 on, so that the first shows in a rate
             self._given_up.labels(model_name)
             self._requests[labels] = _RequestMetrics(

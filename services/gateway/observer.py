@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from services.runtime.errors import RefusalReason
+from services.runtime.errors import RejectionReason
 
 if TYPE_CHECKING:
     from services.gateway.access.tenant_usage import TenantFigures
@@ -76,7 +76,7 @@ class GatewayObserver:
     def given_up(self, model_name: str) -> None:
         """Engines were lost with a request for this model, one of them while it was isolated; it has failed."""
 
-    def refused(self, model_name: str, refusal: RefusalReason) -> None:
+    def refused(self, model_name: str, refusal: RejectionReason) -> None:
         """A request for this model was not let in; the name is empty where no such model is known."""
 
     def stream_opened(self, model_name: str, protocol: str) -> None:

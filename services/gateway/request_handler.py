@@ -27,7 +27,7 @@ from services.gateway.text.conversation import conversation_of
 from services.gateway.text.text_stream import TextStream
 from services.gateway.text.token_bound import most_tokens, sequences_of
 from services.gateway.text.tokenizer import Tokenizer
-from services.runtime.errors import InvalidField, Overloaded, RefusalReason, RequestIsLive, ServiceError, Unavailable
+from services.runtime.errors import InvalidField, Overloaded, RejectionReason, RequestIsLive, ServiceError, Unavailable
 from services.runtime.tracing import Span
 from services.wire.duration import duration
 
@@ -174,7 +174,7 @@ class RequestHandler:
         """Give a request a place, by the most that it can weigh: nothing was done for it yet."""
         if self._draining:
             self._last_refused_at = self._clock()
-            raise Unavailable("the gateway is draining", refusal=RefusalReason.DRAINING)
+            raise Unavailable("the gateway is draining", refusal=RejectionReason.DRAINING)
         admission, model = self._limits.admission, self._fleet.model(request.model).name
         place = admission.enter(model, self._most_tokens(request), arrival, sequences_of(request))
         self._empty.clear()

@@ -16,7 +16,8 @@ from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.callers import Origin
 from services.gateway.access.namespace import qualified
 from services.gateway.generation import Generation
-from services.runtime.errors import STATUS, DeadlinePassed, SlowClient, status_of
+from services.runtime.errors import DeadlinePassed, SlowClient
+from services.runtime.statuses import STATUS, status_of
 from services.runtime.tracing import NO_SPAN, Attributes, Tracing
 
 _MOST_NAME = 128  # of what a client gave and nobody has checked

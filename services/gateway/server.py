@@ -29,7 +29,7 @@ from services.gateway.request_reports import RequestReports
 from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
 from services.runtime import transport
-from services.runtime.errors import RefusalReason, Unauthenticated
+from services.runtime.errors import RejectionReason, Unauthenticated
 from services.runtime.service import Readiness
 from services.runtime.tls import ServerContext, link_tls, listening_files, server_tls
 from services.runtime.trace_export import tracing_to
@@ -96,7 +96,7 @@ class GatewayService:
         try:
             return self._authentication.authenticate(authorization)
         except Unauthenticated:
-            self._observer.refused("", RefusalReason.UNAUTHENTICATED)
+            self._observer.refused("", RejectionReason.UNAUTHENTICATED)
             raise
 
     async def start(self) -> str:

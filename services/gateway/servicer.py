@@ -16,8 +16,8 @@ from services.gateway.administration import Administration
 from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES, new_request_id
 from services.gateway.request_handler import RequestHandler
 from services.gateway.text.utf8 import parse_request
-from services.runtime.errors import translated
 from services.runtime.interceptors import Handler, HandlerInterceptor, Metadata
+from services.runtime.statuses import translated
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

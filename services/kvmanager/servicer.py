@@ -19,7 +19,8 @@ from services.kvmanager.ledger_reading import LedgerReading
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.slices import in_slices, patiently
-from services.runtime.errors import InvalidField, Overloaded, translated
+from services.runtime.errors import InvalidField, Overloaded
+from services.runtime.statuses import translated
 from services.runtime.tracing import Tracing
 from services.wire import kvmanager_codec
 from services.wire.attach import registered_message

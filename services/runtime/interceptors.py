@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import grpc
 from google.protobuf.message import DecodeError
 
-from services.runtime.errors import InvalidField, ServiceError, translated
+from services.runtime.errors import FIELD_METADATA, InvalidField
 
 Handler = Any  # of a call, a named tuple: grpc has no name for what its interceptors are given
 Metadata = Iterable[tuple[str, str | bytes]] | None
@@ -42,7 +42,7 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
 class _Malformed(NamedTuple):
     """Takes the place of a malformed request until its call is aborted with the error."""
 
-    error: ServiceError
+    error: InvalidField
 
 
 class MalformedRequests(HandlerInterceptor):
@@ -97,5 +97,6 @@ def _refusing_stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
 
 async def _check(request: object, context: _Context) -> None:
     if isinstance(request, _Malformed):
-        async with translated(context):
-            raise request.error
+        field = request.error.field
+        metadata = ((FIELD_METADATA, field),) if field else ()
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request.error), metadata)

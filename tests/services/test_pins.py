@@ -16,7 +16,7 @@ from services.gateway.pinned_prompts import read
 from services.runtime.settings import InvalidSetting
 from tests.load import prompt_request
 from tests.running_quire import START_SECONDS, RunningQuire, RunningService, launch
-from tests.services.runtime.test_errors import failure_of
+from tests.services.runtime.test_statuses import failure_of
 from tests.timing import in_time, standing_still
 
 Status = grpc.StatusCode

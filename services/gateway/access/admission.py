@@ -10,7 +10,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from services.gateway.text.token_bound import ONE_SEQUENCE, Sequences
-from services.runtime.errors import Overloaded, RefusalReason
+from services.runtime.errors import Overloaded, RejectionReason
 
 # Of a bound. Lower marks make better predictions, higher ones use more of what the bound allows.
 LOWER_MARK = 0.8
@@ -209,9 +209,9 @@ class Admission:
             what = f"{self._requests.level} sequences are under way, the limit is {self._max_requests}"
             if sequences.count > 1:
                 what += f", and {sequences.field} is {sequences.count}"
-            refusal = RefusalReason.MAX_REQUESTS
+            refusal = RejectionReason.MAX_REQUESTS
         else:
             what = f"{bounds.tokens.level} tokens wait, the limit is {self._max_queued_tokens}"
-            refusal = RefusalReason.MAX_QUEUED_TOKENS
+            refusal = RejectionReason.MAX_QUEUED_TOKENS
         message = f"{what}; there is room again in about {seconds:.2g} s"
         raise Overloaded(message, retry_seconds=seconds, refusal=refusal)

@@ -7,8 +7,9 @@ import grpc
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Caller
-from services.runtime.errors import ServiceError, translated
+from services.runtime.errors import ServiceError
 from services.runtime.interceptors import Handler, HandlerInterceptor, Metadata
+from services.runtime.statuses import translated
 
 Authenticate = Callable[[str | None], Caller]
 

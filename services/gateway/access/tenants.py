@@ -16,7 +16,7 @@ from services.gateway.access.api_keys import TenantLimits
 from services.gateway.access.callers import Caller
 from services.gateway.fleet.departures import MOST_TENANTS, SECONDS, Departures
 from services.gateway.text.token_bound import ONE_SEQUENCE, Sequences
-from services.runtime.errors import InvalidField, Overloaded, RefusalReason
+from services.runtime.errors import InvalidField, Overloaded, RejectionReason
 
 _SECONDS_PER_MINUTE = 60.0
 _UNLIMITED = TenantLimits()
@@ -114,7 +114,7 @@ class Tenants:
                 f"{running.level} sequences of tenant {tenant!r} are under way, {most} is its limit, "
                 f"and this request has {count} ({field})",
                 retry_seconds=running.seconds_until(most - count, self._clock()),
-                refusal=RefusalReason.TENANT_REQUESTS,
+                refusal=RejectionReason.TENANT_REQUESTS,
             )
 
     def _check_tokens(self, tenant: str, bucket: "_Bucket | None", most_tokens: int) -> None:
@@ -123,7 +123,7 @@ class Tenants:
             raise Overloaded(
                 f"tenant {tenant!r} {told} in {seconds:.1f} s unless others give theirs back before",
                 retry_seconds=seconds,
-                refusal=RefusalReason.TENANT_TOKENS,
+                refusal=RejectionReason.TENANT_TOKENS,
             )
 
     def _leave(self, tenant: str, reservation: Reservation) -> None:

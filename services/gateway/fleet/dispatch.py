@@ -12,7 +12,7 @@ from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.fleet.prefixes import prefix_keys
 from services.gateway.fleet.routing import Candidate, Choice, Policy, Router
 from services.gateway.observer import GatewayObserver
-from services.runtime.errors import RefusalReason, ServiceError, Unavailable
+from services.runtime.errors import RejectionReason, ServiceError, Unavailable
 from services.runtime.tracing import NO_SPAN, Attributes, Span
 
 log = logging.getLogger("quire.gateway")
@@ -86,7 +86,7 @@ class Dispatcher:
             links = {engine_id: link for engine_id, link in model.ready().items() if link not in avoid}
             if not links:
                 raise Unavailable(
-                    f"no engine of model {model.name!r} takes requests", refusal=RefusalReason.UNAVAILABLE
+                    f"no engine of model {model.name!r} takes requests", refusal=RejectionReason.UNAVAILABLE
                 )
             keys = self._keys(links.values(), submission)
             candidates = [self._candidate(engine_id, link, keys, known) for engine_id, link in links.items()]

@@ -11,7 +11,7 @@ from services.gateway.fleet.discovery import Places, discovered
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.text.tokenizer import Tokenizer
 from services.gateway.text.tokenizer_store import TokenizerStore
-from services.runtime.errors import InvalidField, RefusalReason, Unavailable, UnknownModel
+from services.runtime.errors import InvalidField, RejectionReason, Unavailable, UnknownModel
 from services.runtime.service import Readiness
 
 log = logging.getLogger("quire.gateway")
@@ -37,7 +37,7 @@ class ServedModel:
             without = any(link.without_kvmanager for link in self.links if not link.draining)
             why = ": those that are there are without their KV manager" if without else ""
             raise Unavailable(
-                f"no engine of model {self.name!r} takes requests{why}", refusal=RefusalReason.UNAVAILABLE
+                f"no engine of model {self.name!r} takes requests{why}", refusal=RejectionReason.UNAVAILABLE
             )
 
     def request_blocks(self) -> int:
@@ -49,7 +49,7 @@ class ServedModel:
         """Describe the model as its engines do; blocks are the largest pool's. Raises Unavailable without an engine."""
         descriptions = [link.description() for link in self.links if link.readiness.ready]
         if not descriptions:
-            raise Unavailable(f"no engine of model {self.name!r} is there", refusal=RefusalReason.UNAVAILABLE)
+            raise Unavailable(f"no engine of model {self.name!r} is there", refusal=RejectionReason.UNAVAILABLE)
         return max(descriptions, key=lambda one: one.device_blocks)
 
 
@@ -78,7 +78,7 @@ class Fleet:
             return self._models[name]
         known = ", ".join(map(repr, sorted(self._models)))
         if not known:
-            raise Unavailable("no engine is there yet", refusal=RefusalReason.UNAVAILABLE)
+            raise Unavailable("no engine is there yet", refusal=RejectionReason.UNAVAILABLE)
         if name:
             raise UnknownModel(
                 f"model {name!r} is not served, {known} {'are' if len(self._models) > 1 else 'is'}", "model"

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.openai.translation import FieldNames
-from services.runtime import errors
+from services.runtime import errors, statuses
 
 log = logging.getLogger("quire.gateway")
 
@@ -59,7 +59,7 @@ def body_of(error: Exception, names: FieldNames) -> dict[str, Any]:
     """Return what a client is told of a domain error; `names` are those of the fields of its request."""
     param = names.of(getattr(error, "field", "")) or None
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
-    return _body(errors.status_of(error).http, names.within(str(error)), param, code)
+    return _body(statuses.status_of(error).http, names.within(str(error)), param, code)
 
 
 def unexpected(error: Exception) -> dict[str, Any]:
@@ -73,7 +73,7 @@ async def on_domain_error(request: Request, error: Exception) -> Response:
     names = getattr(request.state, "names", FieldNames())
     request_id = getattr(request.state, "request_id", None)
     headers = _headers(error) | ({"x-request-id": request_id} if request_id else {})
-    return _response(errors.status_of(error).http, body_of(error, names), headers)
+    return _response(statuses.status_of(error).http, body_of(error, names), headers)
 
 
 async def on_http_fault(_: Request, error: Exception) -> Response:
@@ -114,7 +114,9 @@ def _headers(error: Exception) -> dict[str, str]:
     """Say when to come again, if at all, and how to say who calls."""
     if isinstance(error, errors.RequestGivenUp):
         return {"x-should-retry": "false"}  # OpenAI's own clients repeat what ends with 500, and go by this
-    return {"www-authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else errors.retry_headers(error)
+    return (
+        {"www-authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else statuses.retry_headers(error)
+    )
 
 
 def _place(place: Sequence[int | str], body: Any, missing: bool) -> tuple[int | str, ...]:

@@ -23,8 +23,9 @@ from services.kvmanager.pages.sandbox import Sandbox
 from services.kvmanager.pages.sandbox_view import sandbox_json
 from services.kvmanager.pages.sandboxes import Sandboxes, UnknownSandbox
 from services.kvmanager.slices import in_slices
-from services.runtime.errors import InvalidField, ServiceError, retry_headers, status_of
+from services.runtime.errors import InvalidField, ServiceError
 from services.runtime.http.server_sent_events import ServerSentEvents
+from services.runtime.statuses import retry_headers, status_of
 
 _MOST_BODY_BYTES = 16 * 1024
 _MOST_BODY_SECONDS = 10.0

@@ -41,7 +41,7 @@ from services.gateway.text.tokenizer_store import TokenizerStore
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime import transport
-from services.runtime.errors import Overloaded, RefusalReason, Unavailable, UnknownModel
+from services.runtime.errors import Overloaded, RejectionReason, Unavailable, UnknownModel
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS
 
@@ -86,7 +86,7 @@ def serve(shown: GatewayMetrics, engine: str, model: str = MODEL) -> None:
     one.first_token(0.1)
     shown.failed_over(model, engine, "lost")
     shown.cancelled(model, engine, 0.1)
-    shown.refused(model, RefusalReason.MAX_REQUESTS)
+    shown.refused(model, RejectionReason.MAX_REQUESTS)
     shown.deadline_passed(model, waiting=True)
     shown.slow_client(model)
     one.ended(Ending.STOP, 1.0)
@@ -134,7 +134,7 @@ def test_a_models_series_end_with_it_and_those_of_no_model_never() -> None:
     shown = GatewayMetrics()
     serve(shown, "a", "old")
     serve(shown, "a", "new")
-    shown.refused("", RefusalReason.UNAVAILABLE)
+    shown.refused("", RejectionReason.UNAVAILABLE)
     shown.fleet({("new", "a")}, {"new"}, 0.0)
     shown.fleet({("new", "a")}, {"new"}, SECONDS)
     assert lines(shown, "old") == []

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from services.runtime.errors import STATUS, GenerationFailed, Overloaded, RequestGivenUp, ServiceError
+from services.runtime.errors import GenerationFailed, Overloaded, RequestGivenUp, ServiceError
+from services.runtime.statuses import STATUS
 from services.runtime.transport import CLIENT_MESSAGE_BYTES
 from tests.faults import wait_until
 from tests.running_quire import CALL_SECONDS

@@ -25,7 +25,7 @@ from quire.v1 import (
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.gateway.access.api_keys import make_key
 from services.gateway.fleet import engine_news
-from services.runtime import errors
+from services.runtime import errors, statuses
 from services.wire import output
 from tests.api_keys import bearer, write_keys
 from tests.faults import wait_until
@@ -34,7 +34,7 @@ from tests.running_quire import CALL_SECONDS, RunningService
 
 Status = grpc.StatusCode
 
-# As the documentation of services.runtime.errors says.
+# As the documentation of services.runtime.statuses says.
 NEVER_LEAVING = {
     *(kvmanager.OutOfBlocks, kvmanager.UnknownSequence, kvmanager.IdInUse, kvmanager.InvalidItem),
     *(kvmanager.UnknownPin, kvmanager.PinTooLarge),
@@ -58,15 +58,15 @@ def leaves(base: type[Exception]) -> set[type[Exception]]:
 def test_every_domain_error_has_a_row_or_is_known_never_to_leave() -> None:
     roots = (kvmanager.KVManagerError, engine_errors.EngineError, errors.ServiceError)
     domain = set().union(*(leaves(root) for root in roots))
-    assert domain | {DecodeError} == set(errors.STATUS) | NEVER_LEAVING
-    assert not set(errors.STATUS) & NEVER_LEAVING
+    assert domain | {DecodeError} == set(statuses.STATUS) | NEVER_LEAVING
+    assert not set(statuses.STATUS) & NEVER_LEAVING
 
 
 def test_an_error_of_a_narrower_type_has_the_status_of_the_wider_one() -> None:
     class TooLong(errors.InvalidField):
         pass
 
-    assert errors.status_of(TooLong("x")).grpc == Status.INVALID_ARGUMENT
+    assert statuses.status_of(TooLong("x")).grpc == Status.INVALID_ARGUMENT
 
 
 def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
@@ -391,7 +391,7 @@ def keyed_gateway(
 def test_every_row_about_keys_is_seen_by_a_client(
     keyed_gateway: gateway_pb2_grpc.GatewayStub, error: type[Exception]
 ) -> None:
-    assert KEYED_PROVOCATIONS[error](keyed_gateway) == errors.STATUS[error].grpc
+    assert KEYED_PROVOCATIONS[error](keyed_gateway) == statuses.STATUS[error].grpc
 
 
 def test_a_client_sees_that_a_request_is_given_up_with_which_engines_are_lost(
@@ -400,17 +400,17 @@ def test_a_client_sees_that_a_request_is_given_up_with_which_engines_are_lost(
     request = prompt_request("x", 5)
     request.request_id = "deadly"
     code, words = failure_of(patient_gateway.Generate(request, timeout=CALL_SECONDS))
-    assert code == errors.STATUS[errors.RequestGivenUp].grpc
+    assert code == statuses.STATUS[errors.RequestGivenUp].grpc
     assert "3 engines were lost one after the other" in words
 
 
 # Bytes that are no message are no domain error: what comes of them is seen in kvmanager/test_fuzzed_bytes.py.
 SEEN_ELSEWHERE = {DecodeError, errors.RequestGivenUp, *KEYED_PROVOCATIONS}
-ROWS = [error for error in errors.STATUS if error not in SEEN_ELSEWHERE]
+ROWS = [error for error in statuses.STATUS if error not in SEEN_ELSEWHERE]
 
 
 @pytest.mark.parametrize("error", ROWS, ids=[error.__name__ for error in ROWS])
 def test_every_row_of_the_table_is_seen_by_a_client(
     gateway: gateway_pb2_grpc.GatewayStub, manager: kvmanager_pb2_grpc.KVManagerStub, error: type[Exception]
 ) -> None:
-    assert PROVOCATIONS[error](gateway, manager) == errors.STATUS[error].grpc
+    assert PROVOCATIONS[error](gateway, manager) == statuses.STATUS[error].grpc
