@@ -30,6 +30,7 @@ RUN mkdir /opt/quire/models && if [ "$DEMO_MODEL" = carried ]; then \
 RUN apt-get update -q && apt-get install -q -y --no-install-recommends g++
 COPY pyproject.toml README.md LICENSE ./
 COPY protos protos
+COPY blocks blocks
 COPY kvmanager kvmanager
 COPY engine engine
 COPY services services

@@ -17,7 +17,7 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
-OWN = ("kvmanager", "engine", "services", "quire")
+OWN = ("blocks", "kvmanager", "engine", "services", "quire")
 # What an engine loads when it knows its model: most are of Llama's shape.
 LOADED_LATER = (
     "transformers.models.auto.modeling_auto",

@@ -10,6 +10,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from blocks import FreeReason, Step, StepItem, StepRefusal
+from kvmanager.applied import Applied
 from kvmanager.errors import SessionReplaced, StaleIncarnation, StepOutOfOrder, UnknownPool
 from kvmanager.history.ledger import Ledger
 from kvmanager.lookup import Holding, look_up
@@ -17,7 +19,6 @@ from kvmanager.observe.audit import Audit, Violation
 from kvmanager.observe.block_map import BlockMap
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, shortened
-from kvmanager.step import FreeReason, Step, StepItem, StepRefusal, StepResult
 
 _NAMED_ENGINES = 10
 
@@ -41,22 +42,22 @@ class PoolTotals:
     audits: int = 0
     audit_violations: int = 0
 
-    def add(self, step: Step, result: StepResult, saved_blocks: int) -> None:
+    def add(self, step: Step, applied: Applied, saved_blocks: int) -> None:
         """Count one Step."""
-        refused = {refusal.position for refusal in result.refusals if refusal.item is StepItem.FREE}
+        refused = {refusal.position for refusal in applied.result.refusals if refusal.item is StepItem.FREE}
         self.steps += 1
-        self.prefix_query_tokens += result.query_tokens
-        self.prefix_hit_tokens += result.hit_tokens
-        self.granted_blocks += result.granted_blocks
-        self.evicted_blocks += result.evicted_blocks
-        self.copied_blocks += len(result.copies)
-        self.to_host_blocks += len(result.device_to_host)
-        self.to_device_blocks += len(result.host_to_device)
-        self.refusals.update(refusal.reason for refusal in result.refusals)
+        self.prefix_query_tokens += applied.query_tokens
+        self.prefix_hit_tokens += applied.hit_tokens
+        self.granted_blocks += applied.granted_blocks
+        self.evicted_blocks += applied.evicted_blocks
+        self.copied_blocks += len(applied.result.copies)
+        self.to_host_blocks += len(applied.result.device_to_host)
+        self.to_device_blocks += len(applied.result.host_to_device)
+        self.refusals.update(refusal.reason for refusal in applied.result.refusals)
         self.preemptions += sum(
             free.reason is FreeReason.PREEMPTED and position not in refused for position, free in enumerate(step.frees)
         )
-        self.peak_held_blocks = max(self.peak_held_blocks, result.device.held)
+        self.peak_held_blocks = max(self.peak_held_blocks, applied.device.held)
         self.peak_saved_blocks = max(self.peak_saved_blocks, saved_blocks)
 
 
@@ -163,15 +164,15 @@ class KVManager:
         self.ledger.attached(spec.engine_id, session.pool.sequences.values())
         return session
 
-    def apply(self, session: Session, step: Step) -> StepResult:
+    def apply(self, session: Session, step: Step) -> Applied:
         """Apply a Step of a session. Raises SessionReplaced, and does nothing, when a newer session has the engine."""
         self._check_live(session)
-        result = session.pool.apply(step)
-        self.ledger.record(session.pool.spec.engine_id, step, result)
-        self._count(session, step, result)
-        return result
+        applied = session.pool.apply(step)
+        self.ledger.record(session.pool.spec.engine_id, step, applied)
+        self._count(session, step, applied)
+        return applied
 
-    def applying(self, session: Session, step: Step, budget: int) -> Generator[None, None, StepResult]:
+    def applying(self, session: Session, step: Step, budget: int) -> Generator[None, None, Applied]:
         """Apply a Step as `apply` does, in slices of `budget` units of work; see `Pool.applying`.
 
         It has to be run to its end, which comes with SessionReplaced where the session ended between two slices: what
@@ -185,31 +186,31 @@ class KVManager:
             try:
                 next(work)
             except StopIteration as end:
-                result: StepResult = end.value
+                applied: Applied = end.value
                 break
             except StepOutOfOrder:
                 session.stepping = False
                 raise
             yield
             self._check_live(session)
-        for _ in self.ledger.recording(session.pool.spec.engine_id, step, result):
+        for _ in self.ledger.recording(session.pool.spec.engine_id, step, applied):
             yield
             self._check_live(session)
         session.stepping = False
-        self._count(session, step, result)
-        return result
+        self._count(session, step, applied)
+        return applied
 
     def _check_live(self, session: Session) -> None:
         if self._sessions.get(session.pool.spec.engine_id) is not session:
             session.stepping = False
             raise SessionReplaced(f"session {session.number} of engine {session.pool.spec.engine_id} was replaced")
 
-    def _count(self, session: Session, step: Step, result: StepResult) -> None:
-        session.totals.add(step, result, session.pool.device.saved)
+    def _count(self, session: Session, step: Step, applied: Applied) -> None:
+        session.totals.add(step, applied, session.pool.device.saved)
         for audit in session.audits:
-            audit.heard(result)
+            audit.heard(applied)
         for one in session.maps:
-            one.heard(result)
+            one.heard(applied)
 
     def lose(self, session: Session) -> None:
         """Note that a session's stream broke; its pool is kept until it is dropped by `detach` or replaced."""

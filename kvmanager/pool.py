@@ -1,13 +1,15 @@
 """A pool: the block space of one engine.
 
-One door, `apply`: a Step goes in, a StepResult comes out, every item all or nothing. Same Steps, same block ids.
+One door, `apply`: a Step goes in, what it did comes out, every item all or nothing. Same Steps, same block ids.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as Items
 from typing import Any
 
+from blocks import Refusal, Step, StepItem, StepRefusal
 from kvmanager import limits
+from kvmanager.applied import Applied, Outcome
 from kvmanager.errors import (
     IdInUse,
     InvalidItem,
@@ -22,7 +24,6 @@ from kvmanager.observe.slots import SlotCount, Slots
 from kvmanager.parts import Rest
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.pool_state import PoolState, Sequence
-from kvmanager.step import Refusal, Step, StepItem, StepRefusal, StepResult
 from kvmanager.tier.tier import Tier
 from kvmanager.verbs.admission import allocate
 from kvmanager.verbs.growth import extend
@@ -87,18 +88,18 @@ class Pool:
         """The ids of live groups' sequences."""
         return self.state.groups
 
-    def apply(self, step: Step) -> StepResult:
+    def apply(self, step: Step) -> Applied:
         """Apply a Step, item by item. Raises StepOutOfOrder, and does nothing, unless its number is a new highest."""
         work = self.applying(step, _ALL_AT_ONCE)
         try:
             next(work)
         except StopIteration as end:
-            result: StepResult = end.value
-            return result
+            applied: Applied = end.value
+            return applied
         raise AssertionError("no Step has so much work")
 
-    def applying(self, step: Step, budget: int) -> Generator[None, None, StepResult]:  # noqa: C901  (one frame, for speed)
-        """Apply a Step in slices; the generator's return value is the result. Raises StepOutOfOrder as `apply` does.
+    def applying(self, step: Step, budget: int) -> Generator[None, None, Applied]:  # noqa: C901  (one frame, for speed)
+        """Apply a Step in slices; the generator's return value says what it did. Raises StepOutOfOrder as `apply` does.
 
         A slice ends after the item with which it has done `budget` units of work: a block touched, 16 tokens hashed, an
         item; and within an item that is done in parts. At every pause the conservation law holds. Nothing else may
@@ -107,22 +108,22 @@ class Pool:
         if step.step <= self.last_step:
             raise StepOutOfOrder(f"step {step.step} came after step {self.last_step}")
         self.last_step = step.step
-        result = StepResult(step.step)
-        state, deeds, refusals = self.state, result.deeds, result.refusals
-        result.withheld, result.host_withheld = state.take_withheld()
+        outcome = Outcome()
+        state, effects, refusals = self.state, outcome.effects, outcome.refusals
+        withheld = state.take_withheld()
         work = moved = 0
         # One frame and no call but the verb's: a decoding batch comes through here at every step.
         for kind, items, verb in _verbs(step):
             hashes, grants = kind is StepItem.ALLOCATE, kind in _GRANTS
             for position, item in enumerate(items):
-                seen = len(deeds)
+                seen = len(effects)
                 try:
                     if grants and moved >= limits.MOST_STEP_BLOCKS:
                         raise OutOfBlocks(f"the Step has {moved} blocks already; the next one may ask again")
-                    rest = verb(state, item, result)
+                    rest = verb(state, item, outcome)
                     if rest is not None:
                         work = yield from _in_slices(rest, work, budget)
-                    blocks = len(deeds[seen][3]) * (len(deeds) - seen) if len(deeds) > seen else 0
+                    blocks = len(effects[seen][3]) * (len(effects) - seen) if len(effects) > seen else 0
                     moved += blocks
                     work += 1 + blocks if rest is None else 1
                 except ItemRefused as refused:
@@ -136,13 +137,11 @@ class Pool:
         for start in range(0, len(step.lengths), _LENGTHS):
             if start:
                 yield
-            self._set_lengths(step.lengths, start, result)
+            self._set_lengths(step.lengths, start, outcome)
         yield from _in_slices(state.end_step() or (), work, budget)
-        result.device = self.device.counts
-        result.host = self.host.counts
-        return result
+        return outcome.applied(step.step, self.device.counts, self.host.counts, withheld)
 
-    def _set_lengths(self, lengths: Items[tuple[int, int]], start: int, result: StepResult) -> None:
+    def _set_lengths(self, lengths: Items[tuple[int, int]], start: int, outcome: Outcome) -> None:
         # A plain loop: every running sequence has an entry in every Step, and nearly every entry is right.
         part = lengths[start : start + _LENGTHS] if len(lengths) > _LENGTHS else lengths
         sequences = self.state.sequences
@@ -156,17 +155,17 @@ class Pool:
                 return
         except KeyError:
             pass
-        self._set_lengths_or_refuse(part, start, result)
+        self._set_lengths_or_refuse(part, start, outcome)
 
-    def _set_lengths_or_refuse(self, lengths: Items[tuple[int, int]], start: int, result: StepResult) -> None:
+    def _set_lengths_or_refuse(self, lengths: Items[tuple[int, int]], start: int, outcome: Outcome) -> None:
         for position, (number, tokens) in enumerate(lengths, start):
             sequence = self.state.sequences.get(number)
             if sequence is None:
                 detail = f"there is no sequence {number}"
-                result.refusals.append(Refusal(StepItem.LENGTH, position, StepRefusal.UNKNOWN, detail))
+                outcome.refusals.append(Refusal(StepItem.LENGTH, position, StepRefusal.UNKNOWN, detail))
             elif not 0 <= tokens <= sequence.room:
                 detail = f"{tokens} tokens computed, but there is room for {sequence.room}"
-                result.refusals.append(Refusal(StepItem.LENGTH, position, StepRefusal.INVALID, detail))
+                outcome.refusals.append(Refusal(StepItem.LENGTH, position, StepRefusal.INVALID, detail))
             else:
                 sequence.computed = tokens
 
@@ -256,7 +255,7 @@ def _in_slices(rest: Iterable[int], work: int, budget: int) -> Generator[None, N
     return work
 
 
-def _verbs(step: Step) -> Iterator[tuple[StepItem, Items[Any], Callable[[PoolState, Any, StepResult], Rest | None]]]:
+def _verbs(step: Step) -> Iterator[tuple[StepItem, Items[Any], Callable[[PoolState, Any, Outcome], Rest | None]]]:
     """Yield the lists of a Step that have items, in the order of their application, each with its verb."""
     if step.commits:
         yield StepItem.COMMIT, step.commits, commit

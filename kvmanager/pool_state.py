@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+from blocks import Copy
 from kvmanager import limits, parts
+from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
 from kvmanager.keys import root_key
 from kvmanager.parts import Rest
 from kvmanager.pool_spec import PoolSpec
-from kvmanager.step import Copy, StepResult
 from kvmanager.tier.tier import Eviction, Seal, Tier
 
 
@@ -126,38 +127,38 @@ class PoolState:
         if needed > self.device.available:
             raise OutOfBlocks(f"{needed} blocks are needed, {self.device.available} are free")
 
-    def grant(self, number: int, result: StepResult) -> list[int]:
+    def grant(self, number: int, outcome: Outcome) -> list[int]:
         """Hand out device blocks; there must be so many. What is evicted for them moves to a free host block."""
         blocks = self.device.grant_many(number)
-        result.granted_blocks += number
+        outcome.granted_blocks += number
         if self.device.evictions:
-            self._demote(self.device.take_evictions(), result)
+            self._demote(self.device.take_evictions(), outcome)
         return blocks
 
-    def granting(self, table: list[int], number: int, result: StepResult) -> Rest:
+    def granting(self, table: list[int], number: int, outcome: Outcome) -> Rest:
         """Hand out device blocks, of which there must be so many, and put them at the end of a table, in parts."""
         while number:
-            blocks = self.grant(min(number, parts.PART), result)
+            blocks = self.grant(min(number, parts.PART), outcome)
             table += blocks
             number -= len(blocks)
             yield parts.PART
 
-    def grant_one(self, result: StepResult) -> int:
+    def grant_one(self, outcome: Outcome) -> int:
         """Hand out one device block. Raises OutOfBlocks when none is left."""
         device = self.device
         block = device.grant()
-        result.granted_blocks += 1
+        outcome.granted_blocks += 1
         if device.evictions:
-            self._demote(device.take_evictions(), result)
+            self._demote(device.take_evictions(), outcome)
         return block
 
-    def _demote(self, evictions: list[Eviction], result: StepResult) -> None:
-        result.evicted += evictions
+    def _demote(self, evictions: list[Eviction], outcome: Outcome) -> None:
+        outcome.evicted += evictions
         for block, key in evictions:
             if self.host.free and self.host.keys.find(key) is None:
                 parked = self.host.park(key)
-                result.device_to_host.append(Copy(block, parked))
-                result.host_sealed.append(Seal(parked, key))
+                outcome.device_to_host.append(Copy(block, parked))
+                outcome.host_sealed.append(Seal(parked, key))
 
     def release_after_step(self, blocks: Iterable[int]) -> None:
         """Release device blocks that a copy of this Step reads: handed out within it, they could be overwritten."""

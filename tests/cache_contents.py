@@ -6,6 +6,7 @@ import torch
 from transformers import DynamicCache
 
 import kvmanager
+from blocks import Step, StepItem
 from engine.attention import TorchBackend
 from tests.reference import reference_model
 
@@ -24,18 +25,18 @@ class CommittedChains:
         self._committed: dict[int, tuple[bytes, Tokens]] = {}
         self.tokens: dict[bytes, Tokens] = {}
 
-    def __call__(self, step: kvmanager.Step, result: kvmanager.StepResult) -> None:
-        refused = {(refusal.item, refusal.position) for refusal in result.refusals}
+    def __call__(self, step: Step, applied: kvmanager.Applied) -> None:
+        refused = {(refusal.item, refusal.position) for refusal in applied.result.refusals}
         for position, commit in enumerate(step.commits):
-            assert (kvmanager.StepItem.COMMIT, position) not in refused
+            assert (StepItem.COMMIT, position) not in refused
             salt, tokens = self._committed[commit.sequence]
             tokens = (*tokens, *commit.token_ids)
             self._committed[commit.sequence] = (salt, tokens)
             self._remember(salt, tokens)
-        assert all(seal.key in self.tokens for seal in result.sealed), "a key stands for committed tokens"
-        cached = {change.sequence: change.cached_tokens for change in result.tables}
+        assert all(seal.key in self.tokens for seal in applied.sealed), "a key stands for committed tokens"
+        cached = {change.sequence: change.cached_tokens for change in applied.result.tables}
         for position, allocate in enumerate(step.allocates):
-            if (kvmanager.StepItem.ALLOCATE, position) not in refused:
+            if (StepItem.ALLOCATE, position) not in refused:
                 tokens = tuple(allocate.token_ids[: cached[allocate.sequence]])
                 self._committed[allocate.sequence] = (allocate.salt, tokens)
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 import kvmanager
+from blocks import Reattached, Step, StepResult
 from engine.attention import AttentionBackend, TorchBackend
-from engine.blocks import Reattached, Step, StepResult
 from engine.model.loading import LoadedModel, load_model
 from engine.run.loop import Engine, Turn
 from engine.run.runner import ModelRunner
@@ -29,7 +29,7 @@ class MadeToFail(Exception):
     """A failure that a test wanted; any other failure of a step is raised where the turn was asked for."""
 
 
-Observer = Callable[[kvmanager.Step, kvmanager.StepResult], None]
+Observer = Callable[[Step, kvmanager.Applied], None]
 
 
 class FickleBlocks(InProcessBlocks):

@@ -4,9 +4,8 @@ from collections import deque
 from collections.abc import Callable
 
 import kvmanager
-from engine import blocks
+from blocks import Step, StepResult
 from engine.schedule.request import Capacity
-from services.engine.replica import core_step, engine_result
 
 
 class InProcessBlocks:
@@ -15,7 +14,7 @@ class InProcessBlocks:
     def __init__(
         self,
         capacity: Capacity,
-        observe: Callable[[kvmanager.Step, kvmanager.StepResult], None] | None = None,
+        observe: Callable[[Step, kvmanager.Applied], None] | None = None,
         host_blocks: int = 0,
     ):
         tiers = (capacity.device_blocks, host_blocks or capacity.host_blocks)
@@ -24,20 +23,19 @@ class InProcessBlocks:
         self.session = self.manager.attach(spec)
         self.ready = True
         self._observe = observe
-        self._answers: deque[blocks.StepResult] = deque()
+        self._answers: deque[StepResult] = deque()
 
     @property
     def pool(self) -> kvmanager.Pool:
         return self.session.pool
 
-    def send(self, step: blocks.Step) -> None:
-        asked = core_step(step)
-        result = self.manager.apply(self.session, asked)
+    def send(self, step: Step) -> None:
+        applied = self.manager.apply(self.session, step)
         if self._observe:
-            self._observe(asked, result)
-        self._answers.append(engine_result(result))
+            self._observe(step, applied)
+        self._answers.append(applied.result)
 
-    def receive(self) -> blocks.StepResult | None:
+    def receive(self) -> StepResult | None:
         return self._answers.popleft() if self._answers else None
 
 

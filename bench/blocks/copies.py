@@ -16,10 +16,10 @@ from time import perf_counter
 import torch
 
 from bench.report.results import Row, publish, row, track
+from blocks import Copy
 from engine.attention import TorchBackend
 from engine.attention.backend import Direction
 from engine.attention.cache import CacheGeometry
-from engine.blocks import Copy
 from engine.native import Kernels, build
 from engine.native.cpu_backend import CpuBackend
 from services.models.model_store import default_cache

@@ -23,6 +23,7 @@ from bench.blocks import kv_holds
 from bench.loads.decoding_batch import BLOCK_SIZE, MICRO, POOL_BLOCKS, SEQUENCES, DecodingBatch, attach, round_trip
 from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, publish, row
+from blocks import Allocate, Commit, Free, FreeReason, Step
 from services.runtime import transport
 from services.wire.block_codec import step_message
 from services.wire.kvmanager_codec import step_of
@@ -116,8 +117,8 @@ def _decode(pool_blocks: int, sequences: int = SEQUENCES) -> float:
     return sum(seconds[2:]) / STEPS / load.sequences * MICRO  # without the prompts and the commit of all their blocks
 
 
-def _apply(manager: kvmanager.KVManager, session: kvmanager.Session, step: kvmanager.Step) -> None:
-    assert not manager.apply(session, step).refusals
+def _apply(manager: kvmanager.KVManager, session: kvmanager.Session, step: Step) -> None:
+    assert not manager.apply(session, step).result.refusals
     manager.ledger.settle()  # as the service does after each answer
 
 
@@ -153,10 +154,10 @@ def _prefill() -> dict[str, float]:
 def _prefill_one(manager: kvmanager.KVManager, session: kvmanager.Session, number: int) -> tuple[float, float]:
     draw = random.Random(3 + number)
     prompt = array("i", (draw.randrange(49_000) for _ in range(PREFILL_BLOCKS * BLOCK_SIZE + 1)))
-    allocate = kvmanager.Allocate(1, 1, "r", b"", prompt, len(prompt))
-    begin = kvmanager.Step(3 * number + 1, allocates=[allocate])
-    commit = kvmanager.Step(3 * number + 2, commits=[kvmanager.Commit(1, 0, prompt[:-1])])
-    end = kvmanager.Step(3 * number + 3, frees=[kvmanager.Free(1, kvmanager.FreeReason.FINISHED)])
+    allocate = Allocate(1, 1, "r", b"", prompt, len(prompt))
+    begin = Step(3 * number + 1, allocates=[allocate])
+    commit = Step(3 * number + 2, commits=[Commit(1, 0, prompt[:-1])])
+    end = Step(3 * number + 3, frees=[Free(1, FreeReason.FINISHED)])
     prefill = sum(_timed(partial(_apply, manager, session, step)) for step in (begin, commit))
     return prefill, _timed(partial(_apply, manager, session, end))
 

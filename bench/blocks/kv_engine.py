@@ -19,7 +19,7 @@ from statistics import median, quantiles
 from rich.progress import track
 
 from bench.report.results import publish, row
-from engine.blocks import BlockManager, StepResult
+from blocks import BlockManager, StepResult
 from engine.run.loop import Engine
 from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Limits, Scheduler

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import kvmanager
 from bench.report.results import publish, row, track
-from kvmanager import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
 from services.kvmanager.collecting import look_through, setting_aside, survivors_set_aside
 
 BLOCKS, HOST_BLOCKS, BLOCK_SIZE = 1_000_000, 125_000, 16
@@ -63,8 +63,8 @@ class _Engine:
     def do(self, verb: str, **items: Any) -> None:
         self._step += 1
         step = Step(self._step, **items)
-        result = self.holds.sliced(verb, self.manager.applying(self.session, step, WORK))
-        assert not result.refusals, result.refusals
+        applied = self.holds.sliced(verb, self.manager.applying(self.session, step, WORK))
+        assert not applied.result.refusals, applied.result.refusals
         self.holds.sliced("settle", _once(self.manager.ledger.settle))
 
     def begin(self, sequence: int, blocks: int, kind: str) -> None:

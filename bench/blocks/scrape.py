@@ -22,7 +22,7 @@ from rich.progress import track
 import kvmanager
 from bench.loads.decoding_batch import BLOCK_SIZE, POOL_BLOCKS, SEQUENCES, DecodingBatch, attach, round_trip
 from bench.report.results import Row, publish, row
-from engine import blocks
+from blocks import Allocate, Fork, Length, Step
 from services.runtime import transport
 from services.wire.block_codec import step_message
 from tests.running_quire import RunningService
@@ -115,16 +115,16 @@ async def _filled(channel: grpc.aio.Channel, case: FullPools, number: int) -> An
     for start in range(0, len(names), ALLOCATED_AT_ONCE):
         step += 1
         some = names[start : start + ALLOCATED_AT_ONCE]
-        allocates = [blocks.Allocate(one, one, f"r{one}", b"", [one] * tokens, tokens) for one in some]
-        await round_trip(call, step_message(blocks.Step(step, allocates=allocates)))
-    lengths = [blocks.Length(one, tokens) for one in names]
-    await round_trip(call, step_message(blocks.Step(step + 1, lengths=lengths)))
-    forks = [blocks.Fork(one, len(names) + one, tokens) for one in forked]
-    await round_trip(call, step_message(blocks.Step(step + 2, forks=forks)))
+        allocates = [Allocate(one, one, f"r{one}", b"", [one] * tokens, tokens) for one in some]
+        await round_trip(call, step_message(Step(step, allocates=allocates)))
+    lengths = [Length(one, tokens) for one in names]
+    await round_trip(call, step_message(Step(step + 1, lengths=lengths)))
+    forks = [Fork(one, len(names) + one, tokens) for one in forked]
+    await round_trip(call, step_message(Step(step + 2, forks=forks)))
     return call
 
 
-async def _compared(call: Any, steps: Iterator[blocks.Step], url: str) -> Run:
+async def _compared(call: Any, steps: Iterator[Step], url: str) -> Run:
     alone = await _trips(call, steps)
     scraper = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -150,7 +150,7 @@ async def _compared(call: Any, steps: Iterator[blocks.Step], url: str) -> Run:
     }
 
 
-async def _trips(call: Any, steps: Iterator[blocks.Step], count: int = STEPS) -> list[float]:
+async def _trips(call: Any, steps: Iterator[Step], count: int = STEPS) -> list[float]:
     """Return the microseconds of each of the next Steps."""
     trips, due = [], time.perf_counter()
     for _ in range(count):

@@ -14,10 +14,10 @@ from bench.gpu_check import REPETITIONS
 from bench.gpu_check.ceilings import reading
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.timing import Run, Seconds, recorded, take_turns, times_as_fast
+from blocks import Copy
 from engine.attention.backend import AttentionBackend, Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.attention.flex_backend import FlexBackend
-from engine.blocks import Copy
 from engine.gpu.triton_backend import TritonBackend
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work

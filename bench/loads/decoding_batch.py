@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 import kvmanager
-from engine import blocks
+from blocks import Allocate, Commit, Extend, Length, Step
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.wire.attach import register_message
@@ -35,36 +35,36 @@ class DecodingBatch:
         self._room = [-(-tokens // BLOCK_SIZE) * BLOCK_SIZE for tokens in self._computed]
         self._number = 0
 
-    def _begin(self) -> blocks.Step:
+    def _begin(self) -> Step:
         """Allocate all sequences."""
         self._number += 1
-        return blocks.Step(
+        return Step(
             self._number,
             allocates=[
-                blocks.Allocate(number, number, f"r{number}", b"", tokens[:length], length)
+                Allocate(number, number, f"r{number}", b"", tokens[:length], length)
                 for number, (tokens, length) in enumerate(zip(self._tokens, self._computed, strict=True), 1)
             ],
         )
 
-    def _next(self) -> blocks.Step:
+    def _next(self) -> Step:
         """Let each sequence go on by one token."""
         self._number += 1
-        step = blocks.Step(self._number)
+        commits, extends, lengths = [], [], []
         for index, computed in enumerate(self._computed):
             done = computed // BLOCK_SIZE
             if done > self._committed[index]:
                 first = self._committed[index]
                 tokens = self._tokens[index][first * BLOCK_SIZE : done * BLOCK_SIZE]
-                step.commits.append(blocks.Commit(index + 1, first, tokens))
+                commits.append(Commit(index + 1, first, tokens))
                 self._committed[index] = done
             if computed + 2 > self._room[index]:
-                step.extends.append(blocks.Extend(index + 1, [(index + 1, computed + 2)]))
+                extends.append(Extend(index + 1, [(index + 1, computed + 2)]))
                 self._room[index] += BLOCK_SIZE
-            step.lengths.append(blocks.Length(index + 1, computed))
+            lengths.append(Length(index + 1, computed))
             self._computed[index] = computed + 1
-        return step
+        return Step(self._number, commits=commits, extends=extends, lengths=lengths)
 
-    def steps(self, count: int) -> Iterator[blocks.Step]:
+    def steps(self, count: int) -> Iterator[Step]:
         """Yield the Step that allocates all, the one that commits their prompts, and `count` more."""
         yield self._begin()
         for _ in range(1 + count):

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from blocks import Copy
 from engine.attention.upload import Integers, upload
-from engine.blocks import Copy
 from engine.schedule.step_plan import Work
 
 

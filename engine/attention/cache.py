@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.blocks import Copy
+from blocks import Copy
 
 
 @dataclass(frozen=True)

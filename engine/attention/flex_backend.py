@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
 from engine.attention.flex_graphs import (
@@ -28,7 +29,6 @@ from engine.attention.flex_graphs import (
     uncompiled,
 )
 from engine.attention.flex_mask import QueryRows, block_lists, query_rows
-from engine.blocks import Copy
 
 # Farther back than any token: what a layer without a window looks.
 _NO_WINDOW = 2**30

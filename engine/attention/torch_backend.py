@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
+from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Rows, Scoring
 from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
-from engine.blocks import Copy
 
 
 class TorchBackend:

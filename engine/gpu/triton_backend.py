@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry, make_cache, make_host_cache, swap_blocks
 from engine.attention.upload import upload
-from engine.blocks import Copy
 from engine.triton_kernels.block_copy import copy_blocks
 from engine.triton_kernels.cache_write import write_cache
 from engine.triton_kernels.decode import decode

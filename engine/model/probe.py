@@ -11,10 +11,10 @@ import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.attention.interface import ATTENTION_NAME, MASK_OF_ITS_OWN, PagedContext, paged_attention
-from engine.blocks import Copy
 from engine.errors import ModelUnsupported
 from engine.model.unsupported import NO_MASK, explained, unknown_layer
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry, cache_shape, make_host_cache
-from engine.blocks import Copy
 from engine.errors import ModelUnsupported
 from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels
 

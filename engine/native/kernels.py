@@ -9,9 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from blocks import Copy
 from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
-from engine.blocks import Copy
 
 LARGEST_HEAD = 256
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from blocks import Copy
 from engine.attention.backend import AttentionBackend, Direction
-from engine.blocks import Copy
 from engine.errors import CopyFailed
 from engine.gpu.copy_stream import CopyStream, Event
 from engine.schedule.step_plan import Copies, Work

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from engine.blocks import BlockManager, Reattached
+from blocks import BlockManager, Reattached
 from engine.errors import EngineBroken
 from engine.schedule.scheduler import Output, Scheduler
 from engine.schedule.step_plan import Launched, Runner, Sampled, StepPlan

@@ -7,7 +7,7 @@ and the victim's free travels with the needy's extend.
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from engine.blocks import (
+from blocks import (
     Allocate,
     Commit,
     Extend,
@@ -26,6 +26,7 @@ from engine.schedule.pins import Pins
 from engine.schedule.preemption import Preemption, PreemptionCosts
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.step_builder import StepBuilder
 from engine.schedule.step_plan import Copies, StepPlan, Work
 
 
@@ -78,8 +79,7 @@ class BlockPlanner:
         if asked.commits or result.available_blocks != self._refused_at:
             self._refused_at = None
         if result.device_to_host or result.host_to_device or result.copies:
-            lists = (result.device_to_host, result.host_to_device, result.copies)
-            self.copies.append(Copies(*map(tuple, lists)))
+            self.copies.append(Copies(result.device_to_host, result.host_to_device, result.copies))
         _check_refusals(result.refusals)
         self._pins.answered({one.position: one.detail for one in result.refusals if one.item is StepItem.PIN})
         refused = {(refusal.item, refusal.position) for refusal in result.refusals}
@@ -149,23 +149,24 @@ class BlockPlanner:
         """Make the Step that the turn after `plan` needs; None while one is under way or nothing is to be asked."""
         if self._asked is not None:
             return None
-        step = Step(self._last_step + 1)
-        self._commit(step)
-        self._pins.write(step)
-        self._fork(step)
-        self._free(step)
-        preempted = self._extend(step, plan, now)
+        building = StepBuilder()
+        self._commit(building)
+        self._pins.write(building)
+        self._fork(building)
+        self._free(building)
+        preempted = self._extend(building, plan, now)
         self.deferred = 0
         if not preempted:
-            self._allocate(step, now)
-        self._tell_lengths(step)
-        if not step:
+            self._allocate(building, now)
+        self._tell_lengths(building)
+        step = building.build(self._last_step + 1)
+        if step is None:
             return None
         self._last_step = step.step
         self._asked = step
         return step
 
-    def _commit(self, step: Step) -> None:
+    def _commit(self, step: StepBuilder) -> None:
         roster = self._roster
         size = roster.capacity.block_size
         members = (member for group in roster.running for member in group.members)
@@ -179,7 +180,7 @@ class BlockPlanner:
                 sequence.committed = done
                 roster.claims.settle(sequence.group, done)
 
-    def _fork(self, step: Step) -> None:
+    def _fork(self, step: StepBuilder) -> None:
         """Let the samples go their own ways where their trunk has all that they have in common."""
         for group in self._roster.running:
             if group.to_fork:
@@ -196,13 +197,13 @@ class BlockPlanner:
                     if parent is not None:
                         self._fork_off(step, parent, child)
 
-    def _fork_off(self, step: Step, parent: Sequence, child: Sequence) -> None:
+    def _fork_off(self, step: StepBuilder, parent: Sequence, child: Sequence) -> None:
         """Let a sequence share all that its parent has computed."""
         step.forks.append(Fork(parent.id, child.id, parent.computed))
         self._roster.mirror.fork(parent, child, parent.computed)
         child.computed, child.committed, child.told = parent.computed, parent.committed, parent.told
 
-    def _free(self, step: Step) -> None:
+    def _free(self, step: StepBuilder) -> None:
         roster = self._roster
         for sequence, reason in roster.to_free:
             step.frees.append(Free(sequence.id, reason))
@@ -211,14 +212,14 @@ class BlockPlanner:
                 roster.claims.withdraw(sequence.group)
         roster.to_free.clear()
 
-    def _tell_lengths(self, step: Step) -> None:
+    def _tell_lengths(self, step: StepBuilder) -> None:
         for group in self._roster.running:
             for sequence in group.members:
                 if sequence.table and sequence.computed != sequence.told:
                     sequence.told = sequence.computed
                     step.lengths.append(Length(sequence.id, sequence.computed))
 
-    def _extend(self, step: Step, plan: StepPlan | None, now: float) -> bool:
+    def _extend(self, step: StepBuilder, plan: StepPlan | None, now: float) -> bool:
         """Ask room for the next step, preempting where it must be; then lookahead, where blocks are left."""
         roster, mirror = self._roster, self._roster.mirror
         ahead = {work.sequence: work for work in plan.work} if plan else {}
@@ -263,7 +264,7 @@ class BlockPlanner:
             mirror.available -= extra
             rooms[sequence.id] = min(wish, (held + extra) * mirror.block_size)
 
-    def _preempt_after(self, needy: Group, step: Step, now: float) -> bool:
+    def _preempt_after(self, needy: Group, step: StepBuilder, now: float) -> bool:
         """Preempt the largest running group if it is larger than `needy`; return whether there was one."""
         roster = self._roster
         victim = roster.running[-1]
@@ -294,7 +295,7 @@ class BlockPlanner:
         tokens = sum(member.computed for member in victim.members)
         return len(victim.live) > 1 or self._costs.swap_is_cheaper(tokens, len(blocks))
 
-    def _swap_out(self, step: Step, victim: Group) -> None:
+    def _swap_out(self, step: StepBuilder, victim: Group) -> None:
         mirror, tokens = self._roster.mirror, sum(member.computed for member in victim.members)
         victim.swapped_tokens += tokens
         self._roster.totals.swapped_tokens += tokens
@@ -304,7 +305,7 @@ class BlockPlanner:
         for member in victim.members:
             mirror.release(member)
 
-    def _allocate(self, step: Step, now: float) -> None:
+    def _allocate(self, step: StepBuilder, now: float) -> None:
         """Ask blocks for waiting groups, smallest first, as far as the next step's budget and the pool go."""
         roster, mirror, limits = self._roster, self._roster.mirror, self._roster.limits
         if self._refused_at is not None and mirror.available <= self._refused_at:
@@ -361,14 +362,14 @@ class BlockPlanner:
         most = sum(blocks_for(length) - whole for length in lengths)
         return most - (blocks_for(group.common) - whole)
 
-    def _ask_return(self, step: Step, group: Group) -> None:
+    def _ask_return(self, step: StepBuilder, group: Group) -> None:
         roster = self._roster
         roster.stop_waiting(group)
         roster.admitting[group.id] = group
         roster.mirror.available -= len(group.blocks)
         step.swap_ins.append(group.id)
 
-    def _ask_admission(self, step: Step, group: Group, spare: int, now: float) -> None:
+    def _ask_admission(self, step: StepBuilder, group: Group, spare: int, now: float) -> None:
         roster, request = self._roster, group.request
         roster.stop_waiting(group)
         roster.admitting[group.id] = group

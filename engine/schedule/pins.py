@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from engine.blocks import Pin, Reset, Step, Unpin
+from blocks import Pin, Reset, Unpin
 from engine.errors import (
     BlockManagerBroken,
     InvalidPin,
@@ -22,6 +22,7 @@ from engine.errors import (
 from engine.schedule.request import LONGEST_SALT, Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group
+from engine.schedule.step_builder import StepBuilder
 
 # What the requests of pins are called, in the history of blocks too.
 _REQUEST_PREFIX = "pin:"
@@ -147,7 +148,7 @@ class Pins:
             kind = PinUnavailable if group.failure is Failure.BLOCK_MANAGER else PinFailed
             self._give_up(self._declared[name], kind(f"{name!r} was not computed: {group.detail}"))
 
-    def write(self, step: Step) -> None:
+    def write(self, step: StepBuilder) -> None:
         """Add to a Step what is to change. It comes after the commits, and before the frees."""
         mirror = self._roster.mirror
         for pin in self._leaving:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from engine.blocks import TableChange
+from blocks import TableChange
 from engine.schedule.sequence_group import Sequence
 
 

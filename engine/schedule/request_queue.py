@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
-from engine.blocks import FreeReason
+from blocks import FreeReason
 from engine.errors import BlockManagerBroken
 from engine.schedule.pool_view import PoolView
 from engine.schedule.preemption import Preemption

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from engine.blocks import FreeReason, Step, StepResult
+from blocks import FreeReason, Step, StepResult
 from engine.errors import (
     BlockManagerBroken,
     ConstraintFailed,

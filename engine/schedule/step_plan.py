@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from engine.blocks import Copy
+from blocks import Copy
 from engine.schedule.request import NO_RULES, LogitRules, Sampling
 
 # In the place of a token that the step before samples, when that was launched and has not told it yet.

@@ -9,17 +9,17 @@ from enum import Enum
 from itertools import chain
 from typing import NamedTuple
 
+from blocks import Extend, Free, FreeReason, Refusal, Step, StepItem, StepRefusal
 from kvmanager.keys import KEY_BYTES
 from kvmanager.pool_state import Sequence as LiveSequence
-from kvmanager.step import Extend, Free, FreeReason, Refusal, Step, StepItem, StepRefusal
 from kvmanager.tier.tier import Eviction
 from kvmanager.verbs.admission import Admission
 
-Deeds = Sequence[tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], object]]  # see Deed
+Effects = Sequence[tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], object]]  # see Effect
 
 
-# What an entry takes in memory, and what it keeps of each deed: measured, and rounded up. A story keeps a request's id.
-_ENTRY_BYTES, _DEED_BYTES, _STORY_BYTES, _REFUSED_BYTES, _EVICTED_BYTES = 400, 90, 300, 280, 76
+# What an entry takes in memory, and what it keeps of an effect: measured, and rounded up. A story has a request's id.
+_ENTRY_BYTES, _EFFECT_BYTES, _STORY_BYTES, _REFUSED_BYTES, _EVICTED_BYTES = 400, 90, 300, 280, 76
 _REQUEST_ID, _DETAIL = 3, 5  # of Refused
 
 
@@ -84,7 +84,7 @@ class Entry(NamedTuple):
     """What is kept of a Step, or of a change of a pool as a whole. Its events are numbered from `first` on.
 
     A hundred thousand events are kept, and the garbage collector must not have to look at each of them: what is one
-    value a deed stands in columns, made of nothing but plain tuples, bytes, numbers and strings.
+    value an effect stands in columns, made of nothing but plain tuples, bytes, numbers and strings.
     """
 
     first: int
@@ -96,7 +96,7 @@ class Entry(NamedTuple):
     groups: tuple[int, ...] = ()
     request_ids: tuple[str | None, ...] = ()
     block_counts: tuple[int, ...] = ()
-    blocks: bytes = b""  # of all deeds, as 32-bit numbers
+    blocks: bytes = b""  # of all effects, as 32-bit numbers
     stories: tuple[object, ...] = ()  # what else there is to say, as plain tuples; empty: nothing
     eviction_counts: tuple[int, ...] = ()  # empty: nothing was evicted
     evicted_blocks: tuple[int, ...] = ()
@@ -105,7 +105,7 @@ class Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many events it makes: its deeds in their order, then what was refused."""
+        """How many events it makes: its effects in their order, then what was refused."""
         return 1 if self.change else len(self.items) + len(self.refused)
 
     @property
@@ -114,7 +114,7 @@ class Entry(NamedTuple):
         texts = sum([len(str(one[_REQUEST_ID])) + len(str(one[_DETAIL])) for one in self.refused])
         return (
             _ENTRY_BYTES
-            + _DEED_BYTES * len(self.items)
+            + _EFFECT_BYTES * len(self.items)
             + _STORY_BYTES * len(self.stories)
             + _REFUSED_BYTES * len(self.refused)
             + _EVICTED_BYTES * len(self.evicted_blocks)
@@ -282,13 +282,13 @@ class Attachment:
         """Return whether any live group is the request's."""
         return any(owner.request_id == request_id for owner in self._groups.values())
 
-    def entry(self, first: int, step: int, deeds: Deeds, refused: tuple[tuple[object, ...], ...] = ()) -> Entry:
+    def entry(self, first: int, step: int, effects: Effects, refused: tuple[tuple[object, ...], ...] = ()) -> Entry:
         """Write down what a Step did, following which sequences begin and end with it."""
-        if not deeds:
+        if not effects:
             return Entry(first, self.number, step, refused=refused)
-        items, sequences, groups, blocks, evicted, others = zip(*deeds, strict=True)
+        items, sequences, groups, blocks, evicted, others = zip(*effects, strict=True)
         if any(others):
-            request_ids, stories = self._follow(deeds)
+            request_ids, stories = self._follow(effects)
         else:
             request_ids, stories = tuple(map(self._request_ids.get, sequences)), ()
         evictions = list(chain.from_iterable(evicted))
@@ -310,10 +310,10 @@ class Attachment:
             refused,
         )
 
-    def _follow(self, deeds: Deeds) -> tuple[tuple[str | None, ...], tuple[object, ...]]:
+    def _follow(self, effects: Effects) -> tuple[tuple[str | None, ...], tuple[object, ...]]:
         request_ids: list[str | None] = []
         stories: list[object] = []
-        for _, number, group, _, _, other in deeds:
+        for _, number, group, _, _, other in effects:
             story: object = None
             if isinstance(other, Admission):
                 self._add(number, group, other.request_id)

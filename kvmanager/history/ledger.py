@@ -13,10 +13,11 @@ from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-from kvmanager.history.events import Attachment, Deeds, Entry, Event, PoolChange
+from blocks import Step, StepItem
+from kvmanager.applied import Applied
+from kvmanager.history.events import Attachment, Effects, Entry, Event, PoolChange
 from kvmanager.history.story import Explanation, explain
 from kvmanager.pool_state import Sequence
-from kvmanager.step import Step, StepItem, StepResult
 
 # Steps that wait for `settle` at most: together they take less than a millisecond.
 _UNSETTLED_STEPS = 32
@@ -55,7 +56,7 @@ class Ledger:
         self._weights: deque[int] = deque()
         self._weight = 0
         self._next = 1
-        self._unsettled: list[tuple[Attachment, int, Deeds]] = []
+        self._unsettled: list[tuple[Attachment, int, Effects]] = []
         self._attached: dict[str, Attachment] = {}
         self._attachments: dict[int, Attachment] = {}  # by their numbers, while any of their entries may be kept
 
@@ -97,32 +98,32 @@ class Ledger:
         entry = Entry(self._next, self._attached[engine_id].number, change=change.value)
         self._append(entry._replace(block_counts=(len(ids),), blocks=ids.tobytes()))
 
-    def record(self, engine_id: str, step: Step, result: StepResult) -> None:
-        """Record what an attached engine's Step did. Keeps the result's deeds, which must not change any more."""
-        for _ in self.recording(engine_id, step, result):
+    def record(self, engine_id: str, step: Step, applied: Applied) -> None:
+        """Record what an attached engine's Step did. Keeps its effects, which must not change any more."""
+        for _ in self.recording(engine_id, step, applied):
             pass
 
-    def recording(self, engine_id: str, step: Step, result: StepResult) -> Iterator[None]:
+    def recording(self, engine_id: str, step: Step, applied: Applied) -> Iterator[None]:
         """Record a Step as `record` does, pausing after so many events; the engine has to stay attached meanwhile."""
         attachment = self._attached[engine_id]
-        if result.refusals or len(result.deeds) > _EVENTS_TOGETHER:
-            yield from self._recording(attachment, step, result)
-        elif result.deeds:
-            self._unsettled.append((attachment, step.step, result.deeds))
+        if applied.result.refusals or len(applied.effects) > _EVENTS_TOGETHER:
+            yield from self._recording(attachment, step, applied)
+        elif applied.effects:
+            self._unsettled.append((attachment, step.step, applied.effects))
             if len(self._unsettled) > _UNSETTLED_STEPS:
                 self.settle()
 
-    def _recording(self, attachment: Attachment, step: Step, result: StepResult) -> Iterator[None]:
+    def _recording(self, attachment: Attachment, step: Step, applied: Applied) -> Iterator[None]:
         self.settle()
         # What was refused speaks of the sequences that there were, and its Step is not kept: it has token ids.
         refused: list[tuple[object, ...]] = []
-        for some in _parts([one for one in result.refusals if one.item is not StepItem.LENGTH]):
+        for some in _parts([one for one in applied.result.refusals if one.item is not StepItem.LENGTH]):
             refused += [tuple(attachment.refused(step, one)) for one in some]
             if len(some) == _EVENTS_TOGETHER:
                 yield
-        together = [*_parts_by_blocks(result.deeds)]
-        for deeds in together[:-1]:
-            self._append(attachment.entry(self._next, step.step, deeds))
+        together = [*_parts_by_blocks(applied.effects)]
+        for effects in together[:-1]:
+            self._append(attachment.entry(self._next, step.step, effects))
             yield
         some_refused = [*_parts(refused)]
         if together or some_refused:
@@ -134,8 +135,8 @@ class Ledger:
 
     def settle(self) -> None:
         """Put what was recorded into its lasting form: some microseconds a Step, best spent after it was answered."""
-        for attachment, step, deeds in self._unsettled:
-            self._append(attachment.entry(self._next, step, deeds))
+        for attachment, step, effects in self._unsettled:
+            self._append(attachment.entry(self._next, step, effects))
         self._unsettled.clear()
 
     def _append(self, entry: Entry) -> None:
@@ -208,16 +209,16 @@ def _parts(events: Items[_Item]) -> Iterator[Items[_Item]]:
     return (events[start : start + _EVENTS_TOGETHER] for start in range(0, len(events), _EVENTS_TOGETHER))
 
 
-def _parts_by_blocks(deeds: Deeds) -> Iterator[Deeds]:
-    """Yield deeds in parts of so many events and, but for a single one, of so many blocks."""
+def _parts_by_blocks(effects: Effects) -> Iterator[Effects]:
+    """Yield effects in parts of so many events and, but for a single one, of so many blocks."""
     first = blocks = 0
-    for place, deed in enumerate(deeds):
-        blocks += len(deed[3])
+    for place, effect in enumerate(effects):
+        blocks += len(effect[3])
         if place > first and (blocks > _BLOCKS_TOGETHER or place - first == _EVENTS_TOGETHER):
-            yield deeds[first:place]
-            first, blocks = place, len(deed[3])
-    if deeds:
-        yield deeds[first:]
+            yield effects[first:place]
+            first, blocks = place, len(effect[3])
+    if effects:
+        yield effects[first:]
 
 
 def _events(entries: list[tuple[object, ...]], first: int, attachments: dict[int, Attachment]) -> Iterator[Event]:

@@ -15,26 +15,14 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, PinChange, Reset, Step, Unpin
 from kvmanager.adoption import adopt
+from kvmanager.applied import Applied
 from kvmanager.errors import InvalidRegistration, InvalidReport, StepOutOfOrder
 from kvmanager.parts import parts_of
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.report import PoolReport, SequenceReport, TierReport
-from kvmanager.step import (
-    Allocate,
-    Commit,
-    Extend,
-    Fork,
-    Free,
-    FreeReason,
-    Pin,
-    PinChange,
-    Reset,
-    Step,
-    StepResult,
-    Unpin,
-)
 
 OPERATIONS_FORMAT = "quire-operations"
 OPERATIONS_VERSION = 1
@@ -86,12 +74,12 @@ class OperationsRecord:
             self._checksum = _page_checksum(self._checksum, page)
             yield _line({"snapshot": page, "checksum": self._checksum.hex()})
 
-    def applied(self, step: Step, result: StepResult) -> list[str]:
+    def applied(self, step: Step, applied: Applied) -> list[str]:
         """Return the line of a Step that was applied with this result."""
         content = _step_content(step)
-        if result.withheld or result.host_withheld:
-            content["withheld"] = (result.withheld, result.host_withheld)
-        self._checksum = _next_checksum(self._checksum, content, result)
+        if applied.result.withheld_blocks or applied.result.host_withheld_blocks:
+            content["withheld"] = (applied.result.withheld_blocks, applied.result.host_withheld_blocks)
+        self._checksum = _next_checksum(self._checksum, content, applied)
         self._steps += 1
         return [_line({**content, "checksum": self._checksum.hex()})]
 
@@ -172,11 +160,11 @@ class OperationsReplay:
         step = _step(content)
         self.pool.withhold(*content.get("withheld", ((), ())))
         try:
-            result = self.pool.apply(step)
+            applied = self.pool.apply(step)
         except StepOutOfOrder as error:
             raise RecordParted(f"step {step.step} cannot follow: {error}", step.step) from error
         recorded = content.pop("checksum")
-        self._checksum = _next_checksum(self._checksum, content, result)
+        self._checksum = _next_checksum(self._checksum, content, applied)
         if self.checksum != recorded:
             raise RecordParted(
                 f"step {step.step} parts from the record: the core answers it otherwise, or its line was changed",
@@ -206,24 +194,28 @@ def _page_checksum(previous: bytes, page: _Content) -> bytes:
     return sha256(previous + _line(page).encode()).digest()
 
 
-def _next_checksum(previous: bytes, step: _Content, result: StepResult) -> bytes:
+def _next_checksum(previous: bytes, step: _Content, applied: Applied) -> bytes:
     digest = sha256(previous)
-    for part in (_line([step, _answer(result)]).encode(), *result.sealed_keys, *(key for _, key in result.host_sealed)):
+    for part in (
+        _line([step, _answer(applied)]).encode(),
+        *applied.sealed_keys,
+        *(key for _, key in applied.host_sealed),
+    ):
         digest.update(part)
     return digest.digest()
 
 
-def _answer(result: StepResult) -> list[Any]:
+def _answer(applied: Applied) -> list[Any]:
     return [
-        [(refusal.item.value, refusal.position, refusal.reason.value) for refusal in result.refusals],
-        result.tables,
-        result.sealed_blocks,
-        [seal.block for seal in result.host_sealed],
-        result.device_to_host,
-        result.host_to_device,
-        result.copies,
-        result.device,
-        result.host,
+        [(refusal.item.value, refusal.position, refusal.reason.value) for refusal in applied.result.refusals],
+        applied.result.tables,
+        applied.sealed_blocks,
+        [seal.block for seal in applied.host_sealed],
+        applied.result.device_to_host,
+        applied.result.host_to_device,
+        applied.result.copies,
+        applied.device,
+        applied.host,
     ]
 
 

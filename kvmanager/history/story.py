@@ -5,10 +5,10 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from heapq import merge
 from typing import NamedTuple
 
+from blocks import FreeReason, StepItem, StepRefusal
 from kvmanager.errors import UnknownRequest
 from kvmanager.history.events import Attachment, Entry, Event, Refused
 from kvmanager.pool_spec import shortened
-from kvmanager.step import FreeReason, StepItem, StepRefusal
 from kvmanager.verbs.admission import Admission
 
 _ENDS = {

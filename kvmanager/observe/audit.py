@@ -29,10 +29,10 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from kvmanager.applied import Applied
 from kvmanager.observe.following import FollowedTables
 from kvmanager.pool_state import PoolState
 from kvmanager.pool_state import Sequence as LiveSequence
-from kvmanager.step import StepResult
 from kvmanager.tier.fault import BlockFault
 from kvmanager.tier.tier import Tier
 
@@ -107,9 +107,9 @@ class Audit:
         self._host = _Holders(state.host, host=True)
         self._tables = FollowedTables(state, self._device, self._host)
 
-    def heard(self, result: StepResult) -> None:
+    def heard(self, applied: Applied) -> None:
         """Hear of a Step that was applied. Keeps its answer for a while, which must not change any more."""
-        self._tables.heard(result)
+        self._tables.heard(applied)
 
     def slices(self) -> Iterator[list[Violation]]:
         """Do the audit, pausing after each slice with what it found."""

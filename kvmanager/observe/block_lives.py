@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvmanager.step import StepItem, StepResult
+from blocks import StepItem
+from kvmanager.applied import Applied
 from kvmanager.verbs.admission import Admission
 
 
@@ -45,13 +46,13 @@ class BlockLives:
         self._lives: dict[int, _Life] = {}  # by block
         self._to_skip = self._drawn_skip()
 
-    def heard(self, result: StepResult, now: float) -> Observed | None:
+    def heard(self, applied: Applied, now: float) -> Observed | None:
         """Hear of a Step that was applied at a moment, in seconds. None: no block was handed out or found."""
-        if not result.granted_blocks and not result.hit_tokens:
+        if not applied.granted_blocks and not applied.hit_tokens:
             return None
         observed = Observed([], [], [])
-        brought_back = {copy.destination for copy in result.host_to_device}
-        for item, _, _, blocks, _, other in result.deeds:
+        brought_back = {copy.destination for copy in applied.result.host_to_device}
+        for item, _, _, blocks, _, other in applied.effects:
             if item is StepItem.EXTEND:
                 self._hand_out(blocks, now, observed)
             elif isinstance(other, Admission):

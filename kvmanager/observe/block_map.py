@@ -9,9 +9,10 @@ from collections.abc import Generator, Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from blocks import Reset, StepItem
+from kvmanager.applied import Applied
 from kvmanager.observe.following import FollowedTables
 from kvmanager.pool_state import PoolState
-from kvmanager.step import Reset, StepItem, StepResult
 from kvmanager.tier.tier import Tier
 
 # Blocks that are looked at without a pause, and entries of tables that are searched: about a third of a millisecond.
@@ -157,19 +158,19 @@ class BlockMap:
         """The same of the host tier."""
         return self._host.cells
 
-    def heard(self, result: StepResult) -> None:
+    def heard(self, applied: Applied) -> None:
         """Hear of a Step that was applied. Keeps what is needed of it, which must not change any more."""
         if not self._begun:
             return
-        self._tables.heard(result)
-        if result.sealed_blocks:
-            self._device.changed.update(result.sealed_blocks)
-        if result.device_to_host:
-            self._host.changed.update(copy.destination for copy in result.device_to_host)
-        if result.withheld or result.host_withheld:
-            self.touch(result.withheld, host=False)
-            self.touch(result.host_withheld, host=True)
-        self._reset |= any(deed[0] is StepItem.PIN and isinstance(deed[5], Reset) for deed in result.deeds)
+        self._tables.heard(applied)
+        if applied.sealed_blocks:
+            self._device.changed.update(applied.sealed_blocks)
+        if applied.result.device_to_host:
+            self._host.changed.update(copy.destination for copy in applied.result.device_to_host)
+        if applied.result.withheld_blocks or applied.result.host_withheld_blocks:
+            self.touch(applied.result.withheld_blocks, host=False)
+            self.touch(applied.result.host_withheld_blocks, host=True)
+        self._reset |= any(effect[0] is StepItem.PIN and isinstance(effect[5], Reset) for effect in applied.effects)
 
     def touch(self, blocks: Iterable[int], *, host: bool) -> None:
         """Look at these blocks again: something else than a Step has changed them."""

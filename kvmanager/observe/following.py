@@ -9,8 +9,9 @@ from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
+from blocks import Pin, StepItem, TableChange, Unpin
+from kvmanager.applied import Applied
 from kvmanager.pool_state import PoolState
-from kvmanager.step import Pin, StepItem, StepResult, TableChange, Unpin
 
 # Entries of tables that are copied without a pause: well below a third of a millisecond.
 _SLICE = 300
@@ -41,13 +42,13 @@ class FollowedTables(Generic[H]):
         self._host = host
         self._tables: dict[int, tuple[H, list[int]]] = {}
         self._pins: dict[str, list[int]] = {}
-        self._waiting: list[StepResult] = []
+        self._waiting: list[Applied] = []
 
-    def heard(self, result: StepResult) -> None:
+    def heard(self, applied: Applied) -> None:
         """Hear of a Step that was applied. Keeps its answer for a while, which must not change any more."""
-        if result.deeds or result.tables:
+        if applied.effects or applied.result.tables:
             self.changes += 1
-            self._waiting.append(result)
+            self._waiting.append(applied)
             if len(self._waiting) >= _WAITING_ANSWERS:
                 self.catch_up()
 
@@ -58,8 +59,8 @@ class FollowedTables(Generic[H]):
     def catch_up(self) -> None:
         """Make the changes that were heard of."""
         waiting, self._waiting = self._waiting, []
-        for result in waiting:
-            self.follow(result)
+        for applied in waiting:
+            self.follow(applied)
 
     def copying(self) -> Iterator[None]:
         """Copy all tables and pins that are not known yet, and tell their holders, a slice at a time."""
@@ -99,10 +100,10 @@ class FollowedTables(Generic[H]):
                 self.catch_up()
         return done + 1 if done + 1 < _SLICE else 0
 
-    def follow(self, result: StepResult) -> None:
+    def follow(self, applied: Applied) -> None:
         """Change the known tables as an answer says. Its tables are those of forks, swaps, extends and allocates."""
-        tables = iter(result.tables)
-        for item, number, _, blocks, _, other in result.deeds:
+        tables = iter(applied.result.tables)
+        for item, number, _, blocks, _, other in applied.effects:
             if item is StepItem.FORK:
                 self._change_table(next(tables))
                 self._change_table(next(tables))

@@ -5,12 +5,13 @@ from collections.abc import Sequence as Items
 from itertools import islice
 from typing import NamedTuple
 
+from blocks import Allocate, Copy, StepItem, TableChange
 from kvmanager import limits, parts
+from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks
 from kvmanager.keys import block_keys
 from kvmanager.parts import Rest, parts_of
 from kvmanager.pool_state import PoolState, Sequence
-from kvmanager.step import Allocate, Copy, StepItem, StepResult, TableChange
 
 
 class Hit(NamedTuple):
@@ -66,7 +67,7 @@ def _keys_to_find(state: PoolState, root: bytes, token_ids: Items[int]) -> Itera
     return islice(block_keys(root, token_ids, state.block_size), (len(token_ids) - 1) // state.block_size)
 
 
-def allocate(state: PoolState, item: Allocate, result: StepResult) -> Rest | None:
+def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Rest | None:
     """Begin a group: take the cached prefix, and blocks for what will be computed next."""
     state.check_new(item.sequence)
     if item.group in state.groups:
@@ -79,21 +80,21 @@ def allocate(state: PoolState, item: Allocate, result: StepResult) -> Rest | Non
     sequence = Sequence(item.sequence, item.group, item.request_id, item.salt, state.resets, root)
     sequence.prompt = len(item.token_ids)
     if len(item.token_ids) > parts.LONG * state.block_size:
-        return _allocating(state, sequence, item, result)
+        return _allocating(state, sequence, item, outcome)
     prefix = find_prefix(state, root, item.token_ids)
     state.check_shares(len(prefix.hits))
     on_device = [hit.device_block for hit in prefix.hits if hit.device_block]
     _check_fits(state, item, len(on_device), _idle(state, on_device))
-    seen = len(result.evicted)
-    _take_prefix(state, sequence, prefix.hits, result)
+    seen = len(outcome.evicted)
+    _take_prefix(state, sequence, prefix.hits, outcome)
     cached_tokens = len(prefix.hits) * state.block_size
     room = min(len(item.token_ids), cached_tokens + item.compute_tokens)
-    sequence.table += state.grant(state.blocks_for(room) - len(sequence.table), result)
-    _begin(state, sequence, prefix.missed, item, result, seen)
+    sequence.table += state.grant(state.blocks_for(room) - len(sequence.table), outcome)
+    _begin(state, sequence, prefix.missed, item, outcome, seen)
     return None
 
 
-def _allocating(state: PoolState, sequence: Sequence, item: Allocate, result: StepResult) -> Rest:
+def _allocating(state: PoolState, sequence: Sequence, item: Allocate, outcome: Outcome) -> Rest:
     """Allocate for a long prompt."""
     keys = _keys_to_find(state, sequence.root, item.token_ids)
     hits: list[Hit] = []
@@ -108,42 +109,42 @@ def _allocating(state: PoolState, sequence: Sequence, item: Allocate, result: St
         yield len(part)
     state.check_shares(len(hits))
     _check_fits(state, item, on_device, idle)
-    seen = len(result.evicted)
+    seen = len(outcome.evicted)
     for some in parts_of(hits):
         state.under_way += _hold_hits(state, some)
         yield len(some)
     table = sequence.table
     for some in parts_of(hits):
-        brought_back = [hit.device_block or _bring_back(state, hit, result) for hit in some]
+        brought_back = [hit.device_block or _bring_back(state, hit, outcome) for hit in some]
         state.under_way += [block for block, hit in zip(brought_back, some, strict=True) if not hit.device_block]
         table += brought_back
         yield len(some)
     _note_prefix(state, sequence, hits)
     room = min(len(item.token_ids), len(hits) * state.block_size + item.compute_tokens)
-    for done in state.granting(table, state.blocks_for(room) - len(table), result):
+    for done in state.granting(table, state.blocks_for(room) - len(table), outcome):
         state.under_way += table[len(state.under_way) :]
         yield done
     while hits:  # so many at once take long to be given back
         del hits[-parts.PART :]
         yield parts.PART // 4
     state.under_way.clear()
-    _begin(state, sequence, missed, item, result, seen)
+    _begin(state, sequence, missed, item, outcome, seen)
 
 
 def _begin(
-    state: PoolState, sequence: Sequence, missed: bytes | None, item: Allocate, result: StepResult, seen: int
+    state: PoolState, sequence: Sequence, missed: bytes | None, item: Allocate, outcome: Outcome, seen: int
 ) -> None:
     """Add a sequence that has its table; the evictions for it begin after the first `seen` ones."""
     cached_tokens = sequence.computed
     sequence.room = len(sequence.table) * state.block_size
     state.add(sequence)
-    result.hit_tokens += cached_tokens
-    result.query_tokens += len(item.token_ids)
-    result.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room, cached_tokens))
+    outcome.hit_tokens += cached_tokens
+    outcome.query_tokens += len(item.token_ids)
+    outcome.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room, cached_tokens))
     hits, prompt = sequence.committed, len(item.token_ids)
     story = Admission(item.request_id, prompt, cached_tokens, hits, missed, item.waited_seconds)
-    evicted = result.evicted[seen:]
-    result.deeds.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, story))
+    evicted = outcome.evicted[seen:]
+    outcome.effects.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, story))
 
 
 def _idle(state: PoolState, blocks: list[int]) -> int:
@@ -157,11 +158,11 @@ def _check_fits(state: PoolState, item: Allocate, on_device: int, idle_hits: int
         raise OutOfBlocks(f"{needed} blocks are needed, {state.device.available - idle_hits} are free")
 
 
-def _take_prefix(state: PoolState, sequence: Sequence, hits: list[Hit], result: StepResult) -> None:
+def _take_prefix(state: PoolState, sequence: Sequence, hits: list[Hit], outcome: Outcome) -> None:
     # All that is there is held before anything is granted, or a grant could evict it.
     _hold_hits(state, hits)
     for hit in hits:
-        sequence.table.append(hit.device_block or _bring_back(state, hit, result))
+        sequence.table.append(hit.device_block or _bring_back(state, hit, outcome))
     _note_prefix(state, sequence, hits)
 
 
@@ -182,10 +183,10 @@ def _note_prefix(state: PoolState, sequence: Sequence, hits: list[Hit]) -> None:
         sequence.computed = len(hits) * state.block_size
 
 
-def _bring_back(state: PoolState, hit: Hit, result: StepResult) -> int:
-    block = state.grant_one(result)
+def _bring_back(state: PoolState, hit: Hit, outcome: Outcome) -> int:
+    block = state.grant_one(outcome)
     state.device.keys.seal(block, hit.key)
-    result.sealed_blocks.append(block)
-    result.sealed_keys.append(hit.key)
-    result.host_to_device.append(Copy(hit.host_block, block))
+    outcome.sealed_blocks.append(block)
+    outcome.sealed_keys.append(hit.key)
+    outcome.host_to_device.append(Copy(hit.host_block, block))
     return block

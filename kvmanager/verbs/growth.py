@@ -3,12 +3,13 @@
 from collections.abc import Generator
 from typing import NamedTuple
 
+from blocks import Copy, Extend, StepItem, TableChange
 from kvmanager import limits, parts
+from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
 from kvmanager.parts import Rest, parts_of
 from kvmanager.pool_spec import LARGEST_ROOM
 from kvmanager.pool_state import PoolState, Sequence
-from kvmanager.step import Copy, Extend, StepItem, StepResult, TableChange
 
 _EXTEND = StepItem.EXTEND
 
@@ -21,7 +22,7 @@ class _Write(NamedTuple):
     replaces: bool
 
 
-def extend(state: PoolState, item: Extend, result: StepResult) -> Rest | None:
+def extend(state: PoolState, item: Extend, outcome: Outcome) -> Rest | None:
     """Make room in all named sequences of a group, or in none.
 
     Any block between the old room and the new length that is shared or keyed is replaced by a copy, last block or not;
@@ -33,11 +34,11 @@ def extend(state: PoolState, item: Extend, result: StepResult) -> Rest | None:
         if sequence is None or sequence.swapped or sequence.group != item.group:
             sequence = _member(state, item.group, number)  # says what is wrong
         if sequence.room == len(sequence.table) * state.block_size:
-            return _append(state, sequence, tokens, result)
+            return _append(state, sequence, tokens, outcome)
     rooms = [(_member(state, item.group, number), tokens) for number, tokens in item.rooms]
     if len({number for number, _ in item.rooms}) < len(rooms):
         raise InvalidItem("a sequence is listed twice")
-    return _rewriting(state, rooms, result)
+    return _rewriting(state, rooms, outcome)
 
 
 def _member(state: PoolState, group: int, number: int) -> Sequence:
@@ -47,7 +48,7 @@ def _member(state: PoolState, group: int, number: int) -> Sequence:
     return member
 
 
-def _append(state: PoolState, sequence: Sequence, tokens: int, result: StepResult) -> Rest | None:
+def _append(state: PoolState, sequence: Sequence, tokens: int, outcome: Outcome) -> Rest | None:
     """Extend one sequence whose blocks are all granted in full: nearly every extend is this one."""
     table = sequence.table
     first = len(table)
@@ -58,34 +59,34 @@ def _append(state: PoolState, sequence: Sequence, tokens: int, result: StepResul
     if room > LARGEST_ROOM or first + needed > limits.LARGEST_TABLE:
         state.check_available(needed)
         raise InvalidItem(f"room for {room} tokens is more than any sequence can have")
-    seen = len(result.evicted)
+    seen = len(outcome.evicted)
     if needed == 1:
-        blocks = [state.grant_one(result)]
+        blocks = [state.grant_one(outcome)]
     else:
         state.check_available(needed)
         if needed > parts.LONG:
-            return _appending(state, sequence, needed, result)
-        blocks = state.grant(needed, result)
+            return _appending(state, sequence, needed, outcome)
+        blocks = state.grant(needed, outcome)
     table += blocks
     sequence.room = room
     number = sequence.id
-    evicted = result.evicted[seen:] if len(result.evicted) > seen else ()
-    result.tables.append(TableChange(number, first, blocks, room))
-    result.deeds.append((_EXTEND, number, sequence.group, blocks, evicted, None))
+    evicted = outcome.evicted[seen:] if len(outcome.evicted) > seen else ()
+    outcome.tables.append(TableChange(number, first, blocks, room))
+    outcome.effects.append((_EXTEND, number, sequence.group, blocks, evicted, None))
     return None
 
 
-def _appending(state: PoolState, sequence: Sequence, needed: int, result: StepResult) -> Rest:
+def _appending(state: PoolState, sequence: Sequence, needed: int, outcome: Outcome) -> Rest:
     """Extend one sequence by very many blocks."""
-    first, seen = len(sequence.table), len(result.evicted)
-    yield from state.granting(sequence.table, needed, result)
+    first, seen = len(sequence.table), len(outcome.evicted)
+    yield from state.granting(sequence.table, needed, outcome)
     blocks = sequence.table[first:]
     sequence.room = len(sequence.table) * state.block_size
-    result.tables.append(TableChange(sequence.id, first, blocks, sequence.room))
-    result.deeds.append((_EXTEND, sequence.id, sequence.group, blocks, result.evicted[seen:], None))
+    outcome.tables.append(TableChange(sequence.id, first, blocks, sequence.room))
+    outcome.effects.append((_EXTEND, sequence.id, sequence.group, blocks, outcome.evicted[seen:], None))
 
 
-def _rewriting(state: PoolState, rooms: list[tuple[Sequence, int]], result: StepResult) -> Rest:
+def _rewriting(state: PoolState, rooms: list[tuple[Sequence, int]], outcome: Outcome) -> Rest:
     # Counted before they are listed: a length out of all bounds must not cost memory.
     state.check_available(sum(max(0, state.blocks_for(tokens) - len(member.table)) for member, tokens in rooms))
     longest = max((tokens for _, tokens in rooms), default=0)
@@ -94,23 +95,23 @@ def _rewriting(state: PoolState, rooms: list[tuple[Sequence, int]], result: Step
     writes = yield from _planned_writes(state, rooms)
     state.check_available(len(writes))
     old_rooms = [sequence.room for sequence, _ in rooms]
-    seen = len(result.evicted)
+    seen = len(outcome.evicted)
     granted: list[int] = []
     writes.reverse()
     while writes:
         part = writes[-parts.PART :]
         del writes[-parts.PART :]
-        granted += [_make_writable(state, write, result) for write in reversed(part)]
+        granted += [_make_writable(state, write, outcome) for write in reversed(part)]
         yield len(part)
     for (sequence, tokens), old_room in zip(rooms, old_rooms, strict=True):
         if tokens > old_room:
             sequence.room = len(sequence.table) * state.block_size
             first = old_room // state.block_size
-            result.tables.append(TableChange(sequence.id, first, sequence.table[first:], sequence.room))
+            outcome.tables.append(TableChange(sequence.id, first, sequence.table[first:], sequence.room))
     if granted:
         first_sequence = rooms[0][0]
-        evicted = result.evicted[seen:]
-        result.deeds.append((_EXTEND, first_sequence.id, first_sequence.group, granted, evicted, None))
+        evicted = outcome.evicted[seen:]
+        outcome.effects.append((_EXTEND, first_sequence.id, first_sequence.group, granted, evicted, None))
 
 
 def _planned_writes(state: PoolState, rooms: list[tuple[Sequence, int]]) -> Generator[int, None, list[_Write]]:
@@ -135,14 +136,14 @@ def _needs_copy(state: PoolState, block: int, moved: int) -> bool:
     return state.device.count(block) - moved > 1 or state.device.key(block) is not None
 
 
-def _make_writable(state: PoolState, write: _Write, result: StepResult) -> int:
-    block = state.grant_one(result)
+def _make_writable(state: PoolState, write: _Write, outcome: Outcome) -> int:
+    block = state.grant_one(outcome)
     if not write.replaces:
         write.sequence.table.append(block)
         return block
     source = write.sequence.table[write.entry]
     write.sequence.table[write.entry] = block
-    result.copies.append(Copy(source, block))
+    outcome.copies.append(Copy(source, block))
     if not state.device.marks.is_indexable(source):
         state.device.marks.unindex(block)
     if state.device.count(source) > 1:

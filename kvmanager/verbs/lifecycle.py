@@ -4,37 +4,36 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 from itertools import islice
 
+from blocks import Commit, Fork, Free, StepItem, TableChange
 from kvmanager import parts
+from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
 from kvmanager.keys import block_key, block_keys
 from kvmanager.parts import Rest, parts_of
 from kvmanager.pool_state import PoolState, Sequence
-from kvmanager.step import Commit, Fork, Free, StepItem, StepResult, TableChange
 
 _COMMIT, _FORK, _FREE = StepItem.COMMIT, StepItem.FORK, StepItem.FREE
 
 
-def commit(state: PoolState, item: Commit, result: StepResult) -> Rest | None:
+def commit(state: PoolState, item: Commit, outcome: Outcome) -> Rest | None:
     """Give whole blocks their keys, chained to the sequence's last one."""
     number, first, token_ids = item
     sequence = state.sequences.get(number)
     if sequence is None or sequence.swapped:
         sequence = state.on_device(number)  # says what is wrong
     if len(token_ids) == state.block_size:
-        blocks = _commit_one(state, sequence, first, token_ids, result)
+        blocks = _commit_one(state, sequence, first, token_ids, outcome)
     else:
         blocks = _whole_blocks(state, sequence, item)
         if len(blocks) > parts.LONG:
-            return _committing(state, sequence, blocks, item, result)
-        sequence.key = _seal(state, blocks, sequence.key, token_ids, result)
+            return _committing(state, sequence, blocks, item, outcome)
+        sequence.key = _seal(state, blocks, sequence.key, token_ids, outcome)
         sequence.committed += len(blocks)
-    result.deeds.append((_COMMIT, number, sequence.group, blocks, (), None))
+    outcome.effects.append((_COMMIT, number, sequence.group, blocks, (), None))
     return None
 
 
-def _commit_one(
-    state: PoolState, sequence: Sequence, first: int, token_ids: Items[int], result: StepResult
-) -> list[int]:
+def _commit_one(state: PoolState, sequence: Sequence, first: int, token_ids: Items[int], outcome: Outcome) -> list[int]:
     """Commit one block: a decoding sequence has filled it."""
     if first != sequence.committed or (first + 1) * state.block_size > sequence.room:
         _whole_blocks(state, sequence, Commit(sequence.id, first, token_ids))  # says what is wrong
@@ -44,8 +43,8 @@ def _commit_one(
     old = device.key(block)
     if old is None:
         device.keys.seal(block, key)
-        result.sealed_blocks.append(block)
-        result.sealed_keys.append(key)
+        outcome.sealed_blocks.append(block)
+        outcome.sealed_keys.append(key)
     else:
         _check_same_keys([block], [old], [key])
     sequence.key = key
@@ -53,7 +52,7 @@ def _commit_one(
     return [block]
 
 
-def _committing(state: PoolState, sequence: Sequence, blocks: list[int], item: Commit, result: StepResult) -> Rest:
+def _committing(state: PoolState, sequence: Sequence, blocks: list[int], item: Commit, outcome: Outcome) -> Rest:
     """Commit very many blocks. Where some have keys already, all are compared before any is given."""
     some_keyed = False
     for part in parts_of(blocks):
@@ -65,17 +64,17 @@ def _committing(state: PoolState, sequence: Sequence, blocks: list[int], item: C
             yield len(part)
     keys = block_keys(sequence.key, item.token_ids, state.block_size)
     for part in parts_of(blocks):
-        sequence.key = _give_keys(state, part, list(islice(keys, len(part))), result)
+        sequence.key = _give_keys(state, part, list(islice(keys, len(part))), outcome)
         sequence.committed += len(part)
         yield len(part)
-    result.deeds.append((_COMMIT, sequence.id, sequence.group, blocks, (), None))
+    outcome.effects.append((_COMMIT, sequence.id, sequence.group, blocks, (), None))
 
 
-def _seal(state: PoolState, blocks: list[int], key: bytes, token_ids: Items[int], result: StepResult) -> bytes:
-    return _give_keys(state, blocks, list(block_keys(key, token_ids, state.block_size)), result)
+def _seal(state: PoolState, blocks: list[int], key: bytes, token_ids: Items[int], outcome: Outcome) -> bytes:
+    return _give_keys(state, blocks, list(block_keys(key, token_ids, state.block_size)), outcome)
 
 
-def _give_keys(state: PoolState, blocks: list[int], keys: list[bytes], result: StepResult) -> bytes:
+def _give_keys(state: PoolState, blocks: list[int], keys: list[bytes], outcome: Outcome) -> bytes:
     """Give blocks their keys where they have none yet, and return the last one."""
     device = state.device
     old_keys = device.keys.of_many(blocks)
@@ -85,8 +84,8 @@ def _give_keys(state: PoolState, blocks: list[int], keys: list[bytes], result: S
         new = [position for position, old in enumerate(old_keys) if old is None]
         new_blocks, new_keys = [blocks[position] for position in new], [keys[position] for position in new]
     device.keys.seal_many(new_blocks, new_keys)
-    result.sealed_blocks += new_blocks
-    result.sealed_keys += new_keys
+    outcome.sealed_blocks += new_blocks
+    outcome.sealed_keys += new_keys
     return keys[-1]
 
 
@@ -109,7 +108,7 @@ def _check_same_keys(blocks: list[int], old_keys: list[bytes | None], keys: list
             raise InvalidItem(f"block {block} has another key already")
 
 
-def fork(state: PoolState, item: Fork, result: StepResult) -> Rest | None:
+def fork(state: PoolState, item: Fork, outcome: Outcome) -> Rest | None:
     """Let a new sequence of the same group share the blocks below a length."""
     parent = state.on_device(item.parent)
     state.check_new(item.child)
@@ -117,14 +116,14 @@ def fork(state: PoolState, item: Fork, result: StepResult) -> Rest | None:
         raise InvalidItem(f"length is {item.length}, the parent has room for {parent.room} tokens")
     state.check_shares(state.blocks_for(item.length))
     if len(parent.table) > parts.LONG:
-        return _forking(state, parent, item, result)
+        return _forking(state, parent, item, outcome)
     state.device.release(reversed(_cut(state, parent, item.length)))
     state.device.hold(parent.table)
-    _add_child(state, parent, item, result)
+    _add_child(state, parent, item, outcome)
     return None
 
 
-def _forking(state: PoolState, parent: Sequence, item: Fork, result: StepResult) -> Rest:
+def _forking(state: PoolState, parent: Sequence, item: Fork, outcome: Outcome) -> Rest:
     """Fork a sequence with a long table."""
     yield from state.releasing(_cut(state, parent, item.length))
     for part in parts_of(parent.table):
@@ -132,15 +131,15 @@ def _forking(state: PoolState, parent: Sequence, item: Fork, result: StepResult)
         state.under_way += part
         yield len(part)
     state.under_way.clear()
-    _add_child(state, parent, item, result)
+    _add_child(state, parent, item, outcome)
 
 
-def _add_child(state: PoolState, parent: Sequence, item: Fork, result: StepResult) -> None:
+def _add_child(state: PoolState, parent: Sequence, item: Fork, outcome: Outcome) -> None:
     child = replace(parent, id=item.child, table=list(parent.table))
     state.add(child)
-    result.tables.append(TableChange(parent.id, len(parent.table), [], parent.room))
-    result.tables.append(TableChange(child.id, 0, list(child.table), child.room))
-    result.deeds.append((_FORK, parent.id, parent.group, child.table[:], (), child.id))
+    outcome.tables.append(TableChange(parent.id, len(parent.table), [], parent.room))
+    outcome.tables.append(TableChange(child.id, 0, list(child.table), child.room))
+    outcome.effects.append((_FORK, parent.id, parent.group, child.table[:], (), child.id))
 
 
 def _cut(state: PoolState, sequence: Sequence, length: int) -> list[int]:
@@ -165,11 +164,11 @@ def _last_key(state: PoolState, sequence: Sequence) -> bytes:
     return key
 
 
-def free(state: PoolState, item: Free, result: StepResult) -> Rest | None:
+def free(state: PoolState, item: Free, outcome: Outcome) -> Rest | None:
     """Give a sequence's table back, tail first."""
     sequence = state.sequence(item.sequence)
     state.remove(sequence)
-    result.deeds.append((_FREE, sequence.id, sequence.group, sequence.table, (), item))  # nobody changes it any more
+    outcome.effects.append((_FREE, sequence.id, sequence.group, sequence.table, (), item))  # nobody changes it any more
     if sequence.swapped:
         state.release_host_after_step(reversed(sequence.table))
     elif len(sequence.table) > parts.LONG:

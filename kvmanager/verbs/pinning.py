@@ -1,24 +1,25 @@
 """pin, unpin, reset: what operators do to the prefix cache."""
 
+from blocks import Pin, PinChange, Reset, StepItem, Unpin
 from kvmanager import limits, parts
+from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin
 from kvmanager.parts import Rest, parts_of
 from kvmanager.pool_state import PoolState, Sequence
-from kvmanager.step import Pin, PinChange, Reset, StepItem, StepResult, Unpin
 
 
-def change_pins(state: PoolState, item: PinChange, result: StepResult) -> Rest | None:
+def change_pins(state: PoolState, item: PinChange, outcome: Outcome) -> Rest | None:
     """Pin, unpin or reset."""
     match item:
         case Pin():
-            return _pin(state, item, result)
+            return _pin(state, item, outcome)
         case Unpin():
-            return _unpin(state, item, result)
+            return _unpin(state, item, outcome)
         case Reset():
-            return _reset(state, item, result)
+            return _reset(state, item, outcome)
 
 
-def _pin(state: PoolState, item: Pin, result: StepResult) -> Rest:
+def _pin(state: PoolState, item: Pin, outcome: Outcome) -> Rest:
     sequence = state.on_device(item.sequence)
     if not item.pin_id:
         raise InvalidItem("pin_id is empty")
@@ -37,7 +38,7 @@ def _pin(state: PoolState, item: Pin, result: StepResult) -> Rest:
         yield len(part)
     state.under_way.clear()
     state.pins[item.pin_id] = blocks
-    result.deeds.append((StepItem.PIN, sequence.id, sequence.group, blocks, (), item))
+    outcome.effects.append((StepItem.PIN, sequence.id, sequence.group, blocks, (), item))
 
 
 def _checking_others_fit(state: PoolState, blocks: list[int]) -> Rest:
@@ -73,20 +74,20 @@ def _checking_fits(state: PoolState, group: int, members: list[Sequence], pinned
         raise PinTooLarge(f"group {group} has {needed} blocks that are not pinned, but only {rest} would be left")
 
 
-def _unpin(state: PoolState, item: Unpin, result: StepResult) -> Rest | None:
+def _unpin(state: PoolState, item: Unpin, outcome: Outcome) -> Rest | None:
     if item.pin_id not in state.pins:
         raise UnknownPin(f"there is no pin {item.pin_id!r}")
     blocks = state.pins.pop(item.pin_id)
-    result.deeds.append((StepItem.PIN, 0, 0, blocks[::-1], (), item))
+    outcome.effects.append((StepItem.PIN, 0, 0, blocks[::-1], (), item))
     if len(blocks) > parts.LONG:
         return state.releasing(blocks)
     state.device.release(reversed(blocks))
     return None
 
 
-def _reset(state: PoolState, item: Reset, result: StepResult) -> Rest:
+def _reset(state: PoolState, item: Reset, outcome: Outcome) -> Rest:
     """Forget all keys in both tiers. What sequences that began before it still commit is never found after it."""
     state.resets += 1
     yield from state.device.forgetting_keys()
     yield from state.host.forgetting_keys()
-    result.deeds.append((StepItem.PIN, 0, 0, (), (), item))
+    outcome.effects.append((StepItem.PIN, 0, 0, (), (), item))

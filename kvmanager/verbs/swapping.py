@@ -8,10 +8,11 @@ reset, or blamed by an audit) is shared with nothing, and no key leads to its co
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
+from blocks import Copy, StepItem, TableChange
+from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem, OutOfBlocks
 from kvmanager.parts import Rest, parts_of
 from kvmanager.pool_state import PoolState, Sequence
-from kvmanager.step import Copy, StepItem, StepResult, TableChange
 from kvmanager.tier.tier import Seal, Tier
 
 
@@ -32,7 +33,7 @@ class _Route:
         return self.there.get(block) or self.to_copy[self.twins.get(block, block)]
 
 
-def swap_out(state: PoolState, group: int, result: StepResult) -> Rest:
+def swap_out(state: PoolState, group: int, outcome: Outcome) -> Rest:
     """Move a group to the host tier. A full host tier refuses: the group is then computed again instead."""
     members = _members(state, group, swapped=False)
     route = _Route()
@@ -40,30 +41,30 @@ def swap_out(state: PoolState, group: int, result: StepResult) -> Rest:
     yield from _moving(route, members, state, state.host.grant_many)
     state.host.take_evictions()  # nobody hears of them: what the host tier has cached is a second chance, no promise
     for part in parts_of(route.to_copy.items()):
-        result.device_to_host += _copies(part)
-        result.host_sealed += _carry_keys(part, state.device, state.host)
+        outcome.device_to_host += _copies(part)
+        outcome.host_sealed += _carry_keys(part, state.device, state.host)
         yield len(part)
     yield from state.releasing([])  # the old tables; last: a block may lose its key with its last holder
-    _tell(StepItem.SWAP_OUT, members, result)
+    _tell(StepItem.SWAP_OUT, members, outcome)
 
 
-def swap_in(state: PoolState, group: int, result: StepResult) -> Rest:
+def swap_in(state: PoolState, group: int, outcome: Outcome) -> Rest:
     """Move a group back to the device."""
     members = _members(state, group, swapped=True)
     route = _Route()
     yield from _planning(route, members, state.host, state.device)
-    seen = len(result.evicted)
-    tables = yield from _moving(route, members, state, lambda number: state.grant(number, result))
+    seen = len(outcome.evicted)
+    tables = yield from _moving(route, members, state, lambda number: state.grant(number, outcome))
     state.host_under_way.clear()
     for table in tables:
         state.release_host_after_step(reversed(table))
     for part in parts_of(route.to_copy.items()):
-        result.host_to_device += _copies(part)
+        outcome.host_to_device += _copies(part)
         for block, key in _carry_keys(part, state.host, state.device):
-            result.sealed_blocks.append(block)
-            result.sealed_keys.append(key)
+            outcome.sealed_blocks.append(block)
+            outcome.sealed_keys.append(key)
         yield len(part)
-    _tell(StepItem.SWAP_IN, members, result, seen)
+    _tell(StepItem.SWAP_IN, members, outcome, seen)
 
 
 def _members(state: PoolState, group: int, *, swapped: bool) -> list[Sequence]:
@@ -167,9 +168,9 @@ def _carry_keys(moves: list[tuple[int, int]], source: Tier, target: Tier) -> lis
     return seals
 
 
-def _tell(item: StepItem, members: list[Sequence], result: StepResult, seen: int | None = None) -> None:
-    evicted = [] if seen is None else result.evicted[seen:]
+def _tell(item: StepItem, members: list[Sequence], outcome: Outcome, seen: int | None = None) -> None:
+    evicted = [] if seen is None else outcome.evicted[seen:]
     for member in members:
-        result.tables.append(TableChange(member.id, 0, member.table[:], member.room))
-        result.deeds.append((item, member.id, member.group, member.table[:], evicted, None))
+        outcome.tables.append(TableChange(member.id, 0, member.table[:], member.room))
+        outcome.effects.append((item, member.id, member.group, member.table[:], evicted, None))
         evicted = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from engine.blocks import Reattached, Step, StepResult
+from blocks import Reattached, Step, StepResult
 from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
@@ -61,7 +61,7 @@ class PoolRefused(Exception):
 
 
 class BlockClient:
-    """Implements `engine.blocks.BlockManager` for the engine's thread; `run` keeps the stream on the event loop."""
+    """Implements `blocks.BlockManager` for the engine's thread; `run` keeps the stream on the event loop."""
 
     def __init__(
         self,

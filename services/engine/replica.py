@@ -9,15 +9,13 @@ from collections import deque
 from dataclasses import replace
 
 import kvmanager
-from engine import blocks
-
-_FREE_REASONS = {reason: kvmanager.FreeReason[reason.name] for reason in blocks.FreeReason}
+from blocks import Step, StepResult
 
 
 class PoolDiffers(Exception):
     """The KV manager answered otherwise than the same Steps always do. `own` is the answer that they lead to."""
 
-    def __init__(self, own: blocks.StepResult) -> None:
+    def __init__(self, own: StepResult) -> None:
         super().__init__(f"the KV manager's answer to step {own.step} is not what its Steps lead to")
         self.own = own
 
@@ -29,7 +27,7 @@ class Replica:
         """Start with an empty pool."""
         self.spec = spec
         self._pool = kvmanager.Pool(spec)
-        self._unanswered: deque[kvmanager.Step] = deque()
+        self._unanswered: deque[Step] = deque()
 
     @property
     def available_blocks(self) -> int:
@@ -46,14 +44,14 @@ class Replica:
         """The pins that hold blocks."""
         return frozenset(self._pool.state.pins)
 
-    def sent(self, step: blocks.Step) -> None:
+    def sent(self, step: Step) -> None:
         """Remember a Step until its answer comes."""
-        self._unanswered.append(core_step(step))
+        self._unanswered.append(step)
 
-    def answered(self, result: blocks.StepResult) -> None:
+    def answered(self, result: StepResult) -> None:
         """Do what the KV manager did. Raises PoolDiffers, with the answer to believe, when that gives another one."""
         self._pool.withhold(result.withheld_blocks, result.host_withheld_blocks)
-        own = engine_result(self._pool.apply(self._unanswered.popleft()))
+        own = self._pool.apply(self._unanswered.popleft()).result
         if _compared(own) != _compared(result):
             raise PoolDiffers(own)
 
@@ -71,50 +69,6 @@ class Replica:
         return kvmanager.report_of(self._pool)
 
 
-def _compared(result: blocks.StepResult) -> tuple[object, ...]:
+def _compared(result: StepResult) -> tuple[object, ...]:
     tables = [(change.sequence, list(change.block_ids)) for change in result.tables]
     return result.step, result.available_blocks, result.available_host_blocks, tables
-
-
-def engine_result(result: kvmanager.StepResult) -> blocks.StepResult:
-    """Return an answer of the KV manager's core as one for the engine."""
-    return blocks.StepResult(
-        step=result.step,
-        refusals=[blocks.Refusal(blocks.StepItem[one.item.name], one.position, one.detail) for one in result.refusals],
-        tables=[blocks.TableChange(*change) for change in result.tables],
-        copies=[blocks.Copy(*copy) for copy in result.copies],
-        available_blocks=result.device.available,
-        available_host_blocks=result.host.available,
-        device_to_host=tuple(blocks.Copy(*copy) for copy in result.device_to_host),
-        host_to_device=tuple(blocks.Copy(*copy) for copy in result.host_to_device),
-        withheld_blocks=result.withheld,
-        host_withheld_blocks=result.host_withheld,
-    )
-
-
-def _core_pin(change: blocks.PinChange) -> kvmanager.PinChange:
-    match change:
-        case blocks.Pin():
-            return kvmanager.Pin(*change)
-        case blocks.Unpin():
-            return kvmanager.Unpin(*change)
-        case blocks.Reset():
-            return kvmanager.Reset()
-
-
-def core_step(step: blocks.Step) -> kvmanager.Step:
-    """Return a Step of the engine as one of the KV manager's core."""
-    return kvmanager.Step(
-        step=step.step,
-        commits=[kvmanager.Commit(*item) for item in step.commits],
-        pins=list(map(_core_pin, step.pins)),
-        forks=[kvmanager.Fork(*item) for item in step.forks],
-        frees=[
-            kvmanager.Free(free.sequence, _FREE_REASONS[free.reason], free.preempted_for_group) for free in step.frees
-        ],
-        swap_outs=list(step.swap_outs),
-        swap_ins=list(step.swap_ins),
-        extends=[kvmanager.Extend(*item) for item in step.extends],
-        allocates=[kvmanager.Allocate(*item) for item in step.allocates],
-        lengths=list(step.lengths),
-    )

@@ -5,7 +5,7 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from kvmanager import BlockLives, Session, StepResult
+from kvmanager import Applied, BlockLives, Session
 from services.kvmanager.pool_labels import POOL_LABELS, pool_labels
 from services.runtime.metrics.histograms import Histogram
 
@@ -47,9 +47,9 @@ class BlockLifeMetrics:
             for histogram in self._histograms:
                 histogram.of(*pool_labels(session))
 
-    def stepped(self, session: Session, result: StepResult) -> None:
+    def stepped(self, session: Session, applied: Applied) -> None:
         """Take in what a Step has just done."""
-        observed = self._lives[session].heard(result, time.monotonic()) if session in self._lives else None
+        observed = self._lives[session].heard(applied, time.monotonic()) if session in self._lives else None
         if observed is None:
             return
         for histogram, values in zip(self._histograms, observed, strict=True):

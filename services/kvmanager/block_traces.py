@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvmanager import Allocate, Free, FreeReason, Session, Step, StepItem, StepResult, TableChange
+from blocks import Allocate, Free, FreeReason, Step, StepItem, TableChange
+from kvmanager import Applied, Session
 from services.runtime.tracing import NO_SPAN, Span, Tracing
 
 _SWAPS = {StepItem.SWAP_OUT: "swap out", StepItem.SWAP_IN: "swap in"}
@@ -30,16 +31,16 @@ class BlockTraces:
         self._tracing = tracing
         self._engines: dict[str, dict[int, _Holding]] = {}  # by engine, then by sequence
 
-    def applied(self, session: Session, step: Step, trace_parents: Mapping[int, str], result: StepResult) -> None:
+    def applied(self, session: Session, step: Step, trace_parents: Mapping[int, str], applied: Applied) -> None:
         """Take in a Step that was done, and its traced allocates' parents by their positions."""
         engine_id = session.pool.spec.engine_id
         if held := self._engines.get(engine_id):
-            self._follow(held, step, result)
+            self._follow(held, step, applied)
             if not held:
                 del self._engines[engine_id]
         if trace_parents:
-            refused = _refused(result)
-            tables = {table.sequence: table for table in result.tables}
+            refused = _refused(applied)
+            tables = {table.sequence: table for table in applied.result.tables}
             for index, parent in trace_parents.items():
                 if (StepItem.ALLOCATE, index) not in refused:  # else it is asked again: Explain has it all
                     self._allocated(engine_id, step.allocates[index], parent, tables)
@@ -71,7 +72,7 @@ class BlockTraces:
             holding = _Holding(allocate.group, span, {allocate.sequence})
             self._engines.setdefault(engine_id, {})[allocate.sequence] = holding
 
-    def _follow(self, held: dict[int, _Holding], step: Step, result: StepResult) -> None:
+    def _follow(self, held: dict[int, _Holding], step: Step, applied: Applied) -> None:
         for fork in step.forks:
             if (holding := held.get(fork.parent)) is not None:
                 held[fork.child] = holding
@@ -81,7 +82,7 @@ class BlockTraces:
                 _free(held, free)
         if not step.swap_outs and not step.swap_ins:
             return
-        refused = _refused(result)
+        refused = _refused(applied)
         groups = {holding.group: holding for holding in held.values()}
         for item, swapped in ((StepItem.SWAP_OUT, step.swap_outs), (StepItem.SWAP_IN, step.swap_ins)):
             for index, group in enumerate(swapped):
@@ -89,8 +90,8 @@ class BlockTraces:
                     groups[group].span.event(_SWAPS[item])
 
 
-def _refused(result: StepResult) -> set[tuple[StepItem, int]]:
-    return {(one.item, one.position) for one in result.refusals}
+def _refused(applied: Applied) -> set[tuple[StepItem, int]]:
+    return {(one.item, one.position) for one in applied.result.refusals}
 
 
 def _free(held: dict[int, _Holding], free: Free) -> None:

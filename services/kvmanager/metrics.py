@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from kvmanager import Session, Slots, StepRefusal, StepResult, Tier
+from blocks import StepRefusal
+from kvmanager import Applied, Session, Slots, Tier
 from services.kvmanager.block_life_metrics import BlockLifeMetrics
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.pool_labels import POOL_LABELS, pool_labels
@@ -216,10 +217,10 @@ class KVManagerMetrics(PoolObserver, Collector):
         self._step_seconds.of(*pool_labels(session))
         self._block_lives.attached(session)
 
-    def stepped(self, session: Session, result: StepResult, seconds: float) -> None:
+    def stepped(self, session: Session, applied: Applied, seconds: float) -> None:
         """Count a Step."""
         self._step_seconds.of(*pool_labels(session)).observe(seconds)
-        self._block_lives.stepped(session, result)
+        self._block_lives.stepped(session, applied)
 
     def lost(self, session: Session) -> None:
         """Count a broken stream."""

@@ -1,6 +1,6 @@
 """What can be heard of the KV manager at work, by whoever measures it."""
 
-from kvmanager import Session, StepResult
+from kvmanager import Applied, Session
 
 
 class PoolObserver:
@@ -9,7 +9,7 @@ class PoolObserver:
     def attached(self, session: Session) -> None:
         """A session began; it may replace another one of the same engine."""
 
-    def stepped(self, session: Session, result: StepResult, seconds: float) -> None:
+    def stepped(self, session: Session, applied: Applied, seconds: float) -> None:
         """A Step was read, applied and answered in so many seconds."""
 
     def lost(self, session: Session) -> None:

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from kvmanager import PoolReport, Session, Step, StepResult
+from blocks import Step
+from kvmanager import Applied, PoolReport, Session
 from kvmanager.history.record import OperationsRecord
 from services.runtime.settings import InvalidSetting
 from services.wire.record_file import RecordFile, create, log, now
@@ -50,11 +51,11 @@ class OperationsRecorder:
         self._files = [*(one for one in self._files if not one.closed), file]
         log.info("%s: the operations of engine %s are recorded, token ids included", path, spec.engine_id)
 
-    def applied(self, session: Session, step: Step, result: StepResult) -> None:
+    def applied(self, session: Session, step: Step, applied: Applied) -> None:
         """Record a Step."""
         if session.number in self._sessions:
             record, file = self._sessions[session.number]
-            file.write(partial(record.applied, step, result))
+            file.write(partial(record.applied, step, applied))
 
     def ended(self, session: Session) -> None:
         """End the record of a session."""

@@ -3,15 +3,30 @@
 from collections.abc import Iterator, Sequence
 from itertools import chain, starmap
 
-from engine import blocks
+from blocks import (
+    Commit,
+    Copy,
+    Extend,
+    FreeReason,
+    Pin,
+    PinChange,
+    Refusal,
+    Reset,
+    Step,
+    StepItem,
+    StepRefusal,
+    StepResult,
+    TableChange,
+    Unpin,
+)
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.columns import parted
 from services.wire.duration import duration
 
-_FREE_REASONS = {reason: pb.FreeReason.Value(f"FREE_REASON_{reason.name}") for reason in blocks.FreeReason}
+_FREE_REASONS = {reason: pb.FreeReason.Value(f"FREE_REASON_{reason.name}") for reason in FreeReason}
 
 
-def step_message(step: blocks.Step) -> pb.PoolRequest:
+def step_message(step: Step) -> pb.PoolRequest:
     """Write a Step."""
     request = pb.PoolRequest()
     message = request.step  # written in place: a step of many sequences is mostly the cost of making its message
@@ -38,17 +53,17 @@ def step_message(step: blocks.Step) -> pb.PoolRequest:
     return request
 
 
-def _pin_message(change: blocks.PinChange) -> pb.PinChange:
+def _pin_message(change: PinChange) -> pb.PinChange:
     match change:
-        case blocks.Pin():
+        case Pin():
             return pb.PinChange(pin=pb.Pin(**change._asdict()))
-        case blocks.Unpin():
+        case Unpin():
             return pb.PinChange(unpin=change.pin_id)
-        case blocks.Reset():
+        case Reset():
             return pb.PinChange(reset=True)
 
 
-def _write_commits(commits: Sequence[blocks.Commit], message: pb.Commits) -> None:
+def _write_commits(commits: Sequence[Commit], message: pb.Commits) -> None:
     sequences, first_indices, token_ids = zip(*commits, strict=True)
     message.sequences.extend(sequences)
     message.first_indices.extend(first_indices)
@@ -56,7 +71,7 @@ def _write_commits(commits: Sequence[blocks.Commit], message: pb.Commits) -> Non
     message.token_ids.extend(chain.from_iterable(token_ids))
 
 
-def _write_extends(extends: Sequence[blocks.Extend], message: pb.Extends) -> None:
+def _write_extends(extends: Sequence[Extend], message: pb.Extends) -> None:
     groups, rooms = zip(*extends, strict=True)
     counts = list(map(len, rooms))
     pairs = list(chain.from_iterable(rooms))
@@ -67,23 +82,23 @@ def _write_extends(extends: Sequence[blocks.Extend], message: pb.Extends) -> Non
         message.sequence_counts.extend(counts)
 
 
-def result_of(message: pb.StepResult) -> blocks.StepResult:
+def result_of(message: pb.StepResult) -> StepResult:
     """Read the answer to a Step."""
-    return blocks.StepResult(
+    return StepResult(
         step=message.step,
-        refusals=[_refusal_of(refusal) for refusal in message.refusals],
+        refusals=tuple(map(_refusal_of, message.refusals)),
         tables=_tables_of(message.tables),
-        copies=list(_copies_of(message.device_to_device)),
+        copies=tuple(_copies_of(message.device_to_device)),
         available_blocks=message.device.free + message.device.cached,
         available_host_blocks=message.host.free + message.host.cached,
         device_to_host=tuple(_copies_of(message.device_to_host)),
         host_to_device=tuple(_copies_of(message.host_to_device)),
-        withheld_blocks=list(message.withheld_blocks),
-        host_withheld_blocks=list(message.host_withheld_blocks),
+        withheld_blocks=tuple(message.withheld_blocks),
+        host_withheld_blocks=tuple(message.host_withheld_blocks),
     )
 
 
-def _tables_of(message: pb.TableChanges) -> list[blocks.TableChange]:
+def _tables_of(message: pb.TableChanges) -> tuple[TableChange, ...]:
     columns = (
         message.sequences[:],
         message.first_indices[:],
@@ -91,13 +106,14 @@ def _tables_of(message: pb.TableChanges) -> list[blocks.TableChange]:
         message.room_tokens[:],
         message.cached_tokens[:],
     )
-    return list(map(blocks.TableChange, *columns))
+    return tuple(map(TableChange, *columns))
 
 
-def _copies_of(message: pb.CopyList) -> Iterator[blocks.Copy]:
-    return starmap(blocks.Copy, zip(message.sources, message.destinations, strict=True))
+def _copies_of(message: pb.CopyList) -> Iterator[Copy]:
+    return starmap(Copy, zip(message.sources, message.destinations, strict=True))
 
 
-def _refusal_of(message: pb.Refusal) -> blocks.Refusal:
-    item = blocks.StepItem[pb.StepItem.Name(message.item).removeprefix("STEP_ITEM_")]
-    return blocks.Refusal(item, message.index, message.detail)
+def _refusal_of(message: pb.Refusal) -> Refusal:
+    item = StepItem[pb.StepItem.Name(message.item).removeprefix("STEP_ITEM_")]
+    reason = StepRefusal[pb.StepRefusal.Name(message.reason).removeprefix("STEP_REFUSAL_")]
+    return Refusal(item, message.index, reason, message.detail)

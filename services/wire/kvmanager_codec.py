@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from itertools import chain
 from typing import TypeVar
 
-from kvmanager import (
+from blocks import (
     Allocate,
     Commit,
     Extend,
@@ -19,11 +19,10 @@ from kvmanager import (
     Step,
     StepItem,
     StepRefusal,
-    StepResult,
     TableChange,
     Unpin,
-    limits,
 )
+from kvmanager import Applied, limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField
 from services.wire.columns import check_columns, pairs, parted
@@ -122,37 +121,37 @@ def allocate_of(item: pb.Allocate) -> Allocate:
     )
 
 
-def result_message(result: StepResult) -> Generator[None, None, pb.StepResult]:
+def result_message(applied: Applied) -> Generator[None, None, pb.StepResult]:
     """Write the answer to a Step, in slices."""
     message = pb.StepResult(
-        step=result.step,
-        device=counts_message(result.device),
-        host=counts_message(result.host),
-        evicted_blocks=result.evicted_blocks,
-        withheld_blocks=result.withheld,
-        host_withheld_blocks=result.host_withheld,
+        step=applied.result.step,
+        device=counts_message(applied.device),
+        host=counts_message(applied.host),
+        evicted_blocks=applied.evicted_blocks,
+        withheld_blocks=applied.result.withheld_blocks,
+        host_withheld_blocks=applied.result.host_withheld_blocks,
     )
-    for start in range(0, len(result.sealed_blocks), _ENTRIES):
-        message.sealed_blocks.extend(result.sealed_blocks[start : start + _ENTRIES])
+    for start in range(0, len(applied.sealed_blocks), _ENTRIES):
+        message.sealed_blocks.extend(applied.sealed_blocks[start : start + _ENTRIES])
         if start:
             yield
-    message.sealed_keys = b"".join(result.sealed_keys)
-    for seals in _parts(result.host_sealed, _ENTRIES):
+    message.sealed_keys = b"".join(applied.sealed_keys)
+    for seals in _parts(applied.host_sealed, _ENTRIES):
         message.host_sealed_blocks.extend([seal.block for seal in seals])
         if len(seals) == _ENTRIES:
             yield
-    message.host_sealed_keys = b"".join([seal.key for seal in result.host_sealed])
-    yield from _write_refusals(result, message)
-    for tables in _parts(result.tables, _TABLES):
+    message.host_sealed_keys = b"".join([seal.key for seal in applied.host_sealed])
+    yield from _write_refusals(applied, message)
+    for tables in _parts(applied.result.tables, _TABLES):
         _write_tables(tables, message.tables)
         if len(tables) == _TABLES:
             yield
-    yield from _write_copies(result, message)
+    yield from _write_copies(applied, message)
     return message
 
 
-def _write_refusals(result: StepResult, message: pb.StepResult) -> Generator[None, None, None]:
-    for refusals in _parts(result.refusals, _REFUSALS_TOGETHER):
+def _write_refusals(applied: Applied, message: pb.StepResult) -> Generator[None, None, None]:
+    for refusals in _parts(applied.result.refusals, _REFUSALS_TOGETHER):
         for refusal in refusals:
             message.refusals.add(
                 item=_ITEMS[refusal.item],
@@ -164,11 +163,11 @@ def _write_refusals(result: StepResult, message: pb.StepResult) -> Generator[Non
             yield
 
 
-def _write_copies(result: StepResult, message: pb.StepResult) -> Generator[None, None, None]:
+def _write_copies(applied: Applied, message: pb.StepResult) -> Generator[None, None, None]:
     for copies, lists in (
-        (result.device_to_host, message.device_to_host),
-        (result.host_to_device, message.host_to_device),
-        (result.copies, message.device_to_device),
+        (applied.result.device_to_host, message.device_to_host),
+        (applied.result.host_to_device, message.host_to_device),
+        (applied.result.copies, message.device_to_device),
     ):
         for some in _parts(copies, _ENTRIES):
             lists.sources.extend([copy.source for copy in some])
@@ -177,7 +176,7 @@ def _write_copies(result: StepResult, message: pb.StepResult) -> Generator[None,
                 yield
 
 
-def _parts(entries: list[_Row], size: int) -> Iterator[list[_Row]]:
+def _parts(entries: Items[_Row], size: int) -> Iterator[Items[_Row]]:
     if len(entries) <= size:
         return iter((entries,) if entries else ())
     return (entries[start : start + size] for start in range(0, len(entries), size))

@@ -1,6 +1,7 @@
 """Between the wire and the ledger."""
 
-from kvmanager import Event, FreeReason, PoolChange, StepItem, StepRefusal
+from blocks import FreeReason, StepItem, StepRefusal
+from kvmanager import Event, PoolChange
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.duration import duration
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvmanager import Allocate, Commit, Extend, Step, limits
+from blocks import Allocate, Commit, Extend, Step
+from kvmanager import limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField, UnexpectedMessage
 from services.wire import kvmanager_codec

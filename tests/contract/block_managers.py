@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import kvmanager
-from engine.blocks import BlockManager, Reattached, Step, StepResult
+from blocks import BlockManager, Reattached, Step, StepResult
 from engine.schedule.request import Capacity
 from services.engine.block_client import BlockClient, PoolRefused
 from services.engine.replica import Replica

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.blocks import Allocate, Step, TableChange
+from blocks import Allocate, Step, TableChange
 from tests.contract.block_managers import (
     Link,
     Manager,
@@ -32,7 +32,7 @@ def test_70_a_retry_while_the_first_attempt_is_under_way_leads_to_one_grant(mana
     if link.blocks.ready:
         link.blocks.send(Step(2, allocates=[allocate(2, [1, 2, 3])]))
     result = answer(again, Step(3, allocates=[allocate(1, [1, 2, 3])]))
-    assert result.tables == [TableChange(1, 0, [1, 2], 4, 0)]
+    assert result.tables == (TableChange(1, 0, [1, 2], 4, 0),)
     link.wait_until_broken()  # once it has heard of that, it attaches again
     assert list(manager.pool().sequences) == [1]
     assert manager.pool().device.counts.held == 2
@@ -52,7 +52,7 @@ def test_79_what_a_manager_did_and_could_not_answer_any_more_is_granted_once_in_
     answers_until_reattached(link)
     missing = [allocate(number, [number]) for number in range(1, steps + 1) if number not in answered]
     result = answer(link, Step(100, allocates=missing))
-    assert result.refusals == []
+    assert result.refusals == ()
     assert sorted(manager.pool().sequences) == list(range(1, steps + 1))
     tables = [sequence.table for sequence in manager.pool().sequences.values()]
     assert sorted(tables) == [[number] for number in range(1, steps + 1)]
@@ -75,8 +75,8 @@ def test_85_of_two_calls_under_way_for_the_last_block_one_wins_and_the_other_is_
     for number in (2, 3):
         link.blocks.send(Step(number, allocates=[allocate(number, [number])]))
     winner, loser = next_answer(link), next_answer(link)
-    assert winner.tables == [TableChange(2, 0, [6], 2, 0)]
-    assert loser.tables == []
+    assert winner.tables == (TableChange(2, 0, [6], 2, 0),)
+    assert loser.tables == ()
     assert [refusal.detail for refusal in loser.refusals] == ["1 blocks are needed, 0 are free"]
     assert manager.pool().violations() == []
     assert answer(link, Step(4)).available_blocks == 0

@@ -1,24 +1,13 @@
 """What the engine may rely on, of the KV manager's core and of the real service at the end of a stream alike."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.blocks import (
-    Allocate,
-    Commit,
-    Extend,
-    Free,
-    FreeReason,
-    Length,
-    Refusal,
-    Step,
-    StepItem,
-    StepResult,
-    TableChange,
-)
+from blocks import Allocate, Commit, Extend, Free, FreeReason, Length, Refusal, Step, StepItem, StepResult, TableChange
 from engine.run.loop import Engine
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
 from engine.schedule.scheduler import Finished, Limits, Scheduler, Tokens
@@ -55,18 +44,18 @@ class TestVerbs:
     def test_an_allocated_sequence_has_a_table_and_room(self, link: Link) -> None:
         assert link.blocks.ready
         result = answer(link, Step(1, allocates=[allocate(7, [1, 2, 3])]))
-        assert result == StepResult(1, [], [TableChange(7, 0, [1, 2], 4, 0)], [], 4)
+        assert result == StepResult(1, (), (TableChange(7, 0, [1, 2], 4, 0),), (), 4)
 
     def test_a_long_prompt_gets_room_for_what_is_computed_next(self, link: Link) -> None:
         result = answer(link, Step(1, allocates=[allocate(7, [1] * 9, compute=3)]))
-        assert result.tables == [TableChange(7, 0, [1, 2], 4, 0)]
+        assert result.tables == (TableChange(7, 0, [1, 2], 4, 0),)
         result = answer(link, Step(2, extends=[Extend(7, [(7, 9)])]))
-        assert result.tables == [TableChange(7, 2, [3, 4, 5], 10, 0)]
+        assert result.tables == (TableChange(7, 2, [3, 4, 5], 10, 0),)
         assert result.available_blocks == 1
 
     def test_asking_for_less_than_held_changes_nothing(self, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(7, [1, 2, 3])]))
-        assert answer(link, Step(2, extends=[Extend(7, [(7, 2)])])) == StepResult(2, [], [], [], 4)
+        assert answer(link, Step(2, extends=[Extend(7, [(7, 2)])])) == StepResult(2, (), (), (), 4)
 
     def test_a_committed_prefix_is_found_after_its_sequence_is_gone(self, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3, 4, 5])]))
@@ -137,7 +126,7 @@ class TestRefusals:
         [refusal] = result.refusals
         assert refusal[:2] == (item, 0)
         assert words in refusal.detail
-        assert (result.tables, result.copies, result.available_blocks) == ([], [], 4)
+        assert (result.tables, result.copies, result.available_blocks) == ((), (), 4)
         assert list(manager.pool().sequences) == [1]
         assert manager.pool().violations() == []
 
@@ -185,7 +174,7 @@ class TestAbsence:
         assert link.blocks.ready
         assert link.blocks.receive() is None
         result = answer(link, Step(3, allocates=[allocate(2, [1, 2, 3])]))
-        assert result == StepResult(3, [], [TableChange(2, 0, [1, 3], 4, 2)], [], 3)
+        assert result == StepResult(3, (), (TableChange(2, 0, [1, 3], 4, 2),), (), 3)
         assert list(manager.pool().sequences) == [1, 2]
 
     def test_what_was_sent_before_it_was_missed_is_granted_nothing(self, manager: Manager, link: Link) -> None:
@@ -196,7 +185,7 @@ class TestAbsence:
             link.blocks.send(Step(1, allocates=[allocate(1, [1, 2, 3])]))
         assert answers_until_reattached(link) == ([], BLOCKS)
         result = answer(link, Step(2, allocates=[allocate(2, [4])]))
-        assert result == StepResult(2, [], [TableChange(2, 0, [1], 2, 0)], [], 5)
+        assert result == StepResult(2, (), (TableChange(2, 0, [1], 2, 0),), (), 5)
         assert list(manager.pool().sequences) == [2]
 
     def test_frees_and_commits_that_were_not_answered_hold(self, manager: Manager, link: Link) -> None:
@@ -221,7 +210,7 @@ class TestAbsence:
         manager.start()
         granted = sum(len(result.tables) for result in answered)
         assert answers_until_reattached(link) == ([], BLOCKS - granted)
-        assert answer(link, Step(20)) == StepResult(20, [], [], [], BLOCKS - granted)
+        assert answer(link, Step(20)) == StepResult(20, (), (), (), BLOCKS - granted)
         assert list(manager.pool().sequences) == list(range(1, granted + 1))
 
     def test_the_order_in_which_blocks_are_handed_out_is_rebuilt(self, manager: Manager, link: Link) -> None:
@@ -243,9 +232,9 @@ class TestWithheldBlocks:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
         manager.pool().withhold([2, 5], [])
         result = answer(link, Step(2, allocates=[allocate(2, [4])]))
-        assert (result.withheld_blocks, result.available_blocks) == ([2, 5], 2)
+        assert (result.withheld_blocks, result.available_blocks) == ((2, 5), 2)
         result = answer(link, Step(3, frees=[Free(1, FreeReason.FINISHED)]))
-        assert (result.withheld_blocks, result.available_blocks) == ([], 3)
+        assert (result.withheld_blocks, result.available_blocks) == ((), 3)
         manager.stop()
         wait_until_away(link)
         manager.start()
@@ -259,10 +248,10 @@ class TestWithheldBlocks:
         free = manager.pool().device.free.blocks
         free.append(free.pop(2))
         result = answer(link, Step(2, allocates=[allocate(2, [4])]))
-        assert result.tables == [TableChange(2, 0, [3], 2, 0)], "what its Steps lead to, whatever the manager says"
+        assert result.tables == (TableChange(2, 0, [3], 2, 0),), "what its Steps lead to, whatever the manager says"
         assert answers_until_reattached(link) == ([], 3)
         assert manager.pool().sequences[2].table == [3]
-        assert answer(link, Step(3, allocates=[allocate(3, [4])])).tables == [TableChange(3, 0, [4], 2, 0)]
+        assert answer(link, Step(3, allocates=[allocate(3, [4])])).tables == (TableChange(3, 0, [4], 2, 0),)
         assert manager.pool().violations() == []
 
 
@@ -286,7 +275,7 @@ class TestIncarnations:
     def test_engines_of_other_names_have_pools_of_their_own(self, manager: Manager, link: Link) -> None:
         other = manager.attach(4, 3, engine_id="other")
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
-        assert answer(other, Step(1, allocates=[allocate(1, [1, 2, 3])])).tables == [TableChange(1, 0, [1], 4, 0)]
+        assert answer(other, Step(1, allocates=[allocate(1, [1, 2, 3])])).tables == (TableChange(1, 0, [1], 4, 0),)
         assert (manager.pool().device.available, manager.pool("other").device.available) == (4, 2)
 
 
@@ -333,8 +322,7 @@ def test_random_steps_have_the_same_answers_in_process_and_over_grpc(make_manage
         lives += 1
         links = [manager.attach(BLOCK, BLOCKS, incarnation=lives) for manager in (core, wire)]
         for number, step in enumerate(asked, 1):
-            step.step = number
-            one, other = (answer(link, step) for link in links)
+            one, other = (answer(link, replace(step, step=number)) for link in links)
             assert one == other
             accepted += len(one.tables)
         assert core.pool().violations() == wire.pool().violations() == []

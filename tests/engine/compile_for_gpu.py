@@ -16,9 +16,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from bench.gpu_check.ceilings import reading
+from blocks import Copy
 from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
-from engine.blocks import Copy
 from engine.gpu.triton_backend import TritonBackend
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work

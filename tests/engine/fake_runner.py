@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from engine.blocks import Copy
+from blocks import Copy
 from engine.schedule.request import BeamSearch
 from engine.schedule.step_plan import PENDING, Done, Launched, Sampled, StepPlan, Work
 from tests.engine_in_process import MadeToFail

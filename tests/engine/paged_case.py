@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
+from blocks import Copy
 from engine.attention import AttentionBackend, PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
 from engine.attention.cache import CacheGeometry
-from engine.blocks import Copy
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 

@@ -1,6 +1,7 @@
 """Cases of docs/kv-acceptance.md that are about when a request gets blocks: scheduler and KV manager together."""
 
 import kvmanager
+from blocks import Allocate, Step, StepItem, StepRefusal
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Limits
 from tests.engine.fake_runner import FakeRunner, expected_tokens
@@ -13,7 +14,7 @@ class Rig(EngineInProcess):
     """An engine over a fake model, and all that it asked and was answered."""
 
     def __init__(self, device_blocks: int, block_size: int) -> None:
-        self.steps: list[tuple[kvmanager.Step, kvmanager.StepResult]] = []
+        self.steps: list[tuple[Step, kvmanager.Applied]] = []
         super().__init__(
             FakeRunner(block_size, VOCABULARY),
             Capacity(32, VOCABULARY, block_size, device_blocks),
@@ -21,11 +22,11 @@ class Rig(EngineInProcess):
             observe=lambda *step: self.steps.append(step),
         )
 
-    def asked(self) -> list[kvmanager.Allocate]:
+    def asked(self) -> list[Allocate]:
         return [allocate for step, _ in self.steps for allocate in step.allocates]
 
-    def refused(self) -> list[tuple[kvmanager.StepItem, kvmanager.StepRefusal]]:
-        return [(refusal.item, refusal.reason) for _, result in self.steps for refusal in result.refusals]
+    def refused(self) -> list[tuple[StepItem, StepRefusal]]:
+        return [(refusal.item, refusal.reason) for _, applied in self.steps for refusal in applied.result.refusals]
 
 
 def test_65_of_two_that_do_not_fit_to_their_ends_one_is_preempted_once_and_resumes_with_hits() -> None:
@@ -35,7 +36,7 @@ def test_65_of_two_that_do_not_fit_to_their_ends_one_is_preempted_once_and_resum
     names = [rig.submit(prompt, 6) for prompt in prompts]
     rig.run()  # which checks that nothing is held at the end
     assert sorted(one.preemptions for one in rig.finished.values()) == [0, 1]
-    *_, resumed = [table for _, result in rig.steps for table in result.tables if table.first_index == 0]
+    *_, resumed = [table for _, applied in rig.steps for table in applied.result.tables if table.first_index == 0]
     assert resumed.cached_tokens > 0
     assert [rig.tokens[name] for name in names] == [
         expected_tokens(prompt, 0, 6, frozenset(), VOCABULARY) for prompt in prompts
@@ -56,7 +57,7 @@ def test_66_a_newcomer_must_leave_spare_blocks_but_not_in_an_empty_engine_and_wh
     rig.run()
     first, *_, admitted = [one for one in rig.asked() if one.request_id == "waits"]
     assert (first.spare_blocks, admitted.spare_blocks) == (1, 0)
-    assert set(rig.refused()) == {(kvmanager.StepItem.ALLOCATE, kvmanager.StepRefusal.OUT_OF_BLOCKS)}
+    assert set(rig.refused()) == {(StepItem.ALLOCATE, StepRefusal.OUT_OF_BLOCKS)}
     assert list(rig.finished) == ["alone", "runs", "waits"]
     assert {one.preemptions for one in rig.finished.values()} == {0}
 
@@ -81,7 +82,7 @@ def test_67_a_request_that_resumes_is_looked_up_once_more_but_its_prompt_is_coun
     totals = rig.blocks.session.totals
     assert totals.preemptions == 1
     # Who resumes looks again, once, for its prompt and what it has generated: that is where the rest comes from.
-    admitted = [table.sequence for _, result in rig.steps for table in result.tables if table.first_index == 0]
+    admitted = [table.sequence for _, applied in rig.steps for table in applied.result.tables if table.first_index == 0]
     resumed = rig.asked()[-1]
     assert admitted == [1, 2, resumed.sequence]
     assert totals.prefix_query_tokens == 3 + 3 + len(resumed.token_ids)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 import kvmanager
-from engine.blocks import FreeReason, Step, StepItem, StepResult
+from blocks import FreeReason, Step, StepItem, StepResult
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Finished, Limits, Scheduler, Started
 from engine.schedule.sequence_group import Group, Sequence

@@ -7,20 +7,8 @@ from enum import Enum
 
 import pytest
 
-from kvmanager import (
-    Allocate,
-    Commit,
-    Extend,
-    Fork,
-    Free,
-    FreeReason,
-    Pin,
-    Pool,
-    PoolSpec,
-    Reset,
-    Step,
-    Unpin,
-)
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
+from kvmanager import Pool, PoolSpec
 
 
 def plain(value):
@@ -48,24 +36,25 @@ class Driver:
         self.device, self.host = self.pool.device, self.pool.host
 
     def apply(self, **items):
-        result = self.pool.apply(Step(self.pool.last_step + 1, **items))
+        applied = self.pool.apply(Step(self.pool.last_step + 1, **items))
         assert self.pool.violations() == []
-        return result
+        return applied
 
     def accept(self, **items):
-        result = self.apply(**items)
-        assert result.refusals == []
-        return result
+        applied = self.apply(**items)
+        assert applied.result.refusals == ()
+        return applied
 
     def refuse(self, **items):
         """Apply a Step of one item, see that it is refused without a trace, and return the reason."""
         before = self.state()
-        result = self.apply(**items)
+        applied = self.apply(**items)
         assert self.state() == before
-        assert (result.sealed, result.host_sealed, result.tables, result.deeds) == ([], [], [], [])
-        assert (result.device_to_host, result.host_to_device, result.copies) == ([], [], [])
-        assert (result.granted_blocks, result.evicted_blocks, result.hit_tokens, result.query_tokens) == (0, 0, 0, 0)
-        (refusal,) = result.refusals
+        assert (applied.sealed, applied.host_sealed, applied.result.tables, applied.effects) == ([], [], (), [])
+        assert (applied.result.device_to_host, applied.result.host_to_device, applied.result.copies) == ((), (), ())
+        assert (applied.granted_blocks, applied.evicted_blocks) == (0, 0)
+        assert (applied.hit_tokens, applied.query_tokens) == (0, 0)
+        (refusal,) = applied.result.refusals
         assert refusal.position == 0
         return refusal.reason
 
@@ -73,7 +62,7 @@ class Driver:
         """Begin a group with a sequence of the same id unless said otherwise, with room for all its tokens."""
         compute = len(tokens) if compute is None else compute
         item = Allocate(group or sequence, sequence, f"request-{sequence}", salt, tokens, compute, spare)
-        (table,) = self.accept(allocates=[item]).tables
+        (table,) = self.accept(allocates=[item]).result.tables
         return table
 
     def commit(self, sequence, tokens):

@@ -8,26 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvmanager import (
-    Allocate,
-    Commit,
-    Event,
-    Extend,
-    Free,
-    FreeReason,
-    KVManager,
-    PoolSpec,
-    Reset,
-    SessionReplaced,
-    Step,
-    StepItem,
-    StepOutOfOrder,
-    StepRefusal,
-    adopt,
-    block_key,
-    report_of,
-    root_key,
-)
+from blocks import Allocate, Commit, Extend, Free, FreeReason, Reset, Step, StepItem, StepRefusal
+from kvmanager import Event, KVManager, PoolSpec, SessionReplaced, StepOutOfOrder, adopt, block_key, report_of, root_key
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "kv-acceptance.md"
@@ -62,14 +44,14 @@ class Engine:
 
     def apply(self, **items):
         self.number += 1
-        result = self.manager.apply(self.session, Step(self.number, **items))
+        applied = self.manager.apply(self.session, Step(self.number, **items))
         assert self.pool.violations() == []
-        return result
+        return applied
 
     def accept(self, **items):
-        result = self.apply(**items)
-        assert result.refusals == []
-        return result
+        applied = self.apply(**items)
+        assert applied.result.refusals == ()
+        return applied
 
     def commit(self, sequence, tokens):
         return self.accept(commits=[Commit(sequence, 0, tokens)])
@@ -133,11 +115,11 @@ def test_34_every_block_that_is_handed_out_is_told_once_and_every_eviction_too(n
         {},
         {"extends": [Extend(1, [(1, 12)])]},
     ):
-        result = pool.accept(**items)
-        new = [block for table in result.tables for block in table.block_ids]
-        assert result.granted_blocks == len(new)
+        applied = pool.accept(**items)
+        new = [block for table in applied.result.tables for block in table.block_ids]
+        assert applied.granted_blocks == len(new)
         told += new
-        evicted += result.evicted
+        evicted += applied.evicted
     assert told == pool.table(1) == [5, 6, 4, 3, 2, 1]
     assert [block for block, _ in evicted] == [4, 3, 2, 1]
 
@@ -179,8 +161,8 @@ def test_37_a_reused_prefix_is_not_told_as_committed_again_and_what_changes_noth
     engine = Engine()
     engine.cache(1, ids(0, 8))
     engine.events()
-    result = engine.accept(allocates=[allocate(2, ids(0, 9))])
-    assert (result.hit_tokens, result.sealed) == (8, [])
+    applied = engine.accept(allocates=[allocate(2, ids(0, 9))])
+    assert (applied.hit_tokens, applied.sealed) == (8, [])
     engine.accept(extends=[Extend(2, [(2, 9)])], lengths=[(2, 8)])
     engine.accept()
     (begun,) = engine.events()
@@ -232,9 +214,9 @@ def test_69_a_grant_whose_answer_was_lost_is_undone_by_the_report_and_made_once(
     engine.accept(allocates=[allocate(2, ids(0, 5))])  # nobody hears of it
     engine.attach(known)
     assert engine.pool.device.counts == (8, 2, 0, 0)
-    result = engine.accept(allocates=[allocate(2, ids(0, 5))])
-    assert (result.hit_tokens, result.granted_blocks) == (4, 1)
-    assert [engine.pool.device.count(block) for block in result.tables[0].block_ids] == [1, 1, 1]
+    applied = engine.accept(allocates=[allocate(2, ids(0, 5))])
+    assert (applied.hit_tokens, applied.granted_blocks) == (4, 1)
+    assert [engine.pool.device.count(block) for block in applied.result.tables[0].block_ids] == [1, 1, 1]
     assert list(engine.pool.sequences) == [2]
 
 
@@ -283,7 +265,7 @@ def test_75_an_engine_that_stood_still_until_its_pool_was_dropped_is_refused_and
         engine.accept(extends=[Extend(1, [(1, 7)])])
     engine.attach(known)
     assert engine.pool.sequences[1].table == [1, 2, 3]
-    (table,) = engine.accept(extends=[Extend(1, [(1, 7)])]).tables
+    (table,) = engine.accept(extends=[Extend(1, [(1, 7)])]).result.tables
     assert table.block_ids == [4]
 
 
@@ -296,7 +278,7 @@ def test_80_a_manager_that_comes_back_empty_grants_nothing_that_a_reporting_engi
     again.attach(report)
     again.number = number
     assert again.pool.device.counts == engine.pool.device.counts == (1, 1, 2, 0)
-    assert again.accept(allocates=[allocate(3, ids(70, 4))]).tables[0].block_ids == [4, 1]
+    assert again.accept(allocates=[allocate(3, ids(70, 4))]).result.tables[0].block_ids == [4, 1]
 
 
 def test_81_the_report_decides_what_is_held_whatever_the_manager_thought():
@@ -310,8 +292,8 @@ def test_81_the_report_decides_what_is_held_whatever_the_manager_thought():
     engine.number = truth.number
     assert {number: one.table for number, one in engine.pool.sequences.items()} == {2: [3], 3: [4, 5]}
     assert engine.pool.device.eviction_order() == [6, 2, 1]
-    assert engine.accept(allocates=[allocate(4, ids(0, 6))]).tables[0].block_ids == [6, 2, 1]
-    assert engine.apply(allocates=[allocate(5, [1])]).refusals[0].reason is StepRefusal.OUT_OF_BLOCKS
+    assert engine.accept(allocates=[allocate(4, ids(0, 6))]).result.tables[0].block_ids == [6, 2, 1]
+    assert engine.apply(allocates=[allocate(5, [1])]).result.refusals[0].reason is StepRefusal.OUT_OF_BLOCKS
 
 
 # The page

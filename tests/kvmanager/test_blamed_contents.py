@@ -34,7 +34,7 @@ def test_what_a_write_copies_from_a_blamed_block_is_not_found_once_it_is_committ
     small.allocate(1, [1])
     small.fork(1, 2, 1)
     small.pool.withhold([1], [])
-    assert [copy.source for copy in small.extend(1, {2: 2}).copies] == [1]
+    assert [copy.source for copy in small.extend(1, {2: 2}).result.copies] == [1]
     small.commit(2, [1, 2])
     assert hit_tokens(small) == 0
 

@@ -7,24 +7,8 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from kvmanager import (
-    Allocate,
-    Commit,
-    Extend,
-    Fork,
-    Free,
-    FreeReason,
-    Pin,
-    Pool,
-    PoolSpec,
-    Reset,
-    Step,
-    StepItem,
-    StepRefusal,
-    Unpin,
-    block_key,
-    root_key,
-)
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, StepItem, StepRefusal, Unpin
+from kvmanager import Pool, PoolSpec, block_key, root_key
 from tests.kvmanager.random_runs import random_runs
 
 SIZE = 2
@@ -78,9 +62,9 @@ class Executed(RuleBasedStateMachine):
             items["allocates"].append(Allocate(self.last_id, self.last_id, "request", salt, prompt, compute))
             asked[self.last_id] = Twin(self.last_id, (self.resets, salt), todo=list(prompt))
         step = Step(self.pool.last_step + 1, **items)
-        result = self.pool.apply(step)
-        refused = {(refusal.item, refusal.position) for refusal in result.refusals}
-        self.check_refusals(step, result.refusals)
+        applied = self.pool.apply(step)
+        refused = {(refusal.item, refusal.position) for refusal in applied.result.refusals}
+        self.check_refusals(step, applied.result.refusals)
         self.sequences |= children
         for sequence in ended:
             del self.sequences[sequence]
@@ -89,8 +73,8 @@ class Executed(RuleBasedStateMachine):
                 self.pins[step.pins[position].pin_id] = prefix
         for kind, groups in ((StepItem.SWAP_OUT, step.swap_outs), (StepItem.SWAP_IN, step.swap_ins)):
             self.swap([group for position, group in enumerate(groups) if (kind, position) not in refused])
-        self.follow(result, asked)
-        self.copy(data.draw, result)
+        self.follow(applied, asked)
+        self.copy(data.draw, applied)
         self.compute(data.draw)
         self.check()
 
@@ -180,8 +164,8 @@ class Executed(RuleBasedStateMachine):
         for sequence in self.sequences.values():
             sequence.swapped ^= sequence.group in groups
 
-    def follow(self, result, asked):
-        for change in result.tables:
+    def follow(self, applied, asked):
+        for change in applied.result.tables:
             if change.sequence in asked:
                 sequence = self.sequences[change.sequence] = asked[change.sequence]
                 sequence.tokens = sequence.todo[: change.cached_tokens]
@@ -192,7 +176,7 @@ class Executed(RuleBasedStateMachine):
                 sequence.table[change.first_index :] = change.block_ids
                 sequence.room = change.room_tokens
 
-    def copy(self, draw, result):
+    def copy(self, draw, applied):
         """Run the lists one after the other, the pairs of each in any order; one by one it would be the same."""
         device, host = copy.deepcopy((self.device, self.host))
         for name, tiers, twins in (
@@ -200,7 +184,7 @@ class Executed(RuleBasedStateMachine):
             ("host_to_device", (self.host, self.device), (host, device)),
             ("copies", (self.device, self.device), (device, device)),
         ):
-            pairs = getattr(result, name)
+            pairs = getattr(applied.result, name)
             for order, (sources, destinations) in ((draw(st.permutations(pairs), name), tiers), (pairs, twins)):
                 for source, destination in order:
                     destinations[destination] = list(sources[source])

@@ -1,6 +1,7 @@
 import pytest
 
-from kvmanager import Allocate, Free, FreeReason, Seal, StepRefusal, TableChange, block_key, root_key
+from blocks import Allocate, Free, FreeReason, StepRefusal, TableChange
+from kvmanager import Seal, block_key, root_key
 
 
 def ids(first, count):
@@ -33,56 +34,56 @@ def demoted(small):
 class TestDemotion:
     def test_an_evicted_block_moves_to_a_free_host_block_with_its_key(self, small):
         small.cache(1, [1, 2])
-        result = small.accept(allocates=[item(2, ids(50, 8))])
-        assert result.device_to_host == [(1, 1)]
-        assert result.host_sealed == [Seal(1, KEYS[0])]
-        assert result.evicted == [(1, KEYS[0])]
+        applied = small.accept(allocates=[item(2, ids(50, 8))])
+        assert applied.result.device_to_host == ((1, 1),)
+        assert applied.host_sealed == [Seal(1, KEYS[0])]
+        assert applied.evicted == [(1, KEYS[0])]
         assert small.host.keys.find(KEYS[0]) == 1
-        assert result.host == (2, 1, 0, 0)
+        assert applied.host == (2, 1, 0, 0)
 
     def test_blocks_move_in_the_order_of_eviction_so_that_a_tail_goes_first_there_too(self, small):
         small.cache(1, [1, 2, 3, 4])
-        result = small.accept(allocates=[item(2, ids(50, 8))])
-        assert result.device_to_host == [(2, 1), (1, 2)]
+        applied = small.accept(allocates=[item(2, ids(50, 8))])
+        assert applied.result.device_to_host == ((2, 1), (1, 2))
         assert small.host.eviction_order() == [3, 1, 2]
 
     def test_a_block_that_lost_no_key_does_not_move(self, small):
         small.allocate(1, ids(0, 8))
         small.free(1)
-        result = small.accept(allocates=[item(2, ids(50, 8))])
-        assert (result.device_to_host, result.host_sealed) == ([], [])
+        applied = small.accept(allocates=[item(2, ids(50, 8))])
+        assert (applied.result.device_to_host, applied.host_sealed) == ((), [])
 
     def test_a_block_does_not_move_when_the_host_tier_has_its_key(self, small):
         small.prefill(1, [1, 2])
         small.swap_out(1)
-        result = small.accept(allocates=[item(2, ids(50, 8))])
-        assert result.evicted == [(1, KEYS[0])]
-        assert result.device_to_host == []
-        assert result.host == (2, 0, 1, 0)
+        applied = small.accept(allocates=[item(2, ids(50, 8))])
+        assert applied.evicted == [(1, KEYS[0])]
+        assert applied.result.device_to_host == ()
+        assert applied.host == (2, 0, 1, 0)
 
     def test_a_block_does_not_move_when_no_host_block_is_free_even_if_some_are_cached(self, new_pool):
         pool = new_pool(2, 2, host_blocks=1)
         pool.cache(1, [1, 2])
         pool.cache(2, ids(50, 4))
         assert pool.host.counts == (0, 1, 0, 0)
-        result = pool.accept(allocates=[item(3, ids(60, 4))])
-        assert (result.evicted_blocks, result.device_to_host) == (2, [])
+        applied = pool.accept(allocates=[item(3, ids(60, 4))])
+        assert (applied.evicted_blocks, applied.result.device_to_host) == (2, ())
         assert pool.host.keys.find(KEYS[0]) == 1
 
     def test_without_host_blocks_nothing_moves(self, new_pool):
         pool = new_pool(2, 2)
         pool.cache(1, [1, 2])
-        result = pool.accept(allocates=[item(2, ids(50, 4))])
-        assert (result.evicted_blocks, result.device_to_host) == (1, [])
+        applied = pool.accept(allocates=[item(2, ids(50, 4))])
+        assert (applied.evicted_blocks, applied.result.device_to_host) == (1, ())
 
     def test_a_block_does_not_move_to_a_host_block_that_is_given_back_in_the_same_step(self, new_pool):
         pool = new_pool(2, 2, host_blocks=1)
         pool.allocate(1, [9])
         pool.swap_out(1)
         pool.cache(2, [1, 2])
-        result = pool.accept(frees=[Free(1, FreeReason.CANCELLED)], allocates=[item(3, ids(50, 4))])
-        assert (result.evicted_blocks, result.device_to_host) == (1, [])
-        assert result.host == (1, 0, 0, 0)
+        applied = pool.accept(frees=[Free(1, FreeReason.CANCELLED)], allocates=[item(3, ids(50, 4))])
+        assert (applied.evicted_blocks, applied.result.device_to_host) == (1, ())
+        assert applied.host == (1, 0, 0, 0)
 
     def test_of_twins_that_are_evicted_one_moves(self, small):
         small.allocate(1, [1, 2])
@@ -90,8 +91,8 @@ class TestDemotion:
         small.commit(1, [1, 2])
         small.commit(2, [1, 2])
         small.free(1, 2)
-        result = small.accept(allocates=[item(3, ids(50, 8))])
-        assert (result.evicted_blocks, len(result.device_to_host)) == (2, 1)
+        applied = small.accept(allocates=[item(3, ids(50, 8))])
+        assert (applied.evicted_blocks, len(applied.result.device_to_host)) == (2, 1)
 
     def test_a_refused_allocate_moves_nothing(self, small):
         small.cache(1, [1, 2])
@@ -100,15 +101,15 @@ class TestDemotion:
     def test_an_extend_moves_what_it_evicts(self, small):
         small.cache(1, [1, 2])
         small.allocate(2, ids(50, 6))
-        result = small.extend(2, {2: 8})
-        assert result.device_to_host == [(1, 1)]
+        applied = small.extend(2, {2: 8})
+        assert applied.result.device_to_host == ((1, 1),)
 
     def test_a_copy_on_write_moves_what_it_evicts(self, small):
         small.cache(1, [1, 2])
         small.allocate(2, ids(50, 5))
         small.fork(2, 3, 5)
-        result = small.extend(2, {2: 6})
-        assert (result.device_to_host, result.copies) == ([(1, 1)], [(4, 1)])
+        applied = small.extend(2, {2: 6})
+        assert (applied.result.device_to_host, applied.result.copies) == (((1, 1),), ((4, 1),))
 
     def test_a_swap_in_moves_what_it_evicts(self, new_pool):
         pool = new_pool(2, 2, host_blocks=2)
@@ -116,8 +117,8 @@ class TestDemotion:
         pool.swap_out(1)
         pool.cache(2, [1, 2])
         pool.allocate(3, [8])
-        result = pool.swap_in(1)
-        assert (result.device_to_host, result.host_to_device) == ([(2, 2)], [(1, 2)])
+        applied = pool.swap_in(1)
+        assert (applied.result.device_to_host, applied.result.host_to_device) == (((2, 2),), ((1, 2),))
 
     def test_a_swap_out_takes_the_place_of_what_was_moved(self, demoted):
         demoted.allocate(3, ids(60, 4))
@@ -128,22 +129,22 @@ class TestDemotion:
 
 class TestHostHits:
     def test_a_moved_block_is_a_hit_with_one_copy_back(self, demoted):
-        result = demoted.accept(allocates=[item(3, [1, 2, 9])])
-        assert result.hit_tokens == 2
-        assert result.tables == [TableChange(3, 0, [1, 2], room_tokens=4, cached_tokens=2)]
-        assert result.host_to_device == [(2, 1)]
-        assert result.sealed == [Seal(1, KEYS[0])]
-        assert (result.device_to_host, result.copies) == ([], [])
+        applied = demoted.accept(allocates=[item(3, [1, 2, 9])])
+        assert applied.hit_tokens == 2
+        assert applied.result.tables == (TableChange(3, 0, [1, 2], room_tokens=4, cached_tokens=2),)
+        assert applied.result.host_to_device == ((2, 1),)
+        assert applied.sealed == [Seal(1, KEYS[0])]
+        assert (applied.result.device_to_host, applied.result.copies) == ((), ())
 
     def test_a_hit_may_lie_in_both_tiers(self, small):
         small.cache(1, [1, 2, 3, 4])
         small.cache(2, ids(50, 5))  # takes the two that were free and the tail
         assert small.keyed([1, 2]) == [True, False]
-        result = small.accept(allocates=[item(3, [1, 2, 3, 4, 9])])
-        assert result.hit_tokens == 4
+        applied = small.accept(allocates=[item(3, [1, 2, 3, 4, 9])])
+        assert applied.hit_tokens == 4
         first, second, _ = small.table(3)
         assert first == 1
-        assert result.host_to_device == [(1, second)]
+        assert applied.result.host_to_device == ((1, second),)
 
     def test_the_host_block_stays_cached_and_is_handed_out_last_of_all(self, demoted):
         assert demoted.host.eviction_order() == [3, 1, 2]
@@ -155,15 +156,15 @@ class TestHostHits:
         small.prefill(1, [1, 2])
         small.swap_out(1)
         small.cache(2, ids(50, 8))
-        result = small.accept(allocates=[item(3, [1, 2, 9])])
-        assert (result.hit_tokens, len(result.host_to_device)) == (2, 1)
+        applied = small.accept(allocates=[item(3, [1, 2, 9])])
+        assert (applied.hit_tokens, len(applied.result.host_to_device)) == (2, 1)
         assert small.host.count(1) == 1
 
     def test_a_hit_in_the_device_is_not_copied_from_the_host(self, small):
         small.prefill(1, [1, 2])
         small.swap_out(1)
-        result = small.accept(allocates=[item(2, [1, 2, 9])])
-        assert (result.hit_tokens, result.host_to_device) == (2, [])
+        applied = small.accept(allocates=[item(2, [1, 2, 9])])
+        assert (applied.hit_tokens, applied.result.host_to_device) == (2, ())
         assert small.table(2)[0] == 1
 
     def test_a_host_hit_needs_a_device_block_like_what_is_computed(self, demoted):
@@ -183,25 +184,25 @@ class TestHostHits:
 
     def test_what_was_brought_back_does_not_move_again_while_the_host_has_it(self, demoted):
         demoted.cache(3, [1, 2, 9])
-        result = demoted.accept(allocates=[item(4, ids(70, 8))])
-        assert [key for _, key in result.evicted] == [KEYS[0]]
-        assert result.device_to_host == []
+        applied = demoted.accept(allocates=[item(4, ids(70, 8))])
+        assert [key for _, key in applied.evicted] == [KEYS[0]]
+        assert applied.result.device_to_host == ()
 
     def test_moved_and_brought_back_in_one_step_is_copied_there_and_back(self, small):
         small.cache(1, [1, 2])
         small.cache(2, [5, 6, 7, 8])
-        result = small.accept(allocates=[item(3, [9, 9, 9]), item(4, [1, 2, 3])])
-        assert result.device_to_host == [(1, 1), (3, 2), (2, 3)]
-        assert result.host_to_device == [(1, 3)]
+        applied = small.accept(allocates=[item(3, [9, 9, 9]), item(4, [1, 2, 3])])
+        assert applied.result.device_to_host == ((1, 1), (3, 2), (2, 3))
+        assert applied.result.host_to_device == ((1, 3),)
         assert small.table(4) == [3, 2]
 
     def test_a_hit_is_not_evicted_by_what_comes_with_it(self, small):
         small.cache(1, [1, 2, 3, 4])
         small.cache(2, [1, 2, 9, 9, 9])
-        result = small.accept(allocates=[item(3, [1, 2, 3, 4, 5, 6, 7])])
-        assert result.refusals == []
+        applied = small.accept(allocates=[item(3, [1, 2, 3, 4, 5, 6, 7])])
+        assert applied.result.refusals == ()
         assert len(set(small.table(3))) == 4
-        assert result.hit_tokens == 4
+        assert applied.hit_tokens == 4
 
 
 def test_nothing_of_the_host_tier_is_held_after_all_have_ended(demoted):

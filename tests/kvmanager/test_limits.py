@@ -2,20 +2,8 @@
 
 import pytest
 
-from kvmanager import (
-    Allocate,
-    Commit,
-    Extend,
-    Fork,
-    Pin,
-    Pool,
-    PoolSpec,
-    Step,
-    StepItem,
-    StepRefusal,
-    limits,
-    report_of,
-)
+from blocks import Allocate, Commit, Extend, Fork, Pin, Step, StepItem, StepRefusal
+from kvmanager import Pool, PoolSpec, limits, report_of
 
 SIZE = 2
 
@@ -62,19 +50,19 @@ def test_what_is_beyond_a_bound_is_refused_and_leaves_everything_as_it_was(case,
     before = report_of(pool)
     for name, value in bounds.items():
         monkeypatch.setattr(limits, name, value)
-    (refusal,) = pool.apply(Step(3, **items)).refusals
+    (refusal,) = pool.apply(Step(3, **items)).result.refusals
     assert refusal.reason is reason
     before.last_step = 3
     assert report_of(pool) == before
     monkeypatch.undo()
-    assert pool.apply(Step(4, **items)).refusals == []
+    assert pool.apply(Step(4, **items)).result.refusals == ()
 
 
 def test_a_step_that_has_its_blocks_grants_no_more_but_the_next_one_does(monkeypatch):
     monkeypatch.setattr(limits, "MOST_STEP_BLOCKS", 3)
     pool = pool_with()
     items = [allocate(number, [number] * 4) for number in (2, 3, 4)]
-    (refusal,) = pool.apply(Step(3, allocates=items)).refusals
+    (refusal,) = pool.apply(Step(3, allocates=items)).result.refusals
     assert (refusal.item, refusal.position, refusal.reason) == (StepItem.ALLOCATE, 2, StepRefusal.OUT_OF_BLOCKS)
-    assert pool.apply(Step(4, allocates=items[2:])).refusals == []
+    assert pool.apply(Step(4, allocates=items[2:])).result.refusals == ()
     assert pool.violations() == []

@@ -5,7 +5,8 @@ from array import array
 
 import pytest
 
-from kvmanager import Allocate, Commit, Free, FreeReason, KVManager, PoolSpec, Step, lookup
+from blocks import Allocate, Commit, Free, FreeReason, Step
+from kvmanager import KVManager, PoolSpec, lookup
 from kvmanager.verbs.admission import find_prefix
 from tests.kvmanager.test_report import random_step
 from tests.kvmanager.tiny_pools import end_of
@@ -22,7 +23,7 @@ def cache(manager, session, number, tokens, salt=b""):
     whole = tokens[session.pool.sequences[1].committed * size : len(tokens) // size * size]
     if whole:
         first = session.pool.sequences[1].committed
-        assert not manager.apply(session, Step(3 * number + 1, commits=[Commit(1, first, whole)])).refusals
+        assert not manager.apply(session, Step(3 * number + 1, commits=[Commit(1, first, whole)])).result.refusals
     manager.apply(session, Step(3 * number + 2, frees=[Free(1, FreeReason.FINISHED)]))
 
 

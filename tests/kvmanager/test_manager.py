@@ -1,20 +1,13 @@
 import pytest
 
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Step, StepRefusal
 from kvmanager import (
-    Allocate,
-    Commit,
-    Extend,
-    Fork,
-    Free,
-    FreeReason,
     InvalidRegistration,
     KVManager,
     PoolSpec,
     SessionReplaced,
     StaleIncarnation,
-    Step,
     StepOutOfOrder,
-    StepRefusal,
     UnknownPool,
 )
 
@@ -49,7 +42,7 @@ def test_a_newer_session_begins_with_an_empty_pool(manager):
     manager.apply(older, Step(5, allocates=[allocate(1, [5, 6])]))
     newer = manager.attach(spec())
     assert newer.pool.device.counts == (8, 0, 0, 0)
-    assert manager.apply(newer, Step(1, allocates=[allocate(1, [5, 6])])).refusals == []
+    assert manager.apply(newer, Step(1, allocates=[allocate(1, [5, 6])])).result.refusals == ()
 
 
 def test_steps_of_a_replaced_session_are_refused_and_do_nothing(manager, state_of):
@@ -66,7 +59,7 @@ def test_an_older_incarnation_is_refused_and_the_attached_one_goes_on(manager):
     with pytest.raises(StaleIncarnation):
         manager.attach(spec(incarnation=19))
     assert manager.session("engine-a") is session
-    assert manager.apply(session, Step(1, allocates=[allocate(1, [5])])).refusals == []
+    assert manager.apply(session, Step(1, allocates=[allocate(1, [5])])).result.refusals == ()
 
 
 @pytest.mark.parametrize("incarnation", [20, 21])
@@ -193,7 +186,7 @@ def test_a_step_out_of_order_in_slices_leaves_the_session_ready_for_the_next(man
     with pytest.raises(StepOutOfOrder):
         next(manager.applying(session, Step(2), budget=1))
     assert not session.stepping
-    assert manager.apply(session, Step(3)).step == 3
+    assert manager.apply(session, Step(3)).result.step == 3
 
 
 def test_totals_do_not_count_a_step_out_of_order(manager):

@@ -1,6 +1,6 @@
 import pytest
 
-from kvmanager import Allocate, Commit, Free, FreeReason, Pin, Reset, StepRefusal, Unpin
+from blocks import Allocate, Commit, Free, FreeReason, Pin, Reset, StepRefusal, Unpin
 
 
 def ids(first, count):
@@ -47,7 +47,7 @@ class TestPins:
         small.pin("p", 1, 2)
         small.swap_out(1)
         assert small.device.counts.held == 2
-        assert small.swap_in(1).host_to_device == [(3, 4)]
+        assert small.swap_in(1).result.host_to_device == ((3, 4),)
         assert small.counts([1, 2]) == [2, 2]
 
     def test_pinned_blocks_are_not_evicted(self, pinned):
@@ -96,7 +96,7 @@ class TestPins:
         small.pin("p", 1, 1)
         small.fork(1, 2, 1)
         small.free(1)
-        assert small.extend(1, {2: 2}).copies == [(1, 2)]
+        assert small.extend(1, {2: 2}).result.copies == ((1, 2),)
         assert small.counts([1]) == [1]
 
 
@@ -116,7 +116,7 @@ class TestPinTooLarge:
     def test_a_pin_beside_which_all_live_groups_fit_is_accepted(self, waiting):
         waiting.pin("p", 2, 1)
         waiting.free(2)
-        assert waiting.swap_in(1).refusals == []
+        assert waiting.swap_in(1).result.refusals == ()
 
     def test_earlier_pins_count_too(self, waiting):
         waiting.prefill(3, [50, 51])
@@ -129,7 +129,7 @@ class TestPinTooLarge:
         assert waiting.counts(waiting.table(2)) == [3, 1]
 
     def test_the_refusal_names_the_group_and_both_numbers(self, waiting):
-        (refusal,) = waiting.apply(pins=[Pin("p", 2, 2)]).refusals
+        (refusal,) = waiting.apply(pins=[Pin("p", 2, 2)]).result.refusals
         assert refusal.detail == "group 1 has 3 blocks that are not pinned, but only 2 would be left"
 
     def test_a_group_may_pin_all_of_its_own_blocks(self, new_pool):
@@ -194,7 +194,7 @@ class TestReset:
         small.fork(1, 2, 3)
         small.free(2)
         small.reset()
-        assert small.extend(1, {1: 4}).copies == [(2, 3)]
+        assert small.extend(1, {1: 4}).result.copies == ((2, 3),)
 
     def test_a_held_block_is_free_once_its_last_holder_has_left(self, small):
         small.prefill(1, [1, 2, 3, 4])
@@ -239,8 +239,8 @@ class TestReset:
 
     def test_an_allocate_of_the_same_step_finds_nothing(self, small):
         small.cache(1, FIVE)
-        result = small.accept(pins=[Reset()], allocates=[Allocate(2, 2, "r", b"", FIVE, 5)])
-        assert result.hit_tokens == 0
+        applied = small.accept(pins=[Reset()], allocates=[Allocate(2, 2, "r", b"", FIVE, 5)])
+        assert applied.hit_tokens == 0
 
     def test_a_block_committed_before_it_can_be_committed_through_a_fork_after_it(self, small):
         small.allocate(1, [1, 2])
@@ -254,8 +254,8 @@ class TestReset:
         small.swap_out(1)
         small.reset()
         assert small.allocate(2, FIVE).cached_tokens == 0
-        result = small.swap_in(1)
-        assert [source for source, _ in result.host_to_device] == [1, 2, 3]
+        applied = small.swap_in(1)
+        assert [source for source, _ in applied.result.host_to_device] == [1, 2, 3]
         assert small.keyed(small.table(1)) == [True, True, False]
         small.free(2)
         assert small.allocate(3, FIVE).cached_tokens == 0
@@ -269,4 +269,4 @@ class TestReset:
         small.swap_out(1)
         small.swap_in(1)
         assert small.keyed(small.table(1)) == [True, True]
-        assert len(small.extend(1, {1: 4}).copies) == 1
+        assert len(small.extend(1, {1: 4}).result.copies) == 1

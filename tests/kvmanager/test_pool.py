@@ -4,25 +4,8 @@ import sys
 
 import pytest
 
-from kvmanager import (
-    Allocate,
-    Commit,
-    Extend,
-    Fork,
-    Free,
-    FreeReason,
-    Length,
-    Pool,
-    PoolSpec,
-    Seal,
-    Step,
-    StepItem,
-    StepOutOfOrder,
-    StepRefusal,
-    TableChange,
-    block_key,
-    root_key,
-)
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Length, Step, StepItem, StepRefusal, TableChange
+from kvmanager import Pool, PoolSpec, Seal, StepOutOfOrder, block_key, root_key
 
 
 def ids(first, count):
@@ -117,14 +100,14 @@ class TestAllocationHitsAndOrder:
 
     def test_08_growing_inside_the_last_block_takes_no_block(self, pool):
         pool.prefill(1, PROMPT_0)
-        result = pool.extend(1, {1: 59})
-        assert (result.tables, result.granted_blocks) == ([], 0)
+        applied = pool.extend(1, {1: 59})
+        assert (applied.result.tables, applied.granted_blocks) == ((), 0)
         assert pool.keyed([4]) == [False]
 
     def test_09_growing_past_the_last_block_takes_one_and_the_former_tail_can_be_keyed(self, pool):
         pool.prefill(1, PROMPT_0)
-        result = pool.extend(1, {1: 78})
-        assert result.tables == [TableChange(1, 4, [5], room_tokens=80)]
+        applied = pool.extend(1, {1: 78})
+        assert applied.result.tables == (TableChange(1, 4, [5], room_tokens=80),)
         pool.commit(1, PROMPT_0 + ids(500, 23))
         assert pool.keyed(pool.table(1)) == [True, True, True, True, False]
 
@@ -182,7 +165,7 @@ class TestAllocationHitsAndOrder:
         item = Allocate(4, 4, "r", b"", prompt + ids(600, 48), 144)
         assert pool.refuse(allocates=[item]) is StepRefusal.OUT_OF_BLOCKS
         fits = Allocate(4, 4, "r", b"", prompt + ids(600, 32), 128)
-        (table,) = pool.accept(allocates=[fits]).tables
+        (table,) = pool.accept(allocates=[fits]).result.tables
         assert table.cached_tokens == 96
 
     def test_16_each_filled_block_is_keyed_once(self, new_pool):
@@ -198,8 +181,8 @@ class TestAllocationHitsAndOrder:
 
     @pytest.mark.parametrize(("spare", "reasons"), [(5, []), (6, [StepRefusal.OUT_OF_BLOCKS])])
     def test_spare_blocks_must_be_left_over(self, small, spare, reasons):
-        result = small.apply(allocates=[Allocate(1, 1, "r", b"", ids(0, 5), 5, spare)])
-        assert [refusal.reason for refusal in result.refusals] == reasons
+        applied = small.apply(allocates=[Allocate(1, 1, "r", b"", ids(0, 5), 5, spare)])
+        assert [refusal.reason for refusal in applied.result.refusals] == reasons
 
     def test_a_long_prompt_gets_blocks_for_its_first_chunk_beyond_the_hits_only(self, small):
         small.cache(1, ids(0, 4))
@@ -234,8 +217,8 @@ class TestAllocationHitsAndOrder:
     def test_the_answer_counts_tokens_asked_for_and_hit(self, small):
         small.cache(1, ids(0, 4))
         items = [Allocate(2, 2, "r", b"", ids(0, 5), 5), Allocate(3, 3, "r", b"", ids(0, 4), 4)]
-        result = small.accept(allocates=items)
-        assert (result.query_tokens, result.hit_tokens, result.granted_blocks) == (9, 6, 2)
+        applied = small.accept(allocates=items)
+        assert (applied.query_tokens, applied.hit_tokens, applied.granted_blocks) == (9, 6, 2)
 
 
 class TestKeysAndSalts:
@@ -292,7 +275,7 @@ class TestKeysAndSalts:
 
     def test_24_two_processes_have_the_same_keys_and_hand_out_the_same_ids(self):
         script = (
-            "from kvmanager import *\n"
+            "from blocks import *\nfrom kvmanager import *\n"
             "pool = Pool(PoolSpec('engine', 1, 'model', 2, 8))\n"
             "prompt = [3, 1, 4, 1, 5]\n"
             "steps = [Step(1, allocates=[Allocate(1, 1, 'a', b's', prompt, 5), Allocate(2, 2, 'b', b'', prompt, 5)]),\n"
@@ -445,7 +428,7 @@ class TestRefusals:
 
     def test_every_refusal_names_its_list_and_position_and_the_other_items_are_done(self, small):
         small.allocate(1, [1, 2, 3])
-        result = small.apply(
+        applied = small.apply(
             commits=[Commit(1, 0, [1, 2]), Commit(1, 0, [1, 2])],
             forks=[Fork(8, 9, 1), Fork(1, 2, 3)],
             frees=[Free(2, FreeReason.PRUNED), Free(2, FreeReason.PRUNED)],
@@ -453,7 +436,7 @@ class TestRefusals:
             allocates=[Allocate(1, 7, "r", b"", [1], 1), Allocate(3, 3, "r", b"", [1], 1)],
             lengths=[Length(7, 1), Length(3, 1), Length(3, 3)],
         )
-        assert [(refusal.item, refusal.position, refusal.reason) for refusal in result.refusals] == [
+        assert [(refusal.item, refusal.position, refusal.reason) for refusal in applied.result.refusals] == [
             (StepItem.COMMIT, 1, StepRefusal.INVALID),
             (StepItem.FORK, 0, StepRefusal.UNKNOWN),
             (StepItem.FREE, 1, StepRefusal.UNKNOWN),
@@ -462,14 +445,14 @@ class TestRefusals:
             (StepItem.LENGTH, 0, StepRefusal.UNKNOWN),
             (StepItem.LENGTH, 2, StepRefusal.INVALID),
         ]
-        assert [table.sequence for table in result.tables] == [1, 2, 1, 3]
+        assert [table.sequence for table in applied.result.tables] == [1, 2, 1, 3]
         assert sorted(small.pool.sequences) == [1, 3]
         assert small.pool.sequences[3].computed == 1
 
     def test_a_refusal_for_lack_of_blocks_names_both_numbers(self, small):
         small.allocate(1, ids(0, 10))
-        result = small.apply(extends=[Extend(1, [(1, 18)])], allocates=[Allocate(2, 2, "r", b"", ids(50, 8), 1)])
-        for refusal in result.refusals:
+        applied = small.apply(extends=[Extend(1, [(1, 18)])], allocates=[Allocate(2, 2, "r", b"", ids(50, 8), 1)])
+        for refusal in applied.result.refusals:
             assert "4" in refusal.detail
             assert "3" in refusal.detail
 
@@ -478,10 +461,10 @@ class TestExtend:
     def test_asking_twice_is_asking_once(self, small):
         small.allocate(1, [1])
         first = small.extend(1, {1: 5})
-        assert first.tables == [TableChange(1, 1, [2, 3], room_tokens=6)]
+        assert first.result.tables == (TableChange(1, 1, [2, 3], room_tokens=6),)
         before = small.state()
         second = small.extend(1, {1: 5})
-        assert (second.tables, second.copies, second.granted_blocks) == ([], [], 0)
+        assert (second.result.tables, second.result.copies, second.granted_blocks) == ((), (), 0)
         assert small.state() == before
 
     @pytest.mark.parametrize("tokens", [5, 4, 1, 0])
@@ -497,26 +480,26 @@ class TestExtend:
         small.allocate(3, ids(50, 12))
         assert small.device.available == 0
         before = small.state()
-        assert small.extend(1, {1: 3, 2: 2}).copies == []
+        assert small.extend(1, {1: 3, 2: 2}).result.copies == ()
         assert small.state() == before
 
     def test_a_shared_tail_is_copied_by_the_first_to_write_and_kept_by_the_last_holder(self, small):
         small.allocate(1, [1, 2, 3])
         small.fork(1, 2, 3)
         first = small.extend(1, {2: 4})
-        assert first.copies == [(2, 3)]
-        assert first.tables == [TableChange(2, 1, [3], room_tokens=4)]
+        assert first.result.copies == ((2, 3),)
+        assert first.result.tables == (TableChange(2, 1, [3], room_tokens=4),)
         last = small.extend(1, {1: 4})
-        assert (last.copies, last.granted_blocks) == ([], 0)
-        assert last.tables == [TableChange(1, 1, [2], room_tokens=4)]
+        assert (last.result.copies, last.granted_blocks) == ((), 0)
+        assert last.result.tables == (TableChange(1, 1, [2], room_tokens=4),)
 
     def test_a_group_of_two_sharing_a_tail_needs_one_block(self, small):
         small.allocate(1, [1])
         small.fork(1, 2, 1)
         small.allocate(3, ids(50, 12))
         assert small.device.available == 1
-        result = small.extend(1, {1: 2, 2: 2})
-        assert result.copies == [(1, 8)]
+        applied = small.extend(1, {1: 2, 2: 2})
+        assert applied.result.copies == ((1, 8),)
         assert (small.table(1), small.table(2)) == ([8], [1])
 
     def test_a_group_of_three_sharing_a_tail_needs_two_blocks(self, small):
@@ -526,13 +509,13 @@ class TestExtend:
         small.allocate(4, ids(50, 12))
         assert small.refuse(extends=[Extend(1, [(1, 2), (2, 2), (3, 2)])]) is StepRefusal.OUT_OF_BLOCKS
         small.free(4)
-        assert len(small.extend(1, {1: 2, 2: 2, 3: 2}).copies) == 2
+        assert len(small.extend(1, {1: 2, 2: 2, 3: 2}).result.copies) == 2
 
     def test_a_tail_shared_with_a_sequence_that_stays_is_copied_by_all_that_write(self, small):
         small.allocate(1, [1])
         small.fork(1, 2, 1)
         small.fork(1, 3, 1)
-        assert len(small.extend(1, {1: 2, 2: 2}).copies) == 2
+        assert len(small.extend(1, {1: 2, 2: 2}).result.copies) == 2
         assert small.table(3) == [1]
         assert small.counts([1]) == [1]
 
@@ -541,8 +524,8 @@ class TestExtend:
         small.fork(1, 2, 3)
         small.free(2)
         assert small.counts([1, 2]) == [1, 1]
-        result = small.extend(1, {1: 4})
-        assert result.copies == [(2, 3)]
+        applied = small.extend(1, {1: 4})
+        assert applied.result.copies == ((2, 3),)
         assert small.keyed([2, 3]) == [True, False]
         assert small.device.counts == (5, 1, 2, 0)
         assert small.allocate(3, [1, 2, 3, 4, 5]).cached_tokens == 4
@@ -550,16 +533,16 @@ class TestExtend:
     def test_the_copied_block_may_lie_before_the_last_one(self, small):
         small.prefill(1, [1, 2, 3, 4])
         small.fork(1, 2, 1)
-        result = small.extend(1, {2: 5})
-        assert result.copies == [(1, 3)]
-        assert result.tables == [TableChange(2, 0, [3, 4, 5], room_tokens=6)]
+        applied = small.extend(1, {2: 5})
+        assert applied.result.copies == ((1, 3),)
+        assert applied.result.tables == (TableChange(2, 0, [3, 4, 5], room_tokens=6),)
         assert small.table(1) == [1]
 
     def test_blocks_below_the_old_room_are_never_replaced(self, small):
         small.prefill(1, [1, 2, 3, 4])
         small.fork(1, 2, 4)
-        result = small.extend(1, {1: 6, 2: 6})
-        assert result.copies == []
+        applied = small.extend(1, {1: 6, 2: 6})
+        assert applied.result.copies == ()
         assert (small.table(1), small.table(2)) == ([1, 2, 3], [1, 2, 4])
 
     def test_nothing_is_copied_into_a_block_that_another_copy_of_the_step_reads(self, small):
@@ -569,21 +552,21 @@ class TestExtend:
         small.free(2)
         small.allocate(3, ids(50, 12))
         assert small.device.available == 1
-        result = small.apply(
+        applied = small.apply(
             extends=[Extend(1, [(1, 2)]), Extend(3, [(3, 13)])], allocates=[Allocate(4, 4, "r", b"", [9], 1)]
         )
-        assert result.copies == [(1, 8)]
-        assert [refusal.item for refusal in result.refusals] == [StepItem.EXTEND, StepItem.ALLOCATE]
+        assert applied.result.copies == ((1, 8),)
+        assert [refusal.item for refusal in applied.result.refusals] == [StepItem.EXTEND, StepItem.ALLOCATE]
         assert small.order() == [1]
-        assert small.extend(3, {3: 13}).tables[0].block_ids == [1]
+        assert small.extend(3, {3: 13}).result.tables[0].block_ids == [1]
 
     def test_the_source_of_a_copy_can_still_be_hit_in_the_same_step(self, small):
         small.prefill(1, [1, 2])
         small.fork(1, 2, 1)
         small.free(2)
-        result = small.accept(extends=[Extend(1, [(1, 2)])], allocates=[Allocate(4, 4, "r", b"", [1, 2, 3], 3)])
-        assert result.copies == [(1, 2)]
-        assert result.tables[-1].block_ids == [1, 3]
+        applied = small.accept(extends=[Extend(1, [(1, 2)])], allocates=[Allocate(4, 4, "r", b"", [1, 2, 3], 3)])
+        assert applied.result.copies == ((1, 2),)
+        assert applied.result.tables[-1].block_ids == [1, 3]
         assert small.counts([1]) == [1]
 
     def test_blocks_released_in_a_step_may_be_handed_out_in_it(self, small):
@@ -593,8 +576,8 @@ class TestExtend:
 
     def test_the_answer_carries_the_counts_after_the_step(self, small):
         small.prefill(1, [1, 2, 3])
-        result = small.accept(frees=[Free(1, FreeReason.FINISHED)], allocates=[Allocate(2, 2, "r", b"", [9], 1)])
-        assert result.device == small.device.counts == (6, 1, 1, 0)
+        applied = small.accept(frees=[Free(1, FreeReason.FINISHED)], allocates=[Allocate(2, 2, "r", b"", [9], 1)])
+        assert applied.device == small.device.counts == (6, 1, 1, 0)
 
 
 class TestFork:
@@ -616,8 +599,8 @@ class TestFork:
         ],
     )
     def test_both_have_the_blocks_below_the_length_and_room_for_it(self, parent, length, table, committed):
-        result = parent.fork(1, 2, length)
-        assert result.tables == [TableChange(1, len(table), [], length), TableChange(2, 0, table, length)]
+        applied = parent.fork(1, 2, length)
+        assert applied.result.tables == (TableChange(1, len(table), [], length), TableChange(2, 0, table, length))
         assert (parent.table(1), parent.table(2)) == (table, table)
         assert (parent.room(1), parent.room(2)) == (length, length)
         assert parent.counts(table) == [2] * len(table)
@@ -696,8 +679,8 @@ class TestFork:
 class TestCommit:
     def test_a_commit_is_hit_by_an_allocate_of_the_same_step(self, small):
         small.allocate(1, [1, 2, 3])
-        result = small.accept(commits=[Commit(1, 0, [1, 2])], allocates=[Allocate(2, 2, "r", b"", [1, 2, 9], 3)])
-        assert result.hit_tokens == 2
+        applied = small.accept(commits=[Commit(1, 0, [1, 2])], allocates=[Allocate(2, 2, "r", b"", [1, 2, 9], 3)])
+        assert applied.hit_tokens == 2
 
     def test_the_answer_lists_what_was_sealed_with_its_keys(self, small):
         small.allocate(1, [1, 2, 3, 4])
@@ -737,28 +720,28 @@ class TestSteps:
         assert state_of(small.pool) == before
 
     def test_gaps_between_numbers_are_allowed_and_the_answer_repeats_the_number(self, small):
-        assert [small.pool.apply(Step(number)).step for number in (1, 7, 1000)] == [1, 7, 1000]
+        assert [small.pool.apply(Step(number)).result.step for number in (1, 7, 1000)] == [1, 7, 1000]
 
     def test_items_are_applied_in_the_order_of_the_lists(self, new_pool):
         # Each item needs what the one before it did: nothing of this is accepted in another order.
         pool = new_pool(3, 2)
         pool.allocate(1, [1, 2, 3, 4, 5])
-        result = pool.accept(
+        applied = pool.accept(
             commits=[Commit(1, 0, [1, 2, 3, 4])],
             forks=[Fork(1, 2, 4)],
             frees=[Free(1, FreeReason.PRUNED)],
             extends=[Extend(1, [(2, 5)])],
             lengths=[Length(2, 5)],
         )
-        assert result.device == (0, 0, 3, 0)
+        assert applied.device == (0, 0, 3, 0)
         assert pool.table(2) == [1, 2, 3]
 
     def test_an_empty_step_changes_nothing(self, small):
         small.prefill(1, [1, 2, 3])
         before = small.state()
-        result = small.accept()
+        applied = small.accept()
         assert small.state() == before
-        assert (result.sealed, result.tables, result.copies, result.granted_blocks) == ([], [], [], 0)
+        assert (applied.sealed, applied.result.tables, applied.result.copies, applied.granted_blocks) == ([], (), (), 0)
 
 
 class TestFillCounts:
@@ -788,9 +771,9 @@ class TestFillCounts:
 def test_room_for_more_tokens_than_can_be_counted_on_the_wire_is_refused():
     pool = Pool(PoolSpec("engine", 1, "model", 65536, 1 << 16))
     pool.apply(Step(1, allocates=[Allocate(1, 1, "r", b"", [1], 1)]))
-    result = pool.apply(Step(2, extends=[Extend(1, [(1, 2**31 - 1)])]))
-    assert [one.reason for one in result.refusals] == [StepRefusal.INVALID]
-    assert result.refusals[0].detail.endswith("more than any sequence can have")
+    applied = pool.apply(Step(2, extends=[Extend(1, [(1, 2**31 - 1)])]))
+    assert [one.reason for one in applied.result.refusals] == [StepRefusal.INVALID]
+    assert applied.result.refusals[0].detail.endswith("more than any sequence can have")
     assert pool.violations() == []
     most = pool.apply(Step(3, extends=[Extend(1, [(1, 2**31 - 65536)])]))
-    assert (most.refusals, most.tables[0].room_tokens) == ([], 2**31 - 65536)
+    assert (most.result.refusals, most.result.tables[0].room_tokens) == ((), 2**31 - 65536)

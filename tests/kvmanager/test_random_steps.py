@@ -9,7 +9,7 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kvmanager import (
+from blocks import (
     Allocate,
     Commit,
     Extend,
@@ -18,15 +18,13 @@ from kvmanager import (
     FreeReason,
     Length,
     Pin,
-    Pool,
-    PoolSpec,
     Reset,
     Step,
     StepItem,
     StepRefusal,
     Unpin,
-    parts,
 )
+from kvmanager import Pool, PoolSpec, parts
 from kvmanager.observe import audit, following
 from kvmanager.observe.audit import Audit
 from kvmanager.tier import key_index, tier
@@ -578,18 +576,18 @@ class RandomSteps(RuleBasedStateMachine):
 
     def apply(self, **items):
         step = Step(self.pool.last_step + 1, **items)
-        result = self.pool.apply(step)
+        applied = self.pool.apply(step)
         if self.audit:
-            self.audit.heard(result)
+            self.audit.heard(applied)
         self.twin.apply(step)
         assert self.pool.violations() == []
-        self.check_answer(result)
-        self.check_state(result)
-        for block in result.withheld:
+        self.check_answer(applied)
+        self.check_state(applied)
+        for block in applied.result.withheld_blocks:
             self.again.withhold([block], [])
-        for block in result.host_withheld:
+        for block in applied.result.host_withheld_blocks:
             self.again.withhold([], [block])
-        assert self.in_slices(step) == result
+        assert self.in_slices(step) == applied
         for what in self.twin.answer["events"]:
             event(what)
 
@@ -603,23 +601,23 @@ class RandomSteps(RuleBasedStateMachine):
                 return end.value
             assert self.again.violations() == []
 
-    def check_answer(self, result):
-        answer = self.twin.answer
+    def check_answer(self, applied):
+        answer, result = self.twin.answer, applied.result
         assert [(refusal.item, refusal.position, refusal.reason) for refusal in result.refusals] == answer["refusals"]
         for name in (*COPIES, "tables"):
-            assert getattr(result, name) == answer[name], name
+            assert list(getattr(result, name)) == answer[name], name
         for name in COPIES:
             destinations = [destination for _, destination in getattr(result, name)]
             assert len(set(destinations)) == len(destinations), name
         assert not {source for source, _ in result.copies} & {destination for _, destination in result.copies}
         for name in ("sealed", "host_sealed", "evicted"):
-            for (block, key), (twins_block, content) in zip(getattr(result, name), answer[name], strict=True):
+            for (block, key), (twins_block, content) in zip(getattr(applied, name), answer[name], strict=True):
                 assert block == twins_block, name
                 assert self.keys.setdefault(content, key) == key, name
         assert len(set(self.keys.values())) == len(self.keys)
-        assert (result.granted_blocks, result.evicted_blocks) == (answer["granted"], len(answer["evicted"]))
-        assert (result.hit_tokens, result.query_tokens) == (answer["hit"], answer["asked"])
-        assert [eviction for *_, evicted, _ in result.deeds for eviction in evicted] == result.evicted
+        assert (applied.granted_blocks, applied.evicted_blocks) == (answer["granted"], len(answer["evicted"]))
+        assert (applied.hit_tokens, applied.query_tokens) == (answer["hit"], answer["asked"])
+        assert [eviction for *_, evicted, _ in applied.effects for eviction in evicted] == applied.evicted
         self.follow(result.tables)
 
     def follow(self, tables):
@@ -631,7 +629,7 @@ class RandomSteps(RuleBasedStateMachine):
         twins = self.twin.sequences.items()
         assert self.mirror == {number: (sequence.table, sequence.room) for number, sequence in twins}
 
-    def check_state(self, result):
+    def check_state(self, applied):
         pool, twin = self.pool, self.twin
         assert {
             number: (one.group, one.table, one.room, one.computed, one.committed, one.swapped)
@@ -644,7 +642,7 @@ class RandomSteps(RuleBasedStateMachine):
         assert pool.groups == {group: [*twin.members(group)] for group in groups}
         assert pool.state.pins == twin.pins
         assert pool.computed_tokens() == twin.computed_tokens()
-        assert (result.device, result.host) == (pool.device.counts, pool.host.counts)
+        assert (applied.device, applied.host) == (pool.device.counts, pool.host.counts)
         self.check_tiers()
 
     def check_tiers(self):

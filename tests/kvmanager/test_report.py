@@ -6,24 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvmanager import (
-    Allocate,
-    Commit,
-    Extend,
-    Fork,
-    Free,
-    FreeReason,
-    InvalidReport,
-    Pin,
-    Pool,
-    PoolReport,
-    PoolSpec,
-    Reset,
-    Step,
-    Unpin,
-    adopt,
-    report_of,
-)
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
+from kvmanager import InvalidReport, Pool, PoolReport, PoolSpec, adopt, report_of
 from tests.kvmanager.tiny_pools import end_of
 
 SIZE = 2

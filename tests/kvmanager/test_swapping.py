@@ -1,21 +1,7 @@
 import pytest
 
-from kvmanager import (
-    Allocate,
-    Commit,
-    Extend,
-    Fork,
-    Free,
-    FreeReason,
-    Length,
-    Pin,
-    Seal,
-    StepItem,
-    StepRefusal,
-    TableChange,
-    block_key,
-    root_key,
-)
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Length, Pin, StepItem, StepRefusal, TableChange
+from kvmanager import Seal, block_key, root_key
 
 
 def ids(first, count):
@@ -52,29 +38,29 @@ class TestSwapOut:
 
     def test_the_answer_lists_the_copies_and_whole_tables_of_host_blocks_with_the_room_they_had(self, small):
         small.prefill(1, FIVE)
-        result = small.swap_out(1)
-        assert result.device_to_host == [(1, 1), (2, 2), (3, 3)]
-        assert result.tables == [TableChange(1, 0, [1, 2, 3], room_tokens=6)]
-        assert (result.host_to_device, result.copies, result.granted_blocks) == ([], [], 0)
+        applied = small.swap_out(1)
+        assert applied.result.device_to_host == ((1, 1), (2, 2), (3, 3))
+        assert applied.result.tables == (TableChange(1, 0, [1, 2, 3], room_tokens=6),)
+        assert (applied.result.host_to_device, applied.result.copies, applied.granted_blocks) == ((), (), 0)
 
     def test_a_copy_carries_its_key_along(self, small):
         small.prefill(1, FIVE)
-        result = small.swap_out(1)
-        assert result.host_sealed == [Seal(1, KEYS[0]), Seal(2, KEYS[1])]
+        applied = small.swap_out(1)
+        assert applied.host_sealed == [Seal(1, KEYS[0]), Seal(2, KEYS[1])]
         assert [small.host.key(block) for block in (1, 2, 3)] == [*KEYS, None]
 
     def test_the_device_blocks_stay_cached_and_are_hit_by_others(self, swapped):
         assert swapped.order() == [4, 5, 6, 7, 8, 3, 2, 1]
-        result = swapped.accept(allocates=[Allocate(2, 2, "r", b"", FIVE, 5)])
-        assert result.tables == [TableChange(2, 0, [1, 2, 4], room_tokens=6, cached_tokens=4)]
-        assert result.host_to_device == []
+        applied = swapped.accept(allocates=[Allocate(2, 2, "r", b"", FIVE, 5)])
+        assert applied.result.tables == (TableChange(2, 0, [1, 2, 4], room_tokens=6, cached_tokens=4),)
+        assert applied.result.host_to_device == ()
 
     def test_a_keyed_block_that_the_host_tier_has_is_shared_and_not_copied_again(self, swapped):
         swapped.allocate(2, [1, 2, 3, 4, 9])
-        result = swapped.swap_out(2)
-        assert result.tables == [TableChange(2, 0, [1, 2, 4], room_tokens=6)]
-        assert result.device_to_host == [(4, 4)]
-        assert result.host_sealed == []
+        applied = swapped.swap_out(2)
+        assert applied.result.tables == (TableChange(2, 0, [1, 2, 4], room_tokens=6),)
+        assert applied.result.device_to_host == ((4, 4),)
+        assert applied.host_sealed == []
         assert [swapped.host.count(block) for block in (1, 2, 3, 4)] == [2, 2, 1, 1]
 
     def test_a_cached_host_block_is_shared_too_and_not_evicted_for_what_comes_with_it(self, new_pool):
@@ -85,14 +71,14 @@ class TestSwapOut:
         pool.free(1, 2)
         assert pool.host.eviction_order() == [1, 2]
         pool.allocate(3, [1, 2, 9])
-        result = pool.swap_out(3)
-        assert result.tables == [TableChange(3, 0, [1, 2], room_tokens=4)]
-        assert len(result.device_to_host) == 1
+        applied = pool.swap_out(3)
+        assert applied.result.tables == (TableChange(3, 0, [1, 2], room_tokens=4),)
+        assert len(applied.result.device_to_host) == 1
 
     def test_blocks_without_keys_are_copied_whatever_they_contain(self, small):
         small.allocate(1, [1, 2])
         small.allocate(2, [1, 2])
-        assert len(small.swap_out(1, 2).device_to_host) == 2
+        assert len(small.swap_out(1, 2).result.device_to_host) == 2
 
     def test_a_full_host_tier_refuses_and_changes_nothing(self, new_pool):
         pool = new_pool(8, 2, host_blocks=2)
@@ -117,7 +103,7 @@ class TestSwapOut:
     def test_a_refusal_names_both_numbers(self, new_pool):
         pool = new_pool(8, 2, host_blocks=2)
         pool.prefill(1, FIVE)
-        (refusal,) = pool.apply(swap_outs=[1]).refusals
+        (refusal,) = pool.apply(swap_outs=[1]).result.refusals
         assert refusal.detail == "3 blocks are needed in the other tier, 2 are free"
 
     def test_cached_host_blocks_make_room_least_recently_used_first_and_nobody_hears_of_it(self, new_pool):
@@ -129,16 +115,16 @@ class TestSwapOut:
         pool.free(2)
         pool.free(1)
         pool.allocate(3, [9])
-        result = pool.swap_out(3)
+        applied = pool.swap_out(3)
         assert pool.table(3) == [2]
         assert pool.host.keys.find(KEYS[0]) == 1
-        assert (result.evicted, pool.host.evictions) == ([], [])
+        assert (applied.evicted, pool.host.evictions) == ([], [])
 
     def test_device_blocks_released_by_it_may_be_handed_out_in_the_same_step(self, small):
         small.allocate(1, ids(0, 12))
-        result = small.accept(swap_outs=[1], allocates=[Allocate(2, 2, "r", b"", ids(50, 16), 16)])
+        applied = small.accept(swap_outs=[1], allocates=[Allocate(2, 2, "r", b"", ids(50, 16), 16)])
         assert sorted(small.table(2)) == ids(1, 8)
-        assert len(result.device_to_host) == 6
+        assert len(applied.result.device_to_host) == 6
 
     def test_a_block_that_another_group_shares_is_copied_and_stays_where_it_is(self, small):
         small.prefill(1, FIVE)
@@ -158,8 +144,8 @@ class TestSwapOut:
         small.allocate(1, [1, 2, 3])
         small.fork(1, 2, 3)
         small.fork(1, 3, 2)
-        result = small.swap_out(1)
-        assert result.device_to_host == [(1, 1), (2, 2)]
+        applied = small.swap_out(1)
+        assert applied.result.device_to_host == ((1, 1), (2, 2))
         assert [small.table(sequence) for sequence in (1, 2, 3)] == [[1], [1, 2], [1]]
         assert [small.host.count(block) for block in (1, 2)] == [3, 1]
         assert (small.host.shared, small.host.saved) == (1, 2)
@@ -171,8 +157,8 @@ class TestSwapOut:
         small.commit(1, [1, 2, 3, 4])
         small.commit(2, [1, 2, 3, 4])
         assert small.table(1) != small.table(2)
-        result = small.swap_out(1)
-        assert len(result.device_to_host) == 2
+        applied = small.swap_out(1)
+        assert len(applied.result.device_to_host) == 2
         assert small.table(1) == small.table(2) == [1, 2]
         assert [small.host.count(block) for block in (1, 2)] == [2, 2]
 
@@ -181,7 +167,7 @@ class TestSwapOut:
         prefix = ids(0, 200)
         for group in range(1, 11):
             pool.prefill(group, [*prefix, *ids(1000 * group, 9)])
-        copied = sum(len(pool.swap_out(group).device_to_host) for group in range(1, 11))
+        copied = sum(len(pool.swap_out(group).result.device_to_host) for group in range(1, 11))
         assert copied == pool.host.counts.held == 150
         assert pool.device.counts.held == 0
 
@@ -204,12 +190,12 @@ class TestSwapOut:
         pool.allocate(1, FIVE)
         pool.swap_out(1)
         pool.allocate(2, [9])
-        result = pool.apply(frees=[Free(1, FreeReason.CANCELLED)], swap_outs=[2])
-        assert [(refusal.item, refusal.reason) for refusal in result.refusals] == [
+        applied = pool.apply(frees=[Free(1, FreeReason.CANCELLED)], swap_outs=[2])
+        assert [(refusal.item, refusal.reason) for refusal in applied.result.refusals] == [
             (StepItem.SWAP_OUT, StepRefusal.OUT_OF_BLOCKS)
         ]
-        assert result.host == (3, 0, 0, 0)
-        assert pool.swap_out(2).refusals == []
+        assert applied.host == (3, 0, 0, 0)
+        assert pool.swap_out(2).result.refusals == ()
 
     def test_what_was_computed_is_remembered_but_counts_for_no_device_block(self, small):
         small.allocate(1, FIVE)
@@ -223,10 +209,10 @@ class TestSwapOut:
 
 class TestSwapIn:
     def test_a_group_comes_back_and_only_what_the_device_has_no_more_is_copied(self, swapped):
-        result = swapped.swap_in(1)
-        assert result.host_to_device == [(3, 4)]
-        assert result.tables == [TableChange(1, 0, [1, 2, 4], room_tokens=6)]
-        assert (result.sealed, result.granted_blocks) == ([], 1)
+        applied = swapped.swap_in(1)
+        assert applied.result.host_to_device == ((3, 4),)
+        assert applied.result.tables == (TableChange(1, 0, [1, 2, 4], room_tokens=6),)
+        assert (applied.sealed, applied.granted_blocks) == ([], 1)
         assert swapped.host.counts == (4, 2, 0, 0)
 
     def test_a_copy_carries_its_key_along(self, new_pool):
@@ -235,9 +221,9 @@ class TestSwapIn:
         pool.swap_out(1)
         pool.allocate(2, ids(50, 6))
         pool.free(2)
-        result = pool.swap_in(1)
-        assert [source for source, _ in result.host_to_device] == [1, 2, 3]
-        assert result.sealed == [Seal(pool.table(1)[0], KEYS[0]), Seal(pool.table(1)[1], KEYS[1])]
+        applied = pool.swap_in(1)
+        assert [source for source, _ in applied.result.host_to_device] == [1, 2, 3]
+        assert applied.sealed == [Seal(pool.table(1)[0], KEYS[0]), Seal(pool.table(1)[1], KEYS[1])]
         assert pool.device.keys.find(KEYS[1]) == pool.table(1)[1]
 
     def test_the_chain_of_keys_goes_on(self, swapped):
@@ -248,14 +234,14 @@ class TestSwapIn:
     def test_the_host_blocks_stay_cached_until_they_are_needed(self, swapped):
         swapped.swap_in(1)
         assert swapped.host.eviction_order() == [4, 5, 6, 3, 2, 1]
-        assert swapped.swap_out(1).device_to_host == [(4, 4)]
+        assert swapped.swap_out(1).result.device_to_host == ((4, 4),)
 
     def test_tables_that_shared_a_block_share_it_again(self, small):
         small.allocate(1, [1, 2])
         small.fork(1, 2, 2)
         small.swap_out(1)
-        result = small.swap_in(1)
-        assert len(result.host_to_device) == 1
+        applied = small.swap_in(1)
+        assert len(applied.result.host_to_device) == 1
         assert small.table(1) == small.table(2)
         assert (small.device.shared, small.device.saved) == (1, 1)
 
@@ -266,7 +252,7 @@ class TestSwapIn:
         small.swap_out(1)
         small.swap_in(1)
         assert small.room(1) == 3
-        assert small.extend(1, {1: 4}).copies == [(2, 3)]
+        assert small.extend(1, {1: 4}).result.copies == ((2, 3),)
 
     def test_too_few_device_blocks_refuse_and_change_nothing(self, swapped):
         swapped.allocate(2, ids(50, 14))
@@ -283,9 +269,9 @@ class TestSwapIn:
         pool.swap_out(1)
         pool.cache(2, ids(50, 6))
         cached = [(block, pool.device.key(block)) for block in pool.order()]
-        result = pool.swap_in(1)
-        assert result.evicted == cached
-        assert result.device_to_host == []
+        applied = pool.swap_in(1)
+        assert applied.evicted == cached
+        assert applied.result.device_to_host == ()
 
     def test_host_blocks_given_back_by_it_are_handed_out_from_the_next_step(self, new_pool):
         pool = new_pool(8, 2, host_blocks=1)
@@ -293,15 +279,15 @@ class TestSwapIn:
         pool.swap_out(1)
         pool.cache(2, [7, 7])
         pool.allocate(3, ids(50, 12))
-        result = pool.accept(swap_ins=[1], extends=[Extend(3, [(3, 13)])])
-        assert (result.evicted_blocks, result.device_to_host) == (1, [])
-        assert result.host == (1, 0, 0, 0)
+        applied = pool.accept(swap_ins=[1], extends=[Extend(3, [(3, 13)])])
+        assert (applied.evicted_blocks, applied.result.device_to_host) == (1, ())
+        assert applied.host == (1, 0, 0, 0)
 
     def test_out_and_back_in_one_step_copies_what_has_no_key_through_the_host(self, small):
         small.prefill(1, FIVE)
-        result = small.accept(swap_outs=[1], swap_ins=[1])
-        assert result.device_to_host == [(1, 1), (2, 2), (3, 3)]
-        assert result.host_to_device == [(3, 4)]
+        applied = small.accept(swap_outs=[1], swap_ins=[1])
+        assert applied.result.device_to_host == ((1, 1), (2, 2), (3, 3))
+        assert applied.result.host_to_device == ((3, 4),)
         assert small.table(1) == [1, 2, 4]
 
 
@@ -327,8 +313,8 @@ def test_what_cannot_be_done_to_a_swapped_group_leaves_no_trace(swapped, items, 
 
 
 def test_refused_swaps_are_named_by_their_lists_and_positions(small):
-    result = small.apply(swap_outs=[7], swap_ins=[8, 9])
-    assert [(refusal.item, refusal.position) for refusal in result.refusals] == [
+    applied = small.apply(swap_outs=[7], swap_ins=[8, 9])
+    assert [(refusal.item, refusal.position) for refusal in applied.result.refusals] == [
         (StepItem.SWAP_OUT, 0),
         (StepItem.SWAP_IN, 0),
         (StepItem.SWAP_IN, 1),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvmanager import Allocate, Commit, Extend, Fork, Free, FreeReason, Pool, PoolSpec, Step
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Step
+from kvmanager import Pool, PoolSpec
 
 
 class Walk:
@@ -12,10 +13,10 @@ class Walk:
         self.pool = Pool(PoolSpec("engine", 1, "model", block_size, device_blocks))
 
     def step(self, **items):
-        result = self.pool.apply(Step(self.pool.last_step + 1, **items))
-        assert result.refusals == []
+        applied = self.pool.apply(Step(self.pool.last_step + 1, **items))
+        assert applied.result.refusals == ()
         assert self.pool.violations() == []
-        return result
+        return applied
 
     def table(self, sequence):
         return self.pool.sequences[sequence].table
@@ -76,8 +77,8 @@ def test_two_samples_of_figure_8_of_the_paper_copy_the_last_block_on_the_first_w
     assert walk.table(1) == walk.table(2)
     assert [walk.pool.device.count(block) for block in walk.table(1)] == [2, 2]
     first = walk.step(extends=[Extend(1, [(1, 8)])])
-    assert [tuple(copy) for copy in first.copies] == [(walk.table(2)[1], walk.table(1)[1])]
+    assert [tuple(copy) for copy in first.result.copies] == [(walk.table(2)[1], walk.table(1)[1])]
     second = walk.step(extends=[Extend(1, [(2, 8)])])
-    assert second.copies == [], "the last holder writes into the block itself"
+    assert second.result.copies == (), "the last holder writes into the block itself"
     assert walk.table(1)[0] == walk.table(2)[0]
     assert walk.table(1)[1] != walk.table(2)[1]

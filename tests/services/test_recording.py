@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kvmanager import KVManager, Pool, PoolReport, PoolSpec, Step
+from blocks import Step
+from kvmanager import KVManager, Pool, PoolReport, PoolSpec
 from quire.v1 import gateway_pb2_grpc
 from services.cli.main import cli
 from services.engine.recording import RequestsRecorder

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, quantiles
 
 import kvmanager
-from engine import blocks
+from blocks import Allocate, Step, StepResult
 from engine.errors import RequestRefused
 from engine.run.loop import Engine
 from engine.run.record import RecordedRequest, RecordSettings
@@ -17,7 +17,6 @@ from engine.run.replay import STOP_TOKEN, MadeUpTokens, ReplayRunner
 from engine.schedule.preemption import Preemption
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
 from engine.schedule.scheduler import Finished, Limits, Scheduler
-from services.engine.replica import core_step, engine_result
 
 _ANY = 2**31 - 1  # tokens of context, ids of the vocabulary, requests that wait: without bounds
 
@@ -60,19 +59,18 @@ class _CoreBlocks:
         self.session = self.manager.attach(spec)
         self.ready = True
         self._prefix_cache = prefix_cache
-        self._answers: deque[blocks.StepResult] = deque()
+        self._answers: deque[StepResult] = deque()
 
-    def send(self, step: blocks.Step) -> None:
-        asked = core_step(step)
+    def send(self, step: Step) -> None:
         if not self._prefix_cache:
-            asked = replace(asked, allocates=[_alone(one, step.step) for one in asked.allocates])
-        self._answers.append(engine_result(self.manager.apply(self.session, asked)))
+            step = replace(step, allocates=[_alone(one, step.step) for one in step.allocates])
+        self._answers.append(self.manager.apply(self.session, step).result)
 
-    def receive(self) -> blocks.StepResult | None:
+    def receive(self) -> StepResult | None:
         return self._answers.popleft() if self._answers else None
 
 
-def _alone(allocate: kvmanager.Allocate, step: int) -> kvmanager.Allocate:
+def _alone(allocate: Allocate, step: int) -> Allocate:
     """Give an allocate a salt that no other one has, nor itself when it comes again after a preemption."""
     return allocate._replace(salt=f"{allocate.sequence} {step}".encode())
 

@@ -9,9 +9,9 @@ from statistics import median
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from blocks import Copy
 from engine.attention.backend import Direction
 from engine.attention.cache import CacheGeometry
-from engine.blocks import Copy
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.loading import LoadedModel, load_model
 from engine.model.sizing import blocks_within

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from kvmanager import FreeReason
+from blocks import FreeReason
 
 
 class Driven(Protocol):

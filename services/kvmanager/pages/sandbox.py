@@ -6,7 +6,8 @@ from itertools import count
 from typing import Any
 
 import kvmanager
-from kvmanager import FreeReason, Pool, PoolSpec, Step, StepResult
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Step
+from kvmanager import Applied, Pool, PoolSpec
 from services.kvmanager.pages import operations as op
 from services.kvmanager.pages.beam import BeamExample
 from services.kvmanager.pages.contiguous import ContiguousMemory, Demand, policies
@@ -128,9 +129,9 @@ class Sandbox:
         expected = final or min(len(token_ids) + _EXPECTED_BLOCKS * self.block_size, self.longest)
         if not len(token_ids) <= expected <= self.longest:
             raise Refused(f"a final length of {expected} tokens is not within {len(token_ids)} to {self.longest}")
-        item = kvmanager.Allocate(number, number, f"sequence-{number}", b"", token_ids, len(token_ids))
-        result = self._apply(allocates=[item])
-        (table,) = result.tables
+        item = Allocate(number, number, f"sequence-{number}", b"", token_ids, len(token_ids))
+        applied = self._apply(allocates=[item])
+        (table,) = applied.result.tables
         self.state.texts[number] = Text(token_ids, expected)
         cached = table.cached_tokens // self.block_size
         granted = table.block_ids[cached:]
@@ -140,7 +141,7 @@ class Sandbox:
             text += f", {listed(granted)} {verb(len(granted))} granted"
         else:
             text += f" in {listed(granted)}"
-        self.say(f"{text}.{self._evicted(result)}")
+        self.say(f"{text}.{self._evicted(applied)}")
         self._computed([number])
         return number
 
@@ -151,13 +152,13 @@ class Sandbox:
         rooms = [(number, length + tokens) for number, length in lengths.items()]
         tables = {number: list(self.pool.sequences[number].table) for number in numbers}
         holders = self.holders()
-        result = self._apply(extends=[kvmanager.Extend(self._group(numbers[0]), rooms)])
+        applied = self._apply(extends=[Extend(self._group(numbers[0]), rooms)])
         for number in numbers:
             self.text(number).token_ids += [next(self._tokens) for _ in range(tokens)]
             text = self.text(number)
             text.final = max(text.final, len(text.token_ids))
             self._tell_growth(number, tokens, tables[number], holders)
-        self._say_evicted(result)
+        self._say_evicted(applied)
         self._computed(numbers)
 
     def _tell_growth(self, number: int, tokens: int, before: list[int], holders: dict[int, list[int]]) -> None:
@@ -186,7 +187,7 @@ class Sandbox:
         text = self.text(number)
         self._check_room(0, len(self.state.texts) + 1)
         child = next(self._ids)
-        self._apply(forks=[kvmanager.Fork(number, child, len(text.token_ids))])
+        self._apply(forks=[Fork(number, child, len(text.token_ids))])
         self.state.texts[child] = Text(list(text.token_ids), text.final, number)
         table = self.pool.sequences[child].table
         counts = sorted({self.pool.device.count(block) for block in table})
@@ -206,14 +207,14 @@ class Sandbox:
         if (device.count(last) > 1 or device.key(last)) and not device.available:
             raise Refused(f"block {last} would have to be copied, and no block is free")
         holders, before = self.holders(), list(sequence.table)
-        result = self._apply(
-            forks=[kvmanager.Fork(number, passing := next(self._passing), length - 1)],
-            frees=[kvmanager.Free(passing, FreeReason.PRUNED)],
-            extends=[kvmanager.Extend(sequence.group, [(number, length)])],
+        applied = self._apply(
+            forks=[Fork(number, passing := next(self._passing), length - 1)],
+            frees=[Free(passing, FreeReason.PRUNED)],
+            extends=[Extend(sequence.group, [(number, length)])],
         )
         text.token_ids[-1] = next(self._tokens)
-        self.say(self._told_write(number, before, holders, copied=bool(result.copies)))
-        self._say_evicted(result)
+        self.say(self._told_write(number, before, holders, copied=bool(applied.result.copies)))
+        self._say_evicted(applied)
         self._computed([number])
 
     def _told_write(self, number: int, before: list[int], holders: dict[int, list[int]], *, copied: bool) -> str:
@@ -229,7 +230,7 @@ class Sandbox:
         """Let sequences give their blocks back. Raises Refused."""
         for number in numbers:
             table = list(self._table(number))
-            self._apply(frees=[kvmanager.Free(number, reason)])
+            self._apply(frees=[Free(number, reason)])
             del self.state.texts[number]
             end = "was pruned" if reason is FreeReason.PRUNED else "was freed"
             self.say(f"Sequence {number} {end}: {self._whereabouts(table)}.")
@@ -245,11 +246,11 @@ class Sandbox:
 
     # What operations have in common
 
-    def _apply(self, **items: Any) -> StepResult:
-        result = self.pool.apply(Step(next(self._steps), **items))
-        if result.refusals:
-            raise Refused(result.refusals[0].detail)
-        return result
+    def _apply(self, **items: Any) -> Applied:
+        applied = self.pool.apply(Step(next(self._steps), **items))
+        if applied.result.refusals:
+            raise Refused(applied.result.refusals[0].detail)
+        return applied
 
     def _computed(self, numbers: list[int]) -> None:
         """Give whole blocks their keys, and say how many tokens there are: the engine has computed them."""
@@ -258,7 +259,7 @@ class Sandbox:
             sequence, tokens = self.pool.sequences[number], self.text(number).token_ids
             first, whole = sequence.committed, len(tokens) // size
             if whole > first:
-                commits.append(kvmanager.Commit(number, first, tokens[first * size : whole * size]))
+                commits.append(Commit(number, first, tokens[first * size : whole * size]))
         self._apply(commits=commits)
         self._set_lengths(numbers)
 
@@ -309,11 +310,11 @@ class Sandbox:
         self.state.log.append(Line(len(self.done) + 1, text, refused))
         del self.state.log[:-_LINES]
 
-    def _evicted(self, result: StepResult) -> str:
-        if not result.evicted:
+    def _evicted(self, applied: Applied) -> str:
+        if not applied.evicted:
             return ""
-        return f" For it the contents of {listed([block for block, _ in result.evicted])} were given up."
+        return f" For it the contents of {listed([block for block, _ in applied.evicted])} were given up."
 
-    def _say_evicted(self, result: StepResult) -> None:
-        if result.evicted:
-            self.say(self._evicted(result).strip())
+    def _say_evicted(self, applied: Applied) -> None:
+        if applied.evicted:
+            self.say(self._evicted(applied).strip())

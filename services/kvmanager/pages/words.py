@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from kvmanager import Event, FreeReason, PoolChange, StepItem
+from blocks import FreeReason, StepItem
+from kvmanager import Event, PoolChange
 from services.kvmanager.pages.phrases import counted
 
 # Where gateways ask for keys, engines know a request as tenant/id.

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blocks import Copy
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
 from engine.attention.cache import CacheGeometry
-from engine.blocks import Copy
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from tests.engine.paged_case import CPU, Case, Feed, naive_attention

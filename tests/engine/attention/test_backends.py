@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from blocks import Copy
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.attention.flex_backend import FlexBackend
-from engine.blocks import Copy
 from engine.errors import ModelUnsupported
 from engine.native import Kernels, KernelsUnavailable, build
 from engine.native.cpu_backend import CpuBackend

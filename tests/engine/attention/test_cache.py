@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blocks import Copy
 from engine.attention.cache import copy_blocks, swap_blocks
-from engine.blocks import Copy
 
 BLOCKS = 9
 # Each destination at most once, in any order, from wherever: neighbours often follow each other.

@@ -3,18 +3,16 @@
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import kvmanager
+from blocks import Copy
 from engine.attention import TorchBackend
 from engine.attention.backend import Direction
 from engine.attention.cache import CacheGeometry
-from engine.blocks import Copy, Step
 from engine.errors import CopyFailed
 from engine.gpu.copy_stream import CopyStream, CudaCopyStream, InlineCopyStream, copy_stream_for
 from engine.run.block_copies import BlockCopies
@@ -130,24 +128,6 @@ def back(*pairs: tuple[int, int]) -> Copies:
 
 
 Expect = Callable[[tuple[int, ...]], list[int]]
-
-
-class BothTiers(InProcessBlocks):
-    """A block manager that moves evicted blocks to the host and brings them back."""
-
-    def __init__(self, capacity: Capacity, host_blocks: int) -> None:
-        self._results: list[kvmanager.StepResult] = []
-        super().__init__(capacity, lambda _, result: self._results.append(result), host_blocks)
-
-    def send(self, step: Step) -> None:
-        super().send(step)
-        # What the engine's tests have as an answer else has only the copies within the device.
-        to_host, to_device = self._results[-1].device_to_host, self._results[-1].host_to_device
-        self._answers[-1] = replace(
-            self._answers[-1],
-            device_to_host=[Copy(*copy) for copy in to_host],
-            host_to_device=[Copy(*copy) for copy in to_device],
-        )
 
 
 class TestASlowCopy:
@@ -440,7 +420,7 @@ class TestTheWholeEngine:
         stream = kind()
         backend = TorchBackend(loaded.geometry, BLOCK, capacity.device_blocks, host_blocks=self.HOST_BLOCKS)
         scheduler = Scheduler(capacity, Limits(16, 4, 20))
-        blocks = BothTiers(capacity, self.HOST_BLOCKS)
+        blocks = InProcessBlocks(capacity, host_blocks=self.HOST_BLOCKS)
         engine = Engine(scheduler, ModelRunner(loaded, backend, BLOCK, stream), blocks, lambda: 0.0)
         expected = greedy_reference(tiny_model("llama"), prompts, 4)
         for _ in range(3):

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
-from engine.blocks import Copy
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from tests.engine.paged_case import Case, Feed, naive_attention

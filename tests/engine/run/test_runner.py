@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from blocks import Copy
 from engine.attention import TorchBackend
-from engine.blocks import Copy
 from engine.run.runner import ModelRunner
 from engine.schedule.step_plan import Copies, StepPlan, Work
 from tests.engine_in_process import GREEDY, loaded_model

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kvmanager
+from blocks import FreeReason, Step
 from engine.errors import InvalidRequest
 from engine.run.continuations import continuations
 from engine.schedule.beams import Beams
@@ -178,7 +179,7 @@ class TestEqualToTransformers:
 
 class TestBlocks:
     def test_beams_fork_and_free_at_every_step_and_share_what_they_have_in_common(self, folder: Path) -> None:
-        seen: list[tuple[kvmanager.Step, kvmanager.StepResult]] = []
+        seen: list[tuple[Step, kvmanager.Applied]] = []
         engine = ModelEngine(folder, block_size=BLOCK, observe=lambda *step: seen.append(step))
         search_with(engine, prompt(10), BeamSearch(4), 20)
         sequences, shared = 0, 0
@@ -189,7 +190,7 @@ class TestBlocks:
             held = {block for table in tables for block in table}
             shared = max(shared, sum(map(len, tables)) - len(held))
         forks = [fork for step, _ in seen for fork in step.forks]
-        pruned = [free for step, _ in seen for free in step.frees if free.reason is kvmanager.FreeReason.PRUNED]
+        pruned = [free for step, _ in seen for free in step.frees if free.reason is FreeReason.PRUNED]
         assert len(forks) > 4
         assert len(forks) == len(pruned) + 3, "there are four beams at the end, and were one at the beginning"
         assert sequences == 4

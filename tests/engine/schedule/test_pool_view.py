@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from engine.blocks import TableChange
+from blocks import TableChange
 from engine.schedule.pool_view import PoolView
 from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group

@@ -52,7 +52,7 @@ def test_the_prompt_is_computed_once_and_its_whole_blocks_are_shared(folder, len
     assert engine.scheduler.totals.computed_tokens == length + 4 * 4, "the last token of a sample is never fed"
     assert group.recomputed_tokens == 0
     forks = [fork for step, _ in results for fork in step.forks]
-    copies = [copy for _, result in results for copy in result.copies]
+    copies = [copy for _, applied in results for copy in applied.result.copies]
     assert [fork.length for fork in forks] == [length] * 3
     assert len(copies) == (3 if length % BLOCK else 0), "the last holder of the last block keeps it"
 

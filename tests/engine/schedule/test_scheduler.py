@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-import kvmanager
-from engine.blocks import Copy, FreeReason, Refusal, StepItem, StepResult, TableChange
+from blocks import Copy, Free, FreeReason, Refusal, Step, StepItem, StepRefusal, StepResult, TableChange
 from engine.errors import BlockManagerBroken, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
 from engine.schedule.preemption import Preemption
 from engine.schedule.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
@@ -29,11 +28,11 @@ class Rig(EngineInProcess):
         capacity = Capacity(CONTEXT, VOCABULARY, BLOCK, device_blocks, host_blocks)
         self.watched = WatchedScheduler(capacity, limits or Limits(16, 4, 6))
         self.runner = FakeRunner(BLOCK, VOCABULARY)
-        self.steps: list[kvmanager.Step] = []
+        self.steps: list[Step] = []
         super().__init__(self.runner, capacity, observe=lambda step, _: self.steps.append(step), scheduler=self.watched)
         self.watched.pool = lambda: self.blocks.pool
 
-    def frees(self) -> list[kvmanager.Free]:
+    def frees(self) -> list[Free]:
         return [free for step in self.steps for free in step.frees]
 
 
@@ -216,7 +215,7 @@ class TestCancel:
         assert rig.finished[name].finish is FinishReason.CANCELLED
         rig.run()
         assert not rig.runner.plans
-        assert [free.reason for free in rig.frees()] == [kvmanager.FreeReason.CANCELLED]
+        assert [free.reason for free in rig.frees()] == [FreeReason.CANCELLED]
         assert name not in rig.cached, "it never started"
 
     def test_one_whose_blocks_are_refused_is_forgotten(self) -> None:
@@ -243,7 +242,7 @@ class TestCancel:
         told = list(rig.tokens[name])
         rig.run()
         assert rig.tokens[name] == told == expected_tokens(range(1, 6), 0, 12, frozenset(), VOCABULARY)[: turns - 1]
-        assert [free.reason for free in rig.frees()] == [kvmanager.FreeReason.CANCELLED]
+        assert [free.reason for free in rig.frees()] == [FreeReason.CANCELLED]
 
     def test_a_preempted_request_ends_in_the_queue(self) -> None:
         rig = Rig(device_blocks=5)
@@ -299,7 +298,7 @@ class TestOrder:
         rig.submit([1] * 4, 16)
         rig.submit([2] * 4, 16)
         rig.run()
-        needed = [step for step in rig.steps if any(f.reason is kvmanager.FreeReason.PREEMPTED for f in step.frees)]
+        needed = [step for step in rig.steps if any(f.reason is FreeReason.PREEMPTED for f in step.frees)]
         assert needed
         for step in needed:
             assert {free.preempted_for_group for free in step.frees} <= {extend.group for extend in step.extends}
@@ -574,11 +573,17 @@ class TestAnswersThatCannotBe:
     @pytest.mark.parametrize(
         ("answer", "words"),
         [
-            (StepResult(2, [], [], [], 8), "step 2 was answered, 1 was asked"),
-            (StepResult(1, [Refusal(StepItem.COMMIT, 0, "no")], [], [], 8), "commit was refused: no"),
-            (StepResult(1, [Refusal(StepItem.FREE, 0, "no")], [], [], 8), "free was refused: no"),
-            (StepResult(1, [Refusal(StepItem.LENGTH, 0, "no")], [], [], 8), "length was refused: no"),
-            (StepResult(1, [], [TableChange(77, 0, [1], 4, 0)], [], 7), "sequence 77 changed"),
+            (StepResult(2, (), (), (), 8), "step 2 was answered, 1 was asked"),
+            (
+                StepResult(1, (Refusal(StepItem.COMMIT, 0, StepRefusal.INVALID, "no"),), (), (), 8),
+                "commit was refused: no",
+            ),
+            (StepResult(1, (Refusal(StepItem.FREE, 0, StepRefusal.INVALID, "no"),), (), (), 8), "free was refused: no"),
+            (
+                StepResult(1, (Refusal(StepItem.LENGTH, 0, StepRefusal.INVALID, "no"),), (), (), 8),
+                "length was refused: no",
+            ),
+            (StepResult(1, (), (TableChange(77, 0, [1], 4, 0),), (), 7), "sequence 77 changed"),
         ],
     )
     def test_a_contradiction_is_an_error(self, asked: Scheduler, answer: StepResult, words: str) -> None:
@@ -588,7 +593,7 @@ class TestAnswersThatCannotBe:
     def test_an_answer_that_nobody_asked_for_is_an_error(self) -> None:
         scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
         with pytest.raises(BlockManagerBroken, match="step 1 was answered, None was asked"):
-            scheduler.apply(StepResult(1, [], [], [], 8))
+            scheduler.apply(StepResult(1, (), (), (), 8))
 
 
 class TestCopies:
@@ -605,8 +610,8 @@ class TestCopies:
         return scheduler
 
     def answer(self, step: int, tables: list[TableChange]) -> StepResult:
-        to_host, to_device, within = map(list, self.COPIES)
-        return StepResult(step, [], tables, within, 7, device_to_host=to_host, host_to_device=to_device)
+        to_host, to_device, within = self.COPIES
+        return StepResult(step, (), tuple(tables), within, 7, device_to_host=to_host, host_to_device=to_device)
 
     def test_are_made_once_with_the_next_step(self, answered: Scheduler) -> None:
         plan = answered.plan(0.0)
@@ -631,7 +636,7 @@ class TestCopies:
         answered.apply(self.answer(2, []))
         answered.submit(a_request())
         assert answered.ask(None)
-        answered.apply(StepResult(3, [], [TableChange(2, 0, [1], 4, 0)], [], 7))
+        answered.apply(StepResult(3, (), (TableChange(2, 0, [1], 4, 0),), (), 7))
         plan = answered.plan(0.0)
         assert plan
         assert plan.copies == (self.COPIES, self.COPIES)

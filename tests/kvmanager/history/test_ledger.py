@@ -10,29 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager import (
+from blocks import (
     Allocate,
     Commit,
-    Event,
     Extend,
     Fork,
     Free,
     FreeReason,
-    KVManager,
-    Ledger,
     Length,
     Pin,
-    PoolChange,
-    PoolSpec,
     Reset,
     Step,
     StepItem,
     StepRefusal,
-    UnknownRequest,
     Unpin,
-    adopt,
-    report_of,
 )
+from kvmanager import Event, KVManager, Ledger, PoolChange, PoolSpec, UnknownRequest, adopt, report_of
 from kvmanager.history.events import Entry, block_ranges
 from tests.kvmanager.tiny_pools import end_of
 
@@ -352,16 +345,16 @@ def test_ranges_cover_exactly_the_blocks(blocks, random):
 
 
 @given(st.data())
-def test_the_ranges_of_events_are_the_blocks_of_the_deeds(data):
+def test_the_ranges_of_events_are_the_blocks_of_the_effects(data):
     engine = Engine()
     results = []
     apply = engine.manager.apply
     engine.manager.apply = lambda *step: results.append(apply(*step)) or results[-1]
     steps_of(engine, data.draw)
-    deeds = [deed for result in results for deed in result.deeds]
+    effects = [effect for applied in results for effect in applied.effects]
     done = [event for event in told(engine) if event.refusal is None]
-    assert [blocks_in(event.ranges) for event in done] == [sorted(blocks) for _, _, _, blocks, _, _ in deeds]
-    evicted = [[block for block, _ in evicted] for _, _, _, _, evicted, _ in deeds]
+    assert [blocks_in(event.ranges) for event in done] == [sorted(blocks) for _, _, _, blocks, _, _ in effects]
+    evicted = [[block for block, _ in evicted] for _, _, _, _, evicted, _ in effects]
     assert [list(event.evicted) for event in done] == evicted
 
 

@@ -2,11 +2,12 @@
 
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
-from kvmanager import Allocate, Pool, PoolReport, Step, report_of
+from blocks import Allocate, Step
+from kvmanager import Pool, PoolReport, report_of
 from kvmanager.history.record import InvalidRecord, OperationsRecord, OperationsReplay, RecordParted
 from tests.kvmanager.test_report import adopted, random_step, spec
 
@@ -127,10 +128,12 @@ def test_a_core_that_answers_otherwise_is_found_at_the_right_step(monkeypatch):
     apply = Pool.apply
 
     def answers_otherwise(self, step):
-        result = apply(self, step)
-        if step.step >= steps[7] and result.tables:
-            result.tables[0] = result.tables[0]._replace(block_ids=[9, 9])
-        return result
+        applied = apply(self, step)
+        if step.step >= steps[7] and applied.result.tables:
+            first, *others = applied.result.tables
+            tables = (first._replace(block_ids=[9, 9]), *others)
+            return applied._replace(result=replace(applied.result, tables=tables))
+        return applied
 
     monkeypatch.setattr(Pool, "apply", answers_otherwise)
     with pytest.raises(RecordParted, match="the core answers it otherwise") as found:

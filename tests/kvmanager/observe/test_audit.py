@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvmanager import Allocate, Commit, Fork, Free, FreeReason, Pin, PoolChange, Step
+from blocks import Allocate, Commit, Fork, Free, FreeReason, Pin, Step
+from kvmanager import PoolChange
 from kvmanager.observe import audit, following
 from kvmanager.tier.marks import WITHHELD
 from tests.kvmanager.test_report import random_step
@@ -37,7 +38,7 @@ def lived_in():
         Step(4, commits=[Commit(4, 0, [1, 1])]),
         Step(5, frees=[Free(4, FreeReason.FINISHED)]),
     ):
-        assert manager.apply(session, step).refusals == []
+        assert manager.apply(session, step).result.refusals == ()
     pool = session.pool
     assert pool.sequences[1].table == pool.sequences[2].table == [1, 2, 3]
     assert pool.sequences[3].table == [1]
@@ -216,8 +217,8 @@ def test_after_an_audit_the_books_are_sound_and_the_block_to_blame_is_never_hand
     assert session.totals.audits == 3, "one was there before"
     tier = session.pool.host if damage in IN_HOST else session.pool.device
     free = [Free(number, FreeReason.FINISHED) for number in list(session.pool.sequences)]
-    result = manager.apply(session, Step(50, frees=free))
-    assert block in (result.host_withheld if damage in IN_HOST else result.withheld)
+    applied = manager.apply(session, Step(50, frees=free))
+    assert block in (applied.result.host_withheld_blocks if damage in IN_HOST else applied.result.withheld_blocks)
     assert session.pool.violations() == []
     assert block in tier.marks.withheld() + tier.marks.withheld_on_release()
     draw = random.Random(damage)
@@ -237,10 +238,10 @@ def test_what_the_audit_takes_out_is_an_event_of_its_own_and_told_with_the_next_
     device, host = manager.ledger.events(number, 10).events
     assert (device.change, device.ranges, device.engine_id) == (PoolChange.WITHHELD, ((5, 5),), "engine")
     assert (host.change, host.ranges) == (PoolChange.HOST_WITHHELD, ((1, 1),))
-    result = manager.apply(session, Step(50))
-    assert (result.withheld, result.host_withheld) == ([5], [1])
-    result = manager.apply(session, Step(51))
-    assert (result.withheld, result.host_withheld) == ([], [])
+    applied = manager.apply(session, Step(50))
+    assert (applied.result.withheld_blocks, applied.result.host_withheld_blocks) == ((5,), (1,))
+    applied = manager.apply(session, Step(51))
+    assert (applied.result.withheld_blocks, applied.result.host_withheld_blocks) == ((), ())
 
 
 def test_an_audit_changes_nothing(lived_in, state_of):

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvmanager import Allocate, BlockLives, Commit, Extend, Fork, Free, FreeReason, Pool, PoolSpec, Step
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Step
+from kvmanager import BlockLives, Pool, PoolSpec
 from tests.kvmanager.test_report import random_step
 
 SIZE = 2
@@ -18,9 +19,9 @@ def pool_of(device_blocks, host_blocks=0):
 
 def apply(pool, lives, now, **items):
     """Apply a Step, and return what it told of lives, each list sorted."""
-    result = pool.apply(Step(int(now), **items))
-    assert result.refusals == []
-    observed = lives.heard(result, now)
+    applied = pool.apply(Step(int(now), **items))
+    assert applied.result.refusals == ()
+    observed = lives.heard(applied, now)
     return observed and tuple(map(sorted, observed))
 
 
@@ -49,7 +50,7 @@ class Twin:
 
         return spy
 
-    def heard(self, result, now):
+    def heard(self, applied, now):
         granted = set(self._granted)
         self._granted.clear()
         lifetimes, idle, gaps = [], [], []
@@ -59,7 +60,9 @@ class Twin:
         for block in granted:
             self._begun[block] = self._touched[block] = now
             self._found.discard(block)
-        found = {block for change in result.tables for block in change.block_ids[: change.cached_tokens // SIZE]}
+        found = {
+            block for change in applied.result.tables for block in change.block_ids[: change.cached_tokens // SIZE]
+        }
         for block in found - granted:
             if block in self._found:
                 gaps.append(now - self._touched[block])
@@ -76,9 +79,9 @@ def test_all_lives_are_observed_as_a_twin_observes_them(seed, monkeypatch):
     seen = Counter()
     for number in range(1, 800):
         # Blocks that come back by a swap and are found in the same Step are not told apart by the twin.
-        result = pool.apply(replace(random_step(pool, draw, number), swap_ins=()))
-        observed = lives.heard(result, float(number)) or ([], [], [])
-        expected = twin.heard(result, float(number))
+        applied = pool.apply(replace(random_step(pool, draw, number), swap_ins=()))
+        observed = lives.heard(applied, float(number)) or ([], [], [])
+        expected = twin.heard(applied, float(number))
         assert list(map(sorted, observed)) == list(map(sorted, expected)), number
         seen.update(lifetimes=len(expected[0]), gaps=len(expected[2]))
     assert seen["lifetimes"] > 20

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from kvmanager import Allocate, BlockState, Cell, Commit, Fork, Free, FreeReason, Pin, Reset, Step, places_of
+from blocks import Allocate, Commit, Fork, Free, FreeReason, Pin, Reset, Step
+from kvmanager import BlockState, Cell, places_of
 from kvmanager.observe import block_map, following
 from tests.kvmanager.test_report import random_step
 from tests.kvmanager.tiny_pools import end_of, manager_with
@@ -56,7 +57,7 @@ def test_states_keys_counts_owners_and_pins_are_told():
         Step(2, commits=[Commit(1, 0, [1, 0, 1, 0]), Commit(3, 0, [0, 0])], pins=[Pin("pin", 1, 1)]),
         Step(3, forks=[Fork(1, 2, 3)], frees=[Free(3, FreeReason.FINISHED)]),
     ):
-        assert manager.apply(session, step).refusals == []
+        assert manager.apply(session, step).result.refusals == ()
     drawn = manager.draw(session)
     end_of(drawn.drawing())
     assert cells(drawn.device)[:5] == [

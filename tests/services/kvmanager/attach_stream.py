@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from engine import blocks
+from blocks import Commit, Extend, Step, TableChange
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
 from services.runtime.errors import FIELD_METADATA
@@ -75,16 +75,16 @@ class Stream:
 
 def commits(*items: tuple[int, int, list[int]]) -> pb.Commits:
     """Write commits of a sequence, its first index and the tokens from there on."""
-    request = step_message(blocks.Step(1, commits=[blocks.Commit(*item) for item in items]))
+    request = step_message(Step(1, commits=[Commit(*item) for item in items]))
     return request.step.commits
 
 
 def extends(*items: tuple[int, list[tuple[int, int]]]) -> pb.Extends:
     """Write extends of a group, and pairs of a sequence and the tokens that it needs room for."""
-    return step_message(blocks.Step(1, extends=[blocks.Extend(*item) for item in items])).step.extends
+    return step_message(Step(1, extends=[Extend(*item) for item in items])).step.extends
 
 
-def tables_of(result: pb.StepResult) -> list[blocks.TableChange]:
+def tables_of(result: pb.StepResult) -> list[TableChange]:
     """Read how tables changed."""
     return list(result_of(result).tables)
 

@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from kvmanager import Allocate, Commit, Free, FreeReason, Pin, Pool, PoolSpec, Reset, Step, report_of
+from blocks import Allocate, Commit, Free, FreeReason, Pin, Reset, Step
+from kvmanager import Pool, PoolSpec, report_of
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
 from services.runtime.errors import FIELD_METADATA

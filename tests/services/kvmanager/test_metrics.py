@@ -2,7 +2,8 @@
 
 from prometheus_client import generate_latest
 
-from kvmanager import Allocate, Commit, Extend, Fork, Free, FreeReason, KVManager, PoolSpec, Step
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Step
+from kvmanager import KVManager, PoolSpec
 from services.kvmanager.metrics import KVManagerMetrics
 from tests.scrape import Scrape
 

@@ -12,7 +12,8 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from kvmanager import Allocate, Commit, Pin, Pool, PoolSpec, Step, report_of
+from blocks import Allocate, Commit, Pin, Step
+from kvmanager import Pool, PoolSpec, report_of
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
 from services.wire.report import pages_of

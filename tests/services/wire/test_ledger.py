@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager import Event, FreeReason, PoolChange, StepItem, StepRefusal
+from blocks import FreeReason, StepItem, StepRefusal
+from kvmanager import Event, PoolChange
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.duration import seconds_of
 from services.wire.ledger import event_message

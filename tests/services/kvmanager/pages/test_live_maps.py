@@ -5,7 +5,8 @@ import json
 from contextlib import aclosing
 from typing import Any
 
-from kvmanager import Allocate, Free, FreeReason, KVManager, PoolSpec, Step
+from blocks import Allocate, Free, FreeReason, Step
+from kvmanager import KVManager, PoolSpec
 from services.kvmanager.pages.live import LiveMaps, Messages
 
 

@@ -1,21 +1,8 @@
 import pytest
 
-from kvmanager import (
-    Allocate,
-    Commit,
-    Eviction,
-    Extend,
-    Fork,
-    Free,
-    FreeReason,
-    Pin,
-    Reset,
-    StepItem,
-    Unpin,
-    block_key,
-    root_key,
-)
-from kvmanager.step import Deed
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, StepItem, Unpin
+from kvmanager import Eviction, block_key, root_key
+from kvmanager.applied import Effect
 
 
 def ids(first, count):
@@ -27,8 +14,8 @@ KEYS = [block_key(root_key("model", b""), [1, 2])]
 KEYS.append(block_key(KEYS[0], [3, 4]))
 
 
-def deeds(result):
-    return [Deed(*deed)._replace(evicted=tuple(deed[4])) for deed in result.deeds]
+def effects(applied):
+    return [Effect(*effect)._replace(evicted=tuple(effect[4])) for effect in applied.effects]
 
 
 @pytest.fixture
@@ -40,50 +27,50 @@ def small(new_pool):
 
 
 def test_a_commit_tells_the_blocks_that_are_committed(small):
-    assert deeds(small.commit(1, FIVE)) == [(StepItem.COMMIT, 1, 7, [1, 2], (), None)]
+    assert effects(small.commit(1, FIVE)) == [(StepItem.COMMIT, 1, 7, [1, 2], (), None)]
 
 
 def test_a_commit_through_a_second_sequence_tells_its_blocks_too(small):
     small.fork(1, 2, 5)
     small.commit(2, FIVE)
-    assert deeds(small.commit(1, FIVE)) == [(StepItem.COMMIT, 1, 7, [1, 2], (), None)]
+    assert effects(small.commit(1, FIVE)) == [(StepItem.COMMIT, 1, 7, [1, 2], (), None)]
 
 
 def test_a_pin_tells_its_blocks_and_its_item(small):
     small.commit(1, FIVE)
     item = Pin("p", 1, 2)
-    assert deeds(small.accept(pins=[item])) == [(StepItem.PIN, 1, 7, [1, 2], (), item)]
+    assert effects(small.accept(pins=[item])) == [(StepItem.PIN, 1, 7, [1, 2], (), item)]
 
 
 def test_an_unpin_tells_the_blocks_that_it_gives_back_tail_first(small):
     small.commit(1, FIVE)
     small.pin("p", 1, 2)
-    assert deeds(small.unpin("p")) == [(StepItem.PIN, 0, 0, [2, 1], (), Unpin("p"))]
+    assert effects(small.unpin("p")) == [(StepItem.PIN, 0, 0, [2, 1], (), Unpin("p"))]
 
 
 def test_a_reset_is_told(small):
-    assert deeds(small.reset()) == [(StepItem.PIN, 0, 0, (), (), Reset())]
+    assert effects(small.reset()) == [(StepItem.PIN, 0, 0, (), (), Reset())]
 
 
 def test_a_fork_tells_the_shared_blocks_and_the_child(small):
-    assert deeds(small.fork(1, 2, 3)) == [(StepItem.FORK, 1, 7, [1, 2], (), 2)]
+    assert effects(small.fork(1, 2, 3)) == [(StepItem.FORK, 1, 7, [1, 2], (), 2)]
 
 
 def test_a_free_tells_the_table_and_its_item(small):
     item = Free(1, FreeReason.PREEMPTED, 9)
-    assert deeds(small.accept(frees=[item])) == [(StepItem.FREE, 1, 7, [1, 2, 3], (), item)]
+    assert effects(small.accept(frees=[item])) == [(StepItem.FREE, 1, 7, [1, 2, 3], (), item)]
 
 
 def test_a_free_of_a_swapped_sequence_tells_its_host_blocks(small):
     small.swap_out(7)
     item = Free(1, FreeReason.CANCELLED)
-    assert deeds(small.accept(frees=[item])) == [(StepItem.FREE, 1, 7, [1, 2, 3], (), item)]
+    assert effects(small.accept(frees=[item])) == [(StepItem.FREE, 1, 7, [1, 2, 3], (), item)]
 
 
 def test_a_swap_out_tells_each_members_host_blocks(small):
     small.fork(1, 2, 5)
     small.extend(7, {1: 6, 2: 6})
-    assert deeds(small.swap_out(7)) == [
+    assert effects(small.swap_out(7)) == [
         (StepItem.SWAP_OUT, 1, 7, small.table(1), (), None),
         (StepItem.SWAP_OUT, 2, 7, small.table(2), (), None),
     ]
@@ -95,32 +82,32 @@ def test_a_swap_in_tells_each_members_device_blocks_and_once_what_was_evicted(sm
     small.prefill(3, ids(50, 16))
     small.free(3)
     evicted = tuple(Eviction(block, small.device.key(block)) for block in small.order()[:1])
-    assert deeds(small.swap_in(7)) == [
+    assert effects(small.swap_in(7)) == [
         (StepItem.SWAP_IN, 1, 7, small.table(1), evicted, None),
         (StepItem.SWAP_IN, 2, 7, small.table(2), (), None),
     ]
 
 
 def test_an_extend_tells_the_granted_blocks(small):
-    assert deeds(small.extend(7, {1: 9})) == [(StepItem.EXTEND, 1, 7, [4, 5], (), None)]
+    assert effects(small.extend(7, {1: 9})) == [(StepItem.EXTEND, 1, 7, [4, 5], (), None)]
 
 
 def test_an_extend_that_needs_no_block_tells_nothing(small):
-    assert deeds(small.extend(7, {1: 6})) == []
+    assert effects(small.extend(7, {1: 6})) == []
     small.fork(1, 2, 5)
     small.free(2)
-    assert deeds(small.extend(7, {1: 6})) == []
+    assert effects(small.extend(7, {1: 6})) == []
 
 
 def test_an_extend_of_a_whole_group_is_told_once_with_all_its_blocks(small):
     small.fork(1, 2, 5)
-    assert deeds(small.extend(7, {2: 8, 1: 8})) == [(StepItem.EXTEND, 2, 7, [4, 5, 6], (), None)]
+    assert effects(small.extend(7, {2: 8, 1: 8})) == [(StepItem.EXTEND, 2, 7, [4, 5, 6], (), None)]
 
 
 def test_an_extend_tells_what_it_evicted(small):
     small.cache(2, [1, 2])  # block 4
     small.allocate(3, ids(50, 8))
-    assert deeds(small.extend(7, {1: 8})) == [(StepItem.EXTEND, 1, 7, [4], (Eviction(4, KEYS[0]),), None)]
+    assert effects(small.extend(7, {1: 8})) == [(StepItem.EXTEND, 1, 7, [4], (Eviction(4, KEYS[0]),), None)]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +120,9 @@ def test_an_extend_tells_what_it_evicted(small):
 )
 def test_an_allocate_tells_its_table_and_what_was_found_and_the_first_key_that_was_not(small, tokens, cached, missed):
     small.commit(1, FIVE)
-    (deed,) = deeds(small.accept(allocates=[Allocate(2, 2, "r", b"", tokens, len(tokens))]))
-    assert deed[:5] == (StepItem.ALLOCATE, 2, 2, small.table(2), ())
-    assert (deed.other.cached_tokens, deed.other.missed) == (cached, missed)
+    (effect,) = effects(small.accept(allocates=[Allocate(2, 2, "r", b"", tokens, len(tokens))]))
+    assert effect[:5] == (StepItem.ALLOCATE, 2, 2, small.table(2), ())
+    assert (effect.other.cached_tokens, effect.other.missed) == (cached, missed)
 
 
 def test_every_allocate_tells_its_own_evictions(small):
@@ -143,12 +130,12 @@ def test_every_allocate_tells_its_own_evictions(small):
     small.cache(3, [3, 3])  # block 5
     small.allocate(4, ids(50, 6))
     items = [Allocate(5, 5, "r", b"", [8], 1), Allocate(6, 6, "r", b"", [9], 1)]
-    told = deeds(small.accept(allocates=items))
-    assert [[block for block, _ in deed.evicted] for deed in told] == [[4], [5]]
+    told = effects(small.accept(allocates=items))
+    assert [[block for block, _ in effect.evicted] for effect in told] == [[4], [5]]
 
 
 def test_a_refused_item_is_not_told(small):
-    result = small.apply(
+    applied = small.apply(
         commits=[Commit(1, 1, [1, 2])],
         pins=[Pin("p", 1, 1), Unpin("p")],
         forks=[Fork(1, 1, 1)],
@@ -158,5 +145,5 @@ def test_a_refused_item_is_not_told(small):
         extends=[Extend(7, [(1, 99)])],
         allocates=[Allocate(7, 2, "r", b"", [1], 1)],
     )
-    assert len(result.refusals) == 9
-    assert result.deeds == []
+    assert len(applied.result.refusals) == 9
+    assert applied.effects == []

@@ -1,0 +1,25 @@
+"""The Step that a turn is writing."""
+
+from dataclasses import dataclass, field
+
+from blocks import Allocate, Commit, Extend, Fork, Free, Length, PinChange, Step
+
+
+@dataclass
+class StepBuilder:
+    """The lists of a Step, to which its parts are added; see `blocks.Step`."""
+
+    commits: list[Commit] = field(default_factory=list)
+    pins: list[PinChange] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
+    frees: list[Free] = field(default_factory=list)
+    swap_outs: list[int] = field(default_factory=list)  # groups
+    swap_ins: list[int] = field(default_factory=list)
+    extends: list[Extend] = field(default_factory=list)
+    allocates: list[Allocate] = field(default_factory=list)
+    lengths: list[Length] = field(default_factory=list)
+
+    def build(self, number: int) -> Step | None:
+        """Return the Step of this number, None where nothing is asked."""
+        lists = {name: tuple(items) for name, items in vars(self).items() if items}
+        return Step(number, **lists) if lists else None
