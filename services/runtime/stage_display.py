@@ -7,7 +7,7 @@ from rich import progress
 from rich.console import Console
 
 
-class Progress(Protocol):
+class StageProgress(Protocol):
     """Hears what is being done: called again and again while a stage lasts; a new stage ends the one before."""
 
     def __call__(self, stage: str, done_bytes: int = 0, total_bytes: int | None = None) -> None:
@@ -15,7 +15,7 @@ class Progress(Protocol):
 
 
 class StageLog:
-    """A Progress that logs each stage when it begins."""
+    """A StageProgress that logs each stage when it begins."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -30,7 +30,7 @@ class StageLog:
 
 
 class StageDisplay:
-    """A Progress shown on stderr: as bars on a terminal, else as one line for each stage.
+    """A StageProgress shown on stderr: as bars on a terminal, else as one line for each stage.
 
     To be entered before use; leaving it completes the last bar, unless an exception ended the stage.
     """

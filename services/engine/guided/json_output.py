@@ -31,7 +31,7 @@ class JsonBounds:
 USUAL = JsonBounds()
 
 
-class Part(Enum):
+class JsonPart(Enum):
     """Where in JSON a text ends."""
 
     ELSEWHERE = 0
@@ -42,34 +42,34 @@ class Part(Enum):
     EXPONENT = 5
 
 
-class Place(NamedTuple):
+class JsonPosition(NamedTuple):
     """Where a text ends, and the digits since the part of the number began."""
 
-    part: Part = Part.ELSEWHERE
+    part: JsonPart = JsonPart.ELSEWHERE
     digits: int = 0
 
-    def after(self, text: bytes) -> "Place":
-        """Return the place after more of the text, which is JSON so far."""
+    def after(self, text: bytes) -> "JsonPosition":
+        """Return the position after more of the text, which is JSON so far."""
         part, digits = self
         for byte in text:
             part, digits = _next(part, digits, byte)
-        return Place(part, digits)
+        return JsonPosition(part, digits)
 
 
-def _next(part: Part, digits: int, byte: int) -> tuple[Part, int]:
-    if part is Part.ESCAPE:
-        return Part.STRING, 0
-    if part is Part.STRING:
-        return {0x22: Part.ELSEWHERE, 0x5C: Part.ESCAPE}.get(byte, Part.STRING), 0
+def _next(part: JsonPart, digits: int, byte: int) -> tuple[JsonPart, int]:
+    if part is JsonPart.ESCAPE:
+        return JsonPart.STRING, 0
+    if part is JsonPart.STRING:
+        return {0x22: JsonPart.ELSEWHERE, 0x5C: JsonPart.ESCAPE}.get(byte, JsonPart.STRING), 0
     if byte in _DIGITS:
-        return (Part.INTEGER, 1) if part is Part.ELSEWHERE else (part, digits + 1)
-    if part is not Part.ELSEWHERE and byte in b".":
-        return Part.DECIMALS, 0
-    if part is not Part.ELSEWHERE and byte in b"eE":
-        return Part.EXPONENT, 0
-    if part is Part.EXPONENT and byte in b"+-":
+        return (JsonPart.INTEGER, 1) if part is JsonPart.ELSEWHERE else (part, digits + 1)
+    if part is not JsonPart.ELSEWHERE and byte in b".":
+        return JsonPart.DECIMALS, 0
+    if part is not JsonPart.ELSEWHERE and byte in b"eE":
+        return JsonPart.EXPONENT, 0
+    if part is JsonPart.EXPONENT and byte in b"+-":
         return part, digits
-    return (Part.STRING if byte == 0x22 else Part.ELSEWHERE), 0
+    return (JsonPart.STRING if byte == 0x22 else JsonPart.ELSEWHERE), 0
 
 
 class _Tokens(Protocol):
@@ -88,23 +88,23 @@ class NumberBounds:
         """Look at every token once, which takes some 50 ms where there are 100,000."""
         self._tokens = tokens
         self._most = {
-            Part.ELSEWHERE: bounds.integer_digits,  # where a number may begin
-            Part.INTEGER: bounds.integer_digits,
-            Part.DECIMALS: bounds.decimals,
-            Part.EXPONENT: bounds.exponent_digits,
+            JsonPart.ELSEWHERE: bounds.integer_digits,  # where a number may begin
+            JsonPart.INTEGER: bounds.integer_digits,
+            JsonPart.DECIMALS: bounds.decimals,
+            JsonPart.EXPONENT: bounds.exponent_digits,
         }
         self._beginning_with = _by_leading_digits(tokens)
 
-    def after(self, place: Place, token_id: int) -> Place:
-        """Return the place after a token."""
-        return place.after(self._tokens.decode_bytes([token_id]))
+    def after(self, position: JsonPosition, token_id: int) -> JsonPosition:
+        """Return the position after a token."""
+        return position.after(self._tokens.decode_bytes([token_id]))
 
-    def bounded(self, place: Place, mask: bytes) -> bytes:
+    def bounded(self, position: JsonPosition, mask: bytes) -> bytes:
         """Return a mask without the tokens that make the number too long; the same where nothing else can follow."""
-        most = self._most.get(place.part)
+        most = self._most.get(position.part)
         if most is None:
             return mask
-        allowed, left = int.from_bytes(mask, "little"), max(0, most - place.digits)
+        allowed, left = int.from_bytes(mask, "little"), max(0, most - position.digits)
         for digits, tokens in self._beginning_with.items():
             if digits > left:
                 allowed &= ~tokens

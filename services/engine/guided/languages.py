@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
-from services.engine.guided.json_output import USUAL, JsonBounds, NumberBounds, Place
+from services.engine.guided.json_output import USUAL, JsonBounds, JsonPosition, NumberBounds
 from services.engine.guided.json_schemas import prepared
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class CompiledLanguage:
         self._vocabulary = vocabulary
         grammar = _grammar(language, vocabulary.whitespace)
         self._matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_LIMITS)
-        self._place = None if language.kind == "regex" else Place()
+        self._position = None if language.kind == "regex" else JsonPosition()
         try:
             self.start().allowed()
         except ConstraintFailed as failed:
@@ -86,7 +86,7 @@ class CompiledLanguage:
 
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
-        return _State(self._vocabulary, self._matcher.deep_copy(), self._place)
+        return _State(self._vocabulary, self._matcher.deep_copy(), self._position)
 
     def try_out(self) -> None:
         """Follow one output for some tokens: what explodes does it soon. Raises BadLanguage."""
@@ -102,12 +102,12 @@ class CompiledLanguage:
 
 
 class _State:
-    """An engine.constraint.ConstraintState. `place` is where in JSON it is, None where it is not JSON."""
+    """An engine.constraint.ConstraintState. `position` is where in JSON it is, None where it is not JSON."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, place: Place | None) -> None:
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, position: JsonPosition | None) -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
-        self._place = place
+        self._position = position
 
     @property
     def complete(self) -> bool:
@@ -118,17 +118,17 @@ class _State:
         self._check()
         if not any(mask):
             raise ConstraintFailed("no token of the model can follow")
-        return mask if self._place is None else self._vocabulary.numbers.bounded(self._place, mask)
+        return mask if self._position is None else self._vocabulary.numbers.bounded(self._position, mask)
 
     def advance(self, token_id: int) -> None:
         if not self._matcher.consume_token(token_id):
             self._check()
             raise ConstraintFailed(f"token {token_id} cannot follow")
-        if self._place is not None:
-            self._place = self._vocabulary.numbers.after(self._place, token_id)
+        if self._position is not None:
+            self._position = self._vocabulary.numbers.after(self._position, token_id)
 
     def copy(self) -> "_State":
-        return _State(self._vocabulary, self._matcher.deep_copy(), self._place)
+        return _State(self._vocabulary, self._matcher.deep_copy(), self._position)
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -26,7 +26,7 @@ ONE_SENTENCE = re.compile(r"[^\n]+[^.\n]\.")
 
 
 class Stages(list[str]):
-    """A Progress that keeps the names of the stages."""
+    """A StageProgress that keeps the names of the stages."""
 
     def __call__(self, stage: str, done_bytes: int = 0, total_bytes: int | None = None) -> None:
         if stage not in self:

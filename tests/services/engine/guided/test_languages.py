@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engine.constraint import ConstraintState, leaves_any
 from engine.errors import ConstraintFailed
 from services.engine.guided.constraint_trial import Trial
-from services.engine.guided.json_output import JsonBounds, Place
+from services.engine.guided.json_output import JsonBounds, JsonPosition
 from services.engine.guided.languages import BadLanguage, CompiledLanguage, Language, Vocabulary
 from tests.tiny_models import VOCABULARY
 
@@ -257,13 +257,13 @@ def test_what_a_schema_asks_for_and_what_strings_say_may_be_longer(
     st.integers(1, 5),
 )
 def test_places_are_found_in_pieces_of_any_size(value: object, size: int) -> None:
-    text, place = json.dumps(value, ensure_ascii=False).encode(), Place()
+    text, position = json.dumps(value, ensure_ascii=False).encode(), JsonPosition()
     for start in range(0, len(text), size):
-        place = place.after(text[start : start + size])
-    assert place == Place().after(text)
+        position = position.after(text[start : start + size])
+    assert position == JsonPosition().after(text)
     last = re.search(rb"(\d*)$", text)
     assert last is not None
-    assert place.digits == (len(last[1]) if isinstance(value, int | float) and not isinstance(value, bool) else 0)
+    assert position.digits == (len(last[1]) if isinstance(value, int | float) and not isinstance(value, bool) else 0)
 
 
 # What is tried first
