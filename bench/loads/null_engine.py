@@ -6,7 +6,6 @@ that its load is real.
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +17,12 @@ from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Sampled, StepPlan, Work
 from services.cli.options import options_of, settings_from
-from services.cli.run_service import Shown, run_service
 from services.engine.metrics import EngineMetrics
 from services.engine.server import EngineService
 from services.engine.settings import EngineSettings
 from services.engine.startup.tokenizer_files import TokenizerFiles
-from services.runtime.service import Service
+from services.runtime.metrics.page import Exposition
+from services.runtime.run_service import run_service
 
 # What sleeping too long may be made up for by sleeping less.
 _MOST_CREDIT_SECONDS = 0.01
@@ -121,10 +120,11 @@ def main(metrics_listen: str, **values: Any) -> None:
     options = NullOptions(**{name: values[name] for name in NullOptions.__dataclass_fields__})
     metrics = EngineMetrics()
 
-    def prepare() -> Callable[[], Service]:
-        return lambda: EngineService(settings, metrics, partial(assemble, options))
+    def make() -> EngineService:
+        return EngineService(settings, metrics, partial(assemble, options))
 
-    sys.exit(run_service("engine", prepare, Shown.of(settings, metrics.registry, metrics_listen)))
+    exposition = Exposition(metrics.registry, metrics_listen, compat=settings.metrics_compat)
+    sys.exit(run_service("engine", settings, exposition, lambda: make))
 
 
 if __name__ == "__main__":

@@ -97,16 +97,15 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
 
     Any number of engines can attach to it, each with a pool of its own.
     """
-    from services.cli.run_service import Shown, run_service
     from services.kvmanager.metrics import KVManagerMetrics
     from services.kvmanager.server import KVManagerService
-    from services.runtime.metrics.certificates import show_certificates
+    from services.runtime.metrics.page import Exposition
+    from services.runtime.run_service import run_service
 
     settings = _closed(settings_from(KVManagerSettings, values))
     metrics = KVManagerMetrics(settings.kv_cache_metrics_sample)
-    show_certificates(settings, metrics.registry)
-    shown = Shown.of(settings, metrics.registry, metrics_listen, metrics.prepare)
-    sys.exit(run_service("kvmanager", lambda: lambda: KVManagerService(settings, metrics), shown))
+    exposition = Exposition(metrics.registry, metrics_listen, metrics.prepare, settings.metrics_compat)
+    sys.exit(run_service("kvmanager", settings, exposition, lambda: lambda: KVManagerService(settings, metrics)))
 
 
 @click.command()
@@ -118,13 +117,12 @@ def engine(metrics_listen: str, **values: Any) -> None:
     It needs a KV manager, and waits for one that is not there yet.
     """
     from services.cli.local_model import engine_with_folder
-    from services.cli.run_service import Shown, run_service
     from services.engine.metrics import EngineMetrics
-    from services.runtime.metrics.certificates import show_certificates
+    from services.runtime.metrics.page import Exposition
+    from services.runtime.run_service import run_service
 
     settings = _closed(settings_from(EngineSettings, values))
     metrics = EngineMetrics()
-    show_certificates(settings, metrics.registry)
 
     def prepare() -> "Callable[[], Service]":
         local = engine_with_folder(settings)
@@ -140,7 +138,8 @@ def engine(metrics_listen: str, **values: Any) -> None:
         transformers_logging.enable_propagation()
         return lambda: EngineService(local, metrics, assemble)
 
-    sys.exit(run_service("engine", prepare, Shown.of(settings, metrics.registry, metrics_listen)))
+    exposition = Exposition(metrics.registry, metrics_listen, compat=settings.metrics_compat)
+    sys.exit(run_service("engine", settings, exposition, prepare))
 
 
 @click.command()
@@ -151,17 +150,17 @@ def gateway(metrics_listen: str, **values: Any) -> None:
 
     It needs an engine, and waits for one that is not there yet. Engines tell it which models they serve.
     """
-    from services.cli.run_service import Shown, run_service
     from services.gateway.metrics import GatewayMetrics
-    from services.runtime.metrics.certificates import show_certificates
+    from services.runtime.metrics.page import Exposition
+    from services.runtime.run_service import run_service
 
     settings = _closed(settings_from(GatewaySettings, values))
     metrics = GatewayMetrics()
-    show_certificates(settings, metrics.registry)
 
     def prepare() -> "Callable[[], Service]":
         from services.gateway.server import GatewayService
 
         return lambda: GatewayService(settings, metrics)
 
-    sys.exit(run_service("gateway", prepare, Shown.of(settings, metrics.registry, metrics_listen)))
+    exposition = Exposition(metrics.registry, metrics_listen, compat=settings.metrics_compat)
+    sys.exit(run_service("gateway", settings, exposition, prepare))

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from services.cli.options import arguments_of
-from services.cli.run_service import READY_DESCRIPTOR, STOP_WITH_STDIN
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
+from services.runtime.run_service import READY_DESCRIPTOR, STOP_WITH_STDIN
 
 # A service that does not stop within its own grace time and this is killed.
 _SECONDS_BEYOND_GRACE = 10.0

@@ -7,21 +7,21 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, Metric, PlatformCollector, ProcessCollector, disable_created_metrics
+from prometheus_client import Metric, PlatformCollector, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from services.runtime.health import HealthServicer
 from services.runtime.logs import Logs, logging_to_stderr
-from services.runtime.metrics.page import Exposition, nothing
+from services.runtime.metrics.certificates import show_certificates
+from services.runtime.metrics.page import Exposition
 from services.runtime.metrics.server import metrics_server
 from services.runtime.service import Service
 
@@ -39,8 +39,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 log = logging.getLogger("quire")
 
 
-class ShownSettings(Protocol):
-    """The settings of any service."""
+class LogSettings(Protocol):
+    """The settings of any service's log."""
 
     @property
     def log_format(self) -> str:
@@ -50,42 +50,20 @@ class ShownSettings(Protocol):
     def log_level(self) -> str:
         """See services.runtime.logs.LEVELS."""
 
-    @property
-    def metrics_compat(self) -> str:
-        """See services.runtime.metrics.vllm_names.COMPAT."""
 
-
-@dataclass(frozen=True)
-class Shown:
-    """What a process lets be seen of itself: its metrics, and its log."""
-
-    metrics: Exposition
-    log_format: str = "text"
-    log_level: str = "info"
-
-    @classmethod
-    def of(
-        cls,
-        settings: ShownSettings,
-        metrics: CollectorRegistry,
-        metrics_listen: str,
-        prepare: Callable[[], Awaitable[None]] = nothing,
-    ) -> "Shown":
-        """Return what a service's settings say of it; `prepare` is awaited before the metrics are read."""
-        exposition = Exposition(metrics, metrics_listen, prepare, settings.metrics_compat)
-        return cls(exposition, settings.log_format, settings.log_level)
-
-
-def run_service(label: str, prepare: Callable[[], Callable[[], Service]], shown: Shown) -> int:
+def run_service(
+    label: str, settings: LogSettings, metrics: Exposition, prepare: Callable[[], Callable[[], Service]]
+) -> int:
     """Run a service until SIGTERM or Ctrl-C, and return the exit status; a failure is told in one line.
 
     `prepare` does what may take long and must be interruptible: it fetches and imports what the service needs. What it
     returns makes the service, and is called on the event loop.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # else a second series for each that counts
-    with logging_to_stderr(label, shown.log_format, shown.log_level) as logs:
-        shown.metrics.registry.register(_DroppedLines(logs))
-        return _run_logged(label, prepare, shown)
+    show_certificates(settings, metrics.registry)
+    with logging_to_stderr(label, settings.log_format, settings.log_level) as logs:
+        metrics.registry.register(_DroppedLines(logs))
+        return _run_logged(label, settings, metrics, prepare)
 
 
 class _DroppedLines(Collector):
@@ -100,19 +78,21 @@ class _DroppedLines(Collector):
         )
 
 
-def _run_logged(label: str, prepare: Callable[[], Callable[[], Service]], shown: Shown) -> int:
+def _run_logged(
+    label: str, settings: LogSettings, metrics: Exposition, prepare: Callable[[], Callable[[], Service]]
+) -> int:
     _allow_open_files()
     for number in _STOP_SIGNALS:  # until the event loop takes over
         signal.signal(number, _leave)
     try:
         make = _without_garbage(prepare)
-        asyncio.run(_run(label, make, _metrics_shown(label, shown.metrics)))
+        asyncio.run(_run(label, make, _metrics_shown(label, metrics)))
     except KeyboardInterrupt:
         log.info("%s was stopped before it began", label)
         return 0
     except BaseException as error:
         cause = _first_cause(error)
-        stack = cause if shown.log_format == "json" or shown.log_level == "debug" else None
+        stack = cause if settings.log_format == "json" or settings.log_level == "debug" else None
         log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause), exc_info=stack)
         return 1
     finally:
