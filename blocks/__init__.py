@@ -1,5 +1,7 @@
 """Exactly what engine and KV manager say to each other, as frozen plain values. Imports the standard library alone."""
 
+from blocks.arithmetic import blocks_for
+from blocks.keys import KEY_BYTES, block_key, block_keys, prefix_keys, root_key
 from blocks.manager import BlockManager, Reattached
 from blocks.result import Copy, Refusal, StepRefusal, StepResult, TableChange
 from blocks.step import (
@@ -19,6 +21,7 @@ from blocks.step import (
 )
 
 __all__ = [
+    "KEY_BYTES",
     "Allocate",
     "BlockManager",
     "Commit",
@@ -39,4 +42,9 @@ __all__ = [
     "StepResult",
     "TableChange",
     "Unpin",
+    "block_key",
+    "block_keys",
+    "blocks_for",
+    "prefix_keys",
+    "root_key",
 ]

@@ -25,7 +25,6 @@ from kvmanager.errors import (
 from kvmanager.history.events import Event, PoolChange
 from kvmanager.history.ledger import Ledger
 from kvmanager.history.story import Explanation
-from kvmanager.keys import KEY_BYTES, block_key, root_key
 from kvmanager.lookup import Holding
 from kvmanager.manager import KVManager, PoolTotals, Registration, Session
 from kvmanager.observe.audit import Audit, Violation
@@ -39,7 +38,6 @@ from kvmanager.report import PoolReport, SequenceReport, TierReport, report_of
 from kvmanager.tier.tier import BlockCounts, Eviction, Seal, Tier
 
 __all__ = [
-    "KEY_BYTES",
     "Applied",
     "Audit",
     "BlockCounts",
@@ -87,9 +85,7 @@ __all__ = [
     "UnknownSequence",
     "Violation",
     "adopt",
-    "block_key",
     "places_of",
     "report_of",
-    "root_key",
     "state_of",
 ]

@@ -5,8 +5,8 @@ It takes time by the size of the pool, so it pauses between slices.
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 
+from blocks import KEY_BYTES, root_key
 from kvmanager.errors import InvalidReport
-from kvmanager.keys import KEY_BYTES, root_key
 from kvmanager.parts import parts_of
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, shortened

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
-from kvmanager.keys import block_keys
+from blocks import prefix_keys
 from kvmanager.pool_state import PoolState
 
 # What is done without a pause, in units of a microsecond or less: a key is one for every so many tokens, a look into a
@@ -65,10 +65,9 @@ def look_up(
     alike: dict[tuple[bytes, int], list[_Search]] = {}
     for search in searches:
         alike.setdefault((search.state.root(salt), search.state.block_size), []).append(search)
-    tokens = token_ids[: len(token_ids) - 1]
     yield
     for (root, block_size), going in alike.items():
-        yield from _look_up_alike(going, block_keys(root, tokens, block_size), block_size)
+        yield from _look_up_alike(going, prefix_keys(root, token_ids, block_size), block_size)
     return [search.holding() for search in searches]
 
 

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-from blocks import Copy
+from blocks import Copy, blocks_for, root_key
 from kvmanager import limits, parts
 from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
-from kvmanager.keys import root_key
 from kvmanager.parts import Rest
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.tier.tier import Eviction, Seal, Tier
@@ -120,7 +119,7 @@ class PoolState:
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks hold so many tokens."""
-        return -(-tokens // self.block_size)
+        return blocks_for(tokens, self.block_size)
 
     def check_available(self, needed: int) -> None:
         """Raise OutOfBlocks unless so many device blocks can be handed out."""

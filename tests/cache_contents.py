@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 
 import kvmanager
-from blocks import Step, StepItem
+from blocks import Step, StepItem, block_key, root_key
 from engine.attention import TorchBackend
 from tests.reference import reference_model
 
@@ -41,9 +41,9 @@ class CommittedChains:
                 self._committed[allocate.sequence] = (allocate.salt, tokens)
 
     def _remember(self, salt: bytes, tokens: Tokens) -> None:
-        key = kvmanager.root_key(self._fingerprint, salt)
+        key = root_key(self._fingerprint, salt)
         for end in range(self._block_size, len(tokens) + 1, self._block_size):
-            key = kvmanager.block_key(key, tokens[end - self._block_size : end])
+            key = block_key(key, tokens[end - self._block_size : end])
             self.tokens[key] = tokens[:end]
 
 

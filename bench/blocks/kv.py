@@ -23,7 +23,7 @@ from bench.blocks import kv_holds
 from bench.loads.decoding_batch import BLOCK_SIZE, MICRO, POOL_BLOCKS, SEQUENCES, DecodingBatch, attach, round_trip
 from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, publish, row
-from blocks import Allocate, Commit, Free, FreeReason, Step
+from blocks import KEY_BYTES, Allocate, Commit, Free, FreeReason, Step
 from services.runtime import transport
 from services.wire.block_codec import step_message
 from services.wire.kvmanager_codec import step_of
@@ -141,7 +141,7 @@ def _prefill() -> dict[str, float]:
     """
     manager, session = _attached(POOL_BLOCKS)
     seconds = [_prefill_one(manager, session, number) for number in range(1 + PROMPTS)][1:]
-    chunk = bytes(kvmanager.KEY_BYTES + 4 * BLOCK_SIZE)
+    chunk = bytes(KEY_BYTES + 4 * BLOCK_SIZE)
     sha256 = _timed(lambda: [hashlib.sha256(chunk).digest() for _ in range(PREFILL_BLOCKS)])
     blocks_in_all = PROMPTS * PREFILL_BLOCKS
     return {

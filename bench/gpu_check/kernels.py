@@ -14,7 +14,7 @@ from bench.gpu_check import REPETITIONS
 from bench.gpu_check.ceilings import reading
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.timing import Run, Seconds, recorded, take_turns, times_as_fast
-from blocks import Copy
+from blocks import Copy, blocks_for
 from engine.attention.backend import AttentionBackend, Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.attention.flex_backend import FlexBackend
@@ -60,7 +60,7 @@ def part(name: str, device: torch.device, *, small: bool) -> Callable[[Notes], N
 def _uniform(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
     """Decode with equal lengths: ours at random and in order, torch on contiguous memory, FlexAttention on blocks."""
     lengths = sizes.lengths
-    backend = _backend(TritonBackend, sum(-(-one // BLOCK_SIZE) for one in lengths), BLOCK_SIZE, sizes, device)
+    backend = _backend(TritonBackend, sum(blocks_for(one, BLOCK_SIZE) for one in lengths), BLOCK_SIZE, sizes, device)
     query = torch.randn(len(lengths), KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE, device=device)
     runs = {
         "floor": recorded(reading(backend.cache), device),
@@ -72,7 +72,7 @@ def _uniform(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
     with notes.kept("sdpa"):
         runs |= _contiguous(query, lengths, sizes, device)
     with notes.kept("flex"):
-        blocks = sum(-(-one // FLEX_BLOCK_SIZE) for one in lengths)
+        blocks = sum(blocks_for(one, FLEX_BLOCK_SIZE) for one in lengths)
         flex = _backend(FlexBackend, blocks, FLEX_BLOCK_SIZE, sizes, device)
         run = _decoding(flex, query, _batch(lengths, FLEX_BLOCK_SIZE, device), sizes)
         run()
@@ -93,7 +93,7 @@ def _uniform(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
 
 def _ragged(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
     lengths = sizes.ragged
-    backend = _backend(TritonBackend, sum(-(-one // BLOCK_SIZE) for one in lengths), BLOCK_SIZE, sizes, device)
+    backend = _backend(TritonBackend, sum(blocks_for(one, BLOCK_SIZE) for one in lengths), BLOCK_SIZE, sizes, device)
     query = torch.randn(len(lengths), KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE, device=device)
     runs = {
         "floor": recorded(reading(backend.cache), device),
@@ -108,7 +108,7 @@ def _ragged(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
 def _prefill(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
     """One prompt, whole; and its second half onto the first, which is in the cache."""
     tokens = sizes.prompt
-    backend = _backend(TritonBackend, -(-tokens // BLOCK_SIZE), BLOCK_SIZE, sizes, device)
+    backend = _backend(TritonBackend, blocks_for(tokens, BLOCK_SIZE), BLOCK_SIZE, sizes, device)
     query = torch.randn(tokens, KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE, device=device)
     whole, half = (_batch((tokens,), BLOCK_SIZE, device, fed=fed) for fed in (tokens, tokens // 2))
     rear = query[tokens - tokens // 2 :]
@@ -219,7 +219,7 @@ def _batch(
     lengths: Sequence[int], block_size: int, device: torch.device, *, fed: int = 1, mixed: bool = True
 ) -> PagedBatch:
     """Lay out a step of sequences of these lengths, whose blocks lie mixed up or in order."""
-    counts = [-(-length // block_size) for length in lengths]
+    counts = [blocks_for(length, block_size) for length in lengths]
     blocks = list(range(1, sum(counts) + 1))
     if mixed:
         random.Random(1).shuffle(blocks)

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from bench.gpu_check.ceilings import multiplying, reading
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.timing import recorder, take_turns
+from blocks import blocks_for
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.gpu.graphs import RecordedDecoder
 from engine.gpu.triton_backend import TritonBackend
@@ -179,11 +180,11 @@ def _model(config: dict[str, Any], device: torch.device) -> LoadedModel:
 
 
 def _runner(loaded: LoadedModel, sizes: LlamaSizes, device: torch.device) -> _Watched:
-    blocks = max(sizes.batches) * (-(-(sizes.context + 2 * sizes.steps) // BLOCK_SIZE) + 2)
-    blocks = max(blocks, 2 * -(-sizes.prompt // BLOCK_SIZE))
+    blocks = max(sizes.batches) * (blocks_for(sizes.context + 2 * sizes.steps, BLOCK_SIZE) + 2)
+    blocks = max(blocks, 2 * blocks_for(sizes.prompt, BLOCK_SIZE))
     backend = TritonBackend(loaded.geometry, BLOCK_SIZE, blocks, loaded.dtype, device)
     decoder = gpu_decoder(loaded, backend, ModulesDecoder(loaded, backend))
-    width = -(-loaded.context_tokens // BLOCK_SIZE)
+    width = blocks_for(loaded.context_tokens, BLOCK_SIZE)
     recorded = RecordedDecoder(decoder, recorder(device), BLOCK_SIZE, width, sizes.batches, device)
     recorded.prepare(lambda done, of: print(f"recorded {done} of {of} batch sizes", flush=True))
     return _Watched(ModelRunner(loaded, backend, BLOCK_SIZE, decoder=recorded), device, blocks)

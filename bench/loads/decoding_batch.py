@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 import kvmanager
-from blocks import Allocate, Commit, Extend, Length, Step
+from blocks import Allocate, Commit, Extend, Length, Step, blocks_for
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.wire.attach import register_message
@@ -32,7 +32,7 @@ class DecodingBatch:
         self._tokens = [array("i", (draw.randrange(49_000) for _ in range(_TOKENS))) for _ in range(sequences)]
         self._computed = [BLOCK_SIZE * 2 + number % BLOCK_SIZE for number in range(sequences)]
         self._committed = [0] * sequences
-        self._room = [-(-tokens // BLOCK_SIZE) * BLOCK_SIZE for tokens in self._computed]
+        self._room = [blocks_for(tokens, BLOCK_SIZE) * BLOCK_SIZE for tokens in self._computed]
         self._number = 0
 
     def _begin(self) -> Step:

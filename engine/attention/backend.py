@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from blocks import Copy
+from blocks import Copy, blocks_for
 from engine.attention.upload import Integers, upload
 from engine.schedule.step_plan import Work
 
@@ -88,7 +88,7 @@ class PagedBatch:
         tokens = [list(range(first[number], first[number] + fed)) for number in group]
         chosen = torch.tensor(group, dtype=torch.int64, device=device)
         ends = self.ends[chosen].to(torch.int64)
-        widest = -(-int(ends.max()) // self.block_size)
+        widest = blocks_for(int(ends.max()), self.block_size)
         return Rows(
             torch.tensor(tokens, dtype=torch.int64, device=device), self.tables[chosen, :widest].to(torch.int64), ends
         )

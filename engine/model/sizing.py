@@ -5,6 +5,8 @@ The engine sizes its pool by it, and `quire plan` foretells that.
 
 from dataclasses import dataclass
 
+from blocks import blocks_for
+
 # Per token of the vocabulary and sampled row: logits, their float32 copies, order, probabilities and noise.
 _SAMPLING_BYTES = 48
 
@@ -58,7 +60,7 @@ class PoolSize:
 
     def blocks_of(self, tokens: int) -> int:
         """Return the blocks of a request of so many tokens in all; the last one is never fed, so it needs no slot."""
-        return -(-max(1, tokens - 1) // self.block_size)
+        return blocks_for(max(1, tokens - 1), self.block_size)
 
     def requests(self, tokens: int) -> int:
         """Return how many requests of so many tokens fit in blocks: what paging makes of the memory."""

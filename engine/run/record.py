@@ -7,12 +7,11 @@ guessing which tokens a key stands for. Files and clocks belong to whoever write
 """
 
 import json
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from typing import Any
 
+from blocks import block_keys, root_key
 from engine.schedule.preemption import Preemption
 from engine.schedule.request import FinishReason, Request
 from engine.schedule.scheduler import Scheduler
@@ -134,10 +133,8 @@ class RequestsRecord:
 
     def _keys(self, sequence: EngineSequence) -> Iterator[str]:
         size = self._settings.block_size
-        key = sha256(self._secret + sequence.group.salt).digest()
-        for start in range(0, len(sequence.tokens) - size + 1, size):
-            key = sha256(key + array("i", sequence.tokens[start : start + size]).tobytes()).digest()
-            yield key.hex()[:_KEY_DIGITS]
+        root = root_key("", self._secret + sequence.group.salt)
+        return (key.hex()[:_KEY_DIGITS] for key in block_keys(root, sequence.tokens, size))
 
 
 def read_header(line: str) -> RecordSettings:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from blocks import TableChange
+from blocks import TableChange, blocks_for
 from engine.schedule.sequence_group import Sequence
 
 
@@ -26,7 +26,7 @@ class PoolView:
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks hold this many tokens."""
-        return -(-tokens // self.block_size)
+        return blocks_for(tokens, self.block_size)
 
     def cost(self, rooms: Iterable[tuple[Sequence, int]]) -> int:
         """Return how many blocks it takes to give sequences room for so many tokens each, copies of shared ones too."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from blocks import blocks_for
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 
@@ -211,7 +212,7 @@ class Capacity:
     def most_blocks(self, request: Request) -> int:
         """Return how many blocks a request can need at once: its samples share the whole blocks of the prompt."""
         shared = len(request.prompt) // self.block_size
-        whole = -(-(len(request.prompt) + request.stopping.max_tokens - 1) // self.block_size)
+        whole = blocks_for(len(request.prompt) + request.stopping.max_tokens - 1, self.block_size)
         return shared + request.sequences * (whole - shared)
 
     def _check_samples(self, request: Request) -> None:

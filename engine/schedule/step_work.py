@@ -7,6 +7,7 @@ that leaves it, and the token that is sampled meanwhile is pending.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from blocks import blocks_for
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.step_plan import PENDING, Work
 
@@ -62,7 +63,7 @@ def work_of(place: Place, count: int, block_size: int) -> Work:
         sequence=sequence.id,
         token_ids=(PENDING,) if place.pending else tuple(sequence.tokens[place.start : end]),
         start=place.start,
-        block_table=tuple(sequence.table[: -(-end // block_size)]),
+        block_table=tuple(sequence.table[: blocks_for(end, block_size)]),
         samples=bool(indices),
         sampling=sequence.request.sampling,
         sample_indices=indices,

@@ -9,8 +9,7 @@ from enum import Enum
 from itertools import chain
 from typing import NamedTuple
 
-from blocks import Extend, Free, FreeReason, Refusal, Step, StepItem, StepRefusal
-from kvmanager.keys import KEY_BYTES
+from blocks import KEY_BYTES, Extend, Free, FreeReason, Refusal, Step, StepItem, StepRefusal
 from kvmanager.pool_state import Sequence as LiveSequence
 from kvmanager.tier.tier import Eviction
 from kvmanager.verbs.admission import Admission

@@ -9,7 +9,7 @@ with the one sealed first. A marked block is in no index, but keeps its key: a k
 
 from collections.abc import Iterable, Iterator
 
-from kvmanager.keys import KEY_BYTES
+from blocks import KEY_BYTES
 from kvmanager.tier.fault import BlockFault
 from kvmanager.tier.marks import UNINDEXED, BlockMarks
 

@@ -1,15 +1,13 @@
 """allocate: the first sequence of a group finds its prefix in the cache, in either tier, and gets its first blocks."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from itertools import islice
 from typing import NamedTuple
 
-from blocks import Allocate, Copy, StepItem, TableChange
+from blocks import Allocate, Copy, StepItem, TableChange, prefix_keys
 from kvmanager import limits, parts
 from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks
-from kvmanager.keys import block_keys
 from kvmanager.parts import Rest, parts_of
 from kvmanager.pool_state import PoolState, Sequence
 
@@ -58,13 +56,8 @@ def _extend_prefix(state: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> 
 def find_prefix(state: PoolState, root: bytes, token_ids: Items[int]) -> Prefix:
     """Look for a prompt's beginning, a block at a time. Reserves and refreshes nothing."""
     hits: list[Hit] = []
-    missed = _extend_prefix(state, hits, _keys_to_find(state, root, token_ids))
+    missed = _extend_prefix(state, hits, prefix_keys(root, token_ids, state.block_size))
     return Prefix(hits, missed)
-
-
-def _keys_to_find(state: PoolState, root: bytes, token_ids: Items[int]) -> Iterator[bytes]:
-    """Yield the keys of a prompt's full blocks, but of none that would leave no token to compute."""
-    return islice(block_keys(root, token_ids, state.block_size), (len(token_ids) - 1) // state.block_size)
 
 
 def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Rest | None:
@@ -96,7 +89,7 @@ def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Rest | None:
 
 def _allocating(state: PoolState, sequence: Sequence, item: Allocate, outcome: Outcome) -> Rest:
     """Allocate for a long prompt."""
-    keys = _keys_to_find(state, sequence.root, item.token_ids)
+    keys = prefix_keys(sequence.root, item.token_ids, state.block_size)
     hits: list[Hit] = []
     on_device, idle, missed = 0, 0, None
     for part in parts_of(keys):

@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from typing import NamedTuple
 
-from blocks import Copy, Extend, StepItem, TableChange
+from blocks import Copy, Extend, StepItem, TableChange, blocks_for
 from kvmanager import limits, parts
 from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
@@ -52,7 +52,7 @@ def _append(state: PoolState, sequence: Sequence, tokens: int, outcome: Outcome)
     """Extend one sequence whose blocks are all granted in full: nearly every extend is this one."""
     table = sequence.table
     first = len(table)
-    needed = -(-tokens // state.block_size) - first
+    needed = blocks_for(tokens, state.block_size) - first
     if needed <= 0:
         return None
     room = (first + needed) * state.block_size

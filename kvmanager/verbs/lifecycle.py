@@ -4,11 +4,10 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 from itertools import islice
 
-from blocks import Commit, Fork, Free, StepItem, TableChange
+from blocks import Commit, Fork, Free, StepItem, TableChange, block_key, block_keys
 from kvmanager import parts
 from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
-from kvmanager.keys import block_key, block_keys
 from kvmanager.parts import Rest, parts_of
 from kvmanager.pool_state import PoolState, Sequence
 

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from google.protobuf.descriptor import Descriptor
 
-from kvmanager import KEY_BYTES, InvalidReport, PoolReport, PoolSpec, SequenceReport, TierReport, limits
+from blocks import KEY_BYTES
+from kvmanager import InvalidReport, PoolReport, PoolSpec, SequenceReport, TierReport, limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.wire_fields import ENTRY_BYTES, Message, Sliced, numbers, parts, short
 

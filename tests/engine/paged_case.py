@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
-from blocks import Copy
+from blocks import Copy, blocks_for
 from engine.attention import AttentionBackend, PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
 from engine.attention.cache import CacheGeometry
@@ -76,7 +76,7 @@ class Case:
     def run(self) -> float:
         """Return the largest error of paged attention over all fed tokens."""
         drawn = draw(tuple(self.feeds), self.kv_heads, self.group, self.head_size, self.dtype, self.seed)
-        used = sum(-(-(prefix + fed) // self.block_size) for prefix, fed in self.feeds)
+        used = sum(blocks_for(prefix + fed, self.block_size) for prefix, fed in self.feeds)
         blocks = (used if self.moved is None else 2 * used) + 3
         host_blocks = blocks if self.moved == "swapped" else 0
         backend = self.make(self.geometry, self.block_size, blocks, self.dtype, host_blocks=host_blocks)
@@ -106,7 +106,9 @@ class Case:
         """Give each sequence blocks from anywhere; return those that are left."""
         free = list(range(1, blocks + 1))
         random.Random(self.seed).shuffle(free)
-        self.tables = [[free.pop() for _ in range(-(-(prefix + fed) // self.block_size))] for prefix, fed in self.feeds]
+        self.tables = [
+            [free.pop() for _ in range(blocks_for(prefix + fed, self.block_size))] for prefix, fed in self.feeds
+        ]
         return free
 
     def _move(self, backend: CachedBackend, unused: list[int]) -> None:
@@ -129,7 +131,7 @@ class Case:
     def _batch(self, parts: list[tuple[int, int, int]], device: torch.device) -> PagedBatch:
         work = []
         for number, start, count in parts:
-            table = self.tables[number][: -(-(start + count) // self.block_size)]
+            table = self.tables[number][: blocks_for(start + count, self.block_size)]
             work.append(Work(number, (0,) * count, start, tuple(table), True, Sampling()))
         return PagedBatch.of(work, self.block_size, device)
 

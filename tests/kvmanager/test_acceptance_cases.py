@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from blocks import Allocate, Commit, Extend, Free, FreeReason, Reset, Step, StepItem, StepRefusal
-from kvmanager import Event, KVManager, PoolSpec, SessionReplaced, StepOutOfOrder, adopt, block_key, report_of, root_key
+from blocks import Allocate, Commit, Extend, Free, FreeReason, Reset, Step, StepItem, StepRefusal, block_key, root_key
+from kvmanager import Event, KVManager, PoolSpec, SessionReplaced, StepOutOfOrder, adopt, report_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "kv-acceptance.md"

@@ -7,8 +7,23 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, StepItem, StepRefusal, Unpin
-from kvmanager import Pool, PoolSpec, block_key, root_key
+from blocks import (
+    Allocate,
+    Commit,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Pin,
+    Reset,
+    Step,
+    StepItem,
+    StepRefusal,
+    Unpin,
+    block_key,
+    root_key,
+)
+from kvmanager import Pool, PoolSpec
 from tests.kvmanager.random_runs import random_runs
 
 SIZE = 2

@@ -1,7 +1,7 @@
 import pytest
 
-from blocks import Allocate, Free, FreeReason, StepRefusal, TableChange
-from kvmanager import Seal, block_key, root_key
+from blocks import Allocate, Free, FreeReason, StepRefusal, TableChange, block_key, root_key
+from kvmanager import Seal
 
 
 def ids(first, count):

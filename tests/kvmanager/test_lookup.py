@@ -100,12 +100,12 @@ def test_keys_are_computed_once_for_pools_that_are_alike_and_no_further_than_one
     computed = []
 
     def counted(*arguments):
-        for key in block_keys(*arguments):
+        for key in prefix_keys(*arguments):
             computed.append(arguments[2])
             yield key
 
-    block_keys = lookup.block_keys
-    monkeypatch.setattr(lookup, "block_keys", counted)
+    prefix_keys = lookup.prefix_keys
+    monkeypatch.setattr(lookup, "prefix_keys", counted)
     for name in ("a", "b", "c"):
         cache(manager, attach(manager, name), 1, [1] * 5)
     attach(manager, "d", block_size=3)

@@ -1,7 +1,21 @@
 import pytest
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Length, Pin, StepItem, StepRefusal, TableChange
-from kvmanager import Seal, block_key, root_key
+from blocks import (
+    Allocate,
+    Commit,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Length,
+    Pin,
+    StepItem,
+    StepRefusal,
+    TableChange,
+    block_key,
+    root_key,
+)
+from kvmanager import Seal
 
 
 def ids(first, count):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
+from blocks import blocks_for
 from engine.attention import TorchBackend
 from engine.attention.llama_shape import is_llama_shaped
 from engine.errors import BackendUnavailable
@@ -145,7 +146,7 @@ def _recorded(decoder: Decoder, wanted: Wanted) -> Decoder | None:
     from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
 
     capacity = wanted.capacity
-    blocks = -(-capacity.context_tokens // capacity.block_size)
+    blocks = blocks_for(capacity.context_tokens, capacity.block_size)
     sizes = batch_sizes(wanted.max_sequences)
     recorder = CudaRecorder(wanted.device)
     recorded = RecordedDecoder(decoder, recorder, capacity.block_size, blocks, sizes, wanted.device)

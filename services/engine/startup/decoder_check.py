@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from blocks import blocks_for
 from engine.attention.backend import PagedBatch
 from engine.model.decoder import Decoder
 from engine.model.loading import LoadedModel
@@ -60,7 +61,7 @@ def _prompt(loaded: LoadedModel, backend: _Cached) -> tuple[torch.Tensor, torch.
     block_size, device = backend.block_size, backend.cache.device
     count = min(_TRIED_TOKENS, loaded.context_tokens, (len(backend.cache) - 1) * block_size)
     token_ids = torch.tensor([7919 * number % loaded.vocabulary_size for number in range(count)], device=device)
-    table = tuple(range(1, -(-count // block_size) + 1))
+    table = tuple(range(1, blocks_for(count, block_size) + 1))
     batch = PagedBatch.of([_work(0, count, table)], block_size, device)
     return token_ids, torch.arange(count, device=device), batch
 

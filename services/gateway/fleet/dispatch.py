@@ -1,15 +1,16 @@
 """Gives requests to engines: finds who has the prompt, asks the router, submits."""
 
 import logging
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from blocks import prefix_keys, root_key
 from quire.v1 import engine_pb2
 from services.gateway.fleet.engine_link import EngineLink, Ticket
 from services.gateway.fleet.engine_news import LossReason
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.fleet.prefix_lookup import PrefixLookup
-from services.gateway.fleet.prefixes import prefix_keys
 from services.gateway.fleet.routing import Candidate, Choice, Policy, Router
 from services.gateway.observer import GatewayObserver
 from services.runtime.errors import RejectionReason, ServiceError, Unavailable
@@ -138,7 +139,8 @@ class Dispatcher:
         if self._router.policy is not Policy.PREFIX:
             return {}
         sizes = {link.description().block_size for link in links}
-        return {size: prefix_keys(submission.prompt_token_ids, submission.salt, size) for size in sizes}
+        root, tokens = root_key("", submission.salt), array("i", submission.prompt_token_ids)
+        return {size: list(prefix_keys(root, tokens, size)) for size in sizes}
 
     def _candidate(
         self, engine_id: str, link: EngineLink, keys: dict[int, Sequence[bytes]], known: dict[str, int] | None

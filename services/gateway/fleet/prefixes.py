@@ -1,27 +1,9 @@
 """What a gateway knows of the prefixes that an engine has cached: what it has sent there."""
 
-from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from hashlib import blake2b
-
-_KEY_BYTES = 16
 
 Keys = Sequence[bytes]
-
-
-def prefix_keys(token_ids: Sequence[int], salt: bytes, block_size: int) -> list[bytes]:
-    """Return a key for each whole block of a prompt that also stands for all before it.
-
-    The last token of a prompt is always computed, so a block that ends with it has none.
-    """
-    blocks = (len(token_ids) - 1) // block_size
-    content, step = array("i", token_ids).tobytes(), array("i").itemsize * block_size
-    keys, key = [], blake2b(salt, digest_size=_KEY_BYTES).digest()
-    for start in range(0, blocks * step, step):
-        key = blake2b(key + content[start : start + step], digest_size=_KEY_BYTES).digest()
-        keys.append(key)
-    return keys
 
 
 class SentPrefixes:

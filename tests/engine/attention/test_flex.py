@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blocks import blocks_for
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Scoring
 from engine.attention.cache import CacheGeometry
@@ -44,7 +45,7 @@ def forget_graphs() -> Iterator[None]:
 
 def scattered(feeds: list[Feed], block_size: int, draw: random.Random, spare: int = 3) -> tuple[PagedBatch, int]:
     """Return a batch whose blocks lie anywhere, and how many blocks there are."""
-    counts = [-(-sum(feed) // block_size) for feed in feeds]
+    counts = [blocks_for(sum(feed), block_size) for feed in feeds]
     blocks = draw.sample(range(1, sum(counts) + spare + 1), sum(counts))
     work = []
     for number, (feed, count) in enumerate(zip(feeds, counts, strict=True)):

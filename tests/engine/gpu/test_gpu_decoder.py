@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from blocks import blocks_for
 from engine.attention import TorchBackend
 from engine.attention.backend import AttentionBackend
 from engine.attention.llama_shape import is_llama_shaped
@@ -143,7 +144,7 @@ class TestRecorded:
 
     @pytest.fixture
     def recorded(self, loaded: LoadedModel, backend: AttentionBackend) -> RecordedDecoder:
-        blocks = -(-loaded.context_tokens // BLOCK)
+        blocks = blocks_for(loaded.context_tokens, BLOCK)
         return RecordedDecoder(ModulesDecoder(loaded, backend), RECORDER, BLOCK, blocks, batch_sizes(5), DEVICE)
 
     def test_every_size_gives_the_logits_of_a_step_that_is_not_recorded(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocks import Copy
+from blocks import Copy, blocks_for
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.schedule.request import Sampling
@@ -93,7 +93,7 @@ def _attended_with(feeds: list[tuple[int, int]], shuffle: bool) -> torch.Tensor:
     backend = make_triton_backend()(CacheGeometry(1, 2, 16), 16, 60, torch.float32)
     work = []
     for number, (prefix, fed) in enumerate(feeds):
-        table = tuple(blocks.pop() for _ in range(-(-(prefix + fed) // 16)))
+        table = tuple(blocks.pop() for _ in range(blocks_for(prefix + fed, 16)))
         if prefix:
             _write(backend, Work(number, (0,) * prefix, 0, table, True, Sampling()))
         work.append(Work(number, (0,) * fed, prefix, table, True, Sampling()))

@@ -1,7 +1,7 @@
 import pytest
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, StepItem, Unpin
-from kvmanager import Eviction, block_key, root_key
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, StepItem, Unpin, block_key, root_key
+from kvmanager import Eviction
 from kvmanager.applied import Effect
 
 

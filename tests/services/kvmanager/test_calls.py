@@ -476,7 +476,7 @@ def test_a_reported_pool_is_adopted_to_the_last_block_and_goes_on(
     assert counts_of(info.host) == pool.host.counts
     assert info.sequences == 2
     step = Step(5, frees=[Free(1, FreeReason.FINISHED)], swap_ins=[2], allocates=[Allocate(4, 4, "d", b"", [2] * 5, 5)])
-    expected = pool.apply(step)
+    expected = pool.apply(step).result
     engine.send(
         step=pb.Step(
             step=5,

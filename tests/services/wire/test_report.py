@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager import KEY_BYTES, Pool, PoolReport, PoolSpec, SequenceReport, TierReport, report_of
+from blocks import KEY_BYTES
+from kvmanager import Pool, PoolReport, PoolSpec, SequenceReport, TierReport, report_of
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.attach import kind_of, only_field
 from services.wire.report import ReportReader, pages_of

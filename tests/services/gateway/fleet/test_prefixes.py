@@ -1,27 +1,4 @@
-from collections.abc import Sequence
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-from services.gateway.fleet.prefixes import SentPrefixes, prefix_keys
-
-tokens = st.lists(st.integers(0, 2), max_size=14)
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-@given(tokens, tokens, st.integers(1, 4))
-def test_keys_are_equal_exactly_as_far_as_whole_blocks_are(a: list[int], b: list[int], size: int) -> None:
-    one, other = prefix_keys(a, b"", size), prefix_keys(b, b"", size)
-    assert len(one) == max(0, len(a) - 1) // size, "the last token is always computed"
-    assert common(one, other) == min(common(a, b) // size, len(one), len(other))  # type: ignore[arg-type]
-
-
-@given(st.lists(st.integers(0, 2), min_size=3, max_size=9))
-def test_prompts_of_another_salt_share_nothing(prompt: list[int]) -> None:
-    assert not set(prefix_keys(prompt, b"a", 2)) & set(prefix_keys(prompt, b"b", 2))
+from services.gateway.fleet.prefixes import SentPrefixes
 
 
 def test_what_was_sent_counts_as_cached_until_the_pool_has_no_room_for_it() -> None:

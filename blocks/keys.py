@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
+from itertools import islice
 from struct import Struct
 
 KEY_BYTES = 32
@@ -55,6 +56,11 @@ def block_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iter
         for start in range(0, len(token_ids) - block_size + 1, block_size):
             parent = sha256(parent + pack(*token_ids[start : start + block_size])).digest()
             yield parent
+
+
+def prefix_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
+    """Yield those of a prompt's blocks that can be shared: at least its last token is left to compute."""
+    return islice(block_keys(parent, token_ids, block_size), max(0, len(token_ids) - 1) // block_size)
 
 
 @cache

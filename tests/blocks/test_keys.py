@@ -1,0 +1,69 @@
+"""The key of a block is the chain over its prefix, whichever way it is computed."""
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blocks import KEY_BYTES, block_key, block_keys, prefix_keys, root_key
+
+prompts = st.lists(st.integers(0, 2), max_size=14)
+sizes = st.integers(1, 4)
+
+
+def chained(token_ids, size, whole):
+    """The keys of so many whole blocks, one after the other."""
+    keys = [root_key("model", b"salt")]
+    for start in range(0, whole * size, size):
+        keys.append(block_key(keys[-1], token_ids[start : start + size]))
+    return keys[1:]
+
+
+@given(prompts, sizes)
+def test_the_keys_of_a_prompt_are_those_of_its_blocks_one_after_the_other_in_a_list_and_in_an_array(prompt, size):
+    expected = chained(prompt, size, len(prompt) // size)
+    for tokens in (prompt, array("i", prompt)):
+        assert list(block_keys(root_key("model", b"salt"), tokens, size)) == expected
+        assert chained(tokens, size, len(prompt) // size) == expected
+
+
+@given(prompts, sizes)
+def test_what_can_be_shared_of_a_prompt_leaves_at_least_one_token(prompt, size):
+    expected = chained(prompt, size, max(0, len(prompt) - 1) // size)
+    for tokens in (prompt, array("i", prompt)):
+        assert list(prefix_keys(root_key("model", b"salt"), tokens, size)) == expected
+
+
+@given(prompts, prompts, sizes)
+def test_two_prompts_have_equal_keys_exactly_as_far_as_whole_blocks_are_equal(one, other, size):
+    keys = [chained(prompt, size, len(prompt) // size) for prompt in (one, other)]
+    for end, (a, b) in enumerate(zip(*keys, strict=False), 1):
+        assert (a == b) == (one[: end * size] == other[: end * size])
+
+
+@given(prompts, sizes)
+def test_prompts_of_another_salt_share_nothing(prompt, size):
+    some, others = (set(prefix_keys(root_key("model", salt), prompt, size)) for salt in (b"a", b"b"))
+    assert not some & others
+
+
+def test_a_reset_changes_the_root():
+    assert len({root_key("model", b"", resets) for resets in range(3)}) == 3
+
+
+def test_21_fingerprint_and_salt_do_not_run_into_each_other():
+    assert len({root_key("ab", b"c"), root_key("a", b"bc"), root_key("abc", b""), root_key("", b"abc")}) == 4
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, 3, 5], [5, 2, 3, 4], [2, 1, 3, 4], [1, 2, 3], [1, 2, 3, 4, 0]])
+def test_25_another_token_order_or_count_makes_another_key(tokens):
+    parent = root_key("model", b"")
+    assert block_key(parent, tokens) != block_key(parent, [1, 2, 3, 4])
+
+
+def test_24_a_key_is_what_it_always_was():
+    # A cache that outlives a version of this code must not change its meaning unnoticed.
+    key = block_key(root_key("model", b"salt"), [1, 2, 3, 2**31 - 1])
+    assert key.hex() == "833604dd919235412ca647c3700ba259aaf54f9c1ce34ccfdb5610756b6e6be0"
+    assert len(key) == KEY_BYTES
