@@ -1,14 +1,11 @@
 """Shows to Prometheus when a service's certificates expire: whatever should renew them may have stopped."""
 
-from collections.abc import Iterable, Iterator
+import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
-
-from services.runtime.file_version import FileVersion, version_of
+from prometheus_client import CollectorRegistry, Gauge
 
 
 def show_certificates(settings: Any, registry: CollectorRegistry) -> None:
@@ -16,48 +13,27 @@ def show_certificates(settings: Any, registry: CollectorRegistry) -> None:
     files = {"tls": settings.tls_certificate, "link": getattr(settings, "link_certificate", "")}
     given = {usage: path for usage, path in files.items() if path}
     if given:
-        registry.register(_Expiry(given))
-
-
-class _Expiry(Collector):
-    """Reads a file again when it has changed, as TLS does; one that is wrong leaves the value as it was."""
-
-    def __init__(self, files: dict[str, str]) -> None:
-        self._files = files
-        self._versions: dict[str, FileVersion] = {}
-        self._expires: dict[str, float] = {}
-
-    def collect(self) -> Iterator[Metric]:
-        """Look at the files."""
-        family = GaugeMetricFamily(
+        gauge = Gauge(
             "quire_tls_certificate_expiry_timestamp_seconds",
             "When the first certificate of the chain expires, in seconds since 1970; by its usage: tls, link.",
-            labels=("usage",),
+            labelnames=("usage",),
+            registry=registry,
         )
-        for usage, path in self._files.items():
-            self._refresh(usage, path)
-            if usage in self._expires:
-                family.add_metric([usage], self._expires[usage])
-        yield family
-
-    def describe(self) -> Iterable[Metric]:
-        """Name what `collect` gives."""
-        return self.collect()
-
-    def _refresh(self, usage: str, path: str) -> None:
-        version = version_of(path)
-        if self._versions.get(usage) == version:
-            return
-        self._versions[usage] = version
-        try:
-            self._expires[usage] = expires_at(path)
-        except (OSError, ValueError):
-            return
+        for usage, path in given.items():
+            gauge.labels(usage).set_function(_Expiry(path).read)
 
 
-def expires_at(path: str) -> float:
-    """Return when the first certificate of a PEM file expires, in seconds since 1970. Raises OSError or ValueError."""
-    from cryptography import x509  # of use to those alone who have certificates
+class _Expiry:
+    """When the first certificate of a PEM file expires. A file that is wrong leaves the value as it was."""
 
-    chain = x509.load_pem_x509_certificates(Path(path).read_bytes())
-    return min(certificate.not_valid_after_utc.timestamp() for certificate in chain)
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._seconds = math.nan  # since 1970
+
+    def read(self) -> float:
+        from cryptography import x509  # of use to those alone who have certificates
+
+        with suppress(OSError, ValueError):
+            chain = x509.load_pem_x509_certificates(self._path.read_bytes())
+            self._seconds = min(certificate.not_valid_after_utc.timestamp() for certificate in chain)
+        return self._seconds
