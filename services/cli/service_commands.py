@@ -150,7 +150,7 @@ def gateway(metrics_listen: str, **values: Any) -> None:
 
     It needs an engine, and waits for one that is not there yet. Engines tell it which models they serve.
     """
-    from services.gateway.metrics import GatewayMetrics
+    from services.gateway.observe.metrics import GatewayMetrics
     from services.runtime.metrics.page import Exposition
     from services.runtime.run_service import run_service
 

@@ -16,11 +16,11 @@ _ACTIONS = ", ".join(field.name for field in gateway_pb2.AdminRequest.DESCRIPTOR
 
 
 class Administration:
-    """Takes operators' requests. A prompt to pin is tokenized as the front desk does it."""
+    """Takes operators' requests. A prompt to pin is tokenized as the request handler does it."""
 
-    def __init__(self, fleet: Fleet, desk: RequestHandler, namespace: Namespace) -> None:
+    def __init__(self, fleet: Fleet, handler: RequestHandler, namespace: Namespace) -> None:
         self._fleet = fleet
-        self._desk = desk
+        self._handler = handler
         self._namespace = namespace
 
     async def administer(self, request: gateway_pb2.AdminRequest, timeout: float) -> gateway_pb2.AdminResponse:
@@ -61,7 +61,7 @@ class Administration:
 
     async def _prefix_ids(self, model: str, prompt: gateway_pb2.Prompt) -> list[int]:
         try:
-            return await self._desk.token_ids(model, prompt, open_turn=False)
+            return await self._handler.token_ids(model, prompt, open_turn=False)
         except InvalidField as error:
             raise InvalidField(f"pin_prefix.{error}", f"pin_prefix.{error.field}") from error
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.v1 import decoding_pb2, gateway_pb2
+from services.gateway.access.namespace import checked_salt
+from services.gateway.text.stop_strings import StopRules
 from services.runtime.errors import InvalidField
 from services.wire.duration import seconds_of
 
 LONGEST_REQUEST_ID_BYTES = 128
-LONGEST_SALT_BYTES = 256
 _MOST_STOP_STRINGS = 64
 _LONGEST_STOP_STRING_BYTES = 1024
 _SEED_BITS = 63
@@ -21,18 +22,6 @@ _MOST_LOGPROBS = 20
 _LONGEST_CONSTRAINT_BYTES = 64 * 1024
 _MOST_LENGTH_PENALTY = 10.0
 MOST_TIMEOUT_SECONDS = 86_400
-
-
-@dataclass(frozen=True)
-class StopRules:
-    """When a sample ends. `max_tokens` None means as many as fit."""
-
-    max_tokens: int | None
-    min_tokens: int
-    strings: tuple[str, ...]
-    token_ids: tuple[int, ...]
-    include_stop: bool
-    ignore_eos: bool
 
 
 @dataclass(frozen=True)
@@ -104,13 +93,6 @@ def _request_id(given: str) -> str:
         size <= LONGEST_REQUEST_ID_BYTES, "request_id", f"has {size} bytes, the most is {LONGEST_REQUEST_ID_BYTES}"
     )
     return given or new_request_id()
-
-
-def checked_salt(given: str, field: str) -> str:
-    """Return a salt. Raises InvalidField for one that engines would not take."""
-    size = len(given.encode())
-    _require(size <= LONGEST_SALT_BYTES, field, f"has {size} bytes, the most is {LONGEST_SALT_BYTES}")
-    return given
 
 
 def _sampling(given: decoding_pb2.Sampling, *, searches: bool) -> decoding_pb2.Sampling:

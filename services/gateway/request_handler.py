@@ -1,35 +1,37 @@
-"""Takes requests in: checks them, makes token ids of their prompts, and has engines work on them."""
+"""Handles requests: checks them, makes token ids of their prompts, and has engines work on them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 
-from google.protobuf.duration_pb2 import Duration
-
-from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
+from quire.v1 import gateway_pb2
 from services.gateway.access.admission import Admission, Place
 from services.gateway.access.callers import SOMEWHERE, Caller, Origin
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.access.slow_clients import Reader, SlowClients
-from services.gateway.access.tenant_usage import TenantUsage
-from services.gateway.access.tenants import Tenants
+from services.gateway.access.tenants import Reservation, Tenants
+from services.gateway.access.token_bound import most_tokens, sequences_of
+from services.gateway.attempts import Attempts, FailoverLimits
 from services.gateway.deadlines import Deadline
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.fleet import Fleet, ServedModel
-from services.gateway.generation import FailoverLimits, Generation, SampleText
-from services.gateway.measured import measured
-from services.gateway.observer import GatewayObserver
+from services.gateway.generation import Generation
+from services.gateway.observe.observer import GatewayObserver, Present, RequestInfo, RequestObserver, RequestProgress
 from services.gateway.parameters import Parameters, check_prompt
-from services.gateway.request_reports import RequestReport, RequestReports
+from services.gateway.prepared_request import (
+    PreparedRequest,
+    check_fits,
+    check_ids,
+    check_vocabulary,
+    submission_of,
+    write_times,
+)
 from services.gateway.text.chat_template import ChatTemplateError, ToolsUnknown
 from services.gateway.text.conversation import conversation_of
-from services.gateway.text.text_stream import TextStream
-from services.gateway.text.token_bound import most_tokens, sequences_of
 from services.gateway.text.tokenizer import Tokenizer
 from services.runtime.errors import InvalidField, Overloaded, RejectionReason, RequestIsLive, ServiceError, Unavailable
-from services.runtime.tracing import Span
-from services.wire.duration import duration
+from services.runtime.tracing import Tracing
 
 # Above this, tokenizing takes longer than other streams should wait.
 _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
@@ -39,15 +41,28 @@ _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096
 _QUIET_SECONDS = 0.5
 _NOTICE_SECONDS = 5.0
 
+Responses = AsyncGenerator[gateway_pb2.GenerateResponse, None]
+
 
 @dataclass(frozen=True)
-class DeskLimits:
+class RequestLimits:
     """How much may be under way, in all and of each tenant, how it goes on when engines die, and who is too slow."""
 
     admission: Admission
     failover: FailoverLimits
     tenants: Tenants
     slow_clients: SlowClients
+
+
+@dataclass(frozen=True)
+class _Life:
+    """What a request holds from its admission to its end."""
+
+    model: ServedModel
+    parameters: Parameters
+    reservation: Reservation
+    place: Place
+    deadline: Deadline
 
 
 class RequestHandler:
@@ -57,63 +72,67 @@ class RequestHandler:
         self,
         fleet: Fleet,
         dispatcher: Dispatcher,
-        limits: DeskLimits,
+        limits: RequestLimits,
         namespace: Namespace,
         observer: GatewayObserver,
-        reports: RequestReports,
+        tracing: Tracing,
         clock: Callable[[], float],
     ) -> None:
+        """`observer` must not raise: GatewayObservers sees to that."""
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._limits = limits
         self._namespace = namespace
         self._observer = observer
-        self._reports = reports
+        self._tracing = tracing
         self._clock = clock
         self._ids: set[str] = set()
         self._draining = False
-        self._usage = TenantUsage()
-        observer.tenants(self._usage.figures, limits.tenants.rejections)
         self._last_refused_at = 0.0
         self._empty = asyncio.Event()
         self._empty.set()
 
-    async def generate(
-        self, request: gateway_pb2.GenerateRequest, origin: Origin = SOMEWHERE
-    ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
-        """Yield what the client gets. Raises a ServiceError."""
-        arrival, caller = self._clock(), origin.caller
-        with (
-            self._refusal_told(request.model),
-            self._reports.begin(request.request_id, self._served_name(request.model), origin, arrival) as report,
-            self._own_id(caller, _parameters(request, origin)) as parameters,
-            self._limits.tenants.admitted(caller, self._most_tokens(request), sequences_of(request)) as reserved,
-            self._admitted(request, arrival) as place,
-            self._deadline_told(request.model, parameters, arrival, (place, report)),
-            self._stream_told(request.model, origin.protocol),
-        ):
-            report.admitted(parameters.request_id, self._fleet.model(request.model).name)
-            generation = await self._prepared(request, caller, parameters, arrival, report.span)
-            report.submitted(generation)
-            reserved.expect(generation.most_tokens(), generation.used_tokens)
-            place.weigh(generation.most_tokens(), self._clock())
-            async with aclosing(self._observed(generation, await generation.begin(), arrival)) as responses:
-                with (
-                    self._watched(generation, report) as reader,
-                    self._usage.under_way(caller.tenant, generation),
-                ):
-                    async for response in responses:
-                        if response.HasField("started"):
-                            place.started(self._clock())
-                        elif response.HasField("finished"):
-                            report.finished(response.finished)
-                        reader.begin()
-                        yield response
-                        reader.end()
+    async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin = SOMEWHERE) -> Responses:
+        """Yield what the client gets. Raises a ServiceError.
+
+        All that the request holds is on one stack, which gives it back in the reverse order, whatever happens.
+        Observers are called beside it, and last.
+        """
+        info = self._info(request, origin)
+        observer, finished = self._observer.request(info), None
+        try:
+            async with AsyncExitStack() as held:
+                life = self._admit(held, request, info, observer)
+                observer.admitted(life.parameters.request_id)
+                prepared = await self._prepare(request, info, life)
+                observer.prepared(prepared.progress)
+                life.reservation.expect(prepared.most_tokens(), prepared.progress.used_tokens)
+                life.place.weigh(prepared.most_tokens(), self._clock())
+                responses, reader = await self._begin(held, prepared, observer)
+                observer.submitted(prepared.progress)
+                async for response in responses:
+                    match response.WhichOneof("event"):
+                        case "delta":
+                            observer.tokens(response.delta, self._clock())
+                        case "started":
+                            life.place.started(self._clock())
+                            observer.started(response.started)
+                        case "finished":
+                            finished = response.finished
+                    reader.begin()
+                    yield response
+                    reader.end()
+        except BaseException as error:
+            if finished is None:
+                observer.failed(error, self._clock())
+            raise
+        finally:
+            if finished is not None:
+                observer.ended(finished, self._clock())
 
     @property
     def slow_clients(self) -> SlowClients:
-        """Who watches the clients of all streams."""
+        """The watch over the clients of all streams."""
         return self._limits.slow_clients
 
     async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
@@ -121,7 +140,7 @@ class RequestHandler:
         served = self._fleet.model(model)
         check_prompt(prompt)
         if prompt.WhichOneof("kind") == "token_ids":
-            _check_ids(prompt.token_ids.ids, "prompt.token_ids.ids", served.description().vocabulary_size)
+            check_ids(prompt.token_ids.ids, "prompt.token_ids.ids", served.description().vocabulary_size)
             return list(prompt.token_ids.ids)
         try:
             if prompt.ByteSize() <= _LONGEST_PROMPT_TOKENIZED_AT_ONCE:
@@ -135,8 +154,8 @@ class RequestHandler:
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
         """Return the text of token ids. Raises a ServiceError."""
         served = self._fleet.model(request.model)
-        _check_fits(len(request.token_ids), "token_ids", served)
-        _check_ids(request.token_ids, "token_ids", served.description().vocabulary_size)
+        check_fits(len(request.token_ids), "token_ids", served)
+        check_ids(request.token_ids, "token_ids", served.description().vocabulary_size)
         skip = not request.special_tokens
         return await asyncio.to_thread(served.tokenizer.decode, list(request.token_ids), skip_special_tokens=skip)
 
@@ -157,9 +176,8 @@ class RequestHandler:
         self._fleet.forget(now)
         models, tenants = self._fleet.names(), self._limits.tenants
         self._limits.admission.keep(models)
-        self._usage.forget(models, tenants.names(), now)
+        self._observer.present(Present(self._fleet.engines(), models, tenants.names()), now)
         tenants.forget(now)
-        self._observer.fleet(self._fleet.engines(), models, now)
 
     async def drain(self) -> None:
         """Refuse new requests from now on, and return when none is left and clients have noticed, or should have."""
@@ -169,14 +187,62 @@ class RequestHandler:
         while (quiet_at := min(self._last_refused_at + _QUIET_SECONDS, begun + _NOTICE_SECONDS)) > self._clock():
             await asyncio.sleep(quiet_at - self._clock())
 
+    def _info(self, request: gateway_pb2.GenerateRequest, origin: Origin) -> RequestInfo:
+        try:
+            model_name = self._fleet.model(request.model).name
+        except ServiceError:
+            model_name = ""
+        arrival = self._clock()
+        span = self._tracing.begin("generate", origin.trace_parent, at=arrival)
+        return RequestInfo(request.request_id, model_name, origin, arrival, span)
+
+    def _admit(
+        self, held: AsyncExitStack, request: gateway_pb2.GenerateRequest, info: RequestInfo, observer: RequestObserver
+    ) -> _Life:
+        """Acquire what a request holds before anything is done for it, by the most that it can weigh."""
+        caller, clock = info.origin.caller, self._clock
+        parameters = _parameters(request, info.origin)
+        held.enter_context(self._own_id(caller, parameters.request_id))
+        model = self._fleet.model(request.model)
+        most, sequences = most_tokens(request, model.description().context_tokens), sequences_of(request)
+        reservation = held.enter_context(self._limits.tenants.admitted(caller, most, sequences))
+        place = held.enter_context(self._place(model, most, request, info.arrival))
+        deadline = Deadline.after(info.arrival, parameters.timeout, clock)
+        held.enter_context(deadline.noticed(lambda: observer.deadline_passed(waiting=place.waiting)))
+        held.enter_context(model.in_use())
+        return _Life(model, parameters, reservation, place, deadline)
+
+    async def _begin(
+        self, held: AsyncExitStack, prepared: PreparedRequest, observer: RequestObserver
+    ) -> tuple[Responses, Reader]:
+        """Give a request to an engine; return its responses, and the watch over the client that reads them."""
+        attempts = Attempts(prepared, self._dispatcher, self._limits.failover, self._clock)
+        generation = held.enter_context(Generation(prepared, attempts, self._clock))
+        await attempts.begin()
+        responses = await held.enter_async_context(aclosing(generation.responses()))
+        return responses, held.enter_context(self.slow_clients.watched(generation, observer.slow_client))
+
     @contextmanager
-    def _admitted(self, request: gateway_pb2.GenerateRequest, arrival: float) -> Iterator[Place]:
-        """Give a request a place, by the most that it can weigh: nothing was done for it yet."""
+    def _own_id(self, caller: Caller, request_id: str) -> Iterator[None]:
+        """Keep the caller from using the id again: two engines would not know of each other's requests."""
+        own = qualified(caller.tenant, request_id)
+        if own in self._ids:
+            raise RequestIsLive(f"request_id {request_id!r} is live", "request_id")
+        self._ids.add(own)
+        try:
+            yield
+        finally:
+            self._ids.remove(own)
+
+    @contextmanager
+    def _place(
+        self, model: ServedModel, most: int, request: gateway_pb2.GenerateRequest, arrival: float
+    ) -> Iterator[Place]:
         if self._draining:
             self._last_refused_at = self._clock()
             raise Unavailable("the gateway is draining", refusal=RejectionReason.DRAINING)
-        admission, model = self._limits.admission, self._fleet.model(request.model).name
-        place = admission.enter(model, self._most_tokens(request), arrival, sequences_of(request))
+        admission = self._limits.admission
+        place = admission.enter(model.name, most, arrival, sequences_of(request))
         self._empty.clear()
         try:
             yield place
@@ -188,116 +254,19 @@ class RequestHandler:
             if not admission.requests:
                 self._empty.set()
 
-    @contextmanager
-    def _refusal_told(self, model: str) -> Iterator[None]:
-        try:
-            yield
-        except ServiceError as error:
-            if error.refusal is not None:
-                self._observer.refused(self._served_name(model), error.refusal)
-            raise
-
-    def _served_name(self, model: str) -> str:
-        """Return the name of a served model; empty while there is none: what clients make up is no label."""
-        try:
-            return self._fleet.model(model).name
-        except ServiceError:
-            return ""
-
-    @contextmanager
-    def _stream_told(self, model: str, protocol: str) -> Iterator[None]:
-        served = self._fleet.model(model)
-        served.under_way += 1
-        self._observer.stream_opened(served.name, protocol)
-        try:
-            yield
-        finally:
-            served.under_way -= 1
-            self._observer.stream_closed(served.name, protocol)
-
-    @contextmanager
-    def _deadline_told(
-        self, model: str, parameters: Parameters, arrival: float, told: tuple[Place, RequestReport]
-    ) -> Iterator[None]:
-        name, (place, report) = self._fleet.model(model).name, told
-        deadline = Deadline(None if parameters.timeout is None else arrival + parameters.timeout, self._clock)
-
-        def passed() -> None:
-            report.deadline_passed()
-            self._observer.deadline_passed(name, waiting=place.waiting)
-
-        with deadline.told(passed):
-            yield
-
-    def _watched(self, generation: Generation, report: RequestReport) -> AbstractContextManager[Reader]:
-        def told() -> None:
-            report.client_is_slow()
-            self._observer.slow_client(generation.model.name)
-
-        return self.slow_clients.watched(generation, told)
-
-    def _observed(
-        self, generation: Generation, engine_id: str, arrival: float
-    ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
-        observer = self._observer.request(generation.model.name, engine_id)
-        return measured(generation.responses(), observer, arrival, self._clock)
-
-    @contextmanager
-    def _own_id(self, caller: Caller, parameters: Parameters) -> Iterator[Parameters]:
-        """Keep the caller from using the request's id again: two engines would not know of each other's requests."""
-        own = qualified(caller.tenant, parameters.request_id)
-        if own in self._ids:
-            raise RequestIsLive(f"request_id {parameters.request_id!r} is live", "request_id")
-        self._ids.add(own)
-        try:
-            yield parameters
-        finally:
-            self._ids.remove(own)
-
-    def _most_tokens(self, request: gateway_pb2.GenerateRequest) -> int:
-        return most_tokens(request, self._fleet.model(request.model).description().context_tokens)
-
-    async def _prepared(
-        self, request: gateway_pb2.GenerateRequest, caller: Caller, parameters: Parameters, arrival: float, span: Span
-    ) -> Generation:
-        model = self._fleet.model(request.model)
-        _check_vocabulary(parameters, model.description().vocabulary_size)
+    async def _prepare(self, request: gateway_pb2.GenerateRequest, info: RequestInfo, life: _Life) -> PreparedRequest:
+        model, parameters, tenant = life.model, life.parameters, info.origin.caller.tenant
+        check_vocabulary(parameters, model.description().vocabulary_size)
         if request.prompt.HasField("token_ids"):
-            _check_fits(len(request.prompt.token_ids.ids), "prompt.token_ids.ids", model)
-        with span.child("tokenize"):
+            check_fits(len(request.prompt.token_ids.ids), "prompt.token_ids.ids", model)
+        with info.span.child("tokenize"):
             token_ids = await self.token_ids(model.name, request.prompt)
-        _check_fits(len(token_ids), "prompt", model)
-        submission = engine_pb2.Submission(
-            request_id=qualified(caller.tenant, parameters.request_id),
-            attempt=1,
-            prompt_token_ids=token_ids,
-            samples=[engine_pb2.SampleState()] * parameters.sampling.sample_count,
-            sampling=parameters.sampling,
-            logit_rules=parameters.logit_rules,
-            beam_search=parameters.beam_search,
-            logprobs=parameters.logprobs,
-            prompt_logprobs=parameters.prompt_logprobs,
-            constraint=parameters.constraint,
-            stopping=_engine_stopping(parameters, len(token_ids), model),
-            salt=self._namespace.salt(caller.tenant, parameters.salt),
-            priority=parameters.priority,
-            age=duration(self._clock() - arrival),
-            timeout=_time_left(parameters, self._clock() - arrival),
-        )
-        return Generation(
-            dispatcher=self._dispatcher,
-            model=model,
-            submission=submission,
-            parameters=parameters,
-            samples=[
-                SampleText(TextStream(model.tokenizer, parameters.stopping, parameters.special_tokens))
-                for _ in submission.samples
-            ],
-            limits=self._limits.failover,
-            arrival=arrival,
-            clock=self._clock,
-            span=span,
-        )
+        check_fits(len(token_ids), "prompt", model)
+        own, salt = qualified(tenant, parameters.request_id), self._namespace.salt(tenant, parameters.salt)
+        submission = submission_of(parameters, token_ids, model, own, salt)
+        write_times(submission, life.deadline, info.arrival)
+        progress = RequestProgress(len(token_ids))
+        return PreparedRequest(model, parameters, submission, info.arrival, life.deadline, progress, info.span)
 
 
 def _parameters(request: gateway_pb2.GenerateRequest, origin: Origin) -> Parameters:
@@ -324,60 +293,3 @@ def _tokenize(model: ServedModel, prompt: gateway_pb2.Prompt, open_turn: bool) -
     if prompt.WhichOneof("kind") == "text":
         return model.tokenizer.encode(prompt.text)
     return model.tokenizer.encode_chat(conversation_of(prompt.chat), open_turn=open_turn)
-
-
-def _time_left(parameters: Parameters, spent_seconds: float) -> Duration | None:
-    return None if parameters.timeout is None else duration(max(0.0, parameters.timeout - spent_seconds))
-
-
-def _engine_stopping(parameters: Parameters, prompt_tokens: int, model: ServedModel) -> decoding_pb2.Stopping:
-    rules, most = parameters.stopping, parameters.stopping.max_tokens
-    if most is None:
-        search = parameters.beam_search
-        sequences = search.width if search else parameters.sampling.sample_count
-        most = _most_tokens(prompt_tokens, sequences, model)
-    return decoding_pb2.Stopping(
-        max_tokens=most,
-        min_tokens=rules.min_tokens,
-        stop_token_ids=rules.token_ids,
-        ignore_eos=rules.ignore_eos,
-    )
-
-
-def _most_tokens(prompt_tokens: int, sequences: int, model: ServedModel) -> int:
-    """Return how many tokens fit after the prompt, at any engine; at least 1, so that one says what does not fit.
-
-    Samples and beams share the whole blocks of the prompt. The last token generated is never fed back, so it takes no
-    slot.
-    """
-    description, request_blocks = model.description(), model.request_blocks()
-    shared = min(prompt_tokens // description.block_size, request_blocks)
-    slots = (shared + (request_blocks - shared) // sequences) * description.block_size + 1
-    return max(1, min(description.context_tokens, slots) - prompt_tokens)
-
-
-def _check_vocabulary(parameters: Parameters, vocabulary_size: int) -> None:
-    rules = parameters.logit_rules
-    _check_ids(parameters.stopping.token_ids, "stopping.stop_token_ids", vocabulary_size)
-    _check_ids(rules.allowed_token_ids, "logit_rules.allowed_token_ids", vocabulary_size)
-    for token in sorted(rules.logit_bias):
-        _check_id(token, f"logit_rules.logit_bias[{token}]", vocabulary_size)
-
-
-def _check_fits(count: int, field: str, model: ServedModel) -> None:
-    """Refuse, before they cost anything, more tokens than any engine could take."""
-    context = model.description().context_tokens
-    if count > context:
-        raise InvalidField(f"{field} has {count} tokens, the model's context has {context}", field)
-
-
-def _check_ids(token_ids: Collection[int], field: str, vocabulary_size: int) -> None:
-    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocabulary_size):
-        return  # the usual case, at a tenth of the loop's price
-    for position, token in enumerate(token_ids):
-        _check_id(token, f"{field}[{position}]", vocabulary_size)
-
-
-def _check_id(token: int, field: str, vocabulary_size: int) -> None:
-    if not 0 <= token < vocabulary_size:
-        raise InvalidField(f"{field} is token {token}, the vocabulary has {vocabulary_size} tokens", field)

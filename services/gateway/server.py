@@ -16,16 +16,18 @@ from services.gateway.access.namespace import Namespace
 from services.gateway.access.slow_clients import SlowClients
 from services.gateway.access.tenants import Tenants
 from services.gateway.administration import Administration
+from services.gateway.attempts import FailoverLimits
 from services.gateway.fleet.discovery import Places
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet
 from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.fleet.routing import Policy, Router
-from services.gateway.generation import FailoverLimits
-from services.gateway.observer import GatewayObserver
-from services.gateway.request_handler import DeskLimits, RequestHandler
-from services.gateway.request_reports import RequestReports
+from services.gateway.observe.observer import GatewayObserver
+from services.gateway.observe.observers import GatewayObservers
+from services.gateway.observe.request_reports import RequestReports
+from services.gateway.observe.tenant_usage import TenantUsage
+from services.gateway.request_handler import RequestHandler, RequestLimits
 from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
 from services.gateway.settings import GatewaySettings
 from services.runtime import transport
@@ -54,8 +56,8 @@ class GatewayService:
     def __init__(self, settings: GatewaySettings, observer: GatewayObserver | None = None) -> None:
         """Make the server; it listens from `start` on, and is ready while an engine takes requests.
 
-        `observer` hears of its work. Raises InvalidSetting when a file that it names is wrong, when it would be open to
-        others than this machine, or when it is to send traces, but cannot.
+        `observer` receives what happens to its requests. Raises InvalidSetting when a file that it names is wrong, when
+        it would be open to others than this machine, or when it is to send traces, but cannot.
         """
         settings.check_exposure()
         self._settings = settings
@@ -66,25 +68,26 @@ class GatewayService:
         self._authentication = Authentication(settings.api_keys, tenants)
         self._pinned_prompts = pinned_prompts.read(settings.pinned_prompts)
         clock = asyncio.get_running_loop().time
-        self._observer = observer = observer or GatewayObserver()
+        usage = TenantUsage()
+        self._observer = GatewayObservers(RequestReports(), usage, observer or GatewayObserver())
+        self._observer.tenants(usage.figures, tenants.rejections)
         self._lookup = PrefixLookup(settings.kvmanager, clock, links_tls) if settings.kvmanager else None
         links = LinkOptions(
             timeout_seconds=settings.link_timeout_seconds,
             work_seconds=settings.routing_window_seconds,
             tls=links_tls,
             max_buffered_tokens=settings.max_buffered_tokens,
-            observer=observer,
+            observer=self._observer,
         )
         self._fleet = Fleet(Places.of(settings.engines), settings.discovery_seconds, links)
         router = Router(Policy(settings.routing), settings.routing_slack_tokens)
-        dispatcher = Dispatcher(self._fleet, router, self._lookup, observer, clock)
+        dispatcher = Dispatcher(self._fleet, router, self._lookup, self._observer, clock)
         failover = FailoverLimits(settings.failovers, settings.failover_seconds)
         admission = Admission(settings.max_requests, settings.max_queued_tokens)
-        limits = DeskLimits(admission, failover, tenants, SlowClients(settings.slow_client_seconds, clock))
+        limits = RequestLimits(admission, failover, tenants, SlowClients(settings.slow_client_seconds, clock))
         self._tracing = tracing_to("gateway", settings.otlp_endpoint, settings.trace_sample_ratio)
-        reports = RequestReports(self._tracing, clock)
-        self._desk = RequestHandler(self._fleet, dispatcher, limits, namespace, observer, reports, clock)
-        self._administration = Administration(self._fleet, self._desk, namespace)
+        self._handler = RequestHandler(self._fleet, dispatcher, limits, namespace, self._observer, self._tracing, clock)
+        self._administration = Administration(self._fleet, self._handler, namespace)
         self._http: HttpServer | None = None
         self.readiness = Readiness()
         self.server = transport.server(
@@ -101,7 +104,7 @@ class GatewayService:
 
     async def start(self) -> str:
         """Listen. Raises AddressUnavailable."""
-        servicer = GatewayServicer(self._desk, self._administration, self.authenticate)
+        servicer = GatewayServicer(self._handler, self._administration, self.authenticate)
         gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, self.server)
         address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
@@ -113,7 +116,9 @@ class GatewayService:
         from services.gateway.http.front import http_server
 
         context = self._http_tls.context if self._http_tls else None
-        self._http = http_server(self._desk, self._settings, self.readiness, self._observer, self.authenticate, context)
+        self._http = http_server(
+            self._handler, self._settings, self.readiness, self._observer, self.authenticate, context
+        )
         log.info("gateway listens for HTTP at %s", await self._http.start(self._settings.http_listen))
 
     async def run(self) -> None:
@@ -123,7 +128,7 @@ class GatewayService:
             tasks.create_task(self._fleet.run())
             tasks.create_task(self._follow())
             tasks.create_task(self._pin())
-            tasks.create_task(self._desk.slow_clients.run())
+            tasks.create_task(self._handler.slow_clients.run())
             tasks.create_task(self._forget())
             if self._http_tls:
                 tasks.create_task(self._http_tls.follow())
@@ -132,7 +137,7 @@ class GatewayService:
         """Now and then, forget what is known of engines, tenants and models that are gone."""
         while True:
             await asyncio.sleep(_FORGET_SECONDS)
-            self._desk.forget(asyncio.get_running_loop().time())
+            self._handler.forget(asyncio.get_running_loop().time())
 
     async def _follow(self) -> None:
         async for ready in self._fleet.readiness.changes():
@@ -158,7 +163,7 @@ class GatewayService:
             await asyncio.wait_for(self._have_ended(), self._settings.grace_seconds)
 
     async def _have_ended(self) -> None:
-        await self._desk.drain()
+        await self._handler.drain()
         if self._http:  # an answer is sent after its generation has ended
             await self._http.answered()
 

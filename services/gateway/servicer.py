@@ -1,4 +1,4 @@
-"""The calls of the gateway: hand the message to the front desk, and its answer to the client."""
+"""The calls of the gateway: hand the message to the request handler, and its answer to the client."""
 
 import re
 from contextlib import aclosing
@@ -32,9 +32,9 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
 class GatewayServicer(pb_grpc.GatewayServicer):
     """Answers clients."""
 
-    def __init__(self, desk: RequestHandler, administration: Administration, authenticate: Authenticate) -> None:
+    def __init__(self, handler: RequestHandler, administration: Administration, authenticate: Authenticate) -> None:
         """`authenticate` makes a caller of a value of `authorization`, or raises a ServiceError."""
-        self._desk = desk
+        self._handler = handler
         self._administration = administration
         self._authenticate = authenticate
 
@@ -46,30 +46,30 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         metadata: dict[str, str] = {}
         async with translated(context, metadata):
             metadata |= _named(request)
-            with self._desk.slow_clients.named():
-                async with aclosing(self._desk.generate(request, self._origin(context))) as responses:
+            with self._handler.slow_clients.named():
+                async with aclosing(self._handler.generate(request, self._origin(context))) as responses:
                     async for response in responses:
                         await context.write(response)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Tokenize a prompt."""
         async with translated(context):
-            return pb.TokenizeResponse(token_ids=await self._desk.token_ids(request.model, request.prompt))
+            return pb.TokenizeResponse(token_ids=await self._handler.token_ids(request.model, request.prompt))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Tell the text of tokens."""
         async with translated(context):
-            return pb.DetokenizeResponse(text=await self._desk.text(request))
+            return pb.DetokenizeResponse(text=await self._handler.text(request))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
         """Describe a model."""
         async with translated(context):
-            return self._desk.model(request.model)
+            return self._handler.model(request.model)
 
     async def ListModels(self, _request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
         """Describe all models."""
         async with translated(context):
-            return pb.ListModelsResponse(models=self._desk.models())
+            return pb.ListModelsResponse(models=self._handler.models())
 
     async def Admin(self, request: pb.AdminRequest, context: Context) -> pb.AdminResponse:  # noqa: N802
         """Change what is pinned."""

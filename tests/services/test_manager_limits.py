@@ -11,8 +11,8 @@ from kvmanager import limits
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import LONGEST_CONTEXT
 from services.gateway.access.api_keys import is_tenant
-from services.gateway.access.namespace import Namespace, qualified
-from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES, LONGEST_SALT_BYTES
+from services.gateway.access.namespace import LONGEST_SALT_BYTES, Namespace, qualified
+from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES
 from services.wire.wire_fields import ENTRY_BYTES
 
 BUDGET, SEQUENCES = (

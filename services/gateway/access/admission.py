@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass
 
-from services.gateway.text.token_bound import ONE_SEQUENCE, Sequences
+from services.gateway.access.token_bound import ONE_SEQUENCE, Sequences
 from services.runtime.errors import Overloaded, RejectionReason
 
 # Of a bound. Lower marks make better predictions, higher ones use more of what the bound allows.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.api_keys import is_tenant
-from services.gateway.parameters import checked_salt
 from services.runtime.errors import InvalidField
 
+LONGEST_SALT_BYTES = 256
 # No text in UTF-8 has this byte, so no client's own salt is one of a tenant's.
 _TENANTS_SALT = b"\xff"
 
@@ -40,3 +40,11 @@ class Namespace:
 def qualified(tenant: str, request_id: str) -> str:
     """Return the name of a request at engines and in their KV manager's ledger; names of tenants have no slash."""
     return f"{tenant}/{request_id}" if tenant else request_id
+
+
+def checked_salt(given: str, field: str) -> str:
+    """Return a salt. Raises InvalidField for one that engines would not take."""
+    size = len(given.encode())
+    if size > LONGEST_SALT_BYTES:
+        raise InvalidField(f"{field} has {size} bytes, the most is {LONGEST_SALT_BYTES}", field)
+    return given

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from services.gateway.access.admission import Bound
 from services.gateway.access.api_keys import TenantLimits
 from services.gateway.access.callers import Caller
+from services.gateway.access.token_bound import ONE_SEQUENCE, Sequences
 from services.gateway.fleet.departures import MOST_TENANTS, SECONDS, Departures
-from services.gateway.text.token_bound import ONE_SEQUENCE, Sequences
 from services.runtime.errors import InvalidField, Overloaded, RejectionReason
 
 _SECONDS_PER_MINUTE = 60.0

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from blocks import prefix_keys, root_key
 from quire.v1 import engine_pb2
-from services.gateway.fleet.engine_link import EngineLink, Ticket
-from services.gateway.fleet.engine_news import LossReason
+from services.gateway.fleet.engine_events import FailoverReason
+from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.fleet.fleet import Fleet, ServedModel
+from services.gateway.fleet.observer import FleetObserver
 from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.fleet.routing import Candidate, Choice, Policy, Router
-from services.gateway.observer import GatewayObserver
+from services.gateway.fleet.ticket import Ticket
 from services.runtime.errors import RejectionReason, ServiceError, Unavailable
 from services.runtime.tracing import NO_SPAN, Attributes, Span
 
@@ -32,22 +33,22 @@ class Placement:
     span: Span  # of the attempt
 
     def __post_init__(self) -> None:
-        self.link.give_work(self.clock(), len(self.ticket.submission.prompt_token_ids) - self.expected_tokens)
-        self._sent = self.link.sent
+        self.link.work.give(self.clock(), len(self.ticket.submission.prompt_token_ids) - self.expected_tokens)
+        self._sent = self.link.work.sent
         self._sent.sent(self.keys)
 
     def started(self, cached_tokens: int) -> None:
         """Count as work what is really computed."""
-        self.link.work.add(self.clock(), self.expected_tokens - cached_tokens)
+        self.link.work.recent.add(self.clock(), self.expected_tokens - cached_tokens)
 
-    def end_sample(self, index: int) -> None:
-        """End one sample of it at the engine: its text ran into a stop string."""
-        self.link.cancel(self.ticket, engine_pb2.CANCEL_REASON_STOP_STRING, index)
+    def cancel(self, reason: engine_pb2.CancelReason.ValueType, sample: int | None = None) -> None:
+        """End it, or one sample of it, at the engine; its last event still comes."""
+        self.link.cancel(self.ticket, reason, sample)
 
     def leave(self, reason: engine_pb2.CancelReason.ValueType | None, fault: str = "") -> None:
         """Have nothing more to do with it. A reason ends the request at the engine; a fault is the engine's."""
         if reason is not None:
-            self.link.cancel(self.ticket, reason)
+            self.cancel(reason)
         self.link.forget(self.ticket)
         self._sent.ended(self.keys)
         self.span.end(fault)
@@ -61,7 +62,7 @@ class Dispatcher:
         fleet: Fleet,
         router: Router,
         lookup: PrefixLookup | None,
-        observer: GatewayObserver,
+        observer: FleetObserver,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
@@ -113,14 +114,14 @@ class Dispatcher:
         """See `Fleet.wait_for_change`."""
         await self._fleet.wait_for_change()
 
-    def failed_over(self, model: str, request_id: str, engine_id: str, reason: LossReason) -> None:
-        """Tell that a request leaves this engine before it has ended."""
+    def failed_over(self, model: str, request_id: str, engine_id: str, reason: FailoverReason) -> None:
+        """Log and count that a request leaves this engine before it has ended."""
         fields = {"request_id": request_id, "model": model, "engine": engine_id, "reason": reason.value}
         log.info("request leaves engine %s", engine_id, extra=fields)
         self._observer.failed_over(model, engine_id, reason.value)
 
     def given_up(self, model: str, request_id: str, engine_ids: Sequence[str]) -> None:
-        """Tell that engines were lost with a request, one after the other, and it is not tried again."""
+        """Log and count that engines were lost with a request, one after the other, and it is not tried again."""
         fields = {"request_id": request_id, "model": model, "engine": engine_ids[-1], "engines": list(engine_ids)}
         log.error("request is given up: engines were lost with it, the last one while it was isolated", extra=fields)
         self._observer.given_up(model)
@@ -148,15 +149,15 @@ class Dispatcher:
         block_size = link.description().block_size
         own = keys.get(block_size, ())
         if known is None or engine_id not in known:
-            blocks = link.sent.cached_blocks(own)
+            blocks = link.work.sent.cached_blocks(own)
         else:
-            blocks = link.sent.cached_blocks_beyond(own, min(known[engine_id] // block_size, len(own)))
+            blocks = link.work.sent.cached_blocks_beyond(own, min(known[engine_id] // block_size, len(own)))
         return Candidate(
             engine_id=engine_id,
             cached_tokens=blocks * block_size,
-            recent_tokens=link.work.tokens(self._clock()),
+            recent_tokens=link.work.recent.tokens(self._clock()),
             requests=link.requests,
-            waiting_tokens=link.waiting_tokens,
+            waiting_tokens=link.work.waiting_tokens,
         )
 
 

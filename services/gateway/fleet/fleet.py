@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from quire.v1 import engine_pb2 as pb
@@ -26,6 +28,15 @@ class ServedModel:
     tokenizer: Tokenizer
     links: list[EngineLink] = field(default_factory=list)
     under_way: int = 0  # requests that were let in and have not ended
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep the model from being forgotten, as for a request that was let in and has not ended."""
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
 
     def ready(self) -> dict[str, EngineLink]:
         """Return the links to engines that take requests by the engines' ids: one that has two addresses is one."""
@@ -117,7 +128,7 @@ class Fleet:
         """Return when an engine came, went, began to drain, or began or ceased to be without its KV manager."""
         await self._changed.wait()
 
-    async def greet(self, description: pb.GetEngineResponse, stub: "pb_grpc.EngineAsyncStub") -> None:
+    async def on_engine(self, description: pb.GetEngineResponse, stub: "pb_grpc.EngineAsyncStub") -> None:
         """Have the tokenizer of an engine that is new. Raises Unavailable when it does not fit to the others."""
         name, digest = description.model, description.tokenizer_digest
         tokenizer = await self._tokenizers.tokenizer(digest, stub)

@@ -7,7 +7,7 @@ from services.gateway.http.app import make_app
 from services.gateway.http.intake import Authenticate
 from services.gateway.http.observed import Observed, count_refusal
 from services.gateway.http.openai.answers import Desk
-from services.gateway.observer import GatewayObserver
+from services.gateway.observe.observer import GatewayObserver
 from services.gateway.settings import GatewaySettings
 from services.runtime.http.connection import HttpLimits
 from services.runtime.http.server import HttpServer

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.observer import GatewayObserver
+from services.gateway.observe.observer import GatewayObserver
 from services.runtime.http.connection import REFUSED_WITH
 from services.runtime.service import Readiness
 

@@ -2,7 +2,20 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class StopRules:
+    """When a sample ends. `max_tokens` None means as many as fit."""
+
+    max_tokens: int | None
+    min_tokens: int
+    strings: tuple[str, ...]
+    token_ids: tuple[int, ...]
+    include_stop: bool
+    ignore_eos: bool
 
 
 class Released(NamedTuple):

@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from services.gateway.parameters import StopRules
 from services.gateway.text.detokenizer import Detokenizer
-from services.gateway.text.stop_strings import StopStrings
+from services.gateway.text.stop_strings import StopRules, StopStrings
 from services.gateway.text.tokenizer import Tokenizer
 
 

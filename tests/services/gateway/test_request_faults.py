@@ -47,10 +47,10 @@ def test_a_request_at_which_the_gateway_raises_fails_alone(
 ) -> None:
     delta = Generation._delta
 
-    def with_delta(generation: Generation, index: int, news: object) -> object:
-        if GUILTY in generation.parameters.stopping.strings:
+    def with_delta(generation: Generation, index: int, batch: object) -> object:
+        if GUILTY in generation.request.parameters.stopping.strings:
             raise Oops("secret")
-        return delta(generation, index, news)  # type: ignore[arg-type]
+        return delta(generation, index, batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Generation, "_delta", with_delta)
     request = prompt_request("The quick brown fox", TOKENS)

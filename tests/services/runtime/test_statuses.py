@@ -24,7 +24,7 @@ from quire.v1 import (
 )
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.gateway.access.api_keys import make_key
-from services.gateway.fleet import engine_news
+from services.gateway.fleet import engine_events
 from services.runtime import errors, statuses
 from services.wire import output
 from tests.api_keys import bearer, write_keys
@@ -72,7 +72,7 @@ def test_an_error_of_a_narrower_type_has_the_status_of_the_wider_one() -> None:
 def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
     assert set(output._REFUSALS) == leaves(engine_errors.RequestRefused)
     reasons = set(engine_pb2.RefusalReason.values()) - {engine_pb2.REFUSAL_REASON_UNSPECIFIED}
-    assert set(engine_news._REFUSALS) == reasons
+    assert set(engine_events._REFUSALS) == reasons
     assert set(output._REFUSALS.values()) == reasons
 
 

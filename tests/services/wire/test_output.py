@@ -4,13 +4,13 @@ from itertools import count, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from services.gateway.fleet.engine_news import News
 
 from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull, RequestExists, RequestRefused
 from engine.schedule.request import Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
-from services.gateway.fleet.engine_news import News
 from services.wire.duration import seconds_of
 from services.wire.output import finished_message, refused_message, token_logprobs
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.gateway.access.admission import Admission, Bound, Place
-from services.gateway.text.token_bound import Sequences
+from services.gateway.access.token_bound import Sequences
 from services.runtime.errors import Overloaded
 
 PLENTY = 1_000_000

@@ -12,7 +12,7 @@ from services.gateway.access.api_keys import TenantLimits
 from services.gateway.access.callers import ANYONE, Caller
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.access.tenants import Reservation, Tenants
-from services.gateway.text.token_bound import Sequences, most_tokens, sequences_of
+from services.gateway.access.token_bound import Sequences, most_tokens, sequences_of
 from services.runtime.errors import InvalidField, Overloaded
 
 ACME, OTHER = Caller("acme", operator=False), Caller("other", operator=False)

@@ -6,10 +6,8 @@ import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,35 +15,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from bench.loads.null_engine import NullOptions, assemble
 from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc
-from services.engine.server import EngineService
-from services.engine.settings import EngineSettings
-from services.gateway import metrics, server
-from services.gateway.access import tenant_usage, tenants
+from services.gateway import server
+from services.gateway.access import tenants
 from services.gateway.access.admission import Admission
 from services.gateway.access.api_keys import TenantLimits
-from services.gateway.access.callers import Caller
-from services.gateway.access.tenant_usage import TenantUsage
+from services.gateway.access.callers import SOMEWHERE, Caller, Origin
 from services.gateway.access.tenants import Tenants
 from services.gateway.fleet import engine_link, fleet
 from services.gateway.fleet.departures import MOST_MODELS, SECONDS, Departures
 from services.gateway.fleet.discovery import Places
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet, ServedModel
-from services.gateway.metrics import GatewayMetrics
-from services.gateway.observer import Ending
+from services.gateway.observe import metrics, tenant_usage
+from services.gateway.observe.metrics import GatewayMetrics
+from services.gateway.observe.observer import Present, RequestInfo, RequestObserver, RequestProgress
+from services.gateway.observe.tenant_usage import TenantUsage
 from services.gateway.server import GatewayService
 from services.gateway.settings import GatewaySettings
 from services.gateway.text.tokenizer_store import TokenizerStore
-from services.kvmanager.server import KVManagerService
-from services.kvmanager.settings import KVManagerSettings
 from services.runtime import transport
 from services.runtime.errors import Overloaded, RejectionReason, Unavailable, UnknownModel
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS
+from tests.services.gateway.handler_in_process import MODEL, kv_manager, null_engine
 
-MODEL = "m"
+STOPPED = gateway_pb2.Finished(samples=[gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP)])
 
 # The rule.
 
@@ -78,19 +73,29 @@ def lines(shown: GatewayMetrics, *words: str) -> list[bytes]:
     return [line for line in page if not line.startswith(b"#") and all(word.encode() in line for word in words)]
 
 
+def a_request(shown: GatewayMetrics, engine: str, model: str = MODEL) -> RequestObserver:
+    """Let an engine be given a request."""
+    one = shown.request(RequestInfo("r", model, SOMEWHERE, 0.0))
+    one.admitted("r")
+    one.submitted(RequestProgress(1, engine_id=engine))
+    return one
+
+
 def serve(shown: GatewayMetrics, engine: str, model: str = MODEL) -> None:
-    """Tell everything that can be told of an engine and its model."""
-    shown.stream_opened(model, "grpc")
+    """Let everything happen that is counted of an engine and its model."""
+    one = a_request(shown, engine, model)
     shown.routed(model, engine, "prefix", 7)
-    one = shown.request(model, engine)
-    one.first_token(0.1)
+    one.tokens(gateway_pb2.Delta(token_ids=[1]), 0.1)
     shown.failed_over(model, engine, "lost")
     shown.cancelled(model, engine, 0.1)
     shown.refused(model, RejectionReason.MAX_REQUESTS)
-    shown.deadline_passed(model, waiting=True)
-    shown.slow_client(model)
-    one.ended(Ending.STOP, 1.0)
-    shown.stream_closed(model, "grpc")
+    one.deadline_passed(waiting=True)
+    one.slow_client()
+    one.ended(STOPPED, 1.0)
+
+
+def are_there(shown: GatewayMetrics, engines: set[tuple[str, str]], models: set[str], now: float) -> None:
+    shown.present(Present(engines, models, set()), now)
 
 
 def test_an_engines_series_are_shown_for_a_while_after_it_has_gone_and_then_no_more() -> None:
@@ -98,11 +103,11 @@ def test_an_engines_series_are_shown_for_a_while_after_it_has_gone_and_then_no_m
     for engine in ("old", "new"):
         serve(shown, engine)
     before = len(lines(shown, 'engine="old"'))
-    shown.fleet({(MODEL, "old"), (MODEL, "new")}, {MODEL}, 0.0)
-    shown.fleet({(MODEL, "new")}, {MODEL}, 100.0)
-    shown.fleet({(MODEL, "new")}, {MODEL}, 99.0 + SECONDS)
+    are_there(shown, {(MODEL, "old"), (MODEL, "new")}, {MODEL}, 0.0)
+    are_there(shown, {(MODEL, "new")}, {MODEL}, 100.0)
+    are_there(shown, {(MODEL, "new")}, {MODEL}, 99.0 + SECONDS)
     assert len(lines(shown, 'engine="old"')) == before > 300
-    shown.fleet({(MODEL, "new")}, {MODEL}, 100.0 + SECONDS)
+    are_there(shown, {(MODEL, "new")}, {MODEL}, 100.0 + SECONDS)
     assert lines(shown, "old") == []
     assert len(lines(shown, 'engine="new"')) == before
 
@@ -111,7 +116,7 @@ def test_an_engine_that_comes_back_in_time_goes_on_counting() -> None:
     shown = GatewayMetrics()
     serve(shown, "a")
     for now, there in ((0.0, set()), (SECONDS - 1, {(MODEL, "a")}), (SECONDS, set()), (2 * SECONDS - 1, set())):
-        shown.fleet(there, {MODEL}, now)
+        are_there(shown, there, {MODEL}, now)
     serve(shown, "a")
     (count,) = lines(shown, "quire_request_success_total", 'finished_reason="stop"')
     assert count.endswith(b" 2.0")
@@ -119,14 +124,14 @@ def test_an_engine_that_comes_back_in_time_goes_on_counting() -> None:
 
 def test_what_a_long_request_began_at_an_engine_that_is_gone_is_shown_until_after_its_end() -> None:
     shown = GatewayMetrics()
-    request = shown.request(MODEL, "a")
-    shown.fleet(set(), {MODEL}, 0.0)
-    shown.fleet(set(), {MODEL}, 2 * SECONDS)
-    request.ended(Ending.STOP, 1.0)
-    shown.fleet(set(), {MODEL}, 3 * SECONDS)
+    request = a_request(shown, "a")
+    are_there(shown, set(), {MODEL}, 0.0)
+    are_there(shown, set(), {MODEL}, 2 * SECONDS)
+    request.ended(STOPPED, 1.0)
+    are_there(shown, set(), {MODEL}, 3 * SECONDS)
     (count,) = lines(shown, "quire_request_success_total", 'finished_reason="stop"')
     assert count.endswith(b" 1.0")
-    shown.fleet(set(), {MODEL}, 4 * SECONDS)
+    are_there(shown, set(), {MODEL}, 4 * SECONDS)
     assert lines(shown, 'engine="a"') == []
 
 
@@ -135,8 +140,8 @@ def test_a_models_series_end_with_it_and_those_of_no_model_never() -> None:
     serve(shown, "a", "old")
     serve(shown, "a", "new")
     shown.refused("", RejectionReason.UNAVAILABLE)
-    shown.fleet({("new", "a")}, {"new"}, 0.0)
-    shown.fleet({("new", "a")}, {"new"}, SECONDS)
+    are_there(shown, {("new", "a")}, {"new"}, 0.0)
+    are_there(shown, {("new", "a")}, {"new"}, SECONDS)
     assert lines(shown, "old") == []
     assert len(lines(shown, "quire_admission_rejections_total", 'model_name=""')) == 1
 
@@ -205,16 +210,15 @@ def test_the_refusals_of_a_tenant_without_keys_are_shown_for_a_while() -> None:
 
 def test_what_a_tenant_used_is_shown_for_a_while_after_its_keys_and_its_last_request() -> None:
     usage = TenantUsage()
-    counted = SimpleNamespace(
-        model=served(MODEL), generated_tokens=1, cached_tokens=1, recomputed_tokens=0, used_tokens=lambda: 3
-    )
-    with usage.under_way("a", cast(Any, counted)):
-        for now in (0.0, SECONDS):
-            usage.forget({MODEL}, {""}, now)
-        assert [one.running for one in usage.figures()] == [1]
-    usage.forget({MODEL}, {""}, 2 * SECONDS)
+    request = usage.request(RequestInfo("r", MODEL, Origin(Caller("a")), 0.0))
+    request.submitted(RequestProgress(1))
+    for now in (0.0, SECONDS):
+        usage.present(Present((), {MODEL}, {""}), now)
+    assert [one.running for one in usage.figures()] == [1]
+    request.ended(STOPPED, SECONDS)
+    usage.present(Present((), {MODEL}, {""}), 2 * SECONDS)
     assert [one.tenant for one in usage.figures()] == ["a"]
-    usage.forget({MODEL}, {""}, 3 * SECONDS)
+    usage.present(Present((), {MODEL}, {""}), 3 * SECONDS)
     assert usage.figures() == []
 
 
@@ -243,29 +247,6 @@ def test_an_engine_that_is_not_used_is_told_of_once_for_each_reason(
 # All of it, in a gateway through which engines pass.
 
 PROMPT = "Blocks of keys and values are kept like pages of memory, again and again, block after block."
-
-
-@asynccontextmanager
-async def engine(folder: Path, model: Path, name: str) -> AsyncIterator[EngineService]:
-    settings = EngineSettings(
-        listen=f"unix:{folder}/{name}.sock",
-        kvmanager=f"unix:{folder}/kvmanager.sock",
-        model=str(model),
-        model_name=MODEL,
-        engine_id=name,
-        device_blocks=64,
-        heartbeat_seconds=0.2,
-    )
-    service = EngineService(settings, None, partial(assemble, NullOptions(2048, 384, 100, 0.0)))
-    await service.start()
-    running = asyncio.create_task(service.run())
-    try:
-        await service.readiness.wait()
-        yield service
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await service.stop()
 
 
 def gateways_objects() -> Counter[str]:
@@ -303,7 +284,6 @@ def test_fifty_engines_that_come_and_go_leave_nothing_behind(
     shown = GatewayMetrics()
 
     async def pass_through() -> list[tuple[int, Counter[str]]]:
-        manager = KVManagerService(KVManagerSettings(listen=f"unix:{tmp_path}/kvmanager.sock", map_listen=""))
         settings = GatewaySettings(
             listen=f"unix:{tmp_path}/gateway.sock",
             engines="dns:engines:1",
@@ -311,14 +291,13 @@ def test_fifty_engines_that_come_and_go_leave_nothing_behind(
             pinned_prompts=str(tmp_path / "pinned.jsonl"),
         )
         gateway = GatewayService(settings, shown)
-        await manager.start()
         address = await gateway.start()
-        running = [asyncio.create_task(one.run()) for one in (manager, gateway)]
+        running = asyncio.create_task(gateway.run())
         sizes = []
-        async with transport.channel(address) as channel:
+        async with kv_manager(tmp_path), transport.channel(address) as channel:
             stub = gateway_pb2_grpc.GatewayStub(channel)
             for number in range(50):
-                async with engine(tmp_path, tiny_model("llama"), f"engine-{number}"):
+                async with null_engine(tmp_path, tiny_model("llama"), f"engine-{number}"):
                     listed.put_nowait({f"unix:{tmp_path}/engine-{number}.sock": ""})
                     await gateway.readiness.wait()
                     await generate(stub)
@@ -330,10 +309,8 @@ def test_fifty_engines_that_come_and_go_leave_nothing_behind(
                     async for ready in gateway.readiness.changes():
                         if not ready:
                             break
-        for one in running:
-            one.cancel()
+        running.cancel()
         await gateway.stop()
-        await manager.stop()
         return sizes
 
     (series_before, objects_before), (series, objects) = asyncio.run(pass_through())

@@ -12,7 +12,7 @@ from services.gateway.access.callers import ANYONE, Caller, Origin
 from services.gateway.http.app import make_app
 from services.gateway.http.observed import Observed, count_refusal
 from services.gateway.http.openai.answers import Responses
-from services.gateway.observer import GatewayObserver
+from services.gateway.observe.observer import GatewayObserver
 from services.gateway.text.tokenizer import Tokenizer
 from services.runtime.errors import Unauthenticated, UnknownModel
 from services.runtime.http.connection import HttpLimits

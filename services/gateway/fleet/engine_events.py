@@ -1,11 +1,11 @@
-"""What an engine says of one request, and what that means for it."""
+"""The events of one request at an engine, and what they mean for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from quire.v1 import decoding_pb2, engine_pb2
-from services.gateway.fleet.engine_link import Event
+from services.gateway.fleet.ticket import Event
 from services.runtime.errors import (
     DeadlinePassed,
     GenerationFailed,
@@ -36,7 +36,7 @@ _BLAMED = {engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint"}
 _REFUSED_HERE_ONLY = (engine_pb2.REFUSAL_REASON_QUEUE_FULL, engine_pb2.REFUSAL_REASON_UNAVAILABLE)
 
 
-class LossReason(Enum):
+class FailoverReason(Enum):
     """Why another engine has to go on with a request."""
 
     LOST = "lost"  # the link broke, or the engine said nothing for too long
@@ -46,16 +46,16 @@ class LossReason(Enum):
 
 
 @dataclass(frozen=True)
-class Loss:
+class Failover:
     """An engine that cannot go on with a request; the error is the client's if no other engine can."""
 
-    reason: LossReason
+    reason: FailoverReason
     error: ServiceError
 
 
 @dataclass
-class News:
-    """What a batch of events says, in the order in which a client hears of it."""
+class EventBatch:
+    """Events that came together, in the order in which a client is sent them."""
 
     started: engine_pb2.RequestStarted | None = None
     prompts: list[engine_pb2.PromptScores] = field(default_factory=list)
@@ -66,44 +66,44 @@ class News:
     refused: engine_pb2.RequestRefused | None = None
 
     @classmethod
-    def of(cls, events: Sequence[Event]) -> "News":
-        """Sort what came together."""
-        news = cls()
+    def of(cls, events: Sequence[Event]) -> "EventBatch":
+        """Sort events."""
+        batch = cls()
         for event in events:
             match event:
                 case engine_pb2.RequestStarted():
-                    news.started = event
+                    batch.started = event
                 case engine_pb2.PromptScores():
-                    news.prompts.append(event)
+                    batch.prompts.append(event)
                 case engine_pb2.SampleTokens():
-                    news.token_ids.setdefault(event.sample, []).extend(event.token_ids)
-                    news.logprobs.setdefault(event.sample, []).extend(event.logprobs)
+                    batch.token_ids.setdefault(event.sample, []).extend(event.token_ids)
+                    batch.logprobs.setdefault(event.sample, []).extend(event.logprobs)
                     if event.HasField("end"):
-                        news.ends[event.sample] = event.end
+                        batch.ends[event.sample] = event.end
                 case engine_pb2.RequestFinished():
-                    news.finished = event
+                    batch.finished = event
                 case engine_pb2.RequestRefused():
-                    news.refused = event
-        return news
+                    batch.refused = event
+        return batch
 
 
-def refusal(refused: engine_pb2.RequestRefused) -> Loss:
+def refusal(refused: engine_pb2.RequestRefused) -> Failover:
     """Return what a refusal means where another engine may take the request. Raises what every engine would say."""
     error = _REFUSALS.get(refused.reason, GenerationFailed)(refused.detail, refused.field)
     # Of a first attempt, the id is another request's; of a later one, it may be this one's before the link broke.
     again = refused.reason == engine_pb2.REFUSAL_REASON_ALREADY_EXISTS and refused.attempt > 1
     if again or refused.reason in _REFUSED_HERE_ONLY:
-        return Loss(LossReason.REFUSED, error)
+        return Failover(FailoverReason.REFUSED, error)
     raise error
 
 
-def abandonment(finished: engine_pb2.RequestFinished, open_samples: Sequence[bool]) -> Loss | None:
+def abandonment(finished: engine_pb2.RequestFinished, open_samples: Sequence[bool]) -> Failover | None:
     """Return why the engine gave up a request, samples of which are still open, though another one could go on."""
     reasons = {end.reason for end, is_open in zip(finished.samples, open_samples, strict=True) if is_open}
     if decoding_pb2.FINISH_REASON_CANCELLED in reasons:
-        return Loss(LossReason.DRAINED, Unavailable("the engine is shutting down"))
+        return Failover(FailoverReason.DRAINED, Unavailable("the engine is shutting down"))
     if finished.failure == engine_pb2.FAILURE_REASON_BLOCK_MANAGER:
-        return Loss(LossReason.NO_KV_MANAGER, Unavailable(finished.detail))
+        return Failover(FailoverReason.NO_KV_MANAGER, Unavailable(finished.detail))
     return None
 
 

@@ -6,7 +6,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.gateway.access.tenant_usage import TenantFigures
+from services.gateway.observe.observer import TenantFigures
 
 _LABELS = ("model_name", "tenant")
 _KINDS = ("computed", "cached", "generated", "recomputed")

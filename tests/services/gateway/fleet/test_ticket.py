@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from quire.v1 import decoding_pb2, engine_pb2
-from services.gateway.fleet.engine_link import Event, LinkBroke, Ticket
+from services.gateway.fleet.ticket import Event, LinkBroke, Ticket
 from services.runtime.errors import SlowClient
 
 STARTED = engine_pb2.RequestStarted(request_id="r", cached_tokens=3)

@@ -1,0 +1,300 @@
+"""What the gateway shows to Prometheus: how long clients wait, what they ask for, and how their requests end."""
+
+import collections
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from services.gateway.fleet.departures import MOST_ENGINES, SECONDS, Departures
+from services.gateway.observe.distributions import DISTRIBUTIONS, Ending, EngineSeries
+from services.gateway.observe.observer import (
+    GatewayObserver,
+    Present,
+    RequestInfo,
+    RequestObserver,
+    RequestProgress,
+    TenantFigures,
+)
+from services.gateway.observe.tenant_metrics import TenantMetrics
+from services.runtime.errors import (
+    DeadlinePassed,
+    GenerationFailed,
+    RejectionReason,
+    ServiceError,
+    SlowClient,
+    Unavailable,
+)
+from services.runtime.metrics.histograms import Histogram
+
+_LABELS = ("model_name", "engine")
+_NO_MODEL = ""  # what was refused before any model was known
+_CANCEL_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+# Counters: name, meaning, labels. First those of an engine,
+_OF_ENGINES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "ended": (
+        "quire_request_success",
+        "Requests that ended, by reason: stop and length were finished, abort was left by its client.",
+        (*_LABELS, "finished_reason"),
+    ),
+    "routed": (
+        "quire_routed_requests",
+        "Requests given to an engine, by what decided: only (no other is there), prefix, load (another one has more"
+        " of the prompt, but too much to do), new (none has any), least-loaded, round-robin.",
+        (*_LABELS, "reason"),
+    ),
+    "expected": (
+        "quire_routed_cached_tokens",
+        "Prompt tokens that the engine should have cached, when it was chosen.",
+        _LABELS,
+    ),
+    "failed_over": (
+        "quire_failovers",
+        "Requests that left the engine before they ended, by reason: lost, drained, no-kvmanager, refused.",
+        (*_LABELS, "reason"),
+    ),
+    "isolated": (
+        "quire_isolated_attempts",
+        "Requests given to the engine to be computed with no other in their batch: two were lost with them before.",
+        _LABELS,
+    ),
+}
+# then those of a model alone.
+_OF_MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "given_up": (
+        "quire_requests_given_up",
+        "Requests that failed because engines were lost with them, the last one while they were isolated.",
+        ("model_name",),
+    ),
+    "refused": (
+        "quire_admission_rejections",
+        "Requests that were not let in, by reason.",
+        ("model_name", "reason"),
+    ),
+    "deadlines": (
+        "quire_deadline_exceeded",
+        "Requests whose deadline passed, by phase: queued, no engine had begun them, or running.",
+        ("model_name", "phase"),
+    ),
+    "slow_clients": (
+        "quire_slow_clients",
+        "Streams that were ended because their clients did not read them.",
+        ("model_name",),
+    ),
+}
+
+
+class GatewayMetrics(GatewayObserver):
+    """Counts what clients see, by model and engine."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._distributions = {key: self._histogram(*how) for key, how in DISTRIBUTIONS.items()}
+        self._of_engines = {key: Counter(*how, registry=self.registry) for key, how in _OF_ENGINES.items()}
+        self._of_models = {key: Counter(*how, registry=self.registry) for key, how in _OF_MODELS.items()}
+        self._http_requests = Counter(
+            "quire_http_requests",
+            "Requests over HTTP that were answered, by path, method and status; 499: the client left before.",
+            ("route", "method", "status"),
+            registry=self.registry,
+        )
+        self._cancelled = self._histogram(
+            "quire_cancel_to_free_seconds",
+            "Seconds from seeing that a client is gone to the engine's word that its request has ended.",
+            _CANCEL_SECONDS,
+        )
+        self._open_streams = Gauge(
+            "quire_open_streams",
+            "Requests that were let in and have not ended, by what they came over: grpc, http.",
+            ("model_name", "protocol"),
+            registry=self.registry,
+        )
+        self._tenants = TenantMetrics()
+        self.registry.register(self._tenants)
+        self._series: dict[tuple[str, str], EngineSeries] = {}
+        self._engines: set[tuple[str, str]] = set()  # that have series,
+        self._models: set[str] = set()  # and models
+        self._departures = Departures[tuple[str, str]](SECONDS, most=MOST_ENGINES)
+
+    def tenants(self, figures: Callable[[], list[TenantFigures]], rejections: Mapping[str, int]) -> None:
+        """Look at the tenants' requests there."""
+        self._tenants.begin(figures, rejections)
+
+    def request(self, request: RequestInfo) -> RequestObserver:
+        """Count this request."""
+        return _RequestMetrics(self, request)
+
+    def refused(self, model_name: str, refusal: RejectionReason) -> None:
+        """Count it under its model and reason."""
+        self.count("refused", model_name, refusal.value)
+
+    def count(self, key: str, model_name: str, *labels: str) -> None:
+        """Count one more under a model, and what else the counter has for labels."""
+        self._models.add(model_name)
+        self._of_models[key].labels(model_name, *labels).inc()
+
+    def count_stream(self, request: RequestInfo, change: int) -> None:
+        """Count one more, or one less."""
+        self._models.add(request.model_name)
+        self._open_streams.labels(request.model_name, request.origin.protocol).inc(change)
+
+    def cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
+        """Count how long it took."""
+        self._cancelled.of(*self._known(model_name, engine_id)).observe(seconds)
+
+    def routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
+        """Count the request, and what the engine should have of it."""
+        labels = self._known(model_name, engine_id)
+        self._of_engines["routed"].labels(*labels, reason).inc()
+        self._of_engines["expected"].labels(*labels).inc(cached_tokens)
+
+    def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
+        """Count it under the engine that was left."""
+        self._of_engines["failed_over"].labels(*self._known(model_name, engine_id), reason).inc()
+
+    def isolated(self, model_name: str, engine_id: str) -> None:
+        """Count the attempt under the engine that gets it."""
+        self._of_engines["isolated"].labels(*self._known(model_name, engine_id)).inc()
+
+    def given_up(self, model_name: str) -> None:
+        """Count it under its model."""
+        self.count("given_up", model_name)
+
+    def http_request(self, route: str, method: str, status: int) -> None:
+        """Count an answer."""
+        self._http_requests.labels(route, method, str(status)).inc()
+
+    def series(self, model_name: str, engine_id: str) -> EngineSeries:
+        """Return what the requests of this model add to that this engine was given first."""
+        labels = self._known(model_name, engine_id)
+        if labels not in self._series:
+            self._models.add(model_name)
+            for refusal in RejectionReason:
+                self._of_models["refused"].labels(model_name, refusal.value)  # from 0 on: the first shows in a rate
+            self._of_models["given_up"].labels(model_name)
+            self._series[labels] = EngineSeries(
+                {key: histogram.of(*labels) for key, histogram in self._distributions.items()},
+                {ending: self._of_engines["ended"].labels(*labels, ending.value) for ending in Ending},
+            )
+        return self._series[labels]
+
+    def present(self, present: Present, now: float) -> None:
+        """Show engines that are gone, and have no requests any more, for a while; models until they are forgotten."""
+        busy = {labels for labels, series in self._series.items() if series.under_way}
+        for labels in self._departures.due(self._engines, busy.union(present.engines), now):
+            self._forget_engine(labels)
+        for model in self._models.difference(present.models, [_NO_MODEL]):
+            self._models.remove(model)
+            for metric in (*self._of_models.values(), self._open_streams):
+                metric.remove_by_labels({"model_name": model})
+
+    def _known(self, model_name: str, engine_id: str) -> tuple[str, str]:
+        """Return the labels of an engine that has series from now on."""
+        labels = (model_name, engine_id)
+        self._engines.add(labels)
+        return labels
+
+    def _forget_engine(self, labels: tuple[str, str]) -> None:
+        self._engines.remove(labels)
+        self._series.pop(labels, None)
+        for histogram in (*self._distributions.values(), self._cancelled):
+            histogram.remove(*labels)
+        for counter in self._of_engines.values():
+            counter.remove_by_labels(dict(zip(_LABELS, labels, strict=True)))
+
+    def _histogram(self, name: str, meaning: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(self.registry, name, meaning, _LABELS, bounds)
+
+
+class _RequestMetrics(RequestObserver):
+    """Adds one request to the metrics of its gateway."""
+
+    def __init__(self, metrics: GatewayMetrics, request: RequestInfo) -> None:
+        self._metrics = metrics
+        self._request = request
+        self._admitted = False
+        self._series: EngineSeries | None = None
+        self._max_tokens = 0
+        self._lengths = collections.Counter[int]()  # tokens, by sample
+        self._last_tokens_at: float | None = None
+
+    def admitted(self, request_id: str) -> None:
+        del request_id
+        self._admitted = True
+        self._metrics.count_stream(self._request, 1)
+
+    def submitted(self, progress: RequestProgress) -> None:
+        self._series = self._metrics.series(self._request.model_name, progress.engine_id)
+        self._series.under_way += 1
+
+    def started(self, started: gateway_pb2.Started) -> None:
+        self._max_tokens = started.max_tokens
+
+    def tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
+        count, last, series = len(delta.token_ids), self._last_tokens_at, self._series
+        if not count or series is None:
+            return
+        self._lengths[delta.sample] += count
+        self._last_tokens_at = now
+        inter_token = series.distributions["inter_token"]
+        if last is not None:
+            inter_token.observe((now - last) / count, count)
+            return
+        series.distributions["first_token"].observe(now - self._request.arrival)
+        if count > 1:
+            inter_token.observe(0.0, count - 1)
+
+    def slow_client(self) -> None:
+        self._metrics.count("slow_clients", self._request.model_name)
+
+    def deadline_passed(self, *, waiting: bool) -> None:
+        self._metrics.count("deadlines", self._request.model_name, "queued" if waiting else "running")
+
+    def ended(self, finished: gateway_pb2.Finished, now: float) -> None:
+        length = finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH
+        if self._series is not None:
+            for key, value in self._values(finished).items():
+                self._series.distributions[key].observe(value)
+            self._series.distributions["end_to_end"].observe(now - self._request.arrival)
+        self._leave(Ending.LENGTH if length else Ending.STOP)
+
+    def failed(self, error: BaseException, now: float) -> None:
+        del now
+        if isinstance(error, ServiceError) and error.refusal is not None:
+            self._metrics.refused(self._request.model_name, error.refusal)
+        self._leave(_ending(error))
+
+    def _leave(self, ending: Ending | None) -> None:
+        if self._admitted:
+            self._metrics.count_stream(self._request, -1)
+        if self._series is not None:
+            self._series.under_way -= 1
+            if ending is not None:
+                self._series.ended[ending].inc()
+
+    def _values(self, finished: gateway_pb2.Finished) -> dict[str, float]:
+        usage, timing = finished.usage, finished.timing
+        longest = max(self._lengths.values(), default=0)
+        prefill, decode = (one.ToTimedelta().total_seconds() for one in (timing.prefill, timing.decode))
+        values: dict[str, float] = {
+            "queued": timing.queued.ToTimedelta().total_seconds(),
+            "prefill": prefill,
+            "decode": decode,
+            "inference": prefill + decode,
+            "prompt_tokens": usage.prompt_tokens,
+            "generated_tokens": usage.generated_tokens,
+            "longest_sample": longest,
+            "max_tokens": self._max_tokens,
+            "samples": len(finished.samples),
+            "computed_tokens": usage.prompt_tokens - usage.cached_tokens,
+        }
+        return values | ({"per_token": decode / (longest - 1)} if longest > 1 else {})
+
+
+def _ending(error: BaseException) -> Ending | None:
+    if isinstance(error, Unavailable | GenerationFailed):
+        return Ending.ERROR
+    if isinstance(error, ServiceError) and not isinstance(error, DeadlinePassed | SlowClient):
+        return None
+    return Ending.ABORT

@@ -1,0 +1,162 @@
+"""What is told of each request when it has ended: one line of the log, and its part of a trace.
+
+Neither says anything of what was asked and answered but its length. Errors that blame the client name the field, and
+do not tell their words here, which may repeat some of it.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+import grpc
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from services.gateway.access.namespace import qualified
+from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver, RequestProgress
+from services.runtime.errors import DeadlinePassed, SlowClient
+from services.runtime.statuses import STATUS, status_of
+from services.runtime.tracing import NO_SPAN, Attributes
+
+_MOST_NAME = 128  # of what a client gave and nobody has checked
+_DIGITS = 6  # of seconds
+_FINISH_REASONS = {decoding_pb2.FINISH_REASON_STOP: "stop", decoding_pb2.FINISH_REASON_LENGTH: "length"}
+_CLIENTS_FAULTS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,
+)
+_OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
+# vLLM's words, of requests that an engine may have begun.
+_UNFINISHED = {
+    grpc.StatusCode.CANCELLED: "abort",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "abort",
+    grpc.StatusCode.INTERNAL: "error",
+    grpc.StatusCode.UNAVAILABLE: "error",
+}
+
+log = logging.getLogger("quire.gateway.requests")
+
+
+class RequestReports(GatewayObserver):
+    """Reports each request of a gateway at its end."""
+
+    def request(self, request: RequestInfo) -> RequestObserver:
+        """Return what gathers its report."""
+        return _Report(request)
+
+
+class _Report(RequestObserver):
+    def __init__(self, request: RequestInfo) -> None:
+        self._request = request
+        self._request_id = request.request_id[:_MOST_NAME]
+        self._progress: RequestProgress | None = None
+        self._finished: gateway_pb2.Finished | None = None
+        self._status: grpc.StatusCode | None = None
+
+    def admitted(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._request.span.event("admitted")
+
+    def prepared(self, progress: RequestProgress) -> None:
+        self._progress = progress
+
+    def slow_client(self) -> None:
+        self._status = STATUS[SlowClient].grpc
+
+    def deadline_passed(self, *, waiting: bool) -> None:
+        del waiting
+        self._status = STATUS[DeadlinePassed].grpc
+
+    def ended(self, finished: gateway_pb2.Finished, now: float) -> None:
+        self._finished = finished
+        self._report(grpc.StatusCode.OK, None, now)
+
+    def failed(self, error: BaseException, now: float) -> None:
+        self._report(self._status or _status_of(error), error, now)
+
+    def _report(self, status: grpc.StatusCode, error: BaseException | None, now: float) -> None:
+        seconds, span = now - self._request.arrival, self._request.span
+        level = logging.WARNING if status in _OUR_FAULTS else logging.INFO
+        if log.isEnabledFor(level):
+            log.log(level, "request ended", extra=self._fields(status, error, seconds))
+        if span is not NO_SPAN:
+            span.note(self._attributes(seconds))
+            span.end("" if status is grpc.StatusCode.OK else status.name)
+
+    def _fields(self, status: grpc.StatusCode, error: BaseException | None, seconds: float) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "request_id": qualified(self._request.origin.caller.tenant, self._request_id),
+            "model": self._request.model_name,
+            "protocol": self._request.origin.protocol,
+            "status": status.name,
+            "e2e_seconds": round(seconds, _DIGITS),
+            "client_gone": status is grpc.StatusCode.CANCELLED,
+            "slow_client": self._status is STATUS[SlowClient].grpc,
+        }
+        if tenant := self._request.origin.caller.tenant:
+            fields["tenant"] = tenant
+        if self._progress is not None:
+            fields |= _counted(self._progress, self._request.arrival)
+        if self._finished is not None:
+            fields |= _finish(self._finished)
+        elif status in _UNFINISHED:
+            fields["finish_reason"] = _UNFINISHED[status]
+        if self._request.span.trace_id:
+            fields["trace_id"] = self._request.span.trace_id
+        if status in _CLIENTS_FAULTS:
+            fields["field"] = getattr(error, "field", "")
+        elif isinstance(error, tuple(STATUS)):
+            fields["error"] = str(error)
+        return fields
+
+    def _attributes(self, seconds: float) -> Attributes:
+        """Return what vLLM's spans say, under the same names, and ours."""
+        attributes: dict[str, Any] = {
+            "gen_ai.request.id": qualified(self._request.origin.caller.tenant, self._request_id),
+            "gen_ai.response.model": self._request.model_name,
+            "gen_ai.latency.e2e": seconds,
+            "quire.tenant": self._request.origin.caller.tenant,
+            "quire.protocol": self._request.origin.protocol,
+        }
+        if (progress := self._progress) is not None:
+            attributes |= {
+                "gen_ai.usage.prompt_tokens": progress.prompt_tokens,
+                "gen_ai.usage.completion_tokens": progress.generated_tokens,
+                "quire.attempts": progress.attempts,
+            }
+            if progress.first_token_at is not None:
+                attributes["gen_ai.latency.time_to_first_token"] = progress.first_token_at - self._request.arrival
+        return attributes
+
+
+def _status_of(error: BaseException) -> grpc.StatusCode:
+    if isinstance(error, GeneratorExit | asyncio.CancelledError):
+        return grpc.StatusCode.CANCELLED
+    if isinstance(error, Exception) and isinstance(error, tuple(STATUS)):
+        return status_of(error).grpc
+    return grpc.StatusCode.INTERNAL
+
+
+def _counted(progress: RequestProgress, arrival: float) -> dict[str, Any]:
+    fields = {
+        "engine": progress.engine_id,
+        "attempts": progress.attempts,
+        "failovers": progress.failovers,
+        "prompt_tokens": progress.prompt_tokens,
+        "cached_tokens": progress.cached_tokens,
+        "generation_tokens": progress.generated_tokens,
+    }
+    if (first := progress.first_token_at) is not None:
+        fields["ttft_seconds"] = round(first - arrival, _DIGITS)
+    return fields
+
+
+def _finish(finished: gateway_pb2.Finished) -> dict[str, Any]:
+    """Return how its samples ended, each way once, and what it waited for."""
+    ways = dict.fromkeys(_FINISH_REASONS.get(sample.reason, "abort") for sample in finished.samples)
+    return {
+        "finish_reason": ",".join(ways),
+        "queue_seconds": round(finished.timing.queued.ToTimedelta().total_seconds(), _DIGITS),
+        "preemptions": finished.timing.preemptions,
+    }

@@ -1,0 +1,127 @@
+"""A request made ready for engines: checked against its model, tokenized, and with what its samples may take."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from quire.v1 import decoding_pb2, engine_pb2
+from services.gateway.deadlines import Deadline
+from services.gateway.fleet.fleet import ServedModel
+from services.gateway.observe.observer import RequestProgress
+from services.gateway.parameters import Parameters
+from services.runtime.errors import InvalidField
+from services.runtime.tracing import NO_SPAN, Span
+from services.wire.duration import duration
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """What the first engine gets, and all that its generation needs besides. `arrival` is in seconds."""
+
+    model: ServedModel
+    parameters: Parameters
+    submission: engine_pb2.Submission
+    arrival: float
+    deadline: Deadline
+    progress: RequestProgress
+    span: Span = NO_SPAN
+
+    def most_tokens(self) -> int:
+        """Return the most tokens that it can use, prompt and answers together."""
+        sequences = max(len(self.submission.samples), self.submission.beam_search.width)
+        # More than the context the engine refuses: until it has, nobody else is to be refused for so many tokens.
+        answer = min(self.submission.stopping.max_tokens, self.model.description().context_tokens)
+        return len(self.submission.prompt_token_ids) + sequences * answer
+
+    def resumption(self, samples: Collection[engine_pb2.SampleState], *, isolated: bool) -> engine_pb2.Submission:
+        """Return the submission that lets another engine go on from these samples."""
+        submission = engine_pb2.Submission()
+        submission.CopyFrom(self.submission)
+        submission.attempt = self.progress.attempts + 1
+        submission.isolated = isolated
+        write_times(submission, self.deadline, self.arrival)
+        del submission.samples[:]
+        submission.samples.extend(samples)
+        return submission
+
+
+def submission_of(
+    parameters: Parameters, token_ids: list[int], model: ServedModel, request_id: str, salt: bytes
+) -> engine_pb2.Submission:
+    """Return what the first engine gets, but for its times."""
+    return engine_pb2.Submission(
+        request_id=request_id,
+        attempt=1,
+        prompt_token_ids=token_ids,
+        samples=[engine_pb2.SampleState()] * parameters.sampling.sample_count,
+        sampling=parameters.sampling,
+        logit_rules=parameters.logit_rules,
+        beam_search=parameters.beam_search,
+        logprobs=parameters.logprobs,
+        prompt_logprobs=parameters.prompt_logprobs,
+        constraint=parameters.constraint,
+        stopping=_engine_stopping(parameters, len(token_ids), model),
+        salt=salt,
+        priority=parameters.priority,
+    )
+
+
+def write_times(submission: engine_pb2.Submission, deadline: Deadline, arrival: float) -> None:
+    """Say how old a request is now, and what time it has left."""
+    submission.age.CopyFrom(duration(deadline.clock() - arrival))
+    if (seconds := deadline.seconds_left()) is not None:
+        submission.timeout.CopyFrom(duration(seconds))
+
+
+def _engine_stopping(parameters: Parameters, prompt_tokens: int, model: ServedModel) -> decoding_pb2.Stopping:
+    rules, most = parameters.stopping, parameters.stopping.max_tokens
+    if most is None:
+        search = parameters.beam_search
+        sequences = search.width if search else parameters.sampling.sample_count
+        most = _most_tokens(prompt_tokens, sequences, model)
+    return decoding_pb2.Stopping(
+        max_tokens=most,
+        min_tokens=rules.min_tokens,
+        stop_token_ids=rules.token_ids,
+        ignore_eos=rules.ignore_eos,
+    )
+
+
+def _most_tokens(prompt_tokens: int, sequences: int, model: ServedModel) -> int:
+    """Return how many tokens fit after the prompt, at any engine; at least 1, so that one says what does not fit.
+
+    Samples and beams share the whole blocks of the prompt. The last token generated is never fed back, so it takes no
+    slot.
+    """
+    description, request_blocks = model.description(), model.request_blocks()
+    shared = min(prompt_tokens // description.block_size, request_blocks)
+    slots = (shared + (request_blocks - shared) // sequences) * description.block_size + 1
+    return max(1, min(description.context_tokens, slots) - prompt_tokens)
+
+
+def check_vocabulary(parameters: Parameters, vocabulary_size: int) -> None:
+    """Raise InvalidField where a parameter names a token that the model does not have."""
+    rules = parameters.logit_rules
+    check_ids(parameters.stopping.token_ids, "stopping.stop_token_ids", vocabulary_size)
+    check_ids(rules.allowed_token_ids, "logit_rules.allowed_token_ids", vocabulary_size)
+    for token in sorted(rules.logit_bias):
+        _check_id(token, f"logit_rules.logit_bias[{token}]", vocabulary_size)
+
+
+def check_fits(count: int, field: str, model: ServedModel) -> None:
+    """Refuse, before they cost anything, more tokens than any engine could take."""
+    context = model.description().context_tokens
+    if count > context:
+        raise InvalidField(f"{field} has {count} tokens, the model's context has {context}", field)
+
+
+def check_ids(token_ids: Collection[int], field: str, vocabulary_size: int) -> None:
+    """Raise InvalidField for the first token id outside the vocabulary."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocabulary_size):
+        return  # the usual case, at a tenth of the loop's price
+    for position, token in enumerate(token_ids):
+        _check_id(token, f"{field}[{position}]", vocabulary_size)
+
+
+def _check_id(token: int, field: str, vocabulary_size: int) -> None:
+    if not 0 <= token < vocabulary_size:
+        raise InvalidField(f"{field} is token {token}, the vocabulary has {vocabulary_size} tokens", field)

@@ -1,0 +1,198 @@
+"""A gateway's request handler on the event loop of a test, before real engines that compute nothing.
+
+What is held for requests can be looked at from outside, without asking the handler.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from bench.loads.null_engine import NullOptions, assemble
+from quire.v1 import gateway_pb2
+from services.engine.server import EngineService
+from services.engine.settings import EngineSettings
+from services.gateway.access.admission import Admission
+from services.gateway.access.api_keys import TenantLimits
+from services.gateway.access.callers import Caller, Origin
+from services.gateway.access.namespace import Namespace
+from services.gateway.access.slow_clients import SlowClients
+from services.gateway.access.tenants import Tenants
+from services.gateway.attempts import FailoverLimits
+from services.gateway.fleet.discovery import Places
+from services.gateway.fleet.dispatch import Dispatcher
+from services.gateway.fleet.engine_link import LinkOptions
+from services.gateway.fleet.fleet import Fleet
+from services.gateway.fleet.prefix_lookup import PrefixLookup
+from services.gateway.fleet.routing import Policy, Router
+from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver, RequestProgress
+from services.gateway.observe.observers import GatewayObservers
+from services.gateway.observe.request_reports import RequestReports
+from services.gateway.observe.tenant_usage import TenantUsage
+from services.gateway.request_handler import RequestHandler, RequestLimits
+from services.kvmanager.server import KVManagerService
+from services.kvmanager.settings import KVManagerSettings
+from services.runtime.tracing import Tracing
+from tests.running_quire import CALL_SECONDS
+
+MODEL = "m"
+ACME = Origin(Caller("acme", operator=False))
+# Far more than the tests use. Nothing flows back: the bucket's clock stands still.
+TOKENS = 10**12
+_OPTIONS = NullOptions(context_tokens=16384, vocabulary_size=384, token_id=100, microseconds_per_token=20.0)
+
+
+@asynccontextmanager
+async def null_engine(
+    folder: Path, model: Path, name: str, options: NullOptions = _OPTIONS, device_blocks: int = 512
+) -> AsyncIterator[EngineService]:
+    """Run an engine at `folder/name.sock` whose KV manager is at `folder/kvmanager.sock`; it is ready."""
+    settings = EngineSettings(
+        listen=f"unix:{folder}/{name}.sock",
+        kvmanager=f"unix:{folder}/kvmanager.sock",
+        model=str(model),
+        model_name=MODEL,
+        engine_id=name,
+        device_blocks=device_blocks,
+        heartbeat_seconds=0.2,
+    )
+    service = EngineService(settings, None, partial(assemble, options))
+    await service.start()
+    running = asyncio.create_task(service.run())
+    try:
+        await service.readiness.wait()
+        yield service
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await service.stop()
+
+
+@asynccontextmanager
+async def kv_manager(folder: Path) -> AsyncIterator[None]:
+    """Run a KV manager at `folder/kvmanager.sock`."""
+    service = KVManagerService(KVManagerSettings(listen=f"unix:{folder}/kvmanager.sock", map_listen=""))
+    await service.start()
+    running = asyncio.create_task(service.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await service.stop()
+
+
+class Events(GatewayObserver, RequestObserver):
+    """Keeps what happens to requests, in order, and how far the last one has come."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.on_submitted: Callable[[], None] = lambda: None
+        self.progress: RequestProgress | None = None
+
+    def request(self, request: RequestInfo) -> RequestObserver:
+        self.names.clear()
+        self.progress = None
+        return self
+
+    def admitted(self, request_id: str) -> None:
+        self.names.append("admitted")
+
+    def prepared(self, progress: RequestProgress) -> None:
+        self.names.append("prepared")
+        self.progress = progress
+
+    def submitted(self, progress: RequestProgress) -> None:
+        self.names.append("submitted")
+        self.on_submitted()
+
+    def started(self, started: gateway_pb2.Started) -> None:
+        self.names.append("started")
+
+    def tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
+        self.names.append("tokens")
+
+    def ended(self, finished: gateway_pb2.Finished, now: float) -> None:
+        self.names.append("ended")
+
+    def failed(self, error: BaseException, now: float) -> None:
+        self.names.append("failed")
+
+
+class HandlerInProcess:
+    """The handler, and what it is made of."""
+
+    def __init__(self, addresses: tuple[str, ...], kvmanager: str, observer: GatewayObserver) -> None:
+        clock = asyncio.get_running_loop().time
+        self.events, self.usage = Events(), TenantUsage()
+        observers = GatewayObservers(observer, RequestReports(), self.usage, self.events)
+        self.fleet = Fleet(Places(addresses, ()), 60.0, LinkOptions(CALL_SECONDS, 60.0, observer=observers))
+        self.lookup = PrefixLookup(kvmanager, clock)
+        self.admission = Admission(100, TOKENS)
+        self.tenants = Tenants(lambda: 0.0)
+        self.tenants.limit({"acme": TenantLimits(10, TOKENS)})
+        self.slow_clients = SlowClients(CALL_SECONDS, clock)
+        limits = RequestLimits(self.admission, FailoverLimits(3, CALL_SECONDS), self.tenants, self.slow_clients)
+        dispatcher = Dispatcher(self.fleet, Router(Policy.PREFIX), self.lookup, observers, clock)
+        namespace = Namespace(separate=True)
+        self.handler = RequestHandler(self.fleet, dispatcher, limits, namespace, observers, Tracing(), clock)
+
+    async def wait_for_engines(self, count: int) -> None:
+        """Return once so many engines take requests."""
+        async with asyncio.timeout(CALL_SECONDS):
+            while sum(link.takes_requests for link in self.fleet.links()) < count:
+                await self.fleet.wait_for_change()
+
+    async def assert_nothing_held(self, task: "asyncio.Task[object]") -> None:
+        """Check that a request that this task ran holds nothing any more, at the gateway or at an engine."""
+        assert self.handler._ids == set()
+        assert (self.admission.requests, self.admission.queued_tokens(MODEL)) == (0, 0)
+        assert self.admission._requests.level == 0
+        assert self.tenants._running == {}
+        assert self.slow_clients._readers == set()
+        assert self.fleet.model(MODEL).under_way == 0
+        assert [link for link in self.fleet.links() if not link.idle] == []
+        assert _timeouts(task) == []
+        self._assert_accounted()
+        async with asyncio.timeout(CALL_SECONDS):
+            while any(link._requests._given_up for link in self.fleet.links()):
+                await asyncio.sleep(0.002)  # the engine's word that the request has ended is still on its way
+
+    def _assert_accounted(self) -> None:
+        """Check that what tenants used is what is missing of their tokens: each request is counted once."""
+        (bucket,) = self.tenants._buckets.values()
+        used = sum((Counter(one.tokens) for one in self.usage.figures()), Counter[str]())
+        assert sum(one.running for one in self.usage.figures()) == 0
+        assert used["computed"] + used["cached"] + used["generated"] == TOKENS - bucket._tokens
+
+
+def _timeouts(task: "asyncio.Task[object]") -> list[asyncio.TimerHandle]:
+    """Return the timers that would still interrupt a task."""
+    loop = asyncio.get_running_loop()
+    scheduled: list[asyncio.TimerHandle] = [one for one in loop._scheduled if not one.cancelled()]  # type: ignore[attr-defined]
+    owners = [(handle, getattr(handle._callback, "__self__", None)) for handle in scheduled]  # type: ignore[attr-defined]
+    return [handle for handle, owner in owners if isinstance(owner, asyncio.Timeout) and owner._task is task]  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def handler_in_process(
+    folder: Path, model: Path, observer: GatewayObserver | None = None, through: tuple[str, ...] = ()
+) -> AsyncIterator[HandlerInProcess]:
+    """Run a handler before two engines, reached at their own addresses or `through` others."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(kv_manager(folder))
+        for name in ("one", "two"):
+            await stack.enter_async_context(null_engine(folder, model, name))
+        addresses = through or (f"unix:{folder}/one.sock", f"unix:{folder}/two.sock")
+        one = HandlerInProcess(addresses, f"unix:{folder}/kvmanager.sock", observer or GatewayObserver())
+        running = asyncio.create_task(one.fleet.run())
+        try:
+            await one.wait_for_engines(2)
+            yield one
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            await one.lookup.close()

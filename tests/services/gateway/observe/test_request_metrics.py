@@ -1,0 +1,139 @@
+"""What one request adds to the gateway's metrics, for every way in which it can go."""
+
+import asyncio
+
+import pytest
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from services.gateway.access.callers import SOMEWHERE
+from services.gateway.observe.metrics import GatewayMetrics
+from services.gateway.observe.observer import RequestInfo, RequestObserver, RequestProgress
+from services.runtime.errors import (
+    DeadlinePassed,
+    GenerationFailed,
+    Overloaded,
+    SlowClient,
+    Unavailable,
+)
+
+ARRIVAL = 100.0
+
+
+class Shown:
+    """A gateway's metrics, and one request of it that an engine was given."""
+
+    def __init__(self) -> None:
+        self.metrics = GatewayMetrics()
+        self.request: RequestObserver = self.metrics.request(RequestInfo("r", "m", SOMEWHERE, ARRIVAL))
+        self.request.admitted("r")
+        self.request.submitted(RequestProgress(7, engine_id="e"))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, {"model_name": "m", "engine": "e", **labels})
+
+    def distribution(self, name: str) -> tuple[float | None, float | None]:
+        """Return how many values there are, and their sum."""
+        return self.value(f"{name}_count"), self.value(f"{name}_sum")
+
+    def endings(self) -> dict[str, float]:
+        counts = {one: self.value("quire_request_success_total", finished_reason=one) for one in ENDINGS}
+        return {one: count for one, count in counts.items() if count}
+
+    def open_streams(self) -> float | None:
+        return self.metrics.registry.get_sample_value("quire_open_streams", {"model_name": "m", "protocol": "grpc"})
+
+
+ENDINGS = ("stop", "length", "abort", "error")
+FIRST, BETWEEN = "quire_time_to_first_token_seconds", "quire_inter_token_latency_seconds"
+
+
+def delta(*token_ids: int, sample: int = 0) -> gateway_pb2.Delta:
+    return gateway_pb2.Delta(sample=sample, text="x", token_ids=token_ids)
+
+
+def finished(reason: decoding_pb2.FinishReason.ValueType) -> gateway_pb2.Finished:
+    return gateway_pb2.Finished(samples=[gateway_pb2.SampleFinish(reason=reason)])
+
+
+def test_tokens_and_the_end_are_counted_with_their_times() -> None:
+    shown = Shown()
+    shown.request.tokens(delta(1), ARRIVAL + 2)
+    shown.request.tokens(delta(2), ARRIVAL + 3)
+    assert shown.open_streams() == 1
+    shown.request.ended(finished(decoding_pb2.FINISH_REASON_LENGTH), ARRIVAL + 4)
+    assert shown.distribution(FIRST) == (1, 2.0)
+    assert shown.distribution(BETWEEN) == (1, 1.0)
+    assert shown.distribution("quire_e2e_request_latency_seconds") == (1, 4.0)
+    assert shown.endings() == {"length": 1}
+    assert shown.open_streams() == 0
+
+
+def test_tokens_that_come_together_share_the_time_and_text_without_a_token_is_no_token() -> None:
+    shown = Shown()
+    for now, ids in enumerate(((1, 2, 3), (), (4, 5)), start=1):
+        shown.request.tokens(delta(*ids), ARRIVAL + now)
+    assert shown.distribution(FIRST) == (1, 1.0)
+    assert shown.distribution(BETWEEN) == (4, 2.0)
+    shown.request.ended(finished(decoding_pb2.FINISH_REASON_STOP), ARRIVAL + 4)
+    assert shown.distribution("quire_request_max_num_generation_tokens") == (1, 5)
+    assert shown.endings() == {"stop": 1}
+
+
+def test_a_finished_request_is_shown_with_its_figures_and_the_tokens_of_its_longest_sample() -> None:
+    end = finished(decoding_pb2.FINISH_REASON_LENGTH)
+    end.samples.add(reason=decoding_pb2.FINISH_REASON_STOP)
+    end.usage.CopyFrom(gateway_pb2.Usage(prompt_tokens=7, cached_tokens=4, generated_tokens=5))
+    end.timing.queued.FromMilliseconds(250)
+    end.timing.prefill.FromMilliseconds(500)
+    end.timing.decode.FromMilliseconds(1500)
+    shown = Shown()
+    shown.request.started(gateway_pb2.Started(max_tokens=9))
+    for sample, ids in ((0, [1, 2]), (1, [3]), (0, [4, 5])):
+        shown.request.tokens(delta(*ids, sample=sample), ARRIVAL)
+    shown.request.ended(end, ARRIVAL + 3)
+    expected = {
+        "prompt_tokens": 7,
+        "prefill_kv_computed_tokens": 3,
+        "generation_tokens": 5,
+        "max_num_generation_tokens": 4,
+        "params_n": 2,
+        "params_max_tokens": 9,
+        "queue_time_seconds": 0.25,
+        "prefill_time_seconds": 0.5,
+        "decode_time_seconds": 1.5,
+        "inference_time_seconds": 2.0,
+        "time_per_output_token_seconds": 0.5,
+    }
+    assert {name: shown.distribution(f"quire_request_{name}") for name in expected} == {
+        name: (1, value) for name, value in expected.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "endings"),
+    [
+        (DeadlinePassed("late"), {"abort": 1}),
+        (SlowClient("asleep"), {"abort": 1}),
+        (Unavailable("gone"), {"error": 1}),
+        (GenerationFailed("broken"), {"error": 1}),
+        (GeneratorExit(), {"abort": 1}),
+        (asyncio.CancelledError(), {"abort": 1}),
+        (Overloaded("full"), {}),
+    ],
+)
+def test_an_error_is_an_ending_and_a_refusal_is_none(error: BaseException, endings: dict[str, float]) -> None:
+    shown = Shown()
+    shown.request.tokens(delta(1), ARRIVAL + 1)
+    shown.request.failed(error, ARRIVAL + 2)
+    assert shown.endings() == endings
+    assert shown.distribution("quire_e2e_request_latency_seconds") == (0, 0)
+    assert shown.open_streams() == 0
+
+
+def test_a_request_that_no_engine_was_given_has_no_ending() -> None:
+    metrics = GatewayMetrics()
+    request = metrics.request(RequestInfo("r", "m", SOMEWHERE, ARRIVAL))
+    request.failed(Overloaded("full"), ARRIVAL)
+    labels = {"model_name": "m", "reason": "engine_queue"}
+    assert metrics.registry.get_sample_value("quire_admission_rejections_total", labels) == 1
+    assert metrics.registry.get_sample_value("quire_open_streams", {"model_name": "m", "protocol": "grpc"}) is None

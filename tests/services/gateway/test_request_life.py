@@ -1,0 +1,234 @@
+"""A request gives back all that it holds, wherever it is cancelled and whatever observers do."""
+
+import asyncio
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import ExitStack, aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.v1 import gateway_pb2
+from services.gateway.fleet import prefix_lookup
+from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver
+from services.runtime.errors import DeadlinePassed, InvalidField
+from tests.forwarder import Forwarder
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS
+from tests.services.gateway.handler_in_process import ACME, HandlerInProcess, handler_in_process
+
+# Long enough to be tokenized by a thread, which is waited for.
+PROMPT = "Blocks of keys and values are kept like pages of memory. " * 75
+TOKENS = 5
+OnResponse = Callable[[gateway_pb2.GenerateResponse], None]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the KV manager's answer about a prefix, however slow the machine: it is one of the awaits."""
+    monkeypatch.setattr(prefix_lookup, "_ANSWER_SECONDS", CALL_SECONDS)
+
+
+def on_nothing(_: gateway_pb2.GenerateResponse) -> None:
+    pass
+
+
+def a_request() -> gateway_pb2.GenerateRequest:
+    request = prompt_request(PROMPT, TOKENS)
+    request.request_id = "r"
+    request.timeout.FromSeconds(600)
+    return request
+
+
+async def answer(
+    one: HandlerInProcess, request: gateway_pb2.GenerateRequest, on_response: OnResponse = on_nothing
+) -> list[str]:
+    """Read a request's responses as a server does, which waits for each write; return what they are."""
+    kinds = []
+    async with aclosing(one.handler.generate(request, ACME)) as responses:
+        async for response in responses:
+            kinds.append(response.WhichOneof("event"))
+            on_response(response)
+            await asyncio.sleep(0)
+    return kinds
+
+
+@types.coroutine
+def suspended(work: Coroutine[Any, Any, Any], on_suspension: Callable[[], None]) -> Generator[Any, Any, Any]:
+    """Run a coroutine, and call `on_suspension` each time that it is about to wait."""
+    resume: Callable[[Any], Any] = work.send
+    value: Any = None
+    while True:
+        try:
+            awaited = resume(value)
+        except StopIteration as end:
+            return end.value
+        on_suspension()
+        try:
+            resume, value = work.send, (yield awaited)
+        except BaseException as error:
+            resume, value = work.throw, error
+
+
+async def cancelled_at(number: int, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+    """Run a coroutine in a task that is cancelled where it waits for the so manieth time, from 0 on; it is done."""
+    count = 0
+
+    def on_suspension() -> None:
+        nonlocal count
+        if count == number:
+            task.cancel()
+        count += 1
+
+    async def run() -> Any:
+        return await suspended(work, on_suspension)
+
+    task = asyncio.create_task(run())
+    await asyncio.gather(task, return_exceptions=True)
+    return task
+
+
+async def cancel_everywhere(
+    one: HandlerInProcess, work: Callable[[], Coroutine[Any, Any, Any]], ready: Callable[[], Awaitable[None]]
+) -> list[tuple[str, ...]]:
+    """Cancel at each await in turn, and check after each; return what had happened to each request until then."""
+    histories: list[tuple[str, ...]] = []
+    while True:
+        await ready()
+        task = await cancelled_at(len(histories), work())
+        await one.assert_nothing_held(task)
+        if not task.cancelled():
+            assert task.result()[-1] == "finished"
+            assert one.events.names[-1] == "ended"
+            return histories
+        names = tuple(one.events.names)
+        assert names[-1] in ("ended", "failed"), "observers are called at the end"
+        assert sum(name in ("ended", "failed") for name in names) == 1
+        histories.append(names)
+
+
+def test_a_request_that_is_cancelled_at_any_await_holds_nothing(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    async def run() -> list[tuple[str, ...]]:
+        async with handler_in_process(tmp_path, tiny_model("llama")) as one:
+            return await cancel_everywhere(one, lambda: answer(one, a_request()), lambda: one.wait_for_engines(2))
+
+    histories = asyncio.run(run())
+    reached = {name for names in histories for name in names}
+    assert reached == {"admitted", "prepared", "submitted", "started", "tokens", "ended", "failed"}
+    assert ("admitted", "failed") in histories, "while a thread tokenizes"
+    assert ("admitted", "prepared", "failed") in histories, "while the KV manager is asked who has the prefix"
+    assert ("admitted", "prepared", "submitted", "failed") in histories, "while the engine has yet to begin"
+
+
+def test_a_request_that_is_cancelled_at_any_await_of_a_failover_holds_nothing(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    def cut(forwarders: list[Forwarder]) -> None:
+        for forwarder in forwarders:
+            forwarder.cut()
+
+    async def run(forwarders: list[Forwarder]) -> list[tuple[str, ...]]:
+        places = tuple(forwarder.address for forwarder in forwarders)
+        async with handler_in_process(tmp_path, tiny_model("llama"), through=places) as one:
+            one.events.on_submitted = lambda: cut(forwarders)
+            histories = await cancel_everywhere(one, lambda: answer(one, a_request()), lambda: one.wait_for_engines(2))
+            assert one.events.progress is not None
+            assert one.events.progress.failovers > 0
+            return histories
+
+    with ExitStack() as stack:
+        forwarders = [Forwarder(tmp_path / f"{name}.sock") for name in ("one", "two")]
+        for forwarder in forwarders:
+            stack.callback(forwarder.close)
+        histories = asyncio.run(run(forwarders))
+    lost = ("admitted", "prepared", "submitted", "failed")
+    assert histories.count(lost) >= 3, "while an engine that was lost has it, while there is none, while one is chosen"
+
+
+@pytest.mark.parametrize("fault", ["a token outside the vocabulary", "a deadline"])
+def test_a_request_that_fails_holds_nothing(tiny_model: Callable[[str], Path], tmp_path: Path, fault: str) -> None:
+    request = a_request()
+    if fault == "a deadline":
+        request.timeout.FromNanoseconds(1)
+    else:
+        request.logit_rules.allowed_token_ids.append(10**6)
+
+    async def run() -> None:
+        async with handler_in_process(tmp_path, tiny_model("llama")) as one:
+            task = asyncio.create_task(answer(one, request))
+            with pytest.raises((InvalidField, DeadlinePassed)):
+                await task
+            await one.assert_nothing_held(task)
+            assert one.events.names[-1] == "failed"
+
+    asyncio.run(run())
+
+
+def methods(kind: type) -> list[str]:
+    return [name for one in kind.__mro__[:-1] for name in vars(one) if not name.startswith("_")]
+
+
+class Raising(GatewayObserver):
+    """Raises in one of its methods, its own or those of its requests."""
+
+    def __init__(self, method: str) -> None:
+        self.raised = 0
+
+        def fail(*_: object, **__: object) -> None:
+            self.raised += 1
+            raise RuntimeError("an observer's own fault " * 100)
+
+        class RaisingRequest(RequestObserver):
+            pass
+
+        self.of_request = RaisingRequest()
+        setattr(self.of_request if method in methods(RequestObserver) else self, method, fail)
+
+    def request(self, request: RequestInfo) -> RequestObserver:
+        return self.of_request
+
+
+# What happens to none of the requests below. That these, too, raise for nobody else is in observe/test_observers.py.
+_ELSEWHERE = ("failed_over", "isolated", "given_up", "refused", "present", "tenants", "http_request")
+
+
+@pytest.mark.parametrize(
+    "method", [one for one in (*methods(RequestObserver), *methods(GatewayObserver)) if one not in _ELSEWHERE]
+)
+def test_an_observer_that_raises_changes_nothing(
+    tiny_model: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    raising = Raising(method)
+
+    async def run() -> None:
+        async with handler_in_process(tmp_path, tiny_model("llama"), raising) as one:
+
+            def be_slow(_: gateway_pb2.GenerateResponse) -> None:
+                for reader in list(one.slow_clients._readers):
+                    reader.give_up()
+
+            for _ in range(2):
+                well = asyncio.create_task(answer(one, a_request()))
+                assert (await well)[-1] == "finished"
+                assert one.events.names[:4] == ["admitted", "prepared", "submitted", "started"]
+                assert one.events.names[-1] == "ended"
+                await one.assert_nothing_held(well)
+            late = a_request()
+            late.timeout.FromNanoseconds(1)
+            for at, work in (
+                (10**6, answer(one, late)),
+                (10**6, answer(one, a_request(), be_slow)),
+                (4, answer(one, a_request())),
+            ):
+                await one.assert_nothing_held(await cancelled_at(at, work))
+                assert one.events.names[-1] == "failed"
+
+    asyncio.run(run())
+    assert raising.raised > 0, "it was called"
+    failures = [one.getMessage() for one in caplog.records if "an observer failed" in one.getMessage()]
+    assert len(failures) == 1, "it is logged once"
+    assert f".{method} raised RuntimeError: an observer's own fault" in failures[0]
+    assert len(failures[0]) < 300
