@@ -11,12 +11,18 @@ from typing import TypeVar
 
 # Blocks that a verb touches without a pause: below a millisecond, whatever the verb.
 PART = 512
-# A verb that touches no more is done at once where that is cheaper: at most two milliseconds.
-LONG = 2048
 
 Rest = Iterator[int]
 
 _Entry = TypeVar("_Entry")
+
+
+def taken_from_end(entries: list[_Entry]) -> Iterator[list[_Entry]]:
+    """Take all entries out, a part at a time: to take one from the front would move all the others each time."""
+    while entries:
+        part = entries[-PART:]
+        del entries[-PART:]
+        yield part
 
 
 def parts_of(entries: Iterable[_Entry], size: int = 0) -> Iterator[list[_Entry]]:

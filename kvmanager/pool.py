@@ -138,7 +138,7 @@ class Pool:
             if start:
                 yield
             self._set_lengths(step.lengths, start, outcome)
-        yield from _in_slices(state.end_step() or (), work, budget)
+        yield from _in_slices(state.end_step(), work, budget)
         return outcome.applied(step.step, self.device.counts, self.host.counts, withheld)
 
     def _set_lengths(self, lengths: Items[tuple[int, int]], start: int, outcome: Outcome) -> None:

@@ -8,7 +8,7 @@ from blocks import Copy, blocks_for, root_key
 from kvmanager import limits, parts
 from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
-from kvmanager.parts import Rest
+from kvmanager.parts import Rest, taken_from_end
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.tier.tier import Eviction, Seal, Tier
 
@@ -140,7 +140,7 @@ class PoolState:
             blocks = self.grant(min(number, parts.PART), outcome)
             table += blocks
             number -= len(blocks)
-            yield parts.PART
+            yield len(blocks)
 
     def grant_one(self, outcome: Outcome) -> int:
         """Hand out one device block. Raises OutOfBlocks when none is left."""
@@ -170,30 +170,17 @@ class PoolState:
     def releasing(self, blocks: list[int]) -> Rest:
         """Release device blocks, the last one first, and what else is under way, in parts."""
         self.under_way += blocks
-        while self.under_way:
-            self.device.release(reversed(self.under_way[-parts.PART :]))
-            del self.under_way[-parts.PART :]
-            yield parts.PART
+        for part in taken_from_end(self.under_way):
+            self.device.release(reversed(part))
+            yield len(part)
 
-    def end_step(self) -> Rest | None:
+    def end_step(self) -> Rest:
         """Do what waited for the end of the Step."""
-        if len(self._device_releases) + len(self._host_releases) > parts.LONG:
-            return self._ending_step()
-        if self._device_releases:
-            self.device.release(self._device_releases)
-            self._device_releases.clear()
-        if self._host_releases:
-            self.host.release(self._host_releases)
-            self._host_releases.clear()
-        return None
-
-    def _ending_step(self) -> Rest:
         for tier, releases in ((self.device, self._device_releases), (self.host, self._host_releases)):
-            releases.reverse()  # taking a part from the front would move all the others each time
-            while releases:
-                tier.release(releases[: -parts.PART - 1 : -1])
-                del releases[-parts.PART :]
-                yield parts.PART
+            releases.reverse()
+            for part in taken_from_end(releases):
+                tier.release(reversed(part))
+                yield len(part)
 
     def withhold(self, device: Mapping[int, int], host: Mapping[int, int]) -> None:
         """Take blocks with so many holders out of circulation, as `Tier.withhold` does; the next Step tells of it."""

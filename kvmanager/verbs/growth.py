@@ -4,10 +4,10 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from blocks import Copy, Extend, StepItem, TableChange, blocks_for
-from kvmanager import limits, parts
+from kvmanager import limits
 from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
-from kvmanager.parts import Rest, parts_of
+from kvmanager.parts import Rest, parts_of, taken_from_end
 from kvmanager.pool_spec import LARGEST_ROOM
 from kvmanager.pool_state import PoolState, Sequence
 
@@ -49,7 +49,7 @@ def _member(state: PoolState, group: int, number: int) -> Sequence:
 
 
 def _append(state: PoolState, sequence: Sequence, tokens: int, outcome: Outcome) -> Rest | None:
-    """Extend one sequence whose blocks are all granted in full: nearly every extend is this one."""
+    """Extend one sequence whose blocks are all granted in full: nearly every extend is this one, by one block."""
     table = sequence.table
     first = len(table)
     needed = blocks_for(tokens, state.block_size) - first
@@ -59,14 +59,10 @@ def _append(state: PoolState, sequence: Sequence, tokens: int, outcome: Outcome)
     if room > LARGEST_ROOM or first + needed > limits.LARGEST_TABLE:
         state.check_available(needed)
         raise InvalidItem(f"room for {room} tokens is more than any sequence can have")
+    if needed > 1:
+        return _appending(state, sequence, needed, outcome)
     seen = len(outcome.evicted)
-    if needed == 1:
-        blocks = [state.grant_one(outcome)]
-    else:
-        state.check_available(needed)
-        if needed > parts.LONG:
-            return _appending(state, sequence, needed, outcome)
-        blocks = state.grant(needed, outcome)
+    blocks = [state.grant_one(outcome)]
     table += blocks
     sequence.room = room
     number = sequence.id
@@ -77,7 +73,7 @@ def _append(state: PoolState, sequence: Sequence, tokens: int, outcome: Outcome)
 
 
 def _appending(state: PoolState, sequence: Sequence, needed: int, outcome: Outcome) -> Rest:
-    """Extend one sequence by very many blocks."""
+    state.check_available(needed)
     first, seen = len(sequence.table), len(outcome.evicted)
     yield from state.granting(sequence.table, needed, outcome)
     blocks = sequence.table[first:]
@@ -98,9 +94,7 @@ def _rewriting(state: PoolState, rooms: list[tuple[Sequence, int]], outcome: Out
     seen = len(outcome.evicted)
     granted: list[int] = []
     writes.reverse()
-    while writes:
-        part = writes[-parts.PART :]
-        del writes[-parts.PART :]
+    for part in taken_from_end(writes):
         granted += [_make_writable(state, write, outcome) for write in reversed(part)]
         yield len(part)
     for (sequence, tokens), old_room in zip(rooms, old_rooms, strict=True):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import islice
 
 from blocks import Commit, Fork, Free, StepItem, TableChange, block_key, block_keys
-from kvmanager import parts
 from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
 from kvmanager.parts import Rest, parts_of
@@ -20,14 +19,9 @@ def commit(state: PoolState, item: Commit, outcome: Outcome) -> Rest | None:
     sequence = state.sequences.get(number)
     if sequence is None or sequence.swapped:
         sequence = state.on_device(number)  # says what is wrong
-    if len(token_ids) == state.block_size:
-        blocks = _commit_one(state, sequence, first, token_ids, outcome)
-    else:
-        blocks = _whole_blocks(state, sequence, item)
-        if len(blocks) > parts.LONG:
-            return _committing(state, sequence, blocks, item, outcome)
-        sequence.key = _seal(state, blocks, sequence.key, token_ids, outcome)
-        sequence.committed += len(blocks)
+    if len(token_ids) != state.block_size:
+        return _committing(state, sequence, item, outcome)
+    blocks = _commit_one(state, sequence, first, token_ids, outcome)
     outcome.effects.append((_COMMIT, number, sequence.group, blocks, (), None))
     return None
 
@@ -51,8 +45,9 @@ def _commit_one(state: PoolState, sequence: Sequence, first: int, token_ids: Ite
     return [block]
 
 
-def _committing(state: PoolState, sequence: Sequence, blocks: list[int], item: Commit, outcome: Outcome) -> Rest:
-    """Commit very many blocks. Where some have keys already, all are compared before any is given."""
+def _committing(state: PoolState, sequence: Sequence, item: Commit, outcome: Outcome) -> Rest:
+    """Commit any number of blocks. Where some have keys already, all are compared before any is given."""
+    blocks = _whole_blocks(state, sequence, item)
     some_keyed = False
     for part in parts_of(blocks):
         some_keyed = some_keyed or any(state.device.keys.of_many(part))
@@ -67,10 +62,6 @@ def _committing(state: PoolState, sequence: Sequence, blocks: list[int], item: C
         sequence.committed += len(part)
         yield len(part)
     outcome.effects.append((_COMMIT, sequence.id, sequence.group, blocks, (), None))
-
-
-def _seal(state: PoolState, blocks: list[int], key: bytes, token_ids: Items[int], outcome: Outcome) -> bytes:
-    return _give_keys(state, blocks, list(block_keys(key, token_ids, state.block_size)), outcome)
 
 
 def _give_keys(state: PoolState, blocks: list[int], keys: list[bytes], outcome: Outcome) -> bytes:
@@ -107,33 +98,19 @@ def _check_same_keys(blocks: list[int], old_keys: list[bytes | None], keys: list
             raise InvalidItem(f"block {block} has another key already")
 
 
-def fork(state: PoolState, item: Fork, outcome: Outcome) -> Rest | None:
+def fork(state: PoolState, item: Fork, outcome: Outcome) -> Rest:
     """Let a new sequence of the same group share the blocks below a length."""
     parent = state.on_device(item.parent)
     state.check_new(item.child)
     if not 1 <= item.length <= parent.room:
         raise InvalidItem(f"length is {item.length}, the parent has room for {parent.room} tokens")
     state.check_shares(state.blocks_for(item.length))
-    if len(parent.table) > parts.LONG:
-        return _forking(state, parent, item, outcome)
-    state.device.release(reversed(_cut(state, parent, item.length)))
-    state.device.hold(parent.table)
-    _add_child(state, parent, item, outcome)
-    return None
-
-
-def _forking(state: PoolState, parent: Sequence, item: Fork, outcome: Outcome) -> Rest:
-    """Fork a sequence with a long table."""
     yield from state.releasing(_cut(state, parent, item.length))
     for part in parts_of(parent.table):
         state.device.hold(part)
         state.under_way += part
         yield len(part)
     state.under_way.clear()
-    _add_child(state, parent, item, outcome)
-
-
-def _add_child(state: PoolState, parent: Sequence, item: Fork, outcome: Outcome) -> None:
     child = replace(parent, id=item.child, table=list(parent.table))
     state.add(child)
     outcome.tables.append(TableChange(parent.id, len(parent.table), [], parent.room))
@@ -170,8 +147,5 @@ def free(state: PoolState, item: Free, outcome: Outcome) -> Rest | None:
     outcome.effects.append((_FREE, sequence.id, sequence.group, sequence.table, (), item))  # nobody changes it any more
     if sequence.swapped:
         state.release_host_after_step(reversed(sequence.table))
-    elif len(sequence.table) > parts.LONG:
-        return state.releasing(sequence.table)
-    else:
-        state.device.release(reversed(sequence.table))
-    return None
+        return None
+    return state.releasing(sequence.table)

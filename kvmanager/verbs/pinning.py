@@ -1,14 +1,14 @@
 """pin, unpin, reset: what operators do to the prefix cache."""
 
 from blocks import Pin, PinChange, Reset, StepItem, Unpin
-from kvmanager import limits, parts
+from kvmanager import limits
 from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin
 from kvmanager.parts import Rest, parts_of
 from kvmanager.pool_state import PoolState, Sequence
 
 
-def change_pins(state: PoolState, item: PinChange, outcome: Outcome) -> Rest | None:
+def change_pins(state: PoolState, item: PinChange, outcome: Outcome) -> Rest:
     """Pin, unpin or reset."""
     match item:
         case Pin():
@@ -74,15 +74,12 @@ def _checking_fits(state: PoolState, group: int, members: list[Sequence], pinned
         raise PinTooLarge(f"group {group} has {needed} blocks that are not pinned, but only {rest} would be left")
 
 
-def _unpin(state: PoolState, item: Unpin, outcome: Outcome) -> Rest | None:
+def _unpin(state: PoolState, item: Unpin, outcome: Outcome) -> Rest:
     if item.pin_id not in state.pins:
         raise UnknownPin(f"there is no pin {item.pin_id!r}")
     blocks = state.pins.pop(item.pin_id)
     outcome.effects.append((StepItem.PIN, 0, 0, blocks[::-1], (), item))
-    if len(blocks) > parts.LONG:
-        return state.releasing(blocks)
-    state.device.release(reversed(blocks))
-    return None
+    return state.releasing(blocks)
 
 
 def _reset(state: PoolState, item: Reset, outcome: Outcome) -> Rest:

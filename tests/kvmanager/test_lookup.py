@@ -2,12 +2,12 @@
 
 import random
 from array import array
+from copy import deepcopy
 
 import pytest
 
 from blocks import Allocate, Commit, Free, FreeReason, Step
 from kvmanager import KVManager, PoolSpec, lookup
-from kvmanager.verbs.admission import find_prefix
 from tests.kvmanager.test_report import random_step
 from tests.kvmanager.tiny_pools import end_of
 
@@ -89,9 +89,14 @@ def test_a_lookup_finds_what_an_allocate_would_find_and_changes_nothing(manager,
     before = state_of(session.pool)
     for _ in range(20):
         tokens = [draw.randint(0, 1) for _ in range(draw.randint(1, 9))]
-        hits = find_prefix(session.pool.state, session.pool.state.root(b"salt"), tokens).hits
-        on_device = [bool(hit.device_block) for hit in hits]
-        leading = [*on_device, False].index(False)
+        pool = deepcopy(session.pool)
+        result = pool.apply(Step(99, allocates=[Allocate(99, 99, "r", b"salt", tokens, 1)])).result
+        if result.refusals:
+            continue
+        (table,) = result.tables
+        brought_back = {copy.destination for copy in result.host_to_device}
+        hits = table.block_ids[: table.cached_tokens // 2]
+        leading = next((place for place, block in enumerate(hits) if block in brought_back), len(hits))
         assert look_up(manager, tokens, b"salt") == [("a", 2 * leading, 2 * (len(hits) - leading))]
     assert state_of(session.pool) == before
 

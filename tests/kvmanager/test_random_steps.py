@@ -434,7 +434,7 @@ class RandomSteps(RuleBasedStateMachine):
         self.last_id = 0
         self.audit = self.slices = None  # the one under way
         self.short_slices = [mock.patch.object(module, "_SLICE", 2) for module in (audit, following, tier, key_index)]
-        self.short_slices += [mock.patch.object(parts, "PART", 1), mock.patch.object(parts, "LONG", 1)]
+        self.short_slices.append(mock.patch.object(parts, "PART", 1))
         for patch in self.short_slices:
             patch.start()
 
