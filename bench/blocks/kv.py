@@ -23,7 +23,7 @@ from bench.blocks import kv_holds
 from bench.loads.decoding_batch import BLOCK_SIZE, MICRO, POOL_BLOCKS, SEQUENCES, DecodingBatch, attach, round_trip
 from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, publish, row
-from blocks import KEY_BYTES, Allocate, Commit, Free, FreeReason, Step
+from blocks import KEY_BYTES, Allocate, Commit, Extend, Free, FreeReason, Step
 from services.runtime import transport
 from services.wire.block_codec import step_message
 from services.wire.kvmanager_codec import step_of
@@ -36,6 +36,7 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000)
 STEPS = 320  # 20 blocks for each sequence
 PREFILL_BLOCKS = 2_000
 PROMPTS = 4  # prefilled and freed one after the other
+GROWTHS = 40
 WIRE_STEPS = 1_000
 LARGE_POOL_BLOCKS = 1_000_000
 ENGINES = 16
@@ -75,7 +76,7 @@ def main() -> None:
         for _ in track(range(REPETITIONS), "In process"):
             runs.append(_in_process())
             vllm.measure()
-    for metric in ("decode_us_per_sequence", "prefill_us_per_block", "sha256_us_per_block", "free_us_per_block"):
+    for metric in runs[0]:
         rows.append(row("kv", metric, round(median(run[metric] for run in runs), 3), "us"))
     rows += vllm.rows("kv", COMPARED, runs)
     sizes = [{size: _decode(size, FEW_SEQUENCES) for size in SIZES} for _ in track(range(REPETITIONS), "Pool sizes")]
@@ -104,7 +105,31 @@ def _wire_ratio(wire: list[dict[str, float]], metric: str, above: str, below: st
 
 
 def _in_process() -> dict[str, float]:
-    return {"decode_us_per_sequence": _decode(POOL_BLOCKS), **_prefill()}
+    return {
+        "decode_us_per_sequence": _decode(POOL_BLOCKS),
+        **_prefill(),
+        "grow_by_one_block_us": _grow(1),
+        "grow_by_two_blocks_us": _grow(2),
+    }
+
+
+def _grow(blocks: int) -> float:
+    """Return the microseconds in which a sequence commits so many blocks and gets as many.
+
+    One at a time is what decoding does: it has a way of its own through the core, others are done in parts.
+    """
+    manager, session = _attached(POOL_BLOCKS)
+    tokens = array("i", range(blocks * BLOCK_SIZE))
+    numbers = range(1, SEQUENCES + 1)
+    begin = [Allocate(number, number, "r", bytes((number % 256,)), tokens, len(tokens)) for number in numbers]
+    _apply(manager, session, Step(1, allocates=begin))
+    seconds = 0.0
+    for step in range(GROWTHS):
+        commits = [Commit(number, step * blocks, tokens) for number in numbers]
+        room = (step + 2) * blocks * BLOCK_SIZE
+        extends = [Extend(number, [(number, room)]) for number in numbers]
+        seconds += _timed(partial(_apply, manager, session, Step(2 + step, commits=commits, extends=extends)))
+    return seconds / GROWTHS / SEQUENCES * MICRO
 
 
 def _decode(pool_blocks: int, sequences: int = SEQUENCES) -> float:
