@@ -25,8 +25,7 @@ from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, publish, row
 from blocks import KEY_BYTES, Allocate, Commit, Extend, Free, FreeReason, Step
 from services.runtime import transport
-from services.wire.block_codec import step_message
-from services.wire.kvmanager_codec import step_of
+from services.wire.step import step_message, step_of
 from tests.in_process import adopted
 from tests.running_quire import RunningService
 

@@ -24,7 +24,7 @@ from bench.loads.decoding_batch import BLOCK_SIZE, POOL_BLOCKS, SEQUENCES, Decod
 from bench.report.results import Row, publish, row
 from blocks import Allocate, Fork, Length, Step
 from services.runtime import transport
-from services.wire.block_codec import step_message
+from services.wire.step import step_message
 from tests.running_quire import RunningService
 
 REPETITIONS = 5

@@ -22,8 +22,9 @@ from services.engine.replica import PoolDiffers, Replica
 from services.runtime import transport
 from services.runtime.tls import ClientTLS
 from services.wire.attach import register_message
-from services.wire.block_codec import result_of, step_message
 from services.wire.report import pages_of
+from services.wire.step import step_message
+from services.wire.step_result import result_of
 
 # Without a sign that the manager reads or adopts the report.
 _REGISTER_SECONDS = 10.0

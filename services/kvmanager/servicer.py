@@ -22,11 +22,11 @@ from services.kvmanager.slices import in_slices, patiently
 from services.runtime.errors import InvalidField, Overloaded
 from services.runtime.statuses import translated
 from services.runtime.tracing import Tracing
-from services.wire import kvmanager_codec
 from services.wire.attach import registered_message
 from services.wire.lookup import holdings_message, read_lookup
 from services.wire.pool import block_map_message, pool_message, sequences_message
 from services.wire.step_reader import read_step
+from services.wire.step_result import result_message
 
 _BREAK_SECONDS = 0.05
 _POLITE_SECONDS = 0.001
@@ -261,7 +261,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._recorder.applied(session, step, result)
         if self._traces is not None:
             self._traces.applied(session, step, trace_parents, result)
-        return await patiently(kvmanager_codec.result_message(result))
+        return await patiently(result_message(result))
 
     def _ended(self, doing: "asyncio.Future[Any]") -> None:
         self._under_way.discard(doing)

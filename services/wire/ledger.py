@@ -1,13 +1,11 @@
-"""Between the wire and the ledger."""
+"""Events of the ledger, as clients read them."""
 
-from blocks import FreeReason, StepItem, StepRefusal
 from kvmanager import Event, PoolChange
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.duration import duration
+from services.wire.step import FREE_REASONS
+from services.wire.step_result import ITEMS, REFUSALS
 
-_ITEMS = {item: pb.StepItem.Value(f"STEP_ITEM_{item.name}") for item in StepItem}
-_REFUSALS = {refusal: pb.StepRefusal.Value(f"STEP_REFUSAL_{refusal.name}") for refusal in StepRefusal}
-_FREE_REASONS = {reason: pb.FreeReason.Value(f"FREE_REASON_{reason.name}") for reason in FreeReason}
 _CHANGES = {change: pb.PoolChange.Value(f"POOL_CHANGE_{change.name}") for change in PoolChange}
 
 
@@ -17,14 +15,14 @@ def event_message(event: Event) -> pb.Event:
         event=event.number,
         engine_id=event.engine_id,
         step=event.step,
-        item=_ITEMS[event.item] if event.item else pb.STEP_ITEM_UNSPECIFIED,
+        item=ITEMS[event.item] if event.item else pb.STEP_ITEM_UNSPECIFIED,
         sequence=event.sequence,
         group=event.group,
         request_id=event.request_id,
         range_firsts=[first for first, _ in event.ranges],
         range_lasts=[last for _, last in event.ranges],
-        refusal=_REFUSALS[event.refusal] if event.refusal else pb.STEP_REFUSAL_UNSPECIFIED,
-        free_reason=_FREE_REASONS[event.free_reason] if event.free_reason else pb.FREE_REASON_UNSPECIFIED,
+        refusal=REFUSALS[event.refusal] if event.refusal else pb.STEP_REFUSAL_UNSPECIFIED,
+        free_reason=FREE_REASONS[event.free_reason] if event.free_reason else pb.FREE_REASON_UNSPECIFIED,
         preempted_for_group=event.preempted_for_group,
         cached_tokens=event.cached_tokens,
         waited=duration(event.waited_seconds) if event.waited_seconds else None,

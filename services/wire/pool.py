@@ -3,8 +3,9 @@
 from collections.abc import Generator
 from collections.abc import Sequence as Items
 
-from kvmanager import BlockCounts, BlockState, Sequence, Session, Tier, state_of
+from kvmanager import BlockState, Sequence, Session, Tier, state_of
 from quire.v1 import kvmanager_pb2 as pb
+from services.wire.step_result import counts_message
 
 _STATES = {state: pb.BlockState.Value(f"BLOCK_STATE_{state.name}") for state in BlockState}
 
@@ -12,11 +13,6 @@ _STATES = {state: pb.BlockState.Value(f"BLOCK_STATE_{state.name}") for state in 
 _PAGE_BLOCKS = 2048
 _PAGE_SEQUENCES = 64
 _PAGE_ENTRIES = 65_536
-
-
-def counts_message(counts: BlockCounts) -> pb.BlockCounts:
-    """Write blocks by state."""
-    return pb.BlockCounts(free=counts.free, cached=counts.cached, held=counts.held, withheld=counts.withheld)
 
 
 def pool_message(session: Session) -> pb.PoolInfo:

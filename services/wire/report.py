@@ -3,13 +3,13 @@
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from itertools import islice
 from typing import TypeVar
 
 from google.protobuf.descriptor import Descriptor
 
 from blocks import KEY_BYTES
 from kvmanager import InvalidReport, PoolReport, PoolSpec, SequenceReport, TierReport, limits
+from kvmanager.parts import parts_of
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.wire_fields import ENTRY_BYTES, Message, Sliced, numbers, parts, short
 
@@ -52,22 +52,16 @@ def pages_of(report: PoolReport) -> Iterator[pb.ReportPage]:
 
 def _tier_pages(tier: TierReport, prefix: str) -> Iterator[pb.ReportPage]:
     for name, (blocks_field, keys_field) in _KEYED.items():
-        for seals in _parts(getattr(tier, name).items()):
+        for seals in parts_of(getattr(tier, name).items(), _BLOCKS_TOGETHER):
             page = pb.ReportPage()
             setattr(page, prefix + keys_field, b"".join([key for _, key in seals]))
             getattr(page, prefix + blocks_field).extend([block for block, _ in seals])
             yield page
     for name, blocks_field in _LISTED.items():
-        for blocks in _parts(getattr(tier, name)):
+        for blocks in parts_of(getattr(tier, name), _BLOCKS_TOGETHER):
             page = pb.ReportPage()
             getattr(page, prefix + blocks_field).extend(blocks)
             yield page
-
-
-def _parts(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
-    iterator = iter(entries)
-    while part := list(islice(iterator, _BLOCKS_TOGETHER)):
-        yield part
 
 
 def _small_parts(entries: Iterable[_Entry], blocks_of: Callable[[_Entry], int]) -> Iterator[list[_Entry]]:

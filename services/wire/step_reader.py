@@ -9,9 +9,9 @@ from blocks import Allocate, Commit, Extend, Step
 from kvmanager import limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField, UnexpectedMessage
-from services.wire import kvmanager_codec
 from services.wire.attach import only_field
 from services.wire.columns import check_columns, check_counts, pairs
+from services.wire.step import allocate_of, step_of
 from services.wire.wire_fields import ENTRY_BYTES, Field, Message, Sliced, batches, numbers, parts
 
 # What protobuf parses at once, and what becomes values at once: each well below a millisecond.
@@ -47,7 +47,7 @@ def read_step(data: bytes) -> Sliced[ReadStep]:
     items = len(message.allocates) + len(message.frees) + len(message.forks) + len(message.pins)
     if items > _FEW_ITEMS:
         return (yield from _large(Message(message.SerializeToString(), 0, message.ByteSize(), "step")))
-    return ReadStep(kvmanager_codec.step_of(message), trace_parents(message, 0))
+    return ReadStep(step_of(message), trace_parents(message, 0))
 
 
 def trace_parents(message: pb.Step, first: int) -> Mapping[int, str]:
@@ -61,7 +61,7 @@ def _large(message: Message) -> Sliced[ReadStep]:
     columns = dict.fromkeys((_SWAP_OUTS, _SWAP_INS, *_LENGTHS), _COLUMN_BYTES)
     most = dict.fromkeys((_PINS, _FORKS, _FREES, _ALLOCATES), limits.MOST_ITEMS) | {_COMMITS: 1, _EXTENDS: 1}
     found = yield from parts(message, pb.Step.DESCRIPTOR, columns, most, ENTRY_BYTES)
-    step = kvmanager_codec.step_of(pb.Step.FromString(bytes(found.rest)))
+    step = step_of(pb.Step.FromString(bytes(found.rest)))
     swap_outs = yield from _column(found.columns[_SWAP_OUTS], "step.swap_outs", wide=True)
     swap_ins = yield from _column(found.columns[_SWAP_INS], "step.swap_ins", wide=True)
     lengths = yield from _pairs(found.columns[_LENGTHS[0]], found.columns[_LENGTHS[1]], "step.lengths")
@@ -150,7 +150,7 @@ def _small_items(message: Message, fields: list[Field]) -> Sliced[Step]:
     _check_sizes(message, fields)
     for batch in batches(message, fields, _FEW_ITEMS, _BATCH_BYTES):
         yield
-        part = kvmanager_codec.step_of(pb.Step.FromString(batch))
+        part = step_of(pb.Step.FromString(batch))
         step.pins.extend(part.pins)  # type: ignore[attr-defined]
         step.forks.extend(part.forks)  # type: ignore[attr-defined]
         step.frees.extend(part.frees)  # type: ignore[attr-defined]
@@ -177,7 +177,7 @@ def _allocates(message: Message, fields: list[Field]) -> Sliced[tuple[list[Alloc
             yield
             part = pb.Step.FromString(batch)
             traces |= trace_parents(part, len(allocates))
-            allocates += kvmanager_codec.step_of(part).allocates
+            allocates += step_of(part).allocates
         small = []
         if field is not None:
             allocate, trace = yield from _large_allocate(message.of(field, "allocates"), left)
@@ -196,4 +196,4 @@ def _large_allocate(message: Message, most_tokens: int) -> Sliced[tuple[Allocate
     found = yield from parts(message, pb.Allocate.DESCRIPTOR, columns, {}, ENTRY_BYTES)
     token_ids = yield from numbers(found.columns[_TOKEN_IDS], most_tokens, "step.allocates.token_ids")
     rest = pb.Allocate.FromString(bytes(found.rest))
-    return kvmanager_codec.allocate_of(rest)._replace(token_ids=token_ids), rest.trace_parent
+    return allocate_of(rest)._replace(token_ids=token_ids), rest.trace_parent

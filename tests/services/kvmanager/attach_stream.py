@@ -11,7 +11,8 @@ from blocks import Commit, Extend, Step, TableChange
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
 from services.runtime.errors import FIELD_METADATA
-from services.wire.block_codec import result_of, step_message
+from services.wire.step import step_message
+from services.wire.step_result import result_of
 from tests.running_quire import CALL_SECONDS
 
 

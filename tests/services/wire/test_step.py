@@ -1,0 +1,70 @@
+"""A Step is read as it was written: at once where it is small, in slices where it is large."""
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
+from quire.v1 import kvmanager_pb2 as pb
+from services.wire import step_reader
+from services.wire.attach import kind_of
+from services.wire.step import step_message, step_of
+from services.wire.step_reader import read_step
+from tests.services.wire.slicing import drain
+
+IDS = st.integers(-(1 << 63), (1 << 63) - 1)
+COUNTS = st.integers(-(1 << 31), (1 << 31) - 1)
+TOKENS = st.lists(COUNTS, max_size=20).map(lambda tokens: array("i", tokens))
+NAMES = st.text(st.characters(codec="utf-8"), max_size=512)
+ROOMS = st.tuples(IDS, COUNTS)
+
+
+def items(*kinds: st.SearchStrategy[object]) -> st.SearchStrategy[list[object]]:
+    return st.lists(st.one_of(*kinds), max_size=4)
+
+
+STEPS = st.builds(
+    Step,
+    step=IDS,
+    commits=items(st.builds(Commit, IDS, COUNTS, TOKENS)),
+    pins=items(st.builds(Pin, NAMES, IDS, COUNTS), st.builds(Unpin, NAMES), st.builds(Reset)),
+    forks=items(st.builds(Fork, IDS, IDS, COUNTS)),
+    frees=items(st.builds(Free, IDS, st.sampled_from(FreeReason), IDS)),
+    swap_outs=st.lists(IDS, max_size=4),
+    swap_ins=st.lists(IDS, max_size=4),
+    extends=items(st.builds(Extend, IDS, st.lists(ROOMS, max_size=3))),
+    allocates=items(
+        st.builds(
+            Allocate,
+            *(IDS, IDS, NAMES, st.binary(max_size=512), TOKENS, COUNTS, COUNTS),
+            st.integers(0, 1 << 30).map(lambda units: units / 512),
+        )
+    ),
+    lengths=st.lists(ROOMS, max_size=4),
+)
+
+
+def plain(step: Step) -> dict[str, object]:
+    """A Step whose lists are lists, whatever they were made as."""
+    fields = {name: value if name == "step" else list(value) for name, value in vars(step).items()}
+    return fields | {"extends": [(group, list(rooms)) for group, rooms in step.extends]}
+
+
+@given(STEPS)
+def test_a_step_is_read_as_it_was_written(step: Step) -> None:
+    data = step_message(step).SerializeToString()
+    assert kind_of(data) == "step"
+    assert plain(step_of(pb.PoolRequest.FromString(data).step)) == plain(step)
+
+
+@pytest.mark.parametrize("small_bytes", [0, step_reader.SMALL_BYTES])
+def test_a_step_is_read_in_slices_as_it_was_written(monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
+    monkeypatch.setattr(step_reader, "SMALL_BYTES", small_bytes)
+
+    @given(STEPS)
+    def check(step: Step) -> None:
+        assert plain(drain(read_step(step_message(step).SerializeToString())).step) == plain(step)
+
+    check()
