@@ -195,21 +195,23 @@ def _download_snapshot(name: str, progress: StageProgress) -> Path:
 
 
 def _hub_configuration(name: str) -> Path:
-    try:
-        with disable_progress_bars():
-            return _checked(Path(snapshot_download(name, allow_patterns=["config.json"])), name)
-    except ModelUnavailable:
-        raise
-    except Exception as problem:
-        raise ModelUnavailable(f"{name} is no folder here, and {_hub_verdict(problem)}.") from problem
+    with _hub_faults(name):
+        folder = snapshot_download(name, allow_patterns=["config.json"])
+    return _checked(Path(folder), name)
 
 
 def _hub_files(name: str) -> list[DryRunFileInfo]:
+    with _hub_faults(name):
+        return snapshot_download(name, allow_patterns=HUB_FILES, dry_run=True)
+
+
+@contextmanager
+def _hub_faults(name: str) -> Iterator[None]:
+    """Make one sentence of what the hub's client raises, in paragraphs and through many types."""
     try:
         with disable_progress_bars():
-            return snapshot_download(name, allow_patterns=HUB_FILES, dry_run=True)
+            yield
     except Exception as problem:
-        # The hub's client speaks in paragraphs and through many types; whoever gave the name needs one sentence.
         raise ModelUnavailable(f"{name} is no folder here, and {_hub_verdict(problem)}.") from problem
 
 

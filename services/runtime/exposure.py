@@ -54,7 +54,7 @@ def check_exposure(settings: Any, guard: str, why: str) -> None:
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine reaches who listens there. So it is with what nobody can listen on."""
+    """Return True if the address is loopback. Addresses that do not resolve count as local."""
     if address.startswith(_UNIX):
         return True
     host, colon, _ = address.rpartition(":")
