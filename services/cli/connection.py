@@ -1,15 +1,39 @@
-"""How a command reaches a service of Quire: where it is, whom to trust there, and what shows who calls."""
+"""How a command reaches a service of Quire: where it is, whom to trust there, what shows who calls; and its options.
 
+Every command has the options, so that gRPC is imported only where a connection is made.
+"""
+
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import grpc
 
-from services.runtime import transport
+from services.cli.options import together
 from services.runtime.settings import InvalidSetting
-from services.runtime.tls import ClientTLS, TLSFiles
+
+if TYPE_CHECKING:
+    import grpc
+
+    from services.runtime.tls import ClientTLS
+
+Command = Callable[..., None]
+
+_OPTIONS = (
+    ("--ca", "CA", "Speak TLS, and trust a service whose certificate one in this PEM file has signed."),
+    ("--certificate", "CERTIFICATE", "PEM file of the certificate to show a service that asks for one."),
+    ("--private-key", "PRIVATE_KEY", "PEM file of that certificate's key."),
+    ("--server-name", "SERVER_NAME", "Name that the service's certificate must have. Empty: the host of its address."),
+)
+_KEY_OPTIONS = (
+    ("--api-key", "API_KEY", "API key. Others can see what is on a command line: the environment is the better place."),
+    ("--api-key-file", "API_KEY_FILE", "File that has the API key."),
+)
+_INSTANCE = "Name of the `quire serve` on this machine to call, where no address is given."
+# Where services listen that were started one by one, unless told otherwise.
+_ADDRESSES = {"gateway": "127.0.0.1:50051", "kvmanager": "127.0.0.1:50053"}
 
 
 @dataclass(frozen=True)
@@ -17,12 +41,14 @@ class Connection:
     """A service's address, how TLS is spoken to it, if at all, and the API key for it; empty: none."""
 
     address: str
-    tls: ClientTLS | None = None
+    tls: "ClientTLS | None" = None
     api_key: str = ""
 
     @classmethod
     def of(cls, address: str, options: dict[str, Any]) -> "Connection":
         """Read the files that the options of `connection_options` name. Raises click.UsageError."""
+        from services.runtime.tls import ClientTLS, TLSFiles
+
         own = (options["certificate"], options["private_key"])
         if any(own) and not (all(own) and options["ca"]):
             raise click.UsageError("--certificate and --private-key belong together, and to --ca")
@@ -34,14 +60,58 @@ class Connection:
             raise click.UsageError(str(error)) from error
         return cls(address, tls, _api_key(options["api_key"], options["api_key_file"]))
 
-    def channel(self) -> grpc.aio.Channel:
+    def channel(self) -> "grpc.aio.Channel":
         """Open a channel of its own."""
+        from services.runtime import transport
+
         return transport.channel(self.address, tls=self.tls)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What each call to a gateway must carry."""
         return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+
+
+def address_option(service: str) -> Callable[[Command], Command]:
+    """Add `--address` for the gateway or the kvmanager, as `connection_options` reads it."""
+    called = {"gateway": "gateway", "kvmanager": "KV manager"}[service]
+    meaning = f"Address of the {called}. Absent: that of the newest `quire serve` here, else {_ADDRESSES[service]}."
+    return click.option("--address", help=meaning)
+
+
+def connection_options(service: str = "gateway", *, api_key: bool = True) -> Callable[[Command], Command]:
+    """Replace the parameter `address` of a command by a `connection`, made of it and of the options added here.
+
+    Without an address it is the service of that name of a running `quire serve`. They can also be set for all commands
+    together: QUIRE_CA, QUIRE_API_KEY and so on.
+    """
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def connected(address: str | None, instance: str, **values: Any) -> None:
+            names = [variable.lower() for _, variable, _ in (*_OPTIONS, *_KEY_OPTIONS)]
+            options = {name: values.pop(name, "") for name in names}
+            # A load generator may have the URL of another server instead.
+            place = address or ("" if values.get("url") else _found(service, instance))
+            command(connection=Connection.of(place, options), **values)
+
+        shown = (("--instance", "INSTANCE", _INSTANCE), *_OPTIONS, *(_KEY_OPTIONS if api_key else ()))
+        return together(
+            *(click.option(flag, default="", envvar=f"QUIRE_{name}", help=meaning) for flag, name, meaning in shown)
+        )(connected)
+
+    return decorate
+
+
+def _found(service: str, instance: str) -> str:
+    """Return where a service of a running `quire serve` is, or where one that runs by itself would be."""
+    from services.cli.local.instances import NoSuchInstance, find
+
+    try:
+        found = find(instance)
+    except NoSuchInstance as error:
+        raise click.UsageError(str(error)) from error
+    return str(getattr(found, service)) if found else _ADDRESSES[service]
 
 
 def _api_key(given: str, file: str) -> str:

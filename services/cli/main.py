@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 # What gRPC's C core logs is of no use to users of a command: calls and `bind` say what failed. It reads this when it is
@@ -14,16 +13,14 @@ import click
 
 from services.cli.commands.bench import bench
 from services.cli.commands.issue_certificates import certificates
+from services.cli.commands.keys import key
 from services.cli.commands.plan import plan
-from services.cli.connection_options import address_option, connection_options
-from services.cli.options import options_of, settings_from
-from services.cli.service_commands import NOT_OF_SERVES_ENGINE, engine, gateway, kvmanager, serve
+from services.cli.commands.services import NOT_OF_SERVES_ENGINE, engine, gateway, kvmanager, serve
+from services.cli.connection import address_option, connection_options
+from services.cli.options import options_of, settings_from, together
 from services.engine.settings import EngineSettings
-from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from services.cli.connection import Connection
 
 # Of one answer, unless asked otherwise. Models that never end their answer fill the whole context.
@@ -154,15 +151,18 @@ def health(connection: "Connection", service: str, timeout: float) -> None:
     sys.exit(asyncio.run(run(connection, service, timeout)))
 
 
-def _admin_options(command: Callable[..., None]) -> Callable[..., None]:
-    command = connection_options()(command)
-    for option in (
-        click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait until it is done."),
-        click.option("--model", default="", help="Name of the model. Empty: the only one."),
-        address_option("gateway"),
-    ):
-        command = option(command)
-    return command
+_admin_options = together(
+    address_option("gateway"),
+    click.option("--model", default="", help="Name of the model. Empty: the only one."),
+    click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait until it is done."),
+    connection_options(),
+)
+
+
+def _administer(**request: Any) -> None:
+    from services.cli.commands.pins import administer
+
+    sys.exit(asyncio.run(administer(**request)))
 
 
 @cli.command()
@@ -173,50 +173,42 @@ def _admin_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--salt", default="", help="Only requests of this salt share it.")
 @click.option("--tenant", default="", help="Whose requests share it, where tenants do not share prefixes.")
 @_admin_options
-def pin(text: str | None, file: TextIO | None, name: str, salt: str, tenant: str, **options: Any) -> None:
+def pin(text: str | None, file: TextIO | None, system: bool, name: str, salt: str, tenant: str, **options: Any) -> None:
     """Pin the prefix TEXT as NAME.
 
     It is computed now, and its blocks stay whoever else needs space. "-" as TEXT reads it from standard input.
     """
-    from quire.v1 import gateway_pb2
-    from services.cli.commands.pins import pin as run
-
     if (text is None) == (file is None):
         raise click.UsageError("give TEXT or --file")
     source = sys.stdin if text == "-" else file
-    given = gateway_pb2.PinPrompt(name=name, salt=salt, tenant=tenant)
-    sys.exit(asyncio.run(run(source.read() if source else text or "", given, **options)))
+    content = source.read() if source else text
+    prompt = {"chat": {"messages": [{"role": "system", "content": content}]}} if system else {"text": content}
+    _administer(pin_prefix={"name": name, "salt": salt, "tenant": tenant, "prompt": prompt}, **options)
 
 
 @cli.command()
 @click.argument("name")
 @_admin_options
-def unpin(**options: Any) -> None:
+def unpin(name: str, **options: Any) -> None:
     """Remove the pin NAME.
 
     Its blocks stay cached until their space is needed.
     """
-    from services.cli.commands.pins import unpin as run
-
-    sys.exit(asyncio.run(run(**options)))
+    _administer(unpin_prefix={"name": name}, **options)
 
 
 @cli.command()
 @_admin_options
 def pins(**options: Any) -> None:
     """List what is pinned."""
-    from services.cli.commands.pins import pins as run
-
-    sys.exit(asyncio.run(run(**options)))
+    _administer(list_pinned={}, **options)
 
 
 @cli.command()
 @_admin_options
 def reset_cache(**options: Any) -> None:
     """Forget the prefix cache; what is pinned is computed anew."""
-    from services.cli.commands.pins import reset_cache as run
-
-    sys.exit(asyncio.run(run(**options)))
+    _administer(reset_prefix_cache={}, **options)
 
 
 @cli.command()
@@ -252,34 +244,7 @@ def instances() -> None:
         click.echo("no `quire serve` of yours runs here", err=True)
 
 
-@cli.group(cls=_InOrderOfDefinition)
-def key() -> None:
-    """Make API keys."""
-
-
-@key.command()
-@click.option("--tenant", required=True, help="Whose key it is: letters, digits, dots, dashes and underscores.")
-@click.option("--expires", type=click.DateTime(), help="When it ends, in UTC. Absent: never.")
-@click.option("--operator", is_flag=True, help="Let it change what is pinned.")
-@click.option("--best-priority", type=int, help="Smallest priority of its requests: smaller is first. Absent: 0.")
-@click.option(
-    "--max-concurrent-requests",
-    type=_AT_LEAST_1,
-    help="Sequences (samples, beams) of requests under way at most. Absent: no limit.",
-)
-@click.option("--tokens-per-minute", type=_AT_LEAST_1, help="Tokens, of prompts and answers. Absent: no limit.")
-def create(tenant: str, expires: "datetime | None", operator: bool, **limits: int | None) -> None:
-    """Make an API key.
-
-    The key is shown once, on standard error. Its entry for the file of --api-keys goes to standard output:
-    `quire key create --tenant acme >> api_keys.toml`. The limits are the tenant's: all of its keys state the same.
-    """
-    from services.cli.commands.keys import create as run
-
-    try:
-        run(tenant, expires, operator=operator, limits=limits)
-    except InvalidSetting as error:
-        raise click.UsageError(str(error)) from error
+cli.add_command(key)
 
 
 @cli.command()

@@ -12,6 +12,17 @@ Settings = TypeVar("Settings")
 Command = Callable[..., Any]
 
 
+def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Make one decorator of several, in the order in which help shows them."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def options_of(settings_type: type, leave_out: Iterable[str] = (), **defaults: Any) -> Callable[[Command], Command]:
     """Add an option for each field: `--block-size` for `block_size`, `--insecure` and `--no-insecure` for a bool.
 
@@ -19,13 +30,7 @@ def options_of(settings_type: type, leave_out: Iterable[str] = (), **defaults: A
     """
     left_out = set(leave_out)
     fields = [field for field in dataclasses.fields(settings_type) if field.name not in left_out]
-
-    def decorate(command: Command) -> Command:
-        for field in reversed(fields):
-            command = _option(field, defaults.get(field.name, field.default))(command)
-        return command
-
-    return decorate
+    return together(*(_option(field, defaults.get(field.name, field.default)) for field in fields))
 
 
 def settings_from(settings_type: type[Settings], values: dict[str, Any]) -> Settings:

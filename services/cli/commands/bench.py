@@ -1,46 +1,28 @@
 """`quire bench`: measures servers from outside, Quire's own and others."""
 
 import math
-import secrets
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from services.cli.connection_options import address_option, connection_options
+from services.cli.connection import address_option, connection_options
+from services.cli.options import together
 
 if TYPE_CHECKING:
     from services.cli.connection import Connection
-    from services.loadgen.clients.target import Server, Target
-    from services.loadgen.report.report import Conditions
-    from services.loadgen.run import Run
-    from services.loadgen.workload.arrivals import Arrivals
-    from services.loadgen.workload.load import Load
-    from services.loadgen.workload.workloads import Workload
 
-_DEFAULT_REQUESTS = 100
-_DEFAULT_CONCURRENCY = 8
-_SEED_BITS = 48
+DEFAULT_REQUESTS = 100
+DEFAULT_CONCURRENCY = 8
 _AT_LEAST_1 = click.IntRange(min=1)
 _ABOVE_0 = click.FloatRange(min=0, min_open=True)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
-Command = Callable[..., None]
+SELECTION = ("mean_input", "mean_output", "cap_input", "cap_output", "max_input", "max_output")
+
 Values = dict[str, Any]
-
-
-def _together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Make one decorator of several, in the order in which help shows them."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 class _Rates(click.ParamType[list[float]]):
@@ -56,7 +38,7 @@ class _Rates(click.ParamType[list[float]]):
         return rates
 
 
-_target_options = _together(
+_target_options = together(
     address_option("gateway"),
     click.option("--url", help="URL of an OpenAI-compatible server, such as http://127.0.0.1:8000, instead of gRPC."),
     click.option(
@@ -78,7 +60,7 @@ _target_options = _together(
     click.option("--timeout", type=_ABOVE_0, default=600.0, show_default=True, help="Seconds for one request."),
 )
 
-_workload_options = _together(
+_workload_options = together(
     click.option(
         "--input",
         "input_",
@@ -122,11 +104,11 @@ _workload_options = _together(
     ),
 )
 
-_arrival_options = _together(
+_arrival_options = together(
     click.option(
         "--concurrency",
         type=_AT_LEAST_1,
-        help=f"Alone: a closed loop of so many requests at a time. [default: {_DEFAULT_CONCURRENCY}] With arrivals: no "
+        help=f"Alone: a closed loop of so many requests at a time. [default: {DEFAULT_CONCURRENCY}] With arrivals: no "
         "more at a time.",
     ),
     click.option("--rate", type=_ABOVE_0, help="Start so many a second, at random (Poisson); inf: all at once."),
@@ -145,7 +127,7 @@ _arrival_options = _together(
     click.option(
         "--requests",
         type=_AT_LEAST_1,
-        help=f"Send so many that are counted. [default: the file's, or {_DEFAULT_REQUESTS}]",
+        help=f"Send so many that are counted. [default: the file's, or {DEFAULT_REQUESTS}]",
     ),
     click.option("--duration", type=_ABOVE_0, help="Instead: send for so many seconds, then wait for what runs."),
     click.option(
@@ -166,7 +148,7 @@ _arrival_options = _together(
     click.option("--processes", type=_AT_LEAST_1, default=1, show_default=True, help="Processes that share the load."),
 )
 
-_result_options = _together(
+_result_options = together(
     click.option("--slo-ttft", type=_ABOVE_0, help="For goodput: seconds to the first token at most."),
     click.option("--slo-itl", type=_ABOVE_0, help="For goodput: seconds between any two tokens at most."),
     click.option("--slo-tpot", type=_ABOVE_0, help="For goodput: seconds between tokens on average at most."),
@@ -194,34 +176,11 @@ def serve(connection: "Connection", **values: Any) -> None:
     By default 100 requests of 128 random tokens in and 64 out, eight at a time, to the gateway on this machine. The
     exit status is 1 where no request was completed, and 130 after Ctrl-C, which ends a run early.
     """
-    from services.loadgen.clients.target import Unreachable
-    from services.loadgen.processes import ProcessDied
-    from services.loadgen.workload.rows import InvalidFile
-    from services.loadgen.workload.selection import InvalidSelection
+    from services.cli.commands.bench_run import run
 
     values["address"] = connection.address
     _check(values)
-    try:
-        sys.exit(_serve(connection, values))
-    except (InvalidFile, InvalidSelection) as error:
-        raise click.UsageError(str(error)) from error
-    except (Unreachable, ProcessDied) as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _serve(connection: "Connection", values: Values) -> int:
-    from services.loadgen.run import completed_by, describe
-
-    target = _target(connection, values)
-    server = describe(target)
-    target = completed_by(target, server)
-    workload = _workload(values, server.context_tokens)
-    loads = [_load(values, workload, rate) for rate in values["sweep_rate"] or [values["rate"]]]
-    conditions, runs = _measured(values, target, server, loads)
-    _tell(values, conditions, runs)
-    if any(run.interrupted for run in runs):
-        return 130
-    return 0 if any(run.summary.completed for run in runs) else 1
+    sys.exit(run(connection, values))
 
 
 def _check(values: Values) -> None:
@@ -235,9 +194,9 @@ def _check(values: Values) -> None:
         raise click.UsageError("--requests and --duration cannot be given together")
     if values["file"] and (values["input_"] or values["output"] or values["prefix_tokens"]):
         raise click.UsageError("--file has lengths of its own: no --input, --output or --prefix-tokens")
-    if not values["file"] and any(values[name] for name in ("limit", *_SELECTION)):
+    if not values["file"] and any(values[name] for name in ("limit", *SELECTION)):
         raise click.UsageError("--limit, --mean-, --cap- and --max-input and -output are for a --file")
-    if not given and (values["concurrency"] or _DEFAULT_CONCURRENCY) < values["processes"]:
+    if not given and (values["concurrency"] or DEFAULT_CONCURRENCY) < values["processes"]:
         raise click.UsageError("--processes cannot be more than --concurrency")
     if values["url"]:
         _need("aiohttp", "--url")
@@ -255,117 +214,3 @@ def _check_plot(path: Path) -> None:
 def _need(package: str, option: str) -> None:
     if find_spec(package) is None:
         raise click.UsageError(f"{option} needs {package}: pip install 'quire[bench]'")
-
-
-_SELECTION = ("mean_input", "mean_output", "cap_input", "cap_output", "max_input", "max_output")
-
-
-def _target(connection: "Connection", values: Values) -> "Target":
-    import json
-
-    from services.loadgen.clients.target import Target
-
-    try:
-        extra_body = json.loads(values["extra_body"])
-    except ValueError:
-        extra_body = None
-    if not isinstance(extra_body, dict):
-        raise click.UsageError("--extra-body is no JSON object")
-    seed = values["prompt_seed"]
-    return Target(
-        kind=values["endpoint"] if values["url"] else "grpc",
-        address=values["url"] or values["address"],
-        model=values["model"],
-        api_key=connection.api_key,
-        tls=connection.tls.files if connection.tls else None,
-        server_name=connection.tls.server_name if connection.tls else "",
-        vocabulary_size=values["vocabulary"],
-        prompt_seed=secrets.randbits(_SEED_BITS) if seed is None else seed,
-        ignore_eos=not values["stop_at_eos"],
-        temperature=values["temperature"],
-        timeout_seconds=values["timeout"],
-        extra_body=extra_body,
-    )
-
-
-def _workload(values: Values, context_tokens: int | None) -> "Workload":
-    from services.loadgen.workload.lengths import InvalidLengths, parse
-    from services.loadgen.workload.selection import Selection
-    from services.loadgen.workload.workloads import RandomLengths, Recorded
-
-    if values["file"]:
-        chosen = {name: values[name] for name in ("limit", *_SELECTION)}
-        return Recorded(values["file"], Selection(**chosen, max_total=context_tokens), values["copies"])
-    try:
-        lengths = parse(values["input_"] or "128"), parse(values["output"] or "64")
-    except InvalidLengths as error:
-        raise click.UsageError(str(error)) from error
-    return RandomLengths(*lengths, values["seed"], values["prefix_tokens"], values["prefixes"])
-
-
-def _load(values: Values, workload: "Workload", rate: float | None) -> "Load":
-    from services.loadgen.workload.load import Bounds, Load
-
-    requests = values["requests"]
-    if requests is None and values["duration"] is None and not values["file"]:
-        requests = _DEFAULT_REQUESTS
-    bounds = Bounds(requests, values["duration"], values["warmup"])
-    return Load(workload, _arrivals(values, workload, rate), bounds)
-
-
-def _arrivals(values: Values, workload: "Workload", rate: float | None) -> "Arrivals":
-    from services.loadgen.workload.arrivals import ClosedLoop, Random, TraceTimes
-
-    concurrency, speedup = values["concurrency"], values["speedup"]
-    if values["trace_times"]:
-        if not workload.has_times:
-            raise click.UsageError("--trace-times needs a --file that has times")
-        return TraceTimes(speedup, concurrency)
-    if rate is not None:
-        return Random(rate, values["burstiness"], values["seed"], concurrency, speedup=speedup)
-    return ClosedLoop(concurrency or _DEFAULT_CONCURRENCY)
-
-
-def _measured(
-    values: Values, target: "Target", server: "Server", loads: "list[Load]"
-) -> "tuple[Conditions, list[Run]]":
-    from dataclasses import replace
-
-    from services.loadgen.report.display import Bar
-    from services.loadgen.report.report import Conditions
-    from services.loadgen.report.statistics import Objectives
-    from services.loadgen.run import measure
-
-    objectives = Objectives(*(values[f"slo_{name}"] for name in ("ttft", "itl", "tpot", "e2e")))
-    conditions = Conditions(_command(target.api_key), values["seed"], target, server, loads[0])
-    runs: list[Run] = []
-    for number, load in enumerate(loads):
-        # Runs of a sweep have prompts of their own: else all but the first would find theirs in the cache.
-        own = replace(target, prompt_seed=target.prompt_seed + number)
-        title = f"{load.arrivals.told().get('rate')}/s" if len(loads) > 1 else "quire bench serve"
-        with Bar(title, load) as bar:
-            runs.append(measure(own, load, values["processes"], objectives, bar))
-        if runs[-1].interrupted:
-            break
-    return conditions, runs
-
-
-def _tell(values: Values, conditions: "Conditions", runs: "list[Run]") -> None:
-    from rich.console import Console
-
-    from services.loadgen.report import report
-
-    report.show(Console(highlight=False), conditions, runs)
-    if values["json_file"]:
-        report.write_json(values["json_file"], conditions, runs)
-    if values["records"]:
-        report.write_records(values["records"], runs)
-    if values["plot"]:
-        from services.loadgen.report.plots import draw
-
-        draw(values["plot"], f"{conditions.server.model} at {conditions.target.address}", runs)
-
-
-def _command(key: str) -> list[str]:
-    """Return the command line as it was given, without the key."""
-    return ["quire", *(argument.replace(key, "***") if key else argument for argument in sys.argv[1:])]

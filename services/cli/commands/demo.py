@@ -17,8 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc
-from services.cli import client
+from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
 from services.cli.local.settings import LocalSettings
 from services.cli.local.supervisor import ServiceFailed, Supervisor, metrics_addresses
 from services.cli.local_model import engine_with_folder
@@ -140,7 +139,8 @@ async def _ask(channel: grpc.aio.Channel, console: Console, questions: tuple[str
 
 
 async def _stream(channel: grpc.aio.Channel, answer: _Answer) -> None:
-    async for response in client.generate(channel, _request(answer.question), _ANSWER_SECONDS):
+    stub = gateway_pb2_grpc.GatewayStub(channel)
+    async for response in stub.Generate(_request(answer.question), timeout=_ANSWER_SECONDS):
         match response.WhichOneof("event"):
             case "started":
                 answer.started = response.started

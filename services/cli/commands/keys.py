@@ -4,23 +4,46 @@ from datetime import UTC, datetime
 
 import click
 
-from services.gateway.access.api_keys import digest_of, make_key, parse
+from services.runtime.settings import InvalidSetting
 
 
-def create(tenant: str, expires: datetime | None, *, operator: bool, limits: dict[str, int | None]) -> None:
-    """Print a new key on stderr, and on stdout its entry for the file. Raises InvalidSetting for a wrong field.
+@click.group()
+def key() -> None:
+    """Make API keys."""
 
-    `expires` without a zone is in UTC.
+
+@key.command()
+@click.option("--tenant", required=True, help="Whose key it is: letters, digits, dots, dashes and underscores.")
+@click.option("--expires", type=click.DateTime(), help="When it ends, in UTC. Absent: never.")
+@click.option("--operator", is_flag=True, help="Let it change what is pinned.")
+@click.option("--best-priority", type=int, help="Smallest priority of its requests: smaller is first. Absent: 0.")
+@click.option(
+    "--max-concurrent-requests",
+    type=click.IntRange(min=1),
+    help="Sequences (samples, beams) of requests under way at most. Absent: no limit.",
+)
+@click.option(
+    "--tokens-per-minute", type=click.IntRange(min=1), help="Tokens, of prompts and answers. Absent: no limit."
+)
+def create(tenant: str, expires: datetime | None, operator: bool, **limits: int | None) -> None:
+    """Make an API key.
+
+    The key is shown once, on standard error. Its entry for the file of --api-keys goes to standard output:
+    `quire key create --tenant acme >> api_keys.toml`. The limits are the tenant's: all of its keys state the same.
     """
-    key = make_key()
-    lines = ["[[key]]", f'tenant = "{tenant}"', f'sha256 = "{digest_of(key).hex()}"']
+    from services.gateway.access.api_keys import digest_of, make_key, parse
+
+    made = make_key()
+    lines = ["[[key]]", f'tenant = "{tenant}"', f'sha256 = "{digest_of(made).hex()}"']
     if expires:
-        zoned = expires if expires.tzinfo else expires.replace(tzinfo=UTC)
-        lines.append(f"expires = {zoned.isoformat()}")
+        lines.append(f"expires = {expires.replace(tzinfo=UTC).isoformat()}")
     if operator:
         lines.append("operator = true")
     lines += [f"{name} = {limit}" for name, limit in limits.items() if limit is not None]
     entry = "\n".join(lines) + "\n"
-    parse(entry, "the new entry")
+    try:
+        parse(entry, "the new entry")
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
     click.echo(entry)
-    click.echo(f"The key, which is kept nowhere: {key}", err=True)
+    click.echo(f"The key, which is kept nowhere: {made}", err=True)

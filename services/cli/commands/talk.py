@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc
-from services.cli import client
+from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
 from services.cli.connection import Connection
 from services.runtime.errors import FIELD_METADATA
 
 Message = gateway_pb2.ChatMessage
+Metadata = tuple[tuple[str, str], ...]
 
 
 async def generate(connection: Connection, text: str, timeout: float, options: dict[str, Any]) -> int:
@@ -56,9 +57,12 @@ async def chat(connection: Connection, timeout: float, options: dict[str, Any]) 
 async def health(connection: Connection, service: str, timeout: float) -> int:
     """Print a service's status; return 0 when it is SERVING."""
     try:
-        status = await client.check_health(connection, service, timeout)
+        async with connection.channel() as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout)
     except grpc.aio.AioRpcError as error:
         return fail(connection.address, error)
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     click.echo(status)
     return 0 if status == "SERVING" else 1
 
@@ -113,17 +117,18 @@ def _system(content: str | None) -> list[Message]:
 
 
 @dataclass
-class _Answer:
+class _PrintedAnswer:
     request_id: str = ""
     text: str = ""
     finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
 
 
 async def _print_answer(
-    channel: grpc.aio.Channel, request: gateway_pb2.GenerateRequest, timeout: float, metadata: client.Metadata
-) -> _Answer:
-    answer = _Answer()
-    async for response in client.generate(channel, request, timeout, metadata):
+    channel: grpc.aio.Channel, request: gateway_pb2.GenerateRequest, timeout: float, metadata: Metadata
+) -> _PrintedAnswer:
+    answer = _PrintedAnswer()
+    stub = gateway_pb2_grpc.GatewayStub(channel)
+    async for response in stub.Generate(request, timeout=timeout, metadata=metadata):
         answer.text += response.delta.text
         click.echo(response.delta.text, nl=False)
         match response.WhichOneof("event"):
@@ -138,9 +143,9 @@ async def _answer_that_fits(
     channel: grpc.aio.Channel,
     request: gateway_pb2.GenerateRequest,
     timeout: float,
-    metadata: client.Metadata,
+    metadata: Metadata,
     options: dict[str, Any],
-) -> _Answer:
+) -> _PrintedAnswer:
     """Print an answer. Where there is no room for the default limit, which the user has not asked for, drop it."""
     try:
         return await _print_answer(channel, request, timeout, metadata)
@@ -152,12 +157,12 @@ async def _answer_that_fits(
     return await _print_answer(channel, request, timeout, metadata)
 
 
-def _name(answer: _Answer, connection: Connection) -> str:
+def _name(answer: _PrintedAnswer, connection: Connection) -> str:
     """Name the request as `quire explain` does: a key's tenant, which no answer says, comes before the id."""
     return f"request {'TENANT/' if connection.api_key else ''}{answer.request_id}"
 
 
-def _say_where_it_stopped(answer: _Answer, request: gateway_pb2.GenerateRequest) -> None:
+def _say_where_it_stopped(answer: _PrintedAnswer, request: gateway_pb2.GenerateRequest) -> None:
     limit, reasons = request.stopping.max_tokens, {sample.reason for sample in answer.finished.samples}
     if limit and decoding_pb2.FINISH_REASON_LENGTH in reasons:
         click.echo(f"stopped at {limit} tokens, --max-tokens for more", err=True)
