@@ -15,13 +15,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvmanager import KVManager, KVManagerError
-from services.kvmanager.pages import details, operations
+from services.kvmanager.pages import details
 from services.kvmanager.pages.guard import Guard
 from services.kvmanager.pages.live import LiveMaps, pool_json
 from services.kvmanager.pages.pages import pages
-from services.kvmanager.pages.sandbox import Sandbox
-from services.kvmanager.pages.sandbox_view import sandbox_json
-from services.kvmanager.pages.sandboxes import Sandboxes, UnknownSandbox
+from services.kvmanager.pages.playground import operations
+from services.kvmanager.pages.playground.sandbox import Sandbox
+from services.kvmanager.pages.playground.sandbox_view import sandbox_json
+from services.kvmanager.pages.playground.sandboxes import Sandboxes, UnknownSandbox
 from services.kvmanager.slices import in_slices
 from services.runtime.errors import InvalidField, ServiceError
 from services.runtime.http.server_sent_events import ServerSentEvents
@@ -119,7 +120,7 @@ class BlockMapApp:
     async def reset(self, request: Request) -> Response:
         """Begin a sandbox anew."""
         name = request.path_params["name"]
-        self._sandboxes.replace(name, Sandbox(self._sandboxes.get(name).block_size))
+        self._sandboxes.replace(name, Sandbox(self._sandboxes.get(name).pool.block_size))
         return self._sandbox(name)
 
     def _sandbox(self, name: str) -> Response:

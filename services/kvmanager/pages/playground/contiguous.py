@@ -18,7 +18,7 @@ class Demand(NamedTuple):
     final: int
 
 
-class Slots(NamedTuple):
+class ContiguousSlots(NamedTuple):
     """What slots are good for. They sum to the memory's size.
 
     `used` hold tokens, `reserved` will, `internal` never will, `external` are free, but in holes that are too small for
@@ -54,7 +54,7 @@ class ContiguousMemory:
         self._slabs: dict[int, _Slab] = {}
         self._last_size = size_of(1)  # of the slab that was asked for last: what the next one may be
 
-    def follow(self, demands: Iterable[Demand]) -> Slots:
+    def follow(self, demands: Iterable[Demand]) -> ContiguousSlots:
         """Give back what has ended, make room for what began or outgrew its slab, and count."""
         wanted = {one.sequence: one for one in demands}
         for sequence in list(self._slabs):
@@ -74,7 +74,7 @@ class ContiguousMemory:
             ((sequence, slab.start, slab.size) for sequence, slab in self._slabs.items()), key=lambda one: one[1]
         )
 
-    def _counted(self, wanted: dict[int, Demand]) -> Slots:
+    def _counted(self, wanted: dict[int, Demand]) -> ContiguousSlots:
         placed = [(wanted[sequence], slab.size) for sequence, slab in self._slabs.items()]
         used = sum(one.tokens for one, _ in placed)
         reserved = sum(one.final - one.tokens for one, _ in placed)
@@ -84,7 +84,7 @@ class ContiguousMemory:
         holes = [size for _, size in self._holes()]
         external = sum(size for size in holes if size < needed)
         free = sum(holes) - external
-        return Slots(used, reserved, internal, external, free, len(waiting))
+        return ContiguousSlots(used, reserved, internal, external, free, len(waiting))
 
     def _first_fit(self, size: int) -> int | None:
         return next((start for start, hole in self._holes() if hole >= size), None)

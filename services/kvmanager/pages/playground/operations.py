@@ -15,7 +15,7 @@ class _Operation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class New(_Operation):
+class NewOperation(_Operation):
     """A sequence begins with so many tokens, or with a text, a token for each word.
 
     `final` is how many tokens it will have in the end, which only contiguous reservation wants to know.
@@ -27,7 +27,7 @@ class New(_Operation):
     final: Tokens | None = None
 
 
-class Append(_Operation):
+class AppendOperation(_Operation):
     """A sequence goes on by so many tokens."""
 
     operation: Literal["append"]
@@ -35,34 +35,34 @@ class Append(_Operation):
     tokens: Tokens = 1
 
 
-class Fork(_Operation):
+class ForkOperation(_Operation):
     """Another sequence begins with all that a sequence has."""
 
     operation: Literal["fork"]
     sequence: SequenceId
 
 
-class Write(_Operation):
+class WriteOperation(_Operation):
     """The last token of a sequence is written anew."""
 
     operation: Literal["write"]
     sequence: SequenceId
 
 
-class Free(_Operation):
+class FreeOperation(_Operation):
     """A sequence gives its blocks back."""
 
     operation: Literal["free"]
     sequence: SequenceId
 
 
-class Beam(_Operation):
+class BeamOperation(_Operation):
     """The next step of the example of a beam search."""
 
     operation: Literal["beam"]
 
 
-Operation = New | Append | Fork | Write | Free | Beam
+Operation = NewOperation | AppendOperation | ForkOperation | WriteOperation | FreeOperation | BeamOperation
 
 
 class Beginning(_Operation):

@@ -4,7 +4,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 
-from services.kvmanager.pages.sandbox import Sandbox
+from services.kvmanager.pages.playground.sandbox import Sandbox
 
 _MOST = 64
 _IDLE_SECONDS = 1800.0

@@ -1,33 +1,9 @@
 """The example of a beam search that the PagedAttention paper draws in its Figure 9, a step at a time."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from blocks import FreeReason
-
-
-class Driven(Protocol):
-    """What the example drives."""
-
-    block_size: int
-
-    def begin_sequence(self, token_ids: list[int], final: int | None = None) -> int:
-        """Let a sequence begin; return its id."""
-
-    def new_tokens(self, number: int) -> list[int]:
-        """Return so many tokens that no sequence has had."""
-
-    def fork(self, number: int) -> int:
-        """Let another sequence begin with all that one has; return its id."""
-
-    def grow(self, numbers: list[int], tokens: int) -> None:
-        """Let sequences go on by so many tokens each."""
-
-    def free(self, numbers: list[int], reason: FreeReason) -> None:
-        """Let sequences give their blocks back."""
-
-    def say(self, text: str) -> None:
-        """Write a line into the log."""
+from services.kvmanager.pages.playground.driven_pool import DrivenPool
 
 
 class BeamExample:
@@ -37,7 +13,7 @@ class BeamExample:
         self.stage = 0
         self._beams: list[int] = []
 
-    def next(self, pool: Driven) -> None:
+    def next(self, pool: DrivenPool) -> None:
         """Play the next step. Whatever the pool refuses is raised as it is, and ends the example."""
         play = _STAGES[self.stage]
         try:
@@ -48,25 +24,25 @@ class BeamExample:
         self.stage = (self.stage + 1) % BEAM_STAGES
 
 
-def _prompt(pool: Driven, _: list[int]) -> list[int]:
+def _prompt(pool: DrivenPool, _: list[int]) -> list[int]:
     pool.say("Beam search with four beams, as in Figure 9 of the paper. The prompt fills one block.")
     return [pool.begin_sequence(pool.new_tokens(pool.block_size), 5 * pool.block_size)]
 
 
-def _part(pool: Driven, beams: list[int]) -> list[int]:
+def _part(pool: DrivenPool, beams: list[int]) -> list[int]:
     pool.say("Two candidates part: they share the prompt, and each gets a block of its own.")
     beams = [beams[0], pool.fork(beams[0])]
     pool.grow(beams, pool.block_size)
     return beams
 
 
-def _go_on(pool: Driven, beams: list[int]) -> list[int]:
+def _go_on(pool: DrivenPool, beams: list[int]) -> list[int]:
     pool.say("Both go on for another block.")
     pool.grow(beams, pool.block_size)
     return beams
 
 
-def _diverge(pool: Driven, beams: list[int]) -> list[int]:
+def _diverge(pool: DrivenPool, beams: list[int]) -> list[int]:
     first, other = beams
     pool.say(f"Three candidates come from sequence {first}: they share its three blocks and diverge in the fourth.")
     beams = [first, pool.fork(first), pool.fork(first), other]
@@ -74,7 +50,7 @@ def _diverge(pool: Driven, beams: list[int]) -> list[int]:
     return beams
 
 
-def _choose(pool: Driven, beams: list[int]) -> list[int]:
+def _choose(pool: DrivenPool, beams: list[int]) -> list[int]:
     first, second, third, last = beams
     pool.say(f"The four best of the next step all come from {second} and {third}: {first} and {last} are pruned.")
     beams = [second, pool.fork(second), third, pool.fork(third)]
@@ -83,7 +59,7 @@ def _choose(pool: Driven, beams: list[int]) -> list[int]:
     return beams
 
 
-def _copy(pool: Driven, beams: list[int]) -> list[int]:
+def _copy(pool: DrivenPool, beams: list[int]) -> list[int]:
     first, second, third, last = beams
     pool.say(f"Next, {first} goes on twice and {last} not at all. Its last block is begun: only that one is copied.")
     beams = [first, second, third, pool.fork(first)]
@@ -92,13 +68,13 @@ def _copy(pool: Driven, beams: list[int]) -> list[int]:
     return beams
 
 
-def _end(pool: Driven, beams: list[int]) -> list[int]:
+def _end(pool: DrivenPool, beams: list[int]) -> list[int]:
     pool.say("The search is over. Whole blocks stay cached until their space is needed.")
     pool.free(beams, FreeReason.FINISHED)
     return []
 
 
-_STAGES: tuple[Callable[[Driven, list[int]], list[int]], ...] = (
+_STAGES: tuple[Callable[[DrivenPool, list[int]], list[int]], ...] = (
     _prompt,
     _part,
     _go_on,

@@ -1,0 +1,74 @@
+"""One person's pool, an operation at a time, and what contiguous reservation would hold beside it."""
+
+from collections.abc import Generator
+
+from blocks import FreeReason
+from services.kvmanager.pages.playground import operations as op
+from services.kvmanager.pages.playground.beam import BeamExample
+from services.kvmanager.pages.playground.contiguous import ContiguousMemory, Demand, policies
+from services.kvmanager.pages.playground.driven_pool import BLOCKS, DrivenPool, OperationRefused, SandboxLog
+
+_MOST_OPERATIONS = 400
+
+
+class Sandbox:
+    """A driven pool, and all that an undo goes back in. `block_size` in tokens."""
+
+    def __init__(self, block_size: int) -> None:
+        self.log = SandboxLog()
+        self.pool = DrivenPool(block_size, self.log)
+        self.beam = BeamExample()
+        self.words: dict[str, int] = {}
+        self.done: list[op.Operation] = []
+        ways = policies(self.pool.longest)
+        self.memories = {name: ContiguousMemory(BLOCKS * block_size, size_of) for name, size_of in ways.items()}
+        self._follow()
+
+    def operate(self, operation: op.Operation) -> None:
+        """Do an operation, or say in the log why it was refused."""
+        if len(self.done) >= _MOST_OPERATIONS:
+            self.log.say("These are as many operations as a sandbox remembers: begin anew.", refused=True)
+            return
+        try:
+            self._do(operation)
+        except OperationRefused as refused:
+            self.log.say(f"Refused: {refused}.", refused=True)
+        self.done.append(operation)  # also if refused: done once more, it uses up the same ids
+        self.log.next_operation()
+        self._follow()
+
+    def undone(self) -> "Generator[None, None, Sandbox]":
+        """Return, in slices, a sandbox in which all but the last operation were done: same operations, same ids."""
+        again = Sandbox(self.pool.block_size)
+        for operation in self.done[:-1]:
+            again.operate(operation)
+            yield
+        return again
+
+    def _do(self, operation: op.Operation) -> None:
+        match operation:
+            case op.NewOperation():
+                self.pool.begin_sequence(self._tokens(operation), operation.final)
+            case op.AppendOperation():
+                self.pool.grow([operation.sequence], operation.tokens)
+            case op.ForkOperation():
+                self.pool.fork(operation.sequence)
+            case op.WriteOperation():
+                self.pool.write(operation.sequence)
+            case op.FreeOperation():
+                self.pool.free([operation.sequence], FreeReason.FINISHED)
+            case op.BeamOperation():
+                self.beam.next(self.pool)
+
+    def _tokens(self, new: op.NewOperation) -> list[int]:
+        words = new.text.split()
+        if bool(words) == (new.tokens is not None):
+            raise OperationRefused("say how many tokens the sequence begins with, or give a text")
+        for word in words:
+            if word not in self.words:
+                (self.words[word],) = self.pool.new_tokens(1)
+        return [self.words[word] for word in words] or self.pool.new_tokens(new.tokens or 0)
+
+    def _follow(self) -> None:
+        demands = [Demand(number, len(one.token_ids), one.final) for number, one in self.pool.texts.items()]
+        self.slots = {name: memory.follow(demands) for name, memory in self.memories.items()}

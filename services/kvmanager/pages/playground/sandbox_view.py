@@ -1,0 +1,60 @@
+"""What the page shows of a sandbox."""
+
+from dataclasses import asdict
+from typing import Any
+
+import kvmanager
+from services.kvmanager.pages.playground.beam import BEAM_STAGES
+from services.kvmanager.pages.playground.driven_pool import BLOCKS, DrivenPool
+from services.kvmanager.pages.playground.sandbox import Sandbox
+
+
+def sandbox_json(box: Sandbox) -> dict[str, Any]:
+    """Describe everything."""
+    pool, core = box.pool, box.pool.core
+    holders = pool.holders()
+    words = {token: word for word, token in box.words.items()}
+    return {
+        "block_size": pool.block_size,
+        "longest": pool.longest,
+        "slots": BLOCKS * pool.block_size,
+        "blocks": [_block(pool, block, holders.get(block, [])) for block in range(1, BLOCKS + 1)],
+        "sequences": [_sequence(pool, number, words) for number in core.sequences],
+        "counts": core.device.counts._asdict() | {"shared": core.device.shared, "saved": core.device.saved},
+        "paged": core.slots()._asdict(),
+        "contiguous": {name: slots._asdict() for name, slots in box.slots.items()},
+        "slabs": {name: memory.slabs() for name, memory in box.memories.items()},
+        "log": [asdict(line) for line in box.log.lines],
+        "beam": {"stage": box.beam.stage, "stages": BEAM_STAGES},
+        "undoable": bool(box.done),
+    }
+
+
+def _block(pool: DrivenPool, block: int, holders: list[int]) -> dict[str, Any]:
+    device, size = pool.core.device, pool.block_size
+    fills = []
+    for number in holders:
+        before = pool.core.sequences[number].table.index(block) * size
+        fills.append(min(len(pool.text(number).token_ids) - before, size))
+    state = kvmanager.state_of(device, block)
+    cached = size if state is kvmanager.BlockState.CACHED else 0
+    return {
+        "block": block,
+        "state": state.name.lower(),
+        "count": device.count(block),
+        "keyed": device.key(block) is not None,
+        "fill": max(fills, default=cached),
+        "holders": holders,
+    }
+
+
+def _sequence(pool: DrivenPool, number: int, words: dict[int, str]) -> dict[str, Any]:
+    text = pool.text(number)
+    return {
+        "sequence": number,
+        "parent": text.parent,
+        "tokens": len(text.token_ids),
+        "final": text.final,
+        "table": list(pool.core.sequences[number].table),
+        "words": [words.get(token, "") for token in text.token_ids],
+    }
