@@ -113,7 +113,7 @@ class GatewayService:
         return address
 
     async def _start_http(self) -> None:
-        from services.gateway.http.front import http_server
+        from services.gateway.http.server import http_server
 
         context = self._http_tls.context if self._http_tls else None
         self._http = http_server(

@@ -13,12 +13,13 @@ from quire.v1 import gateway_pb2
 from services.gateway.access.callers import ANYONE, Origin
 from services.gateway.http import faults
 from services.gateway.http.events import EventStream
-from services.gateway.http.intake import REQUEST_ID, ApiRoute, Authenticate
+from services.gateway.http.json_request import REQUEST_ID, ApiRoute, Authenticate
 from services.gateway.http.openai import requests, responses
-from services.gateway.http.openai.answers import Desk
-from services.gateway.http.openai.chats import ChatCompletion
-from services.gateway.http.openai.completions import Completion
-from services.gateway.http.openai.translation import FieldNames, chat
+from services.gateway.http.openai.chats import ChatCompletionCall
+from services.gateway.http.openai.completions import CompletionCall
+from services.gateway.http.openai.field_names import FieldNames
+from services.gateway.http.openai.messages import chat
+from services.gateway.request_handler import RequestHandler
 from services.runtime.errors import InvalidField, ServiceError, Unavailable
 from services.runtime.http.presence import while_connected
 from services.runtime.service import Readiness
@@ -61,7 +62,7 @@ router = APIRouter(route_class=ApiRoute, responses=_ERRORS)
 open_router = APIRouter()
 
 
-def make_app(desk: Desk, readiness: Readiness, authenticate: Authenticate = lambda _: ANYONE) -> FastAPI:
+def make_app(handler: RequestHandler, readiness: Readiness, authenticate: Authenticate = lambda _: ANYONE) -> FastAPI:
     """Make the application. `authenticate` tells who sent a value of `Authorization`, or raises a ServiceError."""
     app = FastAPI(
         title="Quire",
@@ -69,7 +70,7 @@ def make_app(desk: Desk, readiness: Readiness, authenticate: Authenticate = lamb
         description="OpenAI's interface, and what vLLM's users add to it.",
         redirect_slashes=False,
     )
-    app.state.desk = desk
+    app.state.handler = handler
     app.state.readiness = readiness
     app.state.authenticate = authenticate
     app.add_exception_handler(ServiceError, faults.on_domain_error)
@@ -85,22 +86,22 @@ def make_app(desk: Desk, readiness: Readiness, authenticate: Authenticate = lamb
 @router.post("/v1/completions", responses={200: {"model": responses.Completion, "content": _EVENTS}})
 async def complete(body: requests.CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or several."""
-    completion = Completion(_desk(request), _origin(request), body, request.headers.get(REQUEST_ID))
+    completion = CompletionCall(_handler(request), _origin(request), body, request.headers.get(REQUEST_ID))
     return await _answer(completion, request, stream=bool(body.stream))
 
 
 @router.post("/v1/chat/completions", responses={200: {"model": responses.ChatCompletion, "content": _EVENTS}})
 async def complete_chat(body: requests.ChatCompletionRequest, request: Request) -> Response:
     """Answer a conversation."""
-    completion = ChatCompletion(_desk(request), _origin(request), body, request.headers.get(REQUEST_ID))
+    completion = ChatCompletionCall(_handler(request), _origin(request), body, request.headers.get(REQUEST_ID))
     return await _answer(completion, request, stream=bool(body.stream))
 
 
-async def _answer(completion: Completion | ChatCompletion, request: Request, *, stream: bool) -> Response:
+async def _answer(completion: CompletionCall | ChatCompletionCall, request: Request, *, stream: bool) -> Response:
     """Generate, as long as the client is there. A stream begins when its generation does."""
-    names = request.state.names = completion.call.names
-    request.state.request_id = completion.call.name
-    headers = {REQUEST_ID: completion.call.name}
+    names = request.state.names = completion.translated.names
+    request.state.request_id = completion.translated.name
+    headers = {REQUEST_ID: completion.translated.name}
     if not stream:
         return _json(await while_connected(request.receive, completion.whole()), headers)
     events = completion.events()
@@ -115,28 +116,32 @@ def _fault(error: Exception, names: FieldNames) -> dict[str, Any]:
 @router.get("/v1/models", responses={200: {"model": responses.Models}})
 async def list_models(request: Request) -> Response:
     """List the models that are served now."""
-    return _json({"object": "list", "data": [_model(one) for one in _desk(request).models()]})
+    return _json({"object": "list", "data": [_model(one) for one in _handler(request).models()]})
 
 
 @router.get("/v1/models/{name:path}", responses={200: {"model": responses.Model}})
 async def get_model(name: str, request: Request) -> Response:
     """Describe a served model."""
-    return _json(_model(_desk(request).model(name)))
+    return _json(_model(_handler(request).model(name)))
 
 
 @router.post("/tokenize", responses={200: {"model": responses.Tokens}})
 async def tokenize(body: requests.TokenizeRequest, request: Request) -> Response:
     """Turn a prompt or a conversation into token ids."""
-    desk = _desk(request)
+    handler = _handler(request)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("give prompt or messages", "prompt")
     prompt = gateway_pb2.Prompt(text=body.prompt or "")
     if body.messages is not None:
         prompt.chat.CopyFrom(chat(body.messages, body.tools or []))
-    ids = await desk.token_ids(body.model, prompt, open_turn=body.add_generation_prompt is not False)
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": desk.model(body.model).context_tokens, "tokens": ids}
+    ids = await handler.token_ids(body.model, prompt, open_turn=body.add_generation_prompt is not False)
+    answer: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": handler.model(body.model).context_tokens,
+        "tokens": ids,
+    }
     if body.return_token_strs:
-        tokenizer = desk.tokenizer(body.model)
+        tokenizer = handler.tokenizer(body.model)
         answer["token_strs"] = [tokenizer.bytes_of(token).decode(errors="replace") for token in ids]
     return _json(answer)
 
@@ -145,7 +150,7 @@ async def tokenize(body: requests.TokenizeRequest, request: Request) -> Response
 async def detokenize(body: requests.DetokenizeRequest, request: Request) -> Response:
     """Turn token ids into their text."""
     asked = gateway_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens, special_tokens=True)
-    return _json({"prompt": await _desk(request).text(asked)})
+    return _json({"prompt": await _handler(request).text(asked)})
 
 
 @open_router.get("/live", responses={200: {"model": responses.State}})
@@ -169,9 +174,9 @@ async def version() -> Response:
     return _json({"version": _version()})
 
 
-def _desk(request: Request) -> Desk:
-    desk: Desk = request.app.state.desk
-    return desk
+def _handler(request: Request) -> RequestHandler:
+    handler: RequestHandler = request.app.state.handler
+    return handler
 
 
 def _origin(request: Request) -> Origin:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.http.openai.translation import FieldNames
+from services.gateway.http.openai.field_names import FieldNames
 from services.runtime import errors, statuses
 
 log = logging.getLogger("quire.gateway")

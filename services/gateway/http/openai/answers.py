@@ -1,47 +1,26 @@
 """What all answers have in common: a generation gathered to its end, how it ended, and what it took."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+import time
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.callers import Origin
-from services.gateway.http.events import to_json
+from services.gateway.http.events import event, to_json
 from services.gateway.http.openai import requests
+from services.gateway.http.openai.translation import TranslatedCall
+from services.gateway.request_handler import RequestHandler, Responses
 from services.gateway.text.tokenizer import Tokenizer
 from services.runtime.http.server_sent_events import Events
-
-Responses = AsyncGenerator[gateway_pb2.GenerateResponse, None]
 
 _FINISH_REASONS = {decoding_pb2.FINISH_REASON_STOP: "stop", decoding_pb2.FINISH_REASON_LENGTH: "length"}
 
 
-class Desk(Protocol):
-    """What HTTP needs of the gateway. Everything raises a ServiceError."""
-
-    def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin) -> Responses:
-        """Yield what the client gets; closed early, it ends the request."""
-
-    async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
-        """Return the token ids of a prompt."""
-
-    async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
-        """Return the text of token ids."""
-
-    def tokenizer(self, model: str) -> Tokenizer:
-        """Return the tokenizer of a served model."""
-
-    def models(self) -> list[gateway_pb2.GetModelResponse]:
-        """Describe the models that an engine is there for."""
-
-    def model(self, name: str) -> gateway_pb2.GetModelResponse:
-        """Describe a served model."""
-
-
 @dataclass
-class Sample:
+class GatheredSample:
     """All that one sample said."""
 
     pieces: list[str] = field(default_factory=list)
@@ -64,23 +43,115 @@ class Sample:
 class Gathered:
     """A generation that has ended."""
 
-    samples: list[Sample]
+    samples: list[GatheredSample]
     started: gateway_pb2.Started
     finished: gateway_pb2.Finished
     prompt_logprobs: list[decoding_pb2.TokenLogprobs]
 
 
-class Chunks(Protocol):
-    """Makes events of what one generation says; empty bytes are none."""
+class GenerationCall:
+    """A call of HTTP that generates, and what every message of its answer has."""
 
-    def opened(self, started: gateway_pb2.Started) -> bytes:
-        """The generation began."""
+    def __init__(
+        self, handler: RequestHandler, origin: Origin, body: requests.GenerationRequest, translated: TranslatedCall
+    ) -> None:
+        self.translated = translated
+        self.body = body
+        self.handler = handler
+        self._origin = origin
+        self._created = int(time.time())
+
+    def head(self, kind: str, model: str) -> dict[str, Any]:
+        """Return what every message of the answer begins with."""
+        return {"id": self.translated.name, "object": kind, "created": self._created, "model": model}
+
+    def generate(self, request: gateway_pb2.GenerateRequest) -> Responses:
+        """Generate for one of its prompts."""
+        return self.handler.generate(request, self._origin)
+
+    def tokenizer(self, model: str) -> Tokenizer:
+        """Return the tokenizer of a served model."""
+        return self.handler.tokenizer(model)
+
+    def usage_chunk(self, kind: str, chunks: Sequence["Chunks"]) -> Iterator[bytes]:
+        """Yield the chunk after the last one, if the tokens counted are asked for."""
+        if self.body.stream_options and self.body.stream_options.include_usage:
+            counted = usage(one.usage for one in chunks)
+            yield event({**self.head(kind, chunks[0].model), "choices": [], "usage": counted})
+
+
+class ChunkEnd:
+    """What each chunk of a generation ends with: its tokens so far, where asked for."""
+
+    def __init__(self, body: requests.GenerationRequest) -> None:
+        options = body.stream_options
+        asked = bool(options and options.include_usage)
+        self._counted = gateway_pb2.Usage() if asked and options and options.continuous_usage_stats else None
+        self.written = b',"usage":null}\n\n' if asked else b"}\n\n"
+
+    def opened(self, started: gateway_pb2.Started) -> None:
+        """Take the prompt's tokens."""
+        if self._counted is not None:
+            self._counted.prompt_tokens, self._counted.cached_tokens = started.prompt_tokens, started.cached_tokens
+            self._write(self._counted)
+
+    def said(self, delta: gateway_pb2.Delta) -> bool:
+        """Take the tokens of a delta; return whether that changed what is written."""
+        if self._counted is None:
+            return False
+        self._counted.generated_tokens += len(delta.token_ids)
+        self._write(self._counted)
+        return True
+
+    def _write(self, counted: gateway_pb2.Usage) -> None:
+        self.written = b',"usage":%b}\n\n' % to_json(usage([counted])).encode()
+
+
+class Chunks:
+    """Makes events of what one generation sends; empty bytes are none.
+
+    What comes with every token is written beforehand, but for the text: behind the key `opening` of its choice, and
+    before `going_on`, which says that nothing ends yet.
+    """
+
+    def __init__(self, call: GenerationCall, kind: str, opening: str, going_on: bytes) -> None:
+        self.model = ""
+        self.usage = gateway_pb2.Usage()
+        self._call = call
+        self._kind = kind
+        self._opening = opening
+        self._not_ended = going_on
+        self._end = ChunkEnd(call.body)
+
+    def opened(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
+        """The generation began; its samples are numbered from `first` on."""
+        self.model, count = started.model, started.sampling.sample_count
+        head = to_json(self._call.head(self._kind, started.model))[:-1]
+        self._before = [
+            f'data: {head},"choices":[{{"index":{first + sample},"{self._opening}":'.encode() for sample in range(count)
+        ]
+        self._end.opened(started)
+        self._going_on = self._not_ended + self._end.written
+        return b""
 
     def said(self, delta: gateway_pb2.Delta) -> bytes:
         """A sample went on."""
+        if self._end.said(delta):
+            self._going_on = self._not_ended + self._end.written
+        return b""
 
     def ended(self, finished: gateway_pb2.Finished) -> bytes:
         """The generation ended."""
+        self.usage = finished.usage
+        return b"".join(self._ending(sample, end) for sample, end in enumerate(finished.samples))
+
+    def _ending(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
+        raise NotImplementedError
+
+    def _last(self, sample: int, nothing: bytes, how: Mapping[str, Any]) -> bytes:
+        """Return a sample's last chunk, with `nothing` for text."""
+        parts = (nothing, b',"logprobs":null,', to_json(how)[1:-1].encode(), b"}]", self._end.written)
+        return b"".join([self._before[sample], *parts])
 
 
 async def chunked(responses: Responses, chunks: Chunks) -> Events:
@@ -98,7 +169,7 @@ async def chunked(responses: Responses, chunks: Chunks) -> Events:
 
 async def gather(responses: Responses) -> Gathered:
     """Read a generation to its end. Raises the ServiceError that it ends with."""
-    samples: dict[int, Sample] = {}
+    samples: dict[int, GatheredSample] = {}
     gathered = Gathered([], gateway_pb2.Started(), gateway_pb2.Finished(), [])
     async with aclosing(responses):
         async for response in responses:
@@ -108,10 +179,10 @@ async def gather(responses: Responses) -> Gathered:
                 case "prompt_logprobs":
                     gathered.prompt_logprobs.extend(response.prompt_logprobs.logprobs)
                 case "delta":
-                    samples.setdefault(response.delta.sample, Sample()).add(response.delta)
+                    samples.setdefault(response.delta.sample, GatheredSample()).add(response.delta)
                 case "finished":
                     gathered.finished = response.finished
-    gathered.samples = [samples.get(at, Sample()) for at in range(len(gathered.finished.samples))]
+    gathered.samples = [samples.get(at, GatheredSample()) for at in range(len(gathered.finished.samples))]
     return gathered
 
 
@@ -136,38 +207,6 @@ def ending(end: gateway_pb2.SampleFinish, *, called: bool = False) -> dict[str, 
         "finish_reason": "tool_calls" if called and reason == "stop" else reason,
         "stop_reason": getattr(end, matched) if matched else None,
     }
-
-
-def includes_usage(body: requests.Generation) -> bool:
-    """Whether a stream ends with the tokens counted."""
-    return bool(body.stream_options and body.stream_options.include_usage)
-
-
-class ChunkEnd:
-    """What each chunk of a generation ends with: its tokens so far, where asked for."""
-
-    def __init__(self, body: requests.Generation) -> None:
-        options = body.stream_options
-        asked = bool(options and options.include_usage)
-        self._counted = gateway_pb2.Usage() if asked and options and options.continuous_usage_stats else None
-        self.written = b',"usage":null}\n\n' if asked else b"}\n\n"
-
-    def opened(self, started: gateway_pb2.Started) -> None:
-        """Take the prompt's tokens."""
-        if self._counted is not None:
-            self._counted.prompt_tokens, self._counted.cached_tokens = started.prompt_tokens, started.cached_tokens
-            self._write(self._counted)
-
-    def said(self, delta: gateway_pb2.Delta) -> bool:
-        """Take the tokens of a delta; return whether that changed what is written."""
-        if self._counted is None:
-            return False
-        self._counted.generated_tokens += len(delta.token_ids)
-        self._write(self._counted)
-        return True
-
-    def _write(self, counted: gateway_pb2.Usage) -> None:
-        self.written = b',"usage":%b}\n\n' % to_json(usage([counted])).encode()
 
 
 def usage(counted: Iterable[gateway_pb2.Usage]) -> dict[str, Any]:

@@ -1,16 +1,16 @@
 """Answers of /v1/chat/completions."""
 
 import secrets
-import time
 from contextlib import aclosing
 from typing import Any
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Origin
-from services.gateway.http.events import event, to_json
+from services.gateway.http.events import to_json
 from services.gateway.http.openai import answers, logprobs, requests
-from services.gateway.http.openai.answers import Desk, Gathered
+from services.gateway.http.openai.answers import Chunks, Gathered, GenerationCall
 from services.gateway.http.openai.translation import chat_call
+from services.gateway.request_handler import RequestHandler
 from services.gateway.text.tool_calls import (
     ArgumentsOnly,
     ArgumentsPart,
@@ -25,23 +25,21 @@ from services.gateway.text.tool_calls import (
 from services.runtime.errors import UnsupportedField
 from services.runtime.http.server_sent_events import Events
 
-_GOING_ON = b'},"logprobs":null,"finish_reason":null}]'
+_CHUNK = "chat.completion.chunk"
 _ID_BYTES = 5  # Mistral's templates want ids of nine letters and digits
 
 
-class ChatCompletion:
+class ChatCompletionCall(GenerationCall):
     """One call of /v1/chat/completions."""
 
+    body: requests.ChatCompletionRequest
+
     def __init__(
-        self, desk: Desk, origin: Origin, body: requests.ChatCompletionRequest, request_id: str | None
+        self, handler: RequestHandler, origin: Origin, body: requests.ChatCompletionRequest, request_id: str | None
     ) -> None:
         """Translate the body. Raises InvalidField or UnsupportedField."""
-        self.call = chat_call(body, request_id)
-        self._request = self.call.generations[0]
-        self._desk = desk
-        self._origin = origin
-        self._body = body
-        self._created = int(time.time())
+        super().__init__(handler, origin, body, chat_call(body, request_id))
+        self._request = self.translated.generations[0]
         if body.stream and body.prompt_logprobs is not None:
             raise UnsupportedField("prompt_logprobs is not served for streams", "prompt_logprobs")
 
@@ -49,10 +47,10 @@ class ChatCompletion:
         """Generate everything, and return the answer. Raises a ServiceError."""
         self._show_calls()
         prompt_ids = []
-        if self._body.prompt_logprobs is not None:
-            prompt_ids = await self._desk.token_ids(self._request.model, self._request.prompt)
+        if self.body.prompt_logprobs is not None:
+            prompt_ids = await self.handler.token_ids(self._request.model, self._request.prompt)
             self._request.prompt.token_ids.ids[:] = prompt_ids
-        gathered = await answers.gather(self._desk.generate(self._request, self._origin))
+        gathered = await answers.gather(self.generate(self._request))
         model = gathered.started.model
         answer = {
             **self.head("chat.completion", model),
@@ -61,27 +59,22 @@ class ChatCompletion:
         }
         if prompt_ids:
             its = [None, *gathered.prompt_logprobs]
-            answer["prompt_logprobs"] = logprobs.of_prompt(self._desk.tokenizer(model), prompt_ids, its)
+            answer["prompt_logprobs"] = logprobs.of_prompt(self.tokenizer(model), prompt_ids, its)
         return answer
 
     async def events(self) -> Events:
         """Yield the answer as it comes, the first when it begins. Raises a ServiceError."""
         self._show_calls()
-        chunks = _Chunks(self, self._desk, self._body)
-        async with aclosing(answers.chunked(self._desk.generate(self._request, self._origin), chunks)) as stream:
+        chunks = _ChatChunks(self)
+        async with aclosing(answers.chunked(self.generate(self._request), chunks)) as stream:
             async for one in stream:
                 yield one
-        if answers.includes_usage(self._body):
-            usage = answers.usage([chunks.usage])
-            yield event({**self.head("chat.completion.chunk", chunks.model), "choices": [], "usage": usage})
-
-    def head(self, kind: str, model: str) -> dict[str, Any]:
-        """Return what every message of the answer begins with."""
-        return {"id": self.call.name, "object": kind, "created": self._created, "model": model}
+        for last in self.usage_chunk(_CHUNK, [chunks]):
+            yield last
 
     def reader(self) -> ToolCallReader | None:
         """Make what finds calls in one sample; None where there can be none."""
-        body = self._body
+        body = self.body
         if not body.tools or body.tool_choice == "none":
             return None
         if isinstance(body.tool_choice, requests.NamedTool):
@@ -89,12 +82,12 @@ class ChatCompletion:
         return ListedCalls() if body.tool_choice == "required" else reader_of(self._format())
 
     def _format(self) -> ToolFormat:
-        return ToolFormat.of(self._desk.tokenizer(self._request.model).chat_template.tool_source or "")
+        return ToolFormat.of(self.tokenizer(self._request.model).chat_template.tool_source or "")
 
     def _show_calls(self) -> None:
         """Keep the special tokens that begin a call in the text."""
-        if self._body.tools and self._body.tool_choice in (None, "auto"):
-            tokenizer = self._desk.tokenizer(self._request.model)
+        if self.body.tools and self.body.tool_choice in (None, "auto"):
+            tokenizer = self.tokenizer(self._request.model)
             if tokenizer.is_special_token(self._format().mark):
                 self._request.output.special_tokens = True
 
@@ -102,8 +95,8 @@ class ChatCompletion:
         said = gathered.samples[sample]
         message, calls = self._message(said.text)
         told = None
-        if self._body.logprobs:
-            told = logprobs.of_chat(self._desk.tokenizer(gathered.started.model), said.token_ids, said.logprobs)
+        if self.body.logprobs:
+            told = logprobs.of_chat(self.tokenizer(gathered.started.model), said.token_ids, said.logprobs)
         ending = answers.ending(gathered.finished.samples[sample], called=bool(calls))
         return {"index": sample, "message": message, "logprobs": told, **ending}
 
@@ -112,7 +105,7 @@ class ChatCompletion:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if reader is None:
             return message, []
-        deltas = CallDeltas(reader, parallel=self._body.parallel_tool_calls is not False)
+        deltas = CallDeltas(reader, parallel=self.body.parallel_tool_calls is not False)
         content, calls = _joined(deltas.push(text) + deltas.finish())
         message["content"] = content if content or not calls else None
         return (message | {"tool_calls": calls} if calls else message), calls
@@ -152,62 +145,46 @@ class CallDeltas:
         return {"tool_calls": [{"index": self.calls - 1, "id": _id(), "type": "function", "function": function}]}
 
 
-class _Chunks:
-    """Events of one chat's answers. What comes with every token is written beforehand, but for the text."""
+class _ChatChunks(Chunks):
+    """Events of one chat's answers."""
 
-    def __init__(self, chat: ChatCompletion, desk: Desk, body: requests.ChatCompletionRequest) -> None:
+    def __init__(self, chat: ChatCompletionCall) -> None:
+        super().__init__(chat, _CHUNK, "delta", b'},"logprobs":null,"finish_reason":null}]')
         self._chat = chat
-        self._desk = desk
-        self._body = body
         self._calls: list[CallDeltas] = []
-        self.model = ""
-        self.usage = gateway_pb2.Usage()
-        self._end = answers.ChunkEnd(body)
-        self._going_on = b""
 
-    def opened(self, started: gateway_pb2.Started) -> bytes:
-        """See answers.Chunks."""
-        self.model, count = started.model, started.sampling.sample_count
-        head = to_json(self._chat.head("chat.completion.chunk", started.model))[:-1]
-        self._before = [f'data: {head},"choices":[{{"index":{at},"delta":'.encode() for at in range(count)]
+    def opened(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
+        """See Chunks."""
+        super().opened(started, first)
         self._before_text = [before + b'{"content":' for before in self._before]
-        self._end.opened(started)
-        self._going_on = _GOING_ON + self._end.written
-        self._tokenizer = self._desk.tokenizer(started.model)
-        readers = [reader for _ in range(count) if (reader := self._chat.reader()) is not None]
-        self._calls = [CallDeltas(one, parallel=self._body.parallel_tool_calls is not False) for one in readers]
+        self._tokenizer, parallel = self._chat.tokenizer(started.model), self._chat.body.parallel_tool_calls
+        readers = [reader for _ in self._before if (reader := self._chat.reader()) is not None]
+        self._calls = [CallDeltas(one, parallel=parallel is not False) for one in readers]
         opening = b'{"role":"assistant","content":""' + self._going_on
         return b"".join([before + opening for before in self._before])
 
     def said(self, delta: gateway_pb2.Delta) -> bytes:
-        """See answers.Chunks."""
-        if self._end.said(delta):
-            self._going_on = _GOING_ON + self._end.written
-        if self._calls or self._body.logprobs:
+        """See Chunks."""
+        super().said(delta)
+        if self._calls or self._chat.body.logprobs:
             return self._said_with_more(delta)
         if not delta.text:
             return b""
         return self._before_text[delta.sample] + to_json(delta.text).encode() + self._going_on
 
-    def ended(self, finished: gateway_pb2.Finished) -> bytes:
-        """See answers.Chunks."""
-        self.usage = finished.usage
-        chunks: list[bytes] = []
-        for sample, end in enumerate(finished.samples):
-            called = False
-            if self._calls:
-                calls = self._calls[sample]
-                chunks += [self._chunk(sample, delta, None) for delta in calls.finish()]
-                called = calls.calls > 0
-            ending = to_json(answers.ending(end, called=called))[1:-1].encode()
-            chunks += [self._before[sample], b'{},"logprobs":null,', ending, b"}]", self._end.written]
-        return b"".join(chunks)
+    def _ending(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
+        called, chunks = False, b""
+        if self._calls:
+            calls = self._calls[sample]
+            chunks = b"".join([self._chunk(sample, delta, None) for delta in calls.finish()])
+            called = calls.calls > 0
+        return chunks + self._last(sample, b"{}", answers.ending(end, called=called))
 
     def _said_with_more(self, delta: gateway_pb2.Delta) -> bytes:
         """Return chunks of calls and log-probabilities; these come with the first of the chunks."""
         deltas = self._calls[delta.sample].push(delta.text) if self._calls else [{"content": delta.text}]
         told = None
-        if self._body.logprobs:
+        if self._chat.body.logprobs:
             told = logprobs.of_chat(self._tokenizer, delta.token_ids, delta.logprobs)
             deltas = deltas or [{"content": ""}]
         chunks = [self._chunk(delta.sample, one, None if at else told) for at, one in enumerate(deltas)]

@@ -19,7 +19,7 @@ def of_chat(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Logprobs) 
     return {"content": content, "refusal": None}
 
 
-class CompletionLogprobs:
+class CompletionLogprobsWriter:
     """Those of one answer of /v1/completions, as many calls as it comes in."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

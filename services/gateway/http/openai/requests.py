@@ -57,7 +57,7 @@ class StructuredOutputs(_Body):
     json_object: bool | None = Field(None, description="Any JSON object.")
 
 
-class Generation(_Body):
+class GenerationRequest(_Body):
     """What both ways to generate have in common."""
 
     model: str = Field("", description="Name of a served model. Empty: the only one.")
@@ -113,7 +113,7 @@ class Generation(_Body):
     bad_words: None = Field(None, description="Not served.")
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(GenerationRequest):
     """The body of /v1/completions."""
 
     prompt: str | list[str] | Tokens | list[Tokens] = Field(
@@ -134,8 +134,10 @@ class FunctionCall(_Body):
     parsed_arguments: Any = Field(None, description="Taken, without effect: OpenAI's client adds it.")
 
 
-class ToolCall(_Body):
+class ToolCallInput(_Body):
     """A call of a tool in an assistant's turn."""
+
+    model_config = ConfigDict(title="ToolCall")
 
     id: str = Field("", description="Names the call.")
     type: Literal["function"] = Field("function", description="Functions alone are called.")
@@ -158,7 +160,7 @@ class ChatMessage(_Body):
     role: str = Field(description="`system`, `user`, `assistant`, `tool`, or what the chat template knows besides.")
     content: str | list[ContentPart] | None = Field(None, description="What is said.")
     name: str | None = Field(None, description="Who speaks, where the chat template tells them apart.")
-    tool_calls: list[ToolCall] | None = Field(None, description="Of an assistant: what it called.")
+    tool_calls: list[ToolCallInput] | None = Field(None, description="Of an assistant: what it called.")
     tool_call_id: str | None = Field(None, description="Of a tool: the call that it answers.")
 
     parsed: Any = Field(None, description="Taken, without effect: OpenAI's client adds it.")
@@ -199,7 +201,7 @@ class NamedTool(_Body):
     function: NamedFunction = Field(description="Which one.")
 
 
-class ChatCompletionRequest(Generation):
+class ChatCompletionRequest(GenerationRequest):
     """The body of /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(description="The conversation, oldest turn first.")

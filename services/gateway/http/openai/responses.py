@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class ErrorDetail(BaseModel):
@@ -100,8 +100,10 @@ class CalledFunction(BaseModel):
     arguments: str = Field(description="A JSON object, as text.")
 
 
-class ToolCall(BaseModel):
+class ToolCallOutput(BaseModel):
     """A call of a tool."""
+
+    model_config = ConfigDict(title="ToolCall")
 
     id: str = Field(description="Names the call.")
     type: Literal["function"] = Field(description="What it is.")
@@ -114,7 +116,7 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"] = Field(description="Who said it.")
     content: str | None = Field(description="The text; null where it called tools alone.")
     refusal: None = Field(description="Null.")
-    tool_calls: list[ToolCall] | None = Field(None, description="What it called.")
+    tool_calls: list[ToolCallOutput] | None = Field(None, description="What it called.")
 
 
 class ChatChoice(_Choice):

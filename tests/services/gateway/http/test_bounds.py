@@ -18,7 +18,7 @@ from services.runtime.statuses import STATUS
 from services.runtime.transport import CLIENT_MESSAGE_BYTES
 from tests.faults import wait_until
 from tests.running_quire import CALL_SECONDS
-from tests.services.gateway.http.played_desk import CONNECTIONS, HASTY, PlayedServer
+from tests.services.gateway.http.played_handler import CONNECTIONS, HASTY, PlayedServer
 
 JSON = {"content-type": "application/json"}
 BODY = {"prompt": "x", "max_tokens": 2}
@@ -52,11 +52,11 @@ def hasty(played_hasty: PlayedServer) -> Iterator[PlayedServer]:
 
 def left_as_it_was(played: PlayedServer) -> Iterator[PlayedServer]:
     yield played
-    played.call(played.desk.hold.set)
-    played.desk.refusal = played.desk.failure = None
+    played.call(played.handler.hold.set)
+    played.handler.refusal = played.handler.failure = None
     assert get(played, "/health").status_code == 200
     played.settle()
-    assert played.desk.running == 0
+    assert played.handler.running == 0
 
 
 def get(server: PlayedServer, path: str, **headers: str) -> httpx.Response:
@@ -125,7 +125,7 @@ def test_a_body_that_is_wrong_is_refused_with_the_reason(server: PlayedServer, c
     assert response.status_code == 400
     assert reason in response.json()["error"]["message"]
     assert time.process_time() - begun < 3, "it takes more work than its size is worth"
-    assert server.desk.running == 0
+    assert server.handler.running == 0
 
 
 def test_brackets_in_texts_are_no_levels(server: PlayedServer) -> None:
@@ -324,14 +324,14 @@ def test_too_many_connections_are_refused_and_those_that_are_there_go_on(server:
 def test_a_client_that_does_not_read_is_cut_off(hasty: PlayedServer) -> None:
     body = json.dumps({"prompt": "x" * 10_000, "max_tokens": 1000, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    before, begun = hasty.desk.begun, time.monotonic()
+    before, begun = hasty.handler.begun, time.monotonic()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with hasty.standing_still():
             connection.connect(hasty.place)
             connection.sendall(head.encode() + body)
-        wait_until(lambda: hasty.desk.begun > before, "the generation has begun")
-        wait_until(lambda: hasty.desk.running == 0, "it has ended: 10 MB are more than any buffer takes")
+        wait_until(lambda: hasty.handler.begun > before, "the generation has begun")
+        wait_until(lambda: hasty.handler.running == 0, "it has ended: 10 MB are more than any buffer takes")
     assert time.monotonic() - begun > HASTY.write_seconds * 0.9
 
 
@@ -376,12 +376,12 @@ def test_a_key_that_is_wrong_is_refused_before_the_body_is_read(server: PlayedSe
     assert refusal(response) == (401, "invalid_api_key")
     assert response.headers["www-authenticate"] == "Bearer"
     post(server, json.dumps(BODY), authorization="Bearer good")
-    assert server.desk.callers[-1].tenant == "theirs"
+    assert server.handler.callers[-1].tenant == "theirs"
     assert get(server, "/health", authorization="Bearer wrong").status_code == 200
 
 
 def test_a_full_queue_says_when_to_come_again(server: PlayedServer) -> None:
-    server.desk.refusal = Overloaded("the queue is full", retry_seconds=2.5)
+    server.handler.refusal = Overloaded("the queue is full", retry_seconds=2.5)
     response = post(server, json.dumps(BODY))
     assert refusal(response) == (429, "overloaded")
     assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("3", "2500")
@@ -393,7 +393,7 @@ def test_clients_find_no_metrics_where_they_send_requests(server: PlayedServer) 
 
 
 def test_a_request_that_is_given_up_is_not_repeated_by_openais_clients(server: PlayedServer) -> None:
-    server.desk.refusal = RequestGivenUp("3 engines were lost")
+    server.handler.refusal = RequestGivenUp("3 engines were lost")
     response = post(server, json.dumps(BODY))
     assert refusal(response) == (500, "request_given_up")
     assert response.headers["x-should-retry"] == "false"
@@ -401,18 +401,18 @@ def test_a_request_that_is_given_up_is_not_repeated_by_openais_clients(server: P
 
 @pytest.mark.parametrize("kind", ServiceError.__subclasses__(), ids=lambda kind: kind.__name__)
 def test_every_refusal_has_the_status_of_the_table(server: PlayedServer, kind: type[ServiceError]) -> None:
-    server.desk.refusal = kind("sampling.top_p is wrong", "sampling.top_p")
+    server.handler.refusal = kind("sampling.top_p is wrong", "sampling.top_p")
     error = (response := post(server, json.dumps(BODY))).json()["error"]
     assert (response.status_code, error["param"], error["message"]) == (STATUS[kind].http, "top_p", "top_p is wrong")
     assert ("retry-after" in response.headers) == (response.status_code == 429)
 
 
 def test_an_error_in_mid_stream_is_an_event(server: PlayedServer) -> None:
-    server.desk.failure = GenerationFailed("the engine could not go on")
+    server.handler.failure = GenerationFailed("the engine could not go on")
     lines = post(server, json.dumps({**BODY, "stream": True})).text.strip().split("\n\n")
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["message"] == "the engine could not go on"
     assert lines[-1] == "data: [DONE]"
-    server.desk.failure = ZeroDivisionError("secret")
+    server.handler.failure = ZeroDivisionError("secret")
     lines = post(server, json.dumps({**BODY, "stream": True})).text.strip().split("\n\n")
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "internal_error"
     whole = post(server, json.dumps(BODY))
@@ -422,15 +422,15 @@ def test_an_error_in_mid_stream_is_an_event(server: PlayedServer) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_generation(server: PlayedServer, stream: bool) -> None:
-    server.call(server.desk.hold.clear)
+    server.call(server.handler.hold.clear)
     body = json.dumps({**BODY, "stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    before = server.desk.begun
+    before = server.handler.begun
     with socket.create_connection(server.place, timeout=CALL_SECONDS) as connection:
         connection.sendall(head.encode() + body)
-        wait_until(lambda: server.desk.begun > before, "the generation has begun")
-        assert server.desk.running == 1
-    wait_until(lambda: server.desk.running == 0, "the generation has ended")
+        wait_until(lambda: server.handler.begun > before, "the generation has begun")
+        assert server.handler.running == 1
+    wait_until(lambda: server.handler.running == 0, "the generation has ended")
 
 
 def test_requests_are_counted_by_path_and_status(server: PlayedServer) -> None:
@@ -443,7 +443,7 @@ def test_requests_are_counted_by_path_and_status(server: PlayedServer) -> None:
 def test_a_draining_server_finishes_what_runs_and_sends_others_away(tiny_model: Callable[[str], Path]) -> None:
     one = PlayedServer(tiny_model("llama"))
     try:
-        one.call(one.desk.hold.clear)
+        one.call(one.handler.hold.clear)
         body = {**BODY, "stream": True}
         with (
             httpx.Client(base_url=one.url, timeout=CALL_SECONDS) as other,
@@ -454,7 +454,7 @@ def test_a_draining_server_finishes_what_runs_and_sends_others_away(tiny_model: 
             one.call(one.readiness.retire)
             ready = other.get("/ready")
             assert (refusal(ready), ready.headers["connection"]) == ((503, "unavailable"), "close")
-            one.call(one.desk.hold.set)
+            one.call(one.handler.hold.set)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         one.run(one.server.answered())
     finally:
@@ -467,10 +467,10 @@ def test_a_draining_server_finishes_what_runs_and_sends_others_away(tiny_model: 
 def heard(server: PlayedServer, refuse: Callable[[], object]) -> list[tuple[str, str, int]]:
     """Return what the observer hears of what `refuse` does."""
     server.settle()  # it hears of an answer when that has been sent
-    before = len(server.observer.heard)
+    before = len(server.observer.requests)
     refuse()
     server.settle()
-    return server.observer.heard[before:]
+    return server.observer.requests[before:]
 
 
 @pytest.mark.parametrize(

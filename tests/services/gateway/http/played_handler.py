@@ -1,4 +1,4 @@
-"""The HTTP server by itself, in front of a desk that does what a test says."""
+"""The HTTP server by itself, in front of a handler that does what a test says."""
 
 import asyncio
 import threading
@@ -11,8 +11,8 @@ from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.callers import ANYONE, Caller, Origin
 from services.gateway.http.app import make_app
 from services.gateway.http.observed import Observed, count_refusal
-from services.gateway.http.openai.answers import Responses
 from services.gateway.observe.observer import GatewayObserver
+from services.gateway.request_handler import Responses
 from services.gateway.text.tokenizer import Tokenizer
 from services.runtime.errors import Unauthenticated, UnknownModel
 from services.runtime.http.connection import HttpLimits
@@ -28,7 +28,7 @@ PATIENT = HttpLimits(CONNECTIONS, read_seconds=60, write_seconds=60)
 HASTY = HttpLimits(CONNECTIONS, read_seconds=0.3, write_seconds=0.5)
 
 
-class Desk:
+class PlayedHandler:
     """Says `x` as often as max_tokens says; fails as told, before or behind the first token."""
 
     def __init__(self, folder: Path) -> None:
@@ -82,10 +82,10 @@ class Observer(GatewayObserver):
     """Remembers requests over HTTP."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, str, int]] = []
+        self.requests: list[tuple[str, str, int]] = []
 
     def http_request(self, route: str, method: str, status: int) -> None:
-        self.heard.append((route, method, status))
+        self.requests.append((route, method, status))
 
 
 class PlayedServer:
@@ -95,9 +95,9 @@ class PlayedServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.desk, self.readiness, self.observer = Desk(folder), Readiness(), Observer()
+        self.handler, self.readiness, self.observer = PlayedHandler(folder), Readiness(), Observer()
         self.readiness.set(True)
-        app = Observed(make_app(self.desk, self.readiness, _authenticate), self.readiness, self.observer)
+        app = Observed(make_app(self.handler, self.readiness, _authenticate), self.readiness, self.observer)
         self.server = HttpServer(app, bounds, refused=lambda status: count_refusal(self.observer, status))
         self.url = self.run(self.server.start("127.0.0.1:0"))
         self.place = ("127.0.0.1", int(self.url.rpartition(":")[2]))

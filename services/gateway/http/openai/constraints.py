@@ -1,0 +1,94 @@
+"""The language that an answer must belong to, in each of the ways in which clients ask for one."""
+
+import json
+import re
+from collections.abc import Iterator
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from services.gateway.http.openai import requests
+from services.gateway.text.tool_choice import arguments_schema, calls_schema
+from services.runtime.errors import InvalidField
+
+_KINDS = ("json_schema", "regex", "json_object")
+_SYNTAX = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
+
+
+def constraint_of(body: requests.GenerationRequest, names: dict[str, str]) -> decoding_pb2.OutputConstraint | None:
+    """Return the one language that the answer must belong to, and remember what its fields are called."""
+    languages = [*_response_format(body), *_guided(body), *_structured(body)]
+    if len(languages) > 1:
+        raise InvalidField(f"{languages[1][0]} cannot be given together with {languages[0][0]}", languages[1][0])
+    if not languages:
+        return None
+    name, language = languages[0]
+    names |= {f"constraint.{kind}": name for kind in _KINDS} | {"constraint": name}
+    return language
+
+
+def _response_format(body: requests.GenerationRequest) -> Iterator[tuple[str, decoding_pb2.OutputConstraint]]:
+    if body.response_format is None:
+        return
+    match body.response_format.type:
+        case "json_object":
+            yield "response_format", decoding_pb2.OutputConstraint(json_object=True)
+        case "json_schema":
+            given = body.response_format.json_schema
+            if given is None:
+                raise InvalidField("response_format.json_schema is missing", "response_format.json_schema")
+            any_object = decoding_pb2.OutputConstraint(json_object=True)
+            language = any_object if given.schema_ is None else _schema(given.schema_)
+            yield "response_format.json_schema.schema", language
+
+
+def _guided(body: requests.GenerationRequest) -> Iterator[tuple[str, decoding_pb2.OutputConstraint]]:
+    if body.guided_json is not None:
+        yield "guided_json", _schema(body.guided_json)
+    if body.guided_regex is not None:
+        yield "guided_regex", decoding_pb2.OutputConstraint(regex=body.guided_regex)
+    if body.guided_choice is not None:
+        yield "guided_choice", _choice(body.guided_choice, "guided_choice")
+
+
+def _structured(body: requests.GenerationRequest) -> Iterator[tuple[str, decoding_pb2.OutputConstraint]]:
+    given, path = body.structured_outputs, "structured_outputs"
+    if given is None:
+        return
+    if given.json_ is not None:
+        yield f"{path}.json", _schema(given.json_)
+    if given.regex is not None:
+        yield f"{path}.regex", decoding_pb2.OutputConstraint(regex=given.regex)
+    if given.choice is not None:
+        yield f"{path}.choice", _choice(given.choice, f"{path}.choice")
+    if given.json_object:
+        yield f"{path}.json_object", decoding_pb2.OutputConstraint(json_object=True)
+
+
+def _schema(schema: requests.Schema | str | bool) -> decoding_pb2.OutputConstraint:
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return decoding_pb2.OutputConstraint(json_schema=text)
+
+
+def _choice(texts: list[str], name: str) -> decoding_pb2.OutputConstraint:
+    if not all(texts) or not texts:
+        raise InvalidField(f"{name} must have texts, none of them empty", name)
+    return decoding_pb2.OutputConstraint(regex="|".join(_SYNTAX.sub(r"\\\g<0>", text) for text in texts))
+
+
+def require_tools(
+    request: gateway_pb2.GenerateRequest, body: requests.ChatCompletionRequest, names: dict[str, str]
+) -> None:
+    """Let the answer be what a required call has to be."""
+    choice, tools = body.tool_choice, list(request.prompt.chat.tools)
+    if isinstance(choice, requests.NamedTool):
+        tools = [tool for tool in tools if tool.name == choice.function.name]
+        schema = arguments_schema(tools[0]) if tools else ""
+    elif choice == "required":
+        schema = calls_schema(tools, parallel=body.parallel_tool_calls is not False) if tools else ""
+    else:
+        return
+    if not tools:
+        raise InvalidField("tool_choice asks for a tool that tools does not have", "tool_choice")
+    if request.HasField("constraint"):
+        raise InvalidField(f"tool_choice cannot be given together with {names['constraint']}", "tool_choice")
+    request.constraint.json_schema = schema
+    names |= {"constraint": "tools", "constraint.json_schema": "tools"}

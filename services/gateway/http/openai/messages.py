@@ -1,0 +1,50 @@
+"""The messages of a chat and its tools, from HTTP."""
+
+import json
+from collections.abc import Sequence
+
+from quire.v1 import gateway_pb2
+from services.gateway.http.openai import requests
+from services.runtime.errors import InvalidField, UnsupportedField
+
+
+def chat(messages: Sequence[requests.ChatMessage], tools: Sequence[requests.Tool]) -> gateway_pb2.Chat:
+    """Translate a conversation. Raises InvalidField or UnsupportedField."""
+    return gateway_pb2.Chat(
+        messages=[_message(message, f"messages[{at}]") for at, message in enumerate(messages)],
+        tools=[_tool(tool) for tool in tools],
+    )
+
+
+def _message(message: requests.ChatMessage, path: str) -> gateway_pb2.ChatMessage:
+    if message.content is None and not message.tool_calls:
+        raise InvalidField(f"{path}.content is missing", f"{path}.content")
+    return gateway_pb2.ChatMessage(
+        role=message.role,
+        content=_text(message.content, f"{path}.content"),
+        tool_calls=[
+            gateway_pb2.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ],
+        tool_call_id=message.tool_call_id or "",
+        name=message.name or "",
+    )
+
+
+def _text(content: str | list[requests.ContentPart] | None, path: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for at, part in enumerate(content):
+        if part.type != "text":
+            raise UnsupportedField(f"{path}[{at}].type is {part.type!r}, text alone is served", f"{path}[{at}].type")
+        if part.text is None:
+            raise InvalidField(f"{path}[{at}].text is missing", f"{path}[{at}].text")
+        if unknown := [*(part.model_extra or ())]:
+            raise UnsupportedField(f"{path}[{at}].{unknown[0]} is not served", f"{path}[{at}].{unknown[0]}")
+    return "".join(part.text or "" for part in content)
+
+
+def _tool(tool: requests.Tool) -> gateway_pb2.Tool:
+    function = tool.function
+    parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
+    return gateway_pb2.Tool(name=function.name, description=function.description or "", parameters=parameters)
