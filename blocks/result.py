@@ -1,7 +1,6 @@
 """The answer to a Step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -47,8 +46,7 @@ class Copy(NamedTuple):
     destination: int
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What a Step did, and how many blocks can be handed out after it.
 
     The copies are made before anything that was granted here is used, in three launches: `device_to_host`,

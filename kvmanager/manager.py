@@ -44,19 +44,23 @@ class PoolTotals:
 
     def add(self, step: Step, applied: Applied, saved_blocks: int) -> None:
         """Count one Step."""
-        refused = {refusal.position for refusal in applied.result.refusals if refusal.item is StepItem.FREE}
+        result = applied.result
         self.steps += 1
         self.prefix_query_tokens += applied.query_tokens
         self.prefix_hit_tokens += applied.hit_tokens
         self.granted_blocks += applied.granted_blocks
         self.evicted_blocks += applied.evicted_blocks
-        self.copied_blocks += len(applied.result.copies)
-        self.to_host_blocks += len(applied.result.device_to_host)
-        self.to_device_blocks += len(applied.result.host_to_device)
-        self.refusals.update(refusal.reason for refusal in applied.result.refusals)
-        self.preemptions += sum(
-            free.reason is FreeReason.PREEMPTED and position not in refused for position, free in enumerate(step.frees)
-        )
+        self.copied_blocks += len(result.copies)
+        self.to_host_blocks += len(result.device_to_host)
+        self.to_device_blocks += len(result.host_to_device)
+        if result.refusals:
+            self.refusals.update(refusal.reason for refusal in result.refusals)
+        if step.frees:
+            refused = {refusal.position for refusal in result.refusals if refusal.item is StepItem.FREE}
+            self.preemptions += sum(
+                free.reason is FreeReason.PREEMPTED and position not in refused
+                for position, free in enumerate(step.frees)
+            )
         self.peak_held_blocks = max(self.peak_held_blocks, applied.device.held)
         self.peak_saved_blocks = max(self.peak_saved_blocks, saved_blocks)
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -132,7 +132,7 @@ def test_a_core_that_answers_otherwise_is_found_at_the_right_step(monkeypatch):
         if step.step >= steps[7] and applied.result.tables:
             first, *others = applied.result.tables
             tables = (first._replace(block_ids=[9, 9]), *others)
-            return applied._replace(result=replace(applied.result, tables=tables))
+            return applied._replace(result=applied.result._replace(tables=tables))
         return applied
 
     monkeypatch.setattr(Pool, "apply", answers_otherwise)
