@@ -13,9 +13,10 @@ from engine.attention import AttentionBackend, TorchBackend
 from engine.model.loading import LoadedModel, load_model
 from engine.run.loop import Engine, Turn
 from engine.run.runner import ModelRunner
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Limits, Preemption
+from engine.schedule.outputs import Finished, Scored, Started, Tokens
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
-from engine.schedule.scheduler import Finished, Limits, Scheduler, Scored, Started, Tokens
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import Runner, Sampled
 from services.engine.replica import Replica
@@ -131,7 +132,7 @@ class EngineInProcess:
 
     def take(self, request: Request) -> None:
         """Queue a request that is made already."""
-        self.scheduler.submit(request)
+        self.scheduler.requests.submit(request)
         self.samples[request.request_id] = [[] for _ in request.samples]
         self.tokens[request.request_id] = self.samples[request.request_id][0]
         self.drawn[request.request_id] = [[] for _ in request.samples]

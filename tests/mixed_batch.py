@@ -113,7 +113,7 @@ def check(engine: ModelEngine, requests: Iterable[Request]) -> Tally:
     for one in requests:
         kind = kind_of(one)
         ties["beams" if one.beam_search else "tokens"] += _CHECKS[kind](engine, one)
-        preemptions[kind] += engine.finished[one.request_id].preemptions
+        preemptions[kind] += engine.finished[one.request_id].stats.preemptions
         generated += engine.finished[one.request_id].generated
     return Tally(ties["tokens"], ties["beams"], dict(preemptions), generated)
 

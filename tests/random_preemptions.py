@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Preemption
 from engine.schedule.request import BeamSearch, LogitRules, Request, Sampling, Stopping
 from tests.engine_in_process import GREEDY, ModelEngine
 
@@ -44,7 +44,7 @@ def run_round(folder: Path, number: int) -> Round:
     for request in requests:
         _check(tight, roomy, request.request_id)
     totals = tight.scheduler.totals
-    swapped = [name for name, group in tight.finished.items() if group.swapped_tokens]
+    swapped = [name for name, group in tight.finished.items() if group.stats.swapped_tokens]
     assert totals.recomputed_tokens == 0
     assert tight.blocks.pool.host.counts.held == 0
     return Round(len(requests), totals.preemptions, totals.swapped_tokens, frozenset(map(_kind, swapped)))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from engine.constraint import Constraint
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Preemption
 from engine.schedule.request import FinishReason, LogitRules, Request, Sampling, Stopping
 from tests.engine_in_process import ModelEngine
 
@@ -59,7 +59,7 @@ def run_round(folder: Path, constraints: Sequence[Constraint], number: int) -> R
     return Round(
         ended=sum(len(request.ended) for request in begun),
         begun=sum(bool(given) for request in begun for given in request.samples) - sum(len(r.ended) for r in begun),
-        preempted=sum(tight.finished[request.request_id].preemptions > 0 for request in begun),
+        preempted=sum(tight.finished[request.request_id].stats.preemptions > 0 for request in begun),
         cached=sum(whole.cached[cut.request.request_id] > len(cut.request.prompt) for cut in warm),
     )
 

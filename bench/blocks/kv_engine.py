@@ -21,8 +21,9 @@ from rich.progress import track
 from bench.report.results import publish, row
 from blocks import BlockManager, StepResult
 from engine.run.loop import Engine
+from engine.schedule.limits import Limits
 from engine.schedule.request import Request, Sampling, Stopping
-from engine.schedule.scheduler import Limits, Scheduler
+from engine.schedule.scheduler import Scheduler
 from kvmanager import PoolSpec
 from services.engine.block_client import BlockClient
 from services.engine.settings import EngineSettings
@@ -119,7 +120,7 @@ def _run(parts: EngineParts, blocks: BlockManager, wait: Callable[[], None]) -> 
     engine = Engine(scheduler, parts.runner, blocks, time.monotonic)
     for number in range(SEQUENCES):
         prompt = tuple(1000 + 37 * number + token for token in range(PROMPT_TOKENS))
-        scheduler.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), Stopping(MAX_TOKENS)))
+        scheduler.requests.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), Stopping(MAX_TOKENS)))
     begun = time.perf_counter()
     while not scheduler.empty:
         turn = engine.turn()

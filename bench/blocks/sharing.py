@@ -22,8 +22,9 @@ from bench.loads.memory import (
     serve,
 )
 from bench.report.results import Row, publish, row
+from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity, Request
-from engine.schedule.scheduler import Limits, Scheduler
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble

@@ -20,8 +20,9 @@ from bench.loads.memory import (
 )
 from bench.report.results import publish, row
 from bench.report.targets import ROOT
+from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
-from engine.schedule.scheduler import Limits, Scheduler
+from engine.schedule.scheduler import Scheduler
 
 PICTURE = ROOT / "docs" / "images" / "waste.png"
 BLOCK_SIZE = 16

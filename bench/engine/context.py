@@ -99,7 +99,7 @@ def _decode(engine: Engine, request: Request) -> list[float]:
     """Run a request to its end; return the seconds of each of its tokens but the first."""
     scheduler = engine.scheduler
     first = scheduler.totals.generated_tokens + 1
-    scheduler.submit(request)
+    scheduler.requests.submit(request)
     seconds = []
     while not scheduler.empty:
         before, begun = scheduler.totals.generated_tokens, perf_counter()

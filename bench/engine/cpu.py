@@ -17,8 +17,9 @@ from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, publish, row
 from engine.native import Kernels, build
 from engine.run.loop import Engine
+from engine.schedule.limits import Limits
 from engine.schedule.request import Request, Sampling, Stopping
-from engine.schedule.scheduler import Limits, Scheduler
+from engine.schedule.scheduler import Scheduler
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import EngineParts, assemble
 from services.models.model_store import default_cache, resolve
@@ -105,7 +106,7 @@ def _seconds(parts: EngineParts, work: Work, steps: list[float]) -> float:
         prompt, tokens = item["prompt"], item["tokens"]
         assert isinstance(prompt, list)
         assert isinstance(tokens, int)
-        scheduler.submit(Request(f"r{number}", tuple(prompt), Sampling(temperature=0.0), Stopping(tokens)))
+        scheduler.requests.submit(Request(f"r{number}", tuple(prompt), Sampling(temperature=0.0), Stopping(tokens)))
     begun = perf_counter()
     while not scheduler.empty:
         before, turned = scheduler.totals.generated_tokens, perf_counter()

@@ -79,7 +79,7 @@ def _decode_seconds(parts: EngineParts, requests: list[Request]) -> float:
     scheduler = Scheduler(parts.scheduler.capacity, parts.scheduler.limits)
     engine = Engine(scheduler, parts.runner, InProcessBlocks(scheduler.capacity), perf_counter)
     for request in requests:
-        scheduler.submit(request)
+        scheduler.requests.submit(request)
     while scheduler.totals.generated_tokens < len(requests):
         engine.turn()
     begun = perf_counter()

@@ -12,8 +12,9 @@ from rich.progress import track
 from bench.loads.memory import DATA_VARIABLE, DataMissing
 from bench.report.results import publish, row
 from engine.run.loop import Engine
+from engine.schedule.outputs import Scored
 from engine.schedule.request import Request, Sampling, Stopping
-from engine.schedule.scheduler import Scheduler, Scored
+from engine.schedule.scheduler import Scheduler
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import EngineParts, assemble
 from services.models.model_store import default_cache, resolve
@@ -63,7 +64,9 @@ def _paged(parts: EngineParts, window: list[int]) -> float:
     """Return the sum of the log-probabilities of a window's tokens but the first."""
     scheduler = Scheduler(parts.scheduler.capacity, parts.scheduler.limits)
     engine = Engine(scheduler, parts.runner, InProcessBlocks(scheduler.capacity), lambda: 0.0)
-    scheduler.submit(Request("window", tuple(window), Sampling(temperature=0.0), Stopping(1), prompt_logprobs=0))
+    scheduler.requests.submit(
+        Request("window", tuple(window), Sampling(temperature=0.0), Stopping(1), prompt_logprobs=0)
+    )
     total = 0.0
     while not scheduler.empty:
         for output in engine.turn().outputs:

@@ -29,8 +29,9 @@ from engine.model.decoder import ModulesDecoder
 from engine.model.loading import LoadedModel, take
 from engine.run.loop import Engine
 from engine.run.runner import ModelRunner
+from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
-from engine.schedule.scheduler import Limits, Scheduler
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Launched, StepPlan
 from kvmanager import PoolSpec
 from services.engine.block_client import BlockClient
@@ -198,7 +199,7 @@ def _decode(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes, batch: in
         for number in range(batch):
             prompt = tuple(draw.randrange(loaded.vocabulary_size) for _ in range(length))
             stopping = Stopping(sizes.steps + batch + 2)
-            engine.scheduler.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), stopping))
+            engine.scheduler.requests.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), stopping))
         seconds: list[float] = []
         totals, last = engine.scheduler.totals, time.perf_counter()
         while len(seconds) <= sizes.steps:
@@ -212,7 +213,7 @@ def _decode(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes, batch: in
             last = now
         idle = watched.idle_share(sizes.steps)
         for number in range(batch):
-            engine.scheduler.cancel(f"r{number}")
+            engine.scheduler.requests.cancel(f"r{number}")
         _finish(engine, wait)
     return seconds[1:], idle  # the first may have begun with a prompt's end
 
@@ -223,7 +224,7 @@ def _prefill(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes, seed: in
     prompt = tuple(draw.randrange(loaded.vocabulary_size) for _ in range(sizes.prompt))
     with _engine(watched, loaded, sizes) as (engine, wait):
         begun = time.perf_counter()
-        engine.scheduler.submit(Request("r", prompt, Sampling(temperature=0.0), Stopping(1)))
+        engine.scheduler.requests.submit(Request("r", prompt, Sampling(temperature=0.0), Stopping(1)))
         _finish(engine, wait)
         return time.perf_counter() - begun
 

@@ -39,7 +39,7 @@ def run(parts: EngineParts, work: list[Item]) -> dict[str, float]:
     begun, used = time.perf_counter(), time.process_time()
     for number, item in enumerate(work):
         prompt = tuple(item["prompt"])
-        scheduler.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), Stopping(item["tokens"])))
+        scheduler.requests.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), Stopping(item["tokens"])))
     while not scheduler.empty:
         engine.turn()
         assert engine.last_failure is None

@@ -82,7 +82,7 @@ def serve(
     taken = 0
     while not scheduler.empty or taken < len(requests):
         while taken < len(requests) and scheduler.waiting < _QUEUE:
-            scheduler.submit(requests[taken])
+            scheduler.requests.submit(requests[taken])
             taken += 1
         turn = engine.turn()
         if engine.last_failure is not None:

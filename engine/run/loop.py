@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from blocks import BlockManager, Reattached
 from engine.errors import EngineBroken
-from engine.schedule.scheduler import Output, Scheduler
+from engine.schedule.outputs import Output
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Launched, Runner, Sampled, StepPlan
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from blocks import block_keys, root_key
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Preemption
 from engine.schedule.request import FinishReason, Request
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group

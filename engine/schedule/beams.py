@@ -23,7 +23,7 @@ class Continuation(NamedTuple):
     logprob: float
 
 
-class Answer(NamedTuple):
+class BeamAnswer(NamedTuple):
     """A text that ended. `score` is its log-probability over its length, in tokens, to the power of length_penalty."""
 
     token_ids: tuple[int, ...]
@@ -39,7 +39,7 @@ class Beams:
         """Begin with the prompt as the only beam."""
         self.width = search.width
         self.logprobs = [0.0]  # of the beams that go on, likeliest first
-        self.answers: list[Answer] = []  # best first, `width` at most
+        self.answers: list[BeamAnswer] = []  # best first, `width` at most
         self.over = False
         self._search = search
         self._stopping = stopping
@@ -75,16 +75,20 @@ class Beams:
         self.over = not going_on or self._cannot_improve(length)
         return [] if self.over else going_on
 
+    def abandon(self) -> None:
+        """Give up whatever was found."""
+        self.over, self.answers = False, []
+
     def _finish(self, one: Continuation, length: int) -> FinishReason | None:
         if one.token_id in self._stopping.token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if length >= self._stopping.max_tokens else None
 
-    def _answer(self, one: Continuation, text: Sequence[int], length: int) -> Answer:
+    def _answer(self, one: Continuation, text: Sequence[int], length: int) -> BeamAnswer:
         finish = self._finish(one, length)
         assert finish is not None, "only what ends is an answer"
         stop_token = one.token_id if finish is FinishReason.STOP else None
-        return Answer((*text, one.token_id), self._score(one.logprob, length), finish, stop_token)
+        return BeamAnswer((*text, one.token_id), self._score(one.logprob, length), finish, stop_token)
 
     def _cannot_improve(self, length: int) -> bool:
         """Return whether there are `width` answers that nothing is expected to beat, judging at the present length."""

@@ -16,8 +16,8 @@ from engine.schedule.sequence_group import Group
 class IsolatedRequests:
     """Chooses the running groups that the next step may consist of."""
 
-    def __init__(self, roster: RequestQueue) -> None:
-        self._roster = roster
+    def __init__(self, queue: RequestQueue) -> None:
+        self._queue = queue
         self._announced: set[Group] = set()
 
     def batch(self, now: float, *, asking: bool) -> list[Group]:
@@ -26,25 +26,30 @@ class IsolatedRequests:
         These also run where the isolated one lacks blocks that no answer under way (`asking`) can bring: they hold
         what it waits for.
         """
-        roster = self._roster
-        if not roster.holds_isolated:
-            return roster.running
-        for group in roster.running:
+        queue = self._queue
+        if not queue.holds_isolated:
+            return queue.running
+        for group in queue.running:
             self._release_in_time(group, now)
-        chosen = next((group for group in roster.running if group in self._announced and group.isolated), None)
+        chosen = next((group for group in queue.running if group in self._announced and group.isolated), None)
         if chosen is None or (_lacks_blocks(chosen) and not asking):
-            return [group for group in roster.running if not group.isolated]
+            return [group for group in queue.running if not group.isolated]
         if chosen.isolated_since is None:
             chosen.isolated_since = now
         return [chosen]
 
     def announced(self) -> None:
         """The outputs so far are taken for delivery, and Started of each group that runs among them."""
-        self._announced = {group for group in self._roster.running if group.isolated}
+        self._announced = {group for group in self._queue.running if group.isolated}
+
+    def gained_token(self, group: Group) -> None:
+        """Let a group that has its first token run with the others; a search goes on alone to its end."""
+        if group.isolated:
+            group.isolated = group.beams is not None
 
     def _release_in_time(self, group: Group, now: float) -> None:
         begun = group.isolated_since
-        if begun is not None and now - begun >= self._roster.limits.isolation_seconds:
+        if begun is not None and now - begun >= self._queue.limits.isolation_seconds:
             group.isolated = False
 
 

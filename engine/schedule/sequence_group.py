@@ -14,20 +14,22 @@ from itertools import takewhile
 
 from engine.constraint import ConstraintState, leaves_any
 from engine.errors import ConstraintFailed
-from engine.schedule.beams import Beams, Continuation
+from engine.schedule.beams import BeamAnswer, Beams, Continuation
 from engine.schedule.request import NO_RULES, Failure, FinishReason, OrderKey, Request
-from engine.schedule.step_plan import PromptPart, RowRules
+from engine.schedule.stats import RequestStats
+from engine.schedule.step_plan import RowRules
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One sample or beam on its way: its tokens, and the engine's own copy of its block table.
+    """One sample or beam on its way: its tokens, its blocks, and how far it is computed.
 
-    `computed` counts the tokens whose K and V are in the cache, seen to be written; `room` those that its blocks can
-    take; `committed` the leading blocks that have keys; `told` the computed tokens that the block manager knows of.
-    `leaving` says that its blocks will be given back with the next Step; `swapped` that they are host blocks. `parent`
-    is the sequence that it will be forked from with the next Step. `score` is that of a search's answer. `state` is how
-    far it is in the language that it must belong to, and `mask` what can follow there.
+    Of its blocks, the pool view writes the `table`, the `room`, which is how many tokens they can take, and whether
+    they are `swapped`, host blocks; the releases write whether it is `leaving`: whether they are given back with the
+    next Step. `computed` counts the tokens whose K and V are in the cache, seen to be written; `committed` the leading
+    blocks that have keys; `sent` the computed tokens that the block manager knows of. `parent` is the sequence that it
+    will be forked from with the next Step. `score` is that of a search's answer. `state` is how far it is in the
+    language that it must belong to, and `mask` what can follow there.
     """
 
     id: int
@@ -38,7 +40,7 @@ class Sequence:
     room: int = 0
     computed: int = 0
     committed: int = 0
-    told: int = 0
+    sent: int = 0
     lost_tokens: int = 0
     leaving: bool = False
     swapped: bool = False
@@ -89,6 +91,8 @@ class Sequence:
             return RowRules(rules, barred_token_ids=barred, mask=self.mask)
         return None
 
+    # Its tokens.
+
     def begin(self) -> None:
         """Find out what can follow what was generated before. Raises ConstraintFailed, also where nothing can."""
         if constraint := self.request.constraint:
@@ -119,12 +123,62 @@ class Sequence:
             self.state.advance(token)
             self.mask = self.state.allowed()
 
+    def end(self, reason: FinishReason) -> None:
+        """End it, for another reason than its tokens."""
+        self.finish = reason
+
+    def take_answer(self, text: BeamAnswer) -> None:
+        """Become an answer of a search that is over."""
+        self.tokens += text.token_ids
+        self.finish, self.stop_token, self.score = text.finish, text.stop_token, text.score
+
+    # What of it is computed.
+
+    def find_cached(self, tokens: int, blocks: int) -> None:
+        """Begin with so many leading tokens that were found in the cache, the keys of their whole blocks too."""
+        self.computed = self.sent = tokens
+        self.committed = blocks
+
+    def advance(self, end: int) -> None:
+        """Note that its first `end` tokens are computed; where its blocks were taken meanwhile, that they are lost."""
+        if self.table:
+            self.computed = end
+        else:
+            self.lost_tokens = max(self.lost_tokens, end)
+
+    def commit(self, blocks: int) -> None:
+        """Note that its leading blocks have keys."""
+        self.committed = blocks
+
+    def send_length(self) -> None:
+        """Note that the block manager is sent how many tokens are computed."""
+        self.sent = self.computed
+
+    def fork(self, number: int) -> "Sequence":
+        """Return a sequence that goes its own way from here; where this one has blocks, it is to be forked from it."""
+        state = self.state and self.state.copy()
+        child = Sequence(number, self.group, 0, list(self.tokens), lost_tokens=self.lost_tokens, state=state)
+        if self.table:  # else it was preempted, and all beams come back together
+            child.parent, child.computed = self, self.computed
+        return child
+
+    def rank(self, index: int) -> None:
+        """Take this place among the beams."""
+        self.index = index
+
+    def share(self, parent: "Sequence") -> None:
+        """Have all that its parent has: the Step forks it."""
+        self.computed, self.committed, self.sent = parent.computed, parent.committed, parent.sent
+        self.parent = None
+
+    def stay_alone(self) -> None:
+        """Be forked from no other any more."""
+        self.parent = None
+
     def lose_blocks(self) -> None:
-        """Forget the table: everything has to be computed again."""
+        """Note that its blocks are gone: everything has to be computed again."""
         self.lost_tokens = max(self.lost_tokens, self.computed)
-        self.table = []
-        self.room = self.computed = self.committed = self.told = 0
-        self.leaving = self.swapped = False
+        self.computed = self.committed = self.sent = 0
         self.parent = None
 
 
@@ -148,21 +202,20 @@ class Group:
     common: int = 0
     scored: int = 1
     forked: bool = False
-    started: bool = False
-    cached_tokens: int = 0
-    preempted_at: list[float] = field(default_factory=list)
-    resumed_at: list[float] = field(default_factory=list)
-    recomputed_tokens: int = 0
-    swapped_tokens: int = 0
-    scheduled_at: float | None = None
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-    held_blocks: int = 0  # when it ended
     isolated: bool = False
     isolated_since: float | None = None
+    stats: RequestStats = field(default_factory=RequestStats)
     failure: Failure | None = None
     detail: str = ""
     fault: Exception | None = None  # what was raised, where that is its failure
+    key: OrderKey = field(init=False)
+    salt: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.key = _key(request, self.aging, self.id)
+        # A prompt to be scored has to be computed, so it has a salt of its own, which is no text that clients can name.
+        self.salt = request.salt if request.prompt_logprobs is None else request.salt + b"\xff%d" % self.id
 
     @classmethod
     def of(cls, request: Request, numbers: Iterator[int], aging: float = 0.0) -> "Group":
@@ -181,32 +234,11 @@ class Group:
                 for index, generated in enumerate(request.samples)
             ]
         for index in request.ended:
-            group.members[index].finish = FinishReason.STOP
+            group.members[index].end(FinishReason.STOP)
         for member in group.live:
             member.begin()
         group.gather()
         return group
-
-    @property
-    def key(self) -> OrderKey:
-        """Smallest is served first, largest is preempted first; kept through preemption.
-
-        Where all requests age at one rate, who is ahead of whom never changes: so there is nothing to sort again. Then
-        all are of one class, and each level of their own is worth `aging` seconds.
-        """
-        request = self.request
-        if self.aging:
-            return (0, request.arrival + request.priority * self.aging, self.id)
-        return (request.priority, request.arrival, self.id)
-
-    @property
-    def salt(self) -> bytes:
-        """What the keys of its blocks begin with.
-
-        A prompt to be scored has to be computed, so it has a salt of its own, which no client can name: it is no text.
-        """
-        request = self.request
-        return request.salt if request.prompt_logprobs is None else request.salt + b"\xff%d" % self.id
 
     @property
     def live(self) -> list[Sequence]:
@@ -234,11 +266,6 @@ class Group:
         return self.samples[0].finish if self.samples else None
 
     @property
-    def tokens(self) -> list[int]:
-        """The tokens of the first sample, its prompt included."""
-        return self.samples[0].tokens
-
-    @property
     def generated(self) -> int:
         """Tokens generated so far, in all samples."""
         return sum(member.generated for member in self.samples)
@@ -247,7 +274,7 @@ class Group:
         """Begin as one sequence: nothing has blocks."""
         live = self.live
         for member in live:
-            member.parent = None
+            member.stay_alone()
         self.trunk = live[0]
         self.forked = len(live) == 1 and not self.request.prefill_only
         self.common = len(self.trunk.tokens)
@@ -276,24 +303,9 @@ class Group:
         return [self.trunk] if self.trunk.computed < self.common else []
 
     @property
-    def preemptions(self) -> int:
-        """Times it was preempted."""
-        return len(self.preempted_at)
-
-    @property
-    def swapped(self) -> bool:
-        """Whether its blocks are in host memory."""
-        return any(member.swapped for member in self.members)
-
-    @property
     def blocks(self) -> set[int]:
         """The blocks that it holds, in whichever tier."""
         return {block for member in self.members for block in member.table}
-
-    @property
-    def alone(self) -> bool:
-        """Whether it runs as its trunk yet: samples are not forked, beams have not branched."""
-        return not self.forked or (self.beams is not None and not self.trunk.generated)
 
     @property
     def to_fork(self) -> bool:
@@ -320,22 +332,15 @@ class Group:
             parent = parents[one.parent]
             first = one.parent not in taken
             taken.add(one.parent)
-            beams.append(parent if first else self._fork(parent, next(numbers)))
-            beams[-1].index = index
+            beams.append(parent if first else parent.fork(next(numbers)))
+            beams[-1].rank(index)
         for beam, one in zip(beams, kept, strict=True):
             beam.go_on(one.token_id)
         for number, parent in enumerate(parents):
             if number not in taken:
-                parent.finish = FinishReason.PRUNED
+                parent.end(FinishReason.PRUNED)
         self.members = [*beams, *(member for member in self.members if member.finish is not None)]
         return [beam for beam in beams if beam not in parents]
-
-    def _fork(self, parent: Sequence, number: int) -> Sequence:
-        state = parent.state and parent.state.copy()
-        child = Sequence(number, self, 0, list(parent.tokens), lost_tokens=parent.lost_tokens, state=state)
-        if parent.table:  # else it was preempted, and all beams come back together
-            child.parent, child.computed = parent, parent.computed
-        return child
 
     def answer(self, otherwise: FinishReason, numbers: Iterator[int]) -> None:
         """Make the answers of a search; where it has found too few, or is not over, the rest are empty and so ended."""
@@ -343,20 +348,40 @@ class Group:
         for index in range(len(self.request.samples)):
             self.answers.append(Sequence(next(numbers), self, index, list(self.request.prompt), finish=otherwise))
         for one, text in zip(self.answers, found, strict=False):
-            one.tokens += text.token_ids
-            one.finish, one.stop_token, one.score = text.finish, text.stop_token, text.score
+            one.take_answer(text)
 
-    def to_score(self, end: int) -> PromptPart | None:
-        """Return the prompt tokens that can be scored, and are not yet, once the first `end` tokens are computed."""
-        request = self.request
-        if request.prompt_logprobs is None or not (token_ids := request.prompt[self.scored : end + 1]):
-            return None
-        return PromptPart(self.scored, token_ids, request.prompt_logprobs)
+    def fork(self) -> list[tuple[Sequence, Sequence]]:
+        """Let those that have all in common go their own ways now; return pairs of a parent and what it shares with."""
+        if self.to_fork:
+            self.forked = True
+            return [(self.trunk, child) for child in self.live if child is not self.trunk]
+        if self.beams:
+            return [(child.parent, child) for child in self.live if child.parent is not None]
+        return []
 
-    def sampled_by(self, sequence: Sequence, end: int) -> tuple[int, ...]:
-        """Return the indices of the samples that get a token from position `end` of a sequence."""
-        if self.forked:
-            return (sequence.index,) if end == len(sequence.tokens) else ()
-        if end < self.common or self.request.prefill_only:
-            return ()
-        return tuple(member.index for member in self.live if len(member.tokens) == end)
+    def forget(self, sequence: Sequence) -> None:
+        """Forget a beam that has ended: samples stay, they are answers."""
+        if self.beams and sequence in self.members:
+            self.members.remove(sequence)
+
+    def fail(self, failure: Failure, detail: str, fault: Exception | None = None) -> None:
+        """Note why it fails. Whatever a search has found by then is not told."""
+        self.failure, self.detail, self.fault = failure, detail, fault
+        if self.beams:
+            self.beams.abandon()
+            self.answers = []
+
+    def count_scored(self, tokens: int) -> None:
+        """Note that so many more of the prompt's tokens are scored."""
+        self.scored += tokens
+
+
+def _key(request: Request, aging: float, number: int) -> OrderKey:
+    """Smallest is served first, largest is preempted first; kept through preemption.
+
+    Where all requests age at one rate, who is ahead of whom never changes: so there is nothing to sort again. Then all
+    are of one class, and each level of their own is worth `aging` seconds.
+    """
+    if aging:
+        return (0, request.arrival + request.priority * aging, number)
+    return (request.priority, request.arrival, number)

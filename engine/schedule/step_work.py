@@ -1,6 +1,6 @@
 """What takes part in a step: who can be fed, from where on, and how many tokens each gets of the step's budget.
 
-A step can be laid out while the one before it is under way and has not told its tokens: then each sequence stands where
+A step can be laid out while the one before it is under way and has not brought its tokens: then each sequence is where
 that leaves it, and the token that is sampled meanwhile is pending.
 """
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from blocks import blocks_for
 from engine.schedule.sequence_group import Group, Sequence
-from engine.schedule.step_plan import PENDING, Work
+from engine.schedule.step_plan import PENDING, PromptPart, Work
 
 
-class Place(NamedTuple):
+class Cursor(NamedTuple):
     """Where a sequence is when a step begins: what is below `start` is computed, and `left` tokens can be fed.
 
     `pending` says that the one token left is not known yet.
@@ -29,70 +29,88 @@ class Place(NamedTuple):
         return not self.pending and self.sequence.group.end_of(self.sequence) - self.start > 1
 
 
-def gangs(running: Iterable[Group], under_way: Mapping[int, Work]) -> list[list[Place]]:
+def gangs(running: Iterable[Group], under_way: Mapping[int, Work]) -> list[list[Cursor]]:
     """List what takes part in a step together: the samples of a group that decode, then prompts one by one.
 
-    `under_way` is the work of the step before, by sequence, where that has not told its tokens.
+    `under_way` is the work of the step before, by sequence, where that has not brought its tokens.
     """
-    decoding: list[list[Place]] = []
-    prompts: list[list[Place]] = []
+    decoding: list[list[Cursor]] = []
+    prompts: list[list[Cursor]] = []
     for group in running:
-        places = _places(group, under_way)
-        behind = [place for place in places if place.behind]
+        cursors = _cursors(group, under_way)
+        behind = [cursor for cursor in cursors if cursor.behind]
         if behind:
-            prompts += ([place] for place in behind)
-        elif places:
-            decoding.append(places)
+            prompts += ([cursor] for cursor in behind)
+        elif cursors:
+            decoding.append(cursors)
     return [*decoding, *prompts]
 
 
-def counts(gang: list[Place], budget: int) -> list[int]:
+def counts(gang: list[Cursor], budget: int) -> list[int]:
     """Return how many tokens each of a gang is fed, none where not all of them can take part."""
-    found = [min(budget, place.left, place.sequence.room - place.start) for place in gang]
+    found = [min(budget, cursor.left, cursor.sequence.room - cursor.start) for cursor in gang]
     return found if budget >= len(gang) and min(found) > 0 else []
 
 
-def work_of(place: Place, count: int, block_size: int) -> Work:
+def work_of(cursor: Cursor, count: int, block_size: int) -> Work:
     """Return what a step does for a sequence that it feeds `count` tokens."""
-    sequence, end = place.sequence, place.start + count
+    sequence, end = cursor.sequence, cursor.start + count
     group = sequence.group
-    indices = (sequence.index,) if place.pending else group.sampled_by(sequence, end)
+    indices = (sequence.index,) if cursor.pending else _sampled_by(sequence, end)
     # The samples have the same tokens up to there, but the trunk may know more of its own.
-    sampled = group.members[indices[0]] if indices and not place.pending else sequence
+    sampled = group.members[indices[0]] if indices and not cursor.pending else sequence
     return Work(
         sequence=sequence.id,
-        token_ids=(PENDING,) if place.pending else tuple(sequence.tokens[place.start : end]),
-        start=place.start,
+        token_ids=(PENDING,) if cursor.pending else tuple(sequence.tokens[cursor.start : end]),
+        start=cursor.start,
         block_table=tuple(sequence.table[: blocks_for(end, block_size)]),
         samples=bool(indices),
         sampling=sequence.request.sampling,
         sample_indices=indices,
         rules=sampled.rules_after(end) if indices else None,
         logprobs=sequence.request.logprobs,
-        to_score=group.to_score(end),
+        to_score=_to_score(group, end),
         candidates=group.beams.candidates if group.beams else 0,
     )
 
 
-def goes_blind(group: Group) -> bool:
-    """Return whether a group's next work can be told before its last token is known."""
+def can_run_ahead(group: Group) -> bool:
+    """Return whether a group's next work can be planned before its last token is known."""
     request = group.request
     depends = request.constraint or request.logit_rules.penalizes or request.beam_search
     return not depends and request.logprobs is None and request.prompt_logprobs is None
 
 
-def _places(group: Group, under_way: Mapping[int, Work]) -> list[Place]:
+def _to_score(group: Group, end: int) -> PromptPart | None:
+    """Return the prompt tokens that can be scored, and are not yet, once the first `end` tokens are computed."""
+    request, scored = group.request, group.scored
+    if request.prompt_logprobs is None or not (token_ids := request.prompt[scored : end + 1]):
+        return None
+    return PromptPart(scored, token_ids, request.prompt_logprobs)
+
+
+def _sampled_by(sequence: Sequence, end: int) -> tuple[int, ...]:
+    """Return the indices of the samples that get a token from position `end` of a sequence."""
+    group = sequence.group
+    if group.forked:
+        return (sequence.index,) if end == len(sequence.tokens) else ()
+    if end < group.common or group.request.prefill_only:
+        return ()
+    return tuple(member.index for member in group.live if len(member.tokens) == end)
+
+
+def _cursors(group: Group, under_way: Mapping[int, Work]) -> list[Cursor]:
     """Return where the active sequences of a group are, those that can be fed."""
-    places = (_place(sequence, under_way.get(sequence.id)) for sequence in group.active)
-    return [place for place in places if place is not None and place.left > 0]
+    cursors = (_cursor(sequence, under_way.get(sequence.id)) for sequence in group.active)
+    return [cursor for cursor in cursors if cursor is not None and cursor.left > 0]
 
 
-def _place(sequence: Sequence, work: Work | None) -> Place | None:
+def _cursor(sequence: Sequence, work: Work | None) -> Cursor | None:
     if work is None:
-        return Place(sequence, sequence.computed, sequence.feedable)
+        return Cursor(sequence, sequence.computed, sequence.feedable)
     if not work.samples:
-        return Place(sequence, work.end, sequence.group.end_of(sequence) - work.end)
+        return Cursor(sequence, work.end, sequence.group.end_of(sequence) - work.end)
     last = sequence.generated + 1 >= sequence.request.stopping.max_tokens
     if last or not sequence.group.forked:  # it ends there, or others are forked from it first
         return None
-    return Place(sequence, work.end, 1, pending=True)
+    return Cursor(sequence, work.end, 1, pending=True)

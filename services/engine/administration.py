@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine import errors as engine_errors
-from engine.schedule.pins import PinnedPrefix
+from engine.schedule.pool.pins import PinnedPrefix
 from engine.schedule.scheduler import Scheduler
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import pins_pb2
@@ -56,12 +56,12 @@ class Administration:
         match action:
             case "pin_prefix":
                 given = request.pin_prefix
-                pin = scheduler.pin(given.name, tuple(given.token_ids), given.salt, now)
+                pin = scheduler.requests.pin(given.name, tuple(given.token_ids), given.salt, now)
                 return lambda: _is_pinned(pin)
             case "unpin_prefix":
-                scheduler.unpin(request.unpin_prefix.name)
+                scheduler.requests.unpin(request.unpin_prefix.name)
             case "reset_prefix_cache":
-                scheduler.reset(now)
+                scheduler.requests.reset(now)
             case "list_pinned":
                 return lambda: True
             case _:

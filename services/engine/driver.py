@@ -102,7 +102,7 @@ class EngineDriver:
 
     async def drain(self) -> None:
         """Refuse new requests, and return when none is live."""
-        self._commands.put(self._scheduler.drain)
+        self._commands.put(self._scheduler.requests.drain)
         await self._empty.wait()
 
     async def stop(self) -> None:
@@ -124,7 +124,7 @@ class EngineDriver:
             while not self._stopping:
                 self._turn()
             if not self._abandoned:
-                self._scheduler.cancel_all()
+                self._scheduler.requests.cancel_all()
                 self._requests.deliver(self._scheduler.take_outputs())
         finally:
             self._call(self._ended.set)
@@ -145,7 +145,7 @@ class EngineDriver:
         if turn.step is not None:
             self._observe(turn.step, self._figures.totals.computed_tokens - computed, time.monotonic() - turned)
         self._administration.look()
-        if self._scheduler.draining and self._scheduler.empty:
+        if self._scheduler.requests.draining and self._scheduler.empty:
             self._call(self._empty.set)
         if not turn.progressed:
             self._sleep()
@@ -188,7 +188,7 @@ class EngineDriver:
     def _watch_manager(self) -> None:
         if self._manager.look(self._engine.blocks.ready, time.monotonic()):
             detail = f"the engine has been without its KV manager for more than {self._manager.patience:g} s"
-            self._scheduler.fail_all(Failure.BLOCK_MANAGER, detail)
+            self._scheduler.requests.fail_all(Failure.BLOCK_MANAGER, detail)
 
     def _stop(self, *, abandoned: bool) -> None:
         self._stopping, self._abandoned = True, abandoned or self._abandoned

@@ -9,7 +9,8 @@ from functools import partial
 
 from engine.constraint import Constraint
 from engine.errors import RequestRefused, SubmissionFailed
-from engine.schedule.scheduler import Finished, Output, Scheduler, Scored, Started, Tokens
+from engine.schedule.outputs import Finished, Output, Scored, Started, Tokens
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group
 from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
@@ -79,7 +80,7 @@ class GatewayRequests:
         # What is still to be sent of an ended request belongs to its owner, not to a new one of the same id.
         self._write_all(self._scheduler.take_outputs())
         try:
-            self._scheduler.submit(request_of(submission, self._eos_token_ids, at, arrival.constraint))
+            self._scheduler.requests.submit(request_of(submission, self._eos_token_ids, at, arrival.constraint))
         except RequestRefused as refused:
             self._refuse(link, arrival, refused)
         except Exception as fault:
@@ -94,14 +95,14 @@ class GatewayRequests:
         owner = self._owners.get(cancel.request_id)
         if owner and owner.link is link and owner.attempt == cancel.attempt:
             if cancel.HasField("sample"):
-                self._scheduler.end_sample(cancel.request_id, cancel.sample)
+                self._scheduler.requests.end_sample(cancel.request_id, cancel.sample)
             else:
-                self._scheduler.cancel(cancel.request_id)
+                self._scheduler.requests.cancel(cancel.request_id)
 
     def drop(self, link: GatewayLink) -> None:
         """End all requests of a link that is gone."""
         for request_id in [request_id for request_id, owner in self._owners.items() if owner.link is link]:
-            self._scheduler.cancel(request_id)
+            self._scheduler.requests.cancel(request_id)
 
     def deliver(self, outputs: list[Output]) -> None:
         """Push one message to each link that has outputs."""
@@ -152,7 +153,7 @@ class GatewayRequests:
         if isinstance(output, Finished):
             self._write(output)
         else:
-            self._scheduler.fail_request(output.request_id, fault)
+            self._scheduler.requests.fail(output.request_id, fault)
 
     def _write(self, output: Output) -> None:
         owner = self._owners[output.request_id]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.schedule.scheduler import SchedulerTotals
+from engine.schedule.stats import SchedulerTotals
 
 
 @dataclass(frozen=True)

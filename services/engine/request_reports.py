@@ -51,9 +51,9 @@ class RequestReports:
         self.trace_parents.pop(group.request.request_id, None)
         counted = {
             "prompt_tokens": len(group.request.prompt),
-            "cached_tokens": group.cached_tokens,
-            "generation_tokens": _generated(group),
-            "held_blocks": group.held_blocks,
+            "cached_tokens": group.stats.cached_tokens,
+            "generation_tokens": group.generated,
+            "held_blocks": group.stats.held_blocks,
         }
         self._log(finished, span, {"status": "ended", **_of_message(finished), **counted})
         if span is not NO_SPAN:
@@ -110,16 +110,13 @@ def _seconds(finished: engine_pb2.RequestFinished, name: str) -> float:
     return round(seconds, _DIGITS)
 
 
-def _generated(group: Group) -> int:
-    return sum(sample.generated for sample in group.samples)
-
-
 def _tell(span: Span, group: Group, submitted_at: float) -> None:
     """Tell a request's times, its preemptions, and what vLLM's spans say, under the same names."""
-    scheduled, first, last = group.scheduled_at, group.first_token_at, group.last_token_at
+    stats = group.stats
+    scheduled, first, last = stats.scheduled_at, stats.first_token_at, stats.last_token_at
     span.child("queue", at=submitted_at).end(at=scheduled)
     if scheduled is not None:
-        span.child("prefill", {"quire.cached_tokens": group.cached_tokens}, at=scheduled).end(at=first)
+        span.child("prefill", {"quire.cached_tokens": group.stats.cached_tokens}, at=scheduled).end(at=first)
         span.note({"gen_ai.latency.time_in_queue": scheduled - submitted_at})
     if first is not None and last is not None:
         span.event("first token", at=first)
@@ -128,17 +125,17 @@ def _tell(span: Span, group: Group, submitted_at: float) -> None:
         span.note({"gen_ai.latency.time_in_model_decode": last - first})
         if scheduled is not None:
             span.note({"gen_ai.latency.time_in_model_prefill": first - scheduled})
-    for at in group.preempted_at:
+    for at in stats.preempted_at:
         span.event("preempted", at=at)
-    for at in group.resumed_at:
+    for at in stats.resumed_at:
         span.event("resumed", at=at)
     span.note(
         {
             "gen_ai.usage.prompt_tokens": len(group.request.prompt),
-            "gen_ai.usage.completion_tokens": _generated(group),
+            "gen_ai.usage.completion_tokens": group.generated,
             "gen_ai.usage.num_sequences": len(group.samples),
-            "quire.cached_tokens": group.cached_tokens,
-            "quire.preemptions": group.preemptions,
-            "quire.recomputed_tokens": group.recomputed_tokens,
+            "quire.cached_tokens": group.stats.cached_tokens,
+            "quire.preemptions": stats.preemptions,
+            "quire.recomputed_tokens": stats.recomputed_tokens,
         }
     )

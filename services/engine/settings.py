@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from engine.schedule.preemption import Preemption
-from engine.schedule.scheduler import Limits
+from engine.schedule.limits import Limits, Preemption
 from kvmanager.pool_spec import LARGEST_TIER, LONGEST_NAME
 from services.engine.guided.json_output import JsonBounds
 from services.runtime import exposure, logs

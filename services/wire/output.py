@@ -53,9 +53,9 @@ def token_logprobs(tokens: list[Sampled]) -> list[decoding_pb2.TokenLogprobs]:
 
 def finished_message(group: Group, attempt: int, submitted_at: float, now: float) -> engine_pb2.RequestFinished:
     """Write how a request ended. Times are those of the engine's clock, in seconds."""
-    scheduled = group.scheduled_at if group.scheduled_at is not None else now
-    first = group.first_token_at if group.first_token_at is not None else now
-    last = group.last_token_at if group.last_token_at is not None else first
+    scheduled = group.stats.scheduled_at if group.stats.scheduled_at is not None else now
+    first = group.stats.first_token_at if group.stats.first_token_at is not None else now
+    last = group.stats.last_token_at if group.stats.last_token_at is not None else first
     return engine_pb2.RequestFinished(
         request_id=group.request.request_id,
         attempt=attempt,
@@ -63,9 +63,9 @@ def finished_message(group: Group, attempt: int, submitted_at: float, now: float
         queued=duration(scheduled - submitted_at),
         prefill=duration(first - scheduled),
         decode=duration(last - first),
-        preemptions=group.preemptions,
-        recomputed_tokens=group.recomputed_tokens,
-        swapped_tokens=group.swapped_tokens,
+        preemptions=group.stats.preemptions,
+        recomputed_tokens=group.stats.recomputed_tokens,
+        swapped_tokens=group.stats.swapped_tokens,
         failure=_failure_reason(group),
         detail=_words(group.detail),
     )

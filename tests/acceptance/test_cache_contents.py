@@ -22,7 +22,7 @@ def test_cached_blocks_are_right_after_preemptions_cancellations_and_a_failed_st
     live = [engine.submit([*ids[:48], *ids[100 * n : 100 * n + 20 + n]], 24) for n in range(1, 13)]
     while not engine.scheduler.empty:
         if live and source.random() < 0.05:
-            engine.scheduler.cancel(live.pop(source.randrange(len(live))))
+            engine.scheduler.requests.cancel(live.pop(source.randrange(len(live))))
         engine.turn()
     engine.assert_released()
     checked = engine.check()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Preemption
 from engine.schedule.request import Request
 from tests.acceptance.conftest import Record
 from tests.mixed_batch import COUNT, GREEDIER, KINDS, SEQUENCES, MixedEngine, Tally, check, mixed_batch, run

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from blocks import Allocate, Commit, Extend, Free, FreeReason, Length, Refusal, Step, StepItem, StepResult, TableChange
 from engine.run.loop import Engine
+from engine.schedule.limits import Limits
+from engine.schedule.outputs import Finished, Tokens
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
-from engine.schedule.scheduler import Finished, Limits, Scheduler, Tokens
+from engine.schedule.scheduler import Scheduler
 from tests.contract.block_managers import (
     Link,
     Manager,
@@ -339,7 +341,7 @@ def test_an_engine_generates_the_same_tokens_whoever_keeps_its_books(manager: Ma
     engine = Engine(scheduler, FakeRunner(BLOCK, 50), link.blocks, lambda: 0.0)
     prompts = [tuple(range(length)) for length in range(1, 7)]
     for number, prompt in enumerate(prompts):
-        scheduler.submit(Request(f"{number}", prompt, Sampling(seed=number), Stopping(6)))
+        scheduler.requests.submit(Request(f"{number}", prompt, Sampling(seed=number), Stopping(6)))
     told: dict[str, list[int]] = {f"{number}": [] for number in range(len(prompts))}
     ends = 0
     while not scheduler.empty:

@@ -2,8 +2,8 @@
 
 import kvmanager
 from blocks import Allocate, Step, StepItem, StepRefusal
+from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
-from engine.schedule.scheduler import Limits
 from tests.engine.fake_runner import FakeRunner, expected_tokens
 from tests.engine_in_process import EngineInProcess
 
@@ -35,9 +35,9 @@ def test_65_of_two_that_do_not_fit_to_their_ends_one_is_preempted_once_and_resum
     prompts = ([1, 2, 3], [6, 7, 8])
     names = [rig.submit(prompt, 6) for prompt in prompts]
     rig.run()  # which checks that nothing is held at the end
-    assert sorted(one.preemptions for one in rig.finished.values()) == [0, 1]
+    assert sorted(one.stats.preemptions for one in rig.finished.values()) == [0, 1]
     *_, resumed = [table for _, applied in rig.steps for table in applied.result.tables if table.first_index == 0]
-    assert resumed.cached_tokens > 0
+    assert resumed.stats.cached_tokens > 0
     assert [rig.tokens[name] for name in names] == [
         expected_tokens(prompt, 0, 6, frozenset(), VOCABULARY) for prompt in prompts
     ]
@@ -59,7 +59,7 @@ def test_66_a_newcomer_must_leave_spare_blocks_but_not_in_an_empty_engine_and_wh
     assert (first.spare_blocks, admitted.spare_blocks) == (1, 0)
     assert set(rig.refused()) == {(StepItem.ALLOCATE, StepRefusal.OUT_OF_BLOCKS)}
     assert list(rig.finished) == ["alone", "runs", "waits"]
-    assert {one.preemptions for one in rig.finished.values()} == {0}
+    assert {one.stats.preemptions for one in rig.finished.values()} == {0}
 
 
 def test_67_a_request_that_was_refused_and_asked_again_is_counted_once() -> None:

@@ -94,7 +94,7 @@ def test_cached_blocks_are_right_after_cancellations_at_random_turns(
     live = [engine.submit([*common[: source.randrange(21)], *random_prompt(30)], 30) for _ in range(8)]
     while not engine.scheduler.empty:
         if live and source.random() < 0.3:
-            engine.scheduler.cancel(live.pop(source.randrange(len(live))))
+            engine.scheduler.requests.cancel(live.pop(source.randrange(len(live))))
         engine.turn()
     engine.assert_released()
     assert FinishReason.CANCELLED in {sequence.finish for sequence in engine.finished.values()}
@@ -113,7 +113,7 @@ def test_a_step_that_failed_leaves_nothing_in_the_cache(
         engine.turn()
     computed = engine.scheduler.totals.computed_tokens
     for request_id in requests:
-        engine.scheduler.cancel(request_id)
+        engine.scheduler.requests.cancel(request_id)
     engine.run()
     failed = [sequence for sequence in engine.finished.values() if sequence.finish is FinishReason.FAILED]
     assert failed

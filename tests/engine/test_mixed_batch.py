@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Preemption
 from engine.schedule.request import Request
 from tests.mixed_batch import COUNT, GREEDIER, KINDS, SEQUENCES, MixedEngine, check, mixed_batch, run
 

@@ -141,7 +141,7 @@ def test_whoever_waited_for_a_prefix_computes_it_when_its_owner_ends_early(
     engine.submit(prompt, MAX_TOKENS)
     engine.turn()
     if end == "cancelled":
-        engine.scheduler.cancel("r0")
+        engine.scheduler.requests.cancel("r0")
     else:
         engine.backend.write = _raise_once(engine)  # type: ignore[method-assign]
     engine.run()
@@ -165,7 +165,7 @@ def test_a_preempted_sequence_finds_its_own_blocks_again(make: Make, random_prom
     prompts = [random_prompt(20), random_prompt(20)]
     answers = engine.generate(prompts, 50)
     victim = engine.finished["r1"]
-    assert victim.preemptions == 1
-    assert victim.recomputed_tokens <= victim.members[0].lost_tokens - BLOCK
+    assert victim.stats.preemptions == 1
+    assert victim.stats.recomputed_tokens <= victim.members[0].lost_tokens - BLOCK
     assert engine.cached == {"r0": 0, "r1": 0}, "started is told once, before any preemption"
     assert near_ties(engine.folder, prompts, answers, 50) <= 1

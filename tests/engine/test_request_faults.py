@@ -10,7 +10,7 @@ import torch
 from engine.errors import BlockManagerBroken, CopyFailed, PinFailed
 from engine.run import continuations, logit_rules, logprobs, runner, sampling
 from engine.run.runner import outcomes
-from engine.schedule import beams, sequence_group
+from engine.schedule import beams, sequence_group, step_work
 from engine.schedule.request import BeamSearch, Failure, FinishReason, LogitRules, Sampling
 from engine.schedule.step_plan import PENDING, PromptPart, RowRules, Sampled, StepPlan, Work
 from tests.engine_in_process import GREEDY, MadeToFail, ModelEngine
@@ -134,7 +134,7 @@ def answering_beams(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
 
 
 def branching(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
-    before(patch, sequence_group.Group, "_fork", lambda one, *_: fuse(one.width == GUILTY_WIDTH))
+    before(patch, sequence_group.Sequence, "fork", lambda one, *_: fuse(one.group.width == GUILTY_WIDTH))
     return {"beam_search": BeamSearch(GUILTY_WIDTH)}
 
 
@@ -360,7 +360,7 @@ def test_no_work_of_a_request_is_left_in_the_plan_that_it_could_not_be_laid_out_
     begun = ((31, 32, 33), (41, 42, 43))
     guilty = engine.submit(PROMPT, 20, sampling=Sampling(seed=GUILTY_SEED), samples=begun, request_id="guilty")
     engine.submit(PROMPT[1:], 6)
-    sequences = {member.id for member in engine.scheduler._roster.by_request[guilty].members}
+    sequences = {member.id for member in engine.scheduler._queue.by_request[guilty].members}
     engine.run()
     assert fuse.blown
     assert engine.tokens[guilty] == []
@@ -369,8 +369,8 @@ def test_no_work_of_a_request_is_left_in_the_plan_that_it_could_not_be_laid_out_
 
 def test_a_prompt_whose_pin_raises_fails_the_pin_alone(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK), Fuse(0)
-    before(monkeypatch, sequence_group.Group, "to_score", lambda one, _: fuse(one.request.prefill_only))
-    pin = engine.scheduler.pin("name", tuple(PROMPT * 2), b"", 0.0)
+    before(monkeypatch, step_work, "_to_score", lambda one, _: fuse(one.request.prefill_only))
+    pin = engine.scheduler.requests.pin("name", tuple(PROMPT * 2), b"", 0.0)
     name = engine.submit(PROMPT[1:], 6)
     engine.run()
     assert fuse.blown

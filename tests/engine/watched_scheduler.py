@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterable
 
 import kvmanager
 from blocks import FreeReason, Step, StepItem, StepResult
+from engine.schedule.limits import Limits
+from engine.schedule.outputs import Finished, Started
 from engine.schedule.request import Capacity
-from engine.schedule.scheduler import Finished, Limits, Scheduler, Started
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.step_plan import PENDING, StepPlan, Work
 
 
 class WatchedScheduler(Scheduler):
-    """Checks plans, victims, admissions, states, and its mirror against the pool."""
+    """Checks plans, victims, admissions, states, and its view against the pool."""
 
     def __init__(self, capacity: Capacity, limits: Limits, *, ahead: bool = False) -> None:
         super().__init__(capacity, limits, ahead=ahead)
@@ -36,7 +38,7 @@ class WatchedScheduler(Scheduler):
         if ahead:
             ends = {work.sequence: work.end for work in plan.work}
             for work in ahead.work:
-                sequence = self._roster.sequence(work.sequence)
+                sequence = self._queue.sequence(work.sequence)
                 assert work.start == ends.get(work.sequence, sequence.computed)
                 assert work.end <= sequence.room, "no work beyond room"
             decoding = [work for work in ahead.work if work.token_ids == (PENDING,)]
@@ -51,16 +53,16 @@ class WatchedScheduler(Scheduler):
         self.adopted_work += len(plan.work)
         self.dropped_work += len(ahead.work) - len(plan.work)
         for work in ahead.work:  # nobody loses a turn who is as it was thought
-            sequence = self._roster.find(work.sequence)
-            if sequence and sequence.finish is None and sequence.group in self._roster.running:
+            sequence = self._queue.find(work.sequence)
+            if sequence and sequence.finish is None and sequence.group in self._queue.running:
                 planned = work.sequence in {one.sequence for one in plan.work}
                 assert planned or sequence.leaving or sequence.computed != work.start or not sequence.group.forked
         return plan
 
     def ask(self, plan: StepPlan | None) -> Step | None:
-        computed = [one for one in self._roster.running if one.request.prefill_only and one.to_fork]
-        running = [one for one in self._roster.running if one not in computed]
-        waiting = list(self._roster.waiting)
+        computed = [one for one in self._queue.running if one.request.prefill_only and one.to_fork]
+        running = [one for one in self._queue.running if one not in computed]
+        waiting = list(self._queue.waiting)
         asking = self.asking
         step = super().ask(plan)
         assert not (asking and step), "one Step at a time"
@@ -72,20 +74,20 @@ class WatchedScheduler(Scheduler):
         return step
 
     def apply(self, result: StepResult) -> None:
-        asked = self._asking._asked
+        asked = self._blocks._asked
         super().apply(result)
         assert asked
         self._check_refusals_foreseen(asked, result)
-        self._check_mirror()
+        self._check_view()
         self._check_states()
 
     def live(self) -> list[str]:
         """Ids of the requests that have not ended, but for those of pins."""
-        return [name for name, group in self._roster.by_request.items() if not group.request.prefill_only]
+        return [name for name, group in self._queue.by_request.items() if not group.request.prefill_only]
 
     def untold_ends(self) -> list[str]:
         """Ids of those whose end the next turn will tell."""
-        return [output.request_id for output in self._outputs if isinstance(output, Finished)]
+        return [output.request_id for output in self._outputs._pending if isinstance(output, Finished)]
 
     # Laws.
 
@@ -100,8 +102,8 @@ class WatchedScheduler(Scheduler):
         assert fed <= budget
         assert len({work.sequence for work in plan.work}) == len(plan.work)
         for work in plan.work:
-            sequence = self._roster.sequence(work.sequence)
-            assert sequence.group in self._roster.running
+            sequence = self._queue.sequence(work.sequence)
+            assert sequence.group in self._queue.running
             assert sequence.finish is None or sequence is sequence.group.trunk
             assert work.start == sequence.computed
             assert list(work.token_ids) == sequence.tokens[work.start : work.end]
@@ -110,10 +112,10 @@ class WatchedScheduler(Scheduler):
             assert list(work.block_table) == sequence.table[: -(-work.end // size)]
             self._check_samples(sequence, work, plan)
         self._check_only_holders(plan)
-        groups = {self._roster.sequence(work.sequence).group for work in plan.work}
+        groups = {self._queue.sequence(work.sequence).group for work in plan.work}
         isolated = [group.request.request_id for group in groups if group.isolated]
         assert not isolated or len(groups) == 1, "nobody is in the batch of an isolated group"
-        untold = {output.request_id for output in self._outputs if isinstance(output, Started)}
+        untold = {output.request_id for output in self._outputs._pending if isinstance(output, Started)}
         assert untold.isdisjoint(isolated), "an isolated group is computed after it is told to have started"
 
     def _check_samples(self, sequence: Sequence, work: Work, plan: StepPlan) -> None:
@@ -134,15 +136,16 @@ class WatchedScheduler(Scheduler):
     def _check_only_holders(self, plan: StepPlan) -> None:
         size = self.capacity.block_size
         written = [block for work in plan.work for block in work.block_table[work.start // size :]]
-        holders = [member.table for group in self._roster.running for member in group.members]
+        holders = [member.table for group in self._queue.running for member in group.members]
         for block in written:
             assert sum(block in table for table in holders) == 1, "a block is written by its only holder"
 
     def _check_nobody_left_out(self, plan: StepPlan, budget_left: int) -> None:
         planned = {work.sequence for work in plan.work}
-        groups = {self._roster.sequence(number).group for number in planned}
-        isolated = any(group.isolated for group in groups)
-        for group in self._roster.running:
+        groups = {self._queue.sequence(number).group for number in planned}
+        # A step of copies alone is one whose isolated group waits for the fork of its beams.
+        isolated = any(group.isolated for group in groups or self._queue.running)
+        for group in self._queue.running:
             if group not in groups and (isolated or group.isolated):
                 continue
             behind = [sequence for sequence in group.active if sequence.remaining > 1]
@@ -154,9 +157,9 @@ class WatchedScheduler(Scheduler):
                 assert taken[0] or not able or budget_left < len(gang), "who can take part does"
 
     def _check_states(self) -> None:
-        roster = self._roster
-        groups = (roster.waiting, roster.running, list(roster.admitting.values()))
-        for group in roster.by_request.values():
+        queue = self._queue
+        groups = (queue.waiting, queue.running, list(queue.admitting.values()))
+        for group in queue.by_request.values():
             assert not group.ended
             assert sum(group in state for state in groups) == 1, "waiting, running or admitting"
         ended = [group for state in groups for group in state if group.ended]
@@ -165,12 +168,12 @@ class WatchedScheduler(Scheduler):
             keys = [group.key for group in state]
             assert keys == sorted(keys)
         assert sum(group.isolated for state in groups[1:] for group in state) <= 1, "one at a time"
-        assert roster._queued_tokens.keys() == set(roster.waiting)
-        assert roster._all_queued_tokens == sum(roster._queued_tokens.values())
-        assert 0 <= self.uncomputed_tokens <= sum(len(one.tokens) for one in roster._by_id.values())
-        for group in roster.waiting:
+        assert queue._queued_tokens.keys() == set(queue.waiting)
+        assert queue._all_queued_tokens == sum(queue._queued_tokens.values())
+        assert 0 <= self.uncomputed_tokens <= sum(len(one.tokens) for one in queue._by_id.values())
+        for group in queue.waiting:
             on_device = [member for member in group.members if member.table and not member.swapped]
-            assert not on_device or group.id in self._asking._moving_out, "who waits holds no device block"
+            assert not on_device or group.id in self._blocks._victims.moving_out, "who waits holds no device block"
         assert (
             sum(max(group.width, len(group.live)) for state in groups[1:] for group in state)
             <= self.limits.max_sequences
@@ -183,7 +186,7 @@ class WatchedScheduler(Scheduler):
         while preempted or swapped:
             self.victims += 1
             victim = running.pop()
-            assert victim in self._roster.waiting
+            assert victim in self._queue.waiting
             if victim.id in swapped:
                 swapped.remove(victim.id)
                 self.swapped += 1
@@ -196,17 +199,17 @@ class WatchedScheduler(Scheduler):
             assert any(short), "nobody preempts for lookahead"
             assert not any(member.table for member in victim.members), "all of it or nothing"
             preempted = [free for free in preempted if free not in ours]
-        assert running == self._roster.running
+        assert running == self._queue.running
 
     def _check_admissions(self, waiting: list[Group], step: Step) -> None:
         numbers = [*step.swap_ins, *(allocate.group for allocate in step.allocates)]
-        asked = sorted((self._roster.admitting[number] for number in numbers), key=lambda group: group.key)
+        asked = sorted((self._queue.admitting[number] for number in numbers), key=lambda group: group.key)
         assert [group.key for group in asked] == sorted(group.key for group in asked)
         for index, group in enumerate(waiting):
             overtaken = group not in asked and any(later in asked for later in waiting[index + 1 :])
             if overtaken:
                 self.waited_for_prefix += 1
-                busy = [*self._roster.running, *self._roster.admitting.values()]
+                busy = [*self._queue.running, *self._queue.admitting.values()]
                 computed = any(self._computes_prefix_of(group, other) for other in busy)
                 one_at_a_time = group.isolated and any(other.isolated for other in busy)
                 assert computed or one_at_a_time, "overtaken without a reason"
@@ -229,7 +232,7 @@ class WatchedScheduler(Scheduler):
         last = (StepItem.ALLOCATE, len(asked.allocates) - 1)
         assert set(refused) <= {last}, "the count is exact: only the last of the queue may ask in vain"
 
-    def _check_mirror(self) -> None:
+    def _check_view(self) -> None:
         pool = self.pool()
         here = {sequence.id: sequence for sequence in self._holders()}
         assert pool.sequences.keys() == here.keys()
@@ -237,8 +240,8 @@ class WatchedScheduler(Scheduler):
             ours = here[sequence]
             assert (ours.table, ours.room, ours.swapped) == (held.table, held.room, held.swapped)
             assert ours.committed == held.committed or ours.finish is not None
-        mirror = self._roster.mirror
-        assert (mirror.available, mirror.available_host) == (pool.device.available, pool.host.available)
+        view = self._view
+        assert (view.available, view.available_host) == (pool.device.available, pool.host.available)
         self._check_pins(pool)
 
     def _check_pins(self, pool: kvmanager.Pool) -> None:
@@ -247,27 +250,27 @@ class WatchedScheduler(Scheduler):
         assert not pinned.keys() & leaving.keys()
         assert pinned | leaving == pool.state.pins
         assert self.capacity.unpinned_blocks >= 0
-        for group in self._roster.by_request.values():
+        for group in self._queue.by_request.values():
             if not group.request.prefill_only:
                 assert self.capacity.most_blocks(group.request) <= self.capacity.unpinned_blocks
 
     def _holders(self) -> Iterable[Sequence]:
-        groups = [*self._roster.running, *self._roster.waiting, *self._roster.admitting.values()]
+        groups = [*self._queue.running, *self._queue.waiting, *self._queue.admitting.values()]
         holding = (member for group in groups for member in group.members if member.table and not member.leaving)
-        return [*holding, *(sequence for sequence, _ in self._roster.to_free)]
+        return [*holding, *(sequence for sequence, _ in self._releases._pending)]
 
     def check_idle(self) -> None:
         """Nothing is left of requests that are over."""
-        roster = self._roster
+        queue = self._queue
         assert self.empty
-        assert not roster._by_id
+        assert not queue._by_id
         assert self.uncomputed_tokens == 0
-        assert [roster.waiting, roster.running, roster.admitting, self._asking.copies] == [[], [], {}, []]
-        assert not roster.claims._owners
-        assert not roster.claims._claims
-        assert roster.mirror.available == self.capacity.unpinned_blocks
-        assert roster.mirror.available_host == self.capacity.host_blocks
-        assert not +roster.mirror._host_holders
+        assert [queue.waiting, queue.running, queue.admitting, list(self._blocks._copies)] == [[], [], {}, []]
+        assert not self._view.claims._owners
+        assert not self._view.claims._claims
+        assert self._view.available == self.capacity.unpinned_blocks
+        assert self._view.available_host == self.capacity.host_blocks
+        assert not +self._view._host_holders
         pinned = Counter(block for pin in self.pins.listed() for block in pin.blocks)
-        assert +roster.mirror._holders == pinned
+        assert +self._view._holders == pinned
         assert all(pin.pinned for pin in self.pins.listed())

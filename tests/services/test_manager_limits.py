@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from engine.schedule.pins import LONGEST_NAME_BYTES, PinnedPrefix, request_of
+from engine.schedule.pool.pins import LONGEST_NAME_BYTES, PinnedPrefix, request_of
 from engine.schedule.request import LONGEST_REQUEST_ID, LONGEST_SALT, Capacity, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 from kvmanager import limits

@@ -14,9 +14,10 @@ from engine.errors import RequestRefused
 from engine.run.loop import Engine
 from engine.run.record import RecordedRequest, RecordSettings
 from engine.run.replay import STOP_TOKEN, MadeUpTokens, ReplayRunner
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Limits, Preemption
+from engine.schedule.outputs import Finished
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
-from engine.schedule.scheduler import Finished, Limits, Scheduler
+from engine.schedule.scheduler import Scheduler
 
 _ANY = 2**31 - 1  # tokens of context, ids of the vocabulary, requests that wait: without bounds
 
@@ -145,7 +146,7 @@ class RequestsReplay:
             arrival=float(recorded.number),
         )
         try:
-            self._scheduler.submit(request)
+            self._scheduler.requests.submit(request)
         except RequestRefused:
             self._refused += 1
             return

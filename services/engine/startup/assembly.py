@@ -17,7 +17,7 @@ from engine.model.loading import LoadedModel, load_model
 from engine.model.sizing import blocks_within
 from engine.native import Kernels
 from engine.run.runner import ModelRunner
-from engine.schedule.preemption import PreemptionCosts
+from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner

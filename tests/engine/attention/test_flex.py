@@ -17,7 +17,7 @@ from engine.attention.cache import CacheGeometry
 from engine.attention.flex_backend import FlexBackend
 from engine.attention.flex_mask import BlockLists, block_lists, query_rows
 from engine.errors import BackendUnavailable
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Preemption
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from tests.engine.paged_case import CPU, Case, Feed

@@ -18,8 +18,10 @@ from engine.gpu.copy_stream import CopyStream, CudaCopyStream, InlineCopyStream,
 from engine.run.block_copies import BlockCopies
 from engine.run.loop import Engine
 from engine.run.runner import ModelRunner
+from engine.schedule.limits import Limits
+from engine.schedule.outputs import Finished, Tokens
 from engine.schedule.request import Capacity, Request, Stopping
-from engine.schedule.scheduler import Finished, Limits, Scheduler, Tokens
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Copies, Done, StepPlan, Work
 from tests.engine.copy_streams import PATIENCE_SECONDS, FreeCopyStream, HeldCopy, HeldCopyStream, LateCopyStream
 from tests.engine_in_process import GREEDY, loaded_model
@@ -297,7 +299,7 @@ class TestAFailedCopy:
 
         scheduler = Scheduler(Capacity(8, 50, BLOCK, 4), Limits(8, 4, 4))
         engine = Engine(scheduler, NoCopies(), InProcessBlocks(scheduler.capacity), lambda: 0.0)
-        scheduler.submit(Request("one", FIRST[:3], GREEDY, Stopping(2)))
+        scheduler.requests.submit(Request("one", FIRST[:3], GREEDY, Stopping(2)))
         engine.turn()  # asks for blocks
         with pytest.raises(CopyFailed):
             engine.turn()
@@ -433,7 +435,7 @@ class TestTheWholeEngine:
     def generate(self, engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
         tokens: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
         for name, prompt in zip(tokens, prompts, strict=True):
-            engine.scheduler.submit(Request(name, tuple(prompt), GREEDY, Stopping(4)))
+            engine.scheduler.requests.submit(Request(name, tuple(prompt), GREEDY, Stopping(4)))
         while not engine.scheduler.empty:
             for output in engine.turn().outputs:
                 if isinstance(output, Tokens):

@@ -8,8 +8,10 @@ import torch
 from engine.errors import CopyFailed, DeviceLost
 from engine.gpu.device_watch import WatchedRunner, check_of, watched
 from engine.run.loop import Engine
+from engine.schedule.limits import Limits
+from engine.schedule.outputs import Finished, Output
 from engine.schedule.request import Capacity, Failure, Request, Stopping
-from engine.schedule.scheduler import Finished, Limits, Output, Scheduler
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Launched, Sampled, StepPlan
 from tests.engine.fake_runner import FailedLater
 from tests.engine_in_process import GREEDY
@@ -44,7 +46,7 @@ class Device:
 def turns(device: Device) -> tuple[Engine, Callable[[], list[Output]]]:
     scheduler = Scheduler(Capacity(8, 50, 4, 8), Limits(8, 4, 4))
     engine = Engine(scheduler, WatchedRunner(device, device.check), InProcessBlocks(scheduler.capacity), lambda: 0.0)
-    scheduler.submit(Request("one", (1, 2, 3), GREEDY, Stopping(2)))
+    scheduler.requests.submit(Request("one", (1, 2, 3), GREEDY, Stopping(2)))
     engine.turn()  # asks for blocks
     return engine, lambda: engine.turn().outputs
 
@@ -69,7 +71,7 @@ def test_a_device_that_answers_is_not_lost_and_the_next_request_is_served(at: st
     engine, turn = turns(device)
     assert ends(turn()) == [Failure.REQUEST if at == "one request's sampling" else Failure.STEP]
     device.failure = None
-    engine.scheduler.submit(Request("two", (1, 2, 3), GREEDY, Stopping(2)))
+    engine.scheduler.requests.submit(Request("two", (1, 2, 3), GREEDY, Stopping(2)))
     assert ends([output for _ in range(6) for output in turn()]) == [None]
 
 

@@ -10,7 +10,7 @@ import torch
 from engine.errors import InvalidRequest
 from engine.run.logprobs import score
 from engine.run.runner import outcomes
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Preemption
 from engine.schedule.request import MOST_LOGPROBS, Capacity, LogitRules, Request, Sampling, Stopping
 from engine.schedule.step_plan import PromptPart, RowRules, Sampled, Work
 from tests.engine_in_process import GREEDY, ModelEngine

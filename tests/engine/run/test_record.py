@@ -7,8 +7,9 @@ import pytest
 
 from engine.run.record import InvalidRecord, RecordedRequest, RequestsRecord, read_header, read_request
 from engine.run.replay import STOP_TOKEN, MadeUpTokens
+from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity, FinishReason, Request, Sampling, Stopping
-from engine.schedule.scheduler import Limits, Scheduler
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group
 
 SIZE = 4

@@ -15,7 +15,7 @@ from blocks import FreeReason, Step
 from engine.errors import InvalidRequest
 from engine.run.continuations import continuations
 from engine.schedule.beams import Beams
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Preemption
 from engine.schedule.request import (
     MOST_LENGTH_PENALTY,
     BeamSearch,
@@ -146,11 +146,11 @@ class TestEqualToTransformers:
         engine.run()
         group = engine.finished[name]
         check(engine, name, beam_reference(folder, prompt(10), search, 12, 4))
-        assert group.preemptions >= 1
+        assert group.stats.preemptions >= 1
         if preemption is Preemption.SWAP:
-            assert (group.recomputed_tokens, group.swapped_tokens > 0) == (0, True)
+            assert (group.stats.recomputed_tokens, group.stats.swapped_tokens > 0) == (0, True)
         else:
-            assert (group.recomputed_tokens > 0, group.swapped_tokens) == (True, 0)
+            assert (group.stats.recomputed_tokens > 0, group.stats.swapped_tokens) == (True, 0)
 
     @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
     def test_six_beams_that_hold_92_of_100_blocks_are_preempted_and_return(
@@ -173,8 +173,8 @@ class TestEqualToTransformers:
         check(engine, name, beam_reference(folder, prompt(341), search, 8, 6))
         group = engine.finished[name]
         assert most >= 92
-        assert group.preemptions >= 1
-        assert (group.swapped_tokens > 0) == (preemption is Preemption.SWAP)
+        assert group.stats.preemptions >= 1
+        assert (group.stats.swapped_tokens > 0) == (preemption is Preemption.SWAP)
 
 
 class TestBlocks:
@@ -211,7 +211,7 @@ class TestEnds:
             name = search_with(engine, prompt(10), BeamSearch(4), 20, samples=3)
             for _ in range(turns):
                 engine.turn()
-            engine.scheduler.cancel(name)
+            engine.scheduler.requests.cancel(name)
             engine.run()
             engine.turn()
             answers = engine.finished[name].answers

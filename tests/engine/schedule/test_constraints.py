@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.constraint import Constraint, ConstraintState, leaves_any
 from engine.errors import ConstraintFailed, InvalidRequest
 from engine.run.logit_rules import apply_rules
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Preemption
 from engine.schedule.request import (
     BeamSearch,
     Capacity,
@@ -191,8 +191,8 @@ def test_answers_are_the_same_after_preemptions_of_each_kind(
     engine.run()
     group = engine.finished[name]
     assert engine.samples[name] == alone
-    assert group.preemptions >= 1
-    assert (group.swapped_tokens > 0) == (preemption is Preemption.SWAP)
+    assert group.stats.preemptions >= 1
+    assert (group.stats.swapped_tokens > 0) == (preemption is Preemption.SWAP)
 
 
 def test_answers_go_on_where_another_engine_left_them(
@@ -322,7 +322,7 @@ def test_beams_in_a_language_are_those_of_transformers_kept_in_it(
     assert engine.samples[name] == expected.token_ids
     assert [one.score for one in engine.finished[name].answers] == pytest.approx(expected.scores, abs=1e-4)
     assert all(re.fullmatch(PATTERN, text(vocabulary, tokens)) for tokens in engine.samples[name])
-    assert (engine.finished[name].preemptions > 0) == (preemption is not None)
+    assert (engine.finished[name].stats.preemptions > 0) == (preemption is not None)
 
 
 def test_beams_of_a_language_with_fewer_texts_than_beams_are_all_of_them(folder: Path, vocabulary: Vocabulary) -> None:

@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import pytest
 
+from engine.schedule.limits import Limits
+from engine.schedule.outputs import Started
 from engine.schedule.request import BeamSearch, Capacity, Sampling
-from engine.schedule.scheduler import Limits, Started
 from engine.schedule.step_plan import StepPlan
 from tests.engine.fake_runner import FakeRunner, expected_answers, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler

@@ -6,10 +6,9 @@ import pytest
 
 import kvmanager
 from engine.errors import InvalidPin, InvalidRequest, PinExists, PinFailed, PinTooLarge, PinUnavailable, UnknownPin
-from engine.schedule.pins import PinnedPrefix
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Limits, Preemption
+from engine.schedule.pool.pins import PinnedPrefix
 from engine.schedule.request import Failure
-from engine.schedule.scheduler import Limits
 from kvmanager.verbs import pinning
 from tests.engine.schedule.test_scheduler import BLOCK, CONTEXT, VOCABULARY, Rig
 
@@ -25,7 +24,7 @@ def rig() -> Rig:
 def pin(
     rig: Rig, name: str = "p", token_ids: tuple[int, ...] = PREFIX, salt: bytes = b"", run: bool = True
 ) -> PinnedPrefix:
-    pinned = rig.scheduler.pin(name, token_ids, salt, float(rig.turns))
+    pinned = rig.scheduler.requests.pin(name, token_ids, salt, float(rig.turns))
     if run:
         rig.run()
     return pinned
@@ -100,7 +99,7 @@ class TestPinning:
         longer = pin(rig, "long", tuple(range(16)))
         assert (len(longer.blocks), rig.blocks.pool.device.counts.held) == (4, 4)
         assert rig.scheduler.capacity.unpinned_blocks == 8
-        rig.scheduler.unpin("short")
+        rig.scheduler.requests.unpin("short")
         rig.run()
         assert rig.blocks.pool.device.counts.held == 4
 
@@ -157,7 +156,7 @@ class TestRefusals:
             pin(rig)
 
     def test_a_draining_engine_pins_nothing(self, rig: Rig) -> None:
-        rig.scheduler.drain()
+        rig.scheduler.requests.drain()
         with pytest.raises(PinUnavailable, match="draining"):
             pin(rig)
 
@@ -187,7 +186,7 @@ class TestRefusals:
 class TestUnpinning:
     def test_gives_the_blocks_back_but_leaves_them_cached(self, rig: Rig) -> None:
         pin(rig)
-        rig.scheduler.unpin("p")
+        rig.scheduler.requests.unpin("p")
         rig.run()
         assert rig.blocks.pool.device.counts.held == 0
         assert cached(rig, (*PREFIX, 5)) == 2 * BLOCK
@@ -195,7 +194,7 @@ class TestUnpinning:
 
     def test_what_is_not_pinned_is_unknown(self, rig: Rig) -> None:
         with pytest.raises(UnknownPin, match="nothing is pinned as 'p'"):
-            rig.scheduler.unpin("p")
+            rig.scheduler.requests.unpin("p")
 
     @pytest.mark.parametrize("turns", range(7))
     @pytest.mark.parametrize("delay", [0, 3])
@@ -204,7 +203,7 @@ class TestUnpinning:
         pinned = pin(rig, run=False)
         for _ in range(turns):
             rig.turn()
-        rig.scheduler.unpin("p")
+        rig.scheduler.requests.unpin("p")
         assert isinstance(pinned.failure, UnknownPin)
         again = pin(rig, token_ids=(7,) * 8)
         assert again.pinned
@@ -215,7 +214,7 @@ class TestUnpinning:
 class TestReset:
     def test_forgets_what_was_cached(self, rig: Rig) -> None:
         assert (cached(rig, PREFIX), cached(rig, PREFIX)) == (0, 2 * BLOCK)
-        rig.scheduler.reset(0.0)
+        rig.scheduler.requests.reset(0.0)
         assert cached(rig, PREFIX) == 0
 
     @pytest.mark.parametrize("turns", range(7))
@@ -225,7 +224,7 @@ class TestReset:
         pinned = pin(rig, run=False)
         for _ in range(turns):
             rig.turn()
-        rig.scheduler.reset(0.0)
+        rig.scheduler.requests.reset(0.0)
         rig.run()
         assert pinned.pinned
         assert rig.blocks.pool.state.pins == {"p": list(pinned.blocks)}
@@ -236,7 +235,7 @@ class TestReset:
         rig.submit([1, 2, 3, 4, 5], 12)
         for _ in range(5):
             rig.turn()
-        rig.scheduler.reset(0.0)
+        rig.scheduler.requests.reset(0.0)
         rig.run()
         assert len(rig.tokens["r0"]) == 12
         assert cached(rig, (1, 2, 3, 4, 5)) == 0
@@ -249,8 +248,8 @@ class TestABlockManagerThatIsAway:
         kept = pin(rig, "kept")
         pin(rig, "other", (9,) * 8)
         changes: dict[str, Callable[[], object]] = {
-            "unpin": lambda: rig.scheduler.unpin("other"),
-            "reset": lambda: rig.scheduler.reset(0.0),
+            "unpin": lambda: rig.scheduler.requests.unpin("other"),
+            "reset": lambda: rig.scheduler.requests.reset(0.0),
             "pin": lambda: pin(rig, "more", (8,) * 4, run=False),
         }
         changes[change]()
@@ -271,7 +270,7 @@ class TestABlockManagerThatIsAway:
 
     def test_for_too_long_ends_what_is_being_computed_but_no_pin(self, rig: Rig) -> None:
         kept, late = pin(rig, "kept"), pin(rig, "late", (8,) * 8, run=False)
-        rig.scheduler.fail_all(Failure.BLOCK_MANAGER, "away")
+        rig.scheduler.requests.fail_all(Failure.BLOCK_MANAGER, "away")
         rig.run()
         assert isinstance(late.failure, PinUnavailable)
         assert kept.pinned

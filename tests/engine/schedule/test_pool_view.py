@@ -3,22 +3,22 @@
 from itertools import count
 
 from blocks import TableChange
-from engine.schedule.pool_view import PoolView
-from engine.schedule.request import Request, Sampling, Stopping
+from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.request import Capacity, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 
 
 def test_a_host_block_that_was_given_up_is_no_twin_any_more_whoever_holds_it_next():
-    mirror = PoolView(4, 10)
+    view = PoolView(Capacity(64, 50, 4, 10, 10))
     first, sharer, other = (
         Group.of(Request(f"r{n}", (1,) * 4, Sampling(), Stopping(2)), count(n)).trunk for n in (1, 2, 3)
     )
     for sequence, block in ((first, 5), (sharer, 5), (other, 6)):
-        mirror.change_table(sequence, TableChange(sequence.id, 0, [block], 4, 0))
-    mirror.release(first)
-    mirror.move_out(first, TableChange(1, 0, [1], 4, 0))
-    assert mirror.host_cost([5, 6]) == 1, "what block 5 has is in host block 1"
-    mirror.move_in(first, TableChange(1, 0, [5], 4, 0))
-    mirror.release(other)
-    mirror.move_out(other, TableChange(3, 0, [1], 4, 0))
-    assert mirror.host_cost([5]) == 1, "host block 1 has something else by now"
+        view.grant(sequence, TableChange(sequence.id, 0, [block], 4, 0))
+    view.begin_swap_out([first])
+    view.grant(first, TableChange(1, 0, [1], 4, 0), to_host=True)
+    assert view.host_cost([5, 6]) == 1, "what block 5 has is in host block 1"
+    view.grant(first, TableChange(1, 0, [5], 4, 0))
+    view.begin_swap_out([other])
+    view.grant(other, TableChange(3, 0, [1], 4, 0), to_host=True)
+    assert view.host_cost([5]) == 1, "host block 1 has something else by now"

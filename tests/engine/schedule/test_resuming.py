@@ -69,7 +69,7 @@ def test_nothing_is_computed_for_samples_that_had_ended_and_no_block_is_held_for
     engine = ModelEngine(folder, block_size=BLOCK)
     engine.take(three(samples=(tuple(alone[0]), tuple(alone[1][:5]), (1, 2, END)), ended=frozenset({0, 2})))
     engine.turn()
-    assert (engine.scheduler._roster.by_request["r"].width, len(engine.blocks.pool.sequences)) == (1, 1)
+    assert (engine.scheduler._queue.by_request["r"].width, len(engine.blocks.pool.sequences)) == (1, 1)
     engine.run()
     assert engine.samples["r"] == [[], alone[1][5:], []], "a sample keeps the random numbers of its index"
     assert engine.scheduler.totals.computed_tokens == len(PROMPT) + MOST - 1
@@ -91,8 +91,8 @@ def test_a_request_with_ended_samples_that_is_cancelled_says_so_of_the_others_al
     engine = ModelEngine(folder, block_size=BLOCK)
     engine.take(three(ended=frozenset({1})))
     engine.turn()
-    engine.scheduler.end_sample("r", 1)
-    engine.scheduler.cancel("r")
+    engine.scheduler.requests.end_sample("r", 1)
+    engine.scheduler.requests.cancel("r")
     engine.run()
     reasons = [member.finish for member in engine.finished["r"].members]
     assert reasons == [FinishReason.CANCELLED, FinishReason.STOP, FinishReason.CANCELLED]

@@ -7,7 +7,8 @@ import pytest
 
 import kvmanager
 from engine.errors import InvalidRequest
-from engine.schedule.preemption import Preemption, PreemptionCosts
+from engine.schedule.limits import Preemption
+from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.request import BeamSearch, Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.step_plan import StepPlan, Work
 from tests.engine_in_process import ModelEngine
@@ -50,7 +51,7 @@ def test_the_prompt_is_computed_once_and_its_whole_blocks_are_shared(folder, len
     engine.run()
     group = engine.finished[name]
     assert engine.scheduler.totals.computed_tokens == length + 4 * 4, "the last token of a sample is never fed"
-    assert group.recomputed_tokens == 0
+    assert group.stats.recomputed_tokens == 0
     forks = [fork for step, _ in results for fork in step.forks]
     copies = [copy for _, applied in results for copy in applied.result.copies]
     assert [fork.length for fork in forks] == [length] * 3
@@ -78,11 +79,11 @@ def test_samples_are_the_same_after_preemptions_of_each_kind(folder, alone, pree
     engine.run()
     group = engine.finished[name]
     assert engine.samples[name] == alone
-    assert group.preemptions >= 1
+    assert group.stats.preemptions >= 1
     if preemption is Preemption.SWAP:
-        assert (group.recomputed_tokens, group.swapped_tokens > 0) == (0, True)
+        assert (group.stats.recomputed_tokens, group.stats.swapped_tokens > 0) == (0, True)
     else:
-        assert (group.recomputed_tokens > 0, group.swapped_tokens) == (True, 0)
+        assert (group.stats.recomputed_tokens > 0, group.stats.swapped_tokens) == (True, 0)
 
 
 def test_a_sample_that_stops_early_gives_its_blocks_back_while_the_others_go_on(folder, alone):
@@ -143,7 +144,7 @@ class TestSwapping:
             engine.submit(prompt(8, seed), 14)
         while engine.scheduler.running < 2:
             engine.turn()
-        (sequence,) = engine.scheduler._roster.running[1].members
+        (sequence,) = engine.scheduler._queue.running[1].members
         while not sequence.swapped:
             before, computed = slots(engine, sequence), sequence.computed
             engine.turn()
@@ -153,7 +154,7 @@ class TestSwapping:
         engine.turn()  # the copies are made before the next step
         assert (slots(engine, sequence)[:computed] == before[:computed]).all()
         engine.run()
-        assert engine.finished["r1"].swapped_tokens + 1 >= computed > 8, "the step under way computed one more"
+        assert engine.finished["r1"].stats.swapped_tokens + 1 >= computed > 8, "the step under way computed one more"
 
     def test_ten_groups_that_share_100_blocks_are_swapped_out_together_with_one_copy_of_them(self, folder):
         """The host tier has 150 blocks: 100 for all ten, and some four for each, which is searches and samples.
@@ -184,7 +185,7 @@ class TestSwapping:
             tables = max(tables, sum(len(one.table) for one in swapped))
         assert groups == 10, "all of them at once"
         assert tables > 10 * 150, "tables ten times as long as the tier, because they have the prefix in common"
-        assert all(engine.finished[name].preemptions == 1 for name in names)
+        assert all(engine.finished[name].stats.preemptions == 1 for name in names)
         assert engine.scheduler.totals.recomputed_tokens == 0
         plain = ModelEngine(folder, block_size=BLOCK, device_blocks=2000, max_sequences=256)
         pairs = [submit_pair(plain, shared, number) for number in range(10)]
@@ -207,7 +208,7 @@ class TestSwapping:
         plain.run()
         assert most >= 14
         assert engine.samples == plain.samples
-        assert engine.finished["group"].preemptions >= 1
+        assert engine.finished["group"].stats.preemptions >= 1
 
     def test_a_full_host_tier_means_recomputation(self, folder):
         engine = ModelEngine(folder, block_size=BLOCK, device_blocks=8, host_blocks=1, preemption=Preemption.SWAP)
@@ -223,7 +224,7 @@ class TestSwapping:
             engine.submit(prompt(8, seed), 14)
         while not engine.scheduler.totals.swapped_tokens:
             engine.turn()
-        engine.scheduler.cancel("r1")
+        engine.scheduler.requests.cancel("r1")
         engine.run()
         assert engine.blocks.pool.host.counts.held == 0
         assert engine.finished["r1"].finish is FinishReason.CANCELLED

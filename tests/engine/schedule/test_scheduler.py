@@ -7,10 +7,9 @@ import pytest
 
 from blocks import Copy, Free, FreeReason, Refusal, Step, StepItem, StepRefusal, StepResult, TableChange
 from engine.errors import BlockManagerBroken, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Limits, Preemption
 from engine.schedule.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
-from engine.schedule.request_queue import RequestQueue
-from engine.schedule.scheduler import Limits, Scheduler
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Copies, Sampled
 from tests.engine.fake_runner import FakeRunner, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
@@ -65,7 +64,7 @@ class TestRefusals:
     def test_a_request_that_can_never_be_served_is_refused(self, request_: Request, field: str, words: str) -> None:
         rig = Rig(device_blocks=6)
         with pytest.raises(InvalidRequest, match=words) as refused:
-            rig.scheduler.submit(request_)
+            rig.scheduler.requests.submit(request_)
         assert refused.value.field == field
         assert rig.scheduler.empty
 
@@ -89,21 +88,21 @@ class TestRefusals:
         rig.submit([1], 3, request_id="a")
         for _ in range(4):
             with pytest.raises(RequestExists, match="'a' is live") as refused:
-                rig.scheduler.submit(a_request("a"))
+                rig.scheduler.requests.submit(a_request("a"))
             assert refused.value.field == "request_id"
             rig.turn()
         rig.run()
-        rig.scheduler.submit(a_request("a"))
+        rig.scheduler.requests.submit(a_request("a"))
 
     def test_a_full_queue_refuses_and_takes_again_when_somebody_left(self, rig: Rig) -> None:
         for _ in range(6):
             rig.submit([1], 3)
         with pytest.raises(QueueFull, match="6 requests wait"):
-            rig.scheduler.submit(a_request())
-        rig.scheduler.cancel("r3")
+            rig.scheduler.requests.submit(a_request())
+        rig.scheduler.requests.cancel("r3")
         rig.submit([1], 3)
         with pytest.raises(QueueFull):
-            rig.scheduler.submit(a_request())
+            rig.scheduler.requests.submit(a_request())
 
     def test_those_whose_blocks_are_asked_for_still_count_as_waiting(self, rig: Rig) -> None:
         rig.blocks.delay = 3
@@ -113,15 +112,15 @@ class TestRefusals:
         for _ in range(5):
             rig.submit([1], 3)
         with pytest.raises(QueueFull):
-            rig.scheduler.submit(a_request())
+            rig.scheduler.requests.submit(a_request())
 
     def test_a_draining_engine_refuses_the_new_and_ends_the_old(self, rig: Rig) -> None:
         rig.submit([1, 2], 3)
         rig.submit([3, 4], 3)
         rig.turn()
-        rig.scheduler.drain()
+        rig.scheduler.requests.drain()
         with pytest.raises(EngineUnavailable, match="draining"):
-            rig.scheduler.submit(a_request())
+            rig.scheduler.requests.submit(a_request())
         rig.run()
         assert {one.finish for one in rig.finished.values()} == {FinishReason.LENGTH}
 
@@ -147,7 +146,7 @@ class TestRefusals:
             before = (rig.scheduler.waiting, rig.scheduler.running, rig.scheduler.totals)
             if refuse:
                 with pytest.raises((InvalidRequest, RequestExists, QueueFull)):
-                    rig.scheduler.submit(request_)
+                    rig.scheduler.requests.submit(request_)
             assert before == (rig.scheduler.waiting, rig.scheduler.running, rig.scheduler.totals)
             rig.run()
             return rig.steps, rig.tokens, rig.runner.plans
@@ -197,7 +196,7 @@ class TestLimits:
 class TestCancel:
     def test_a_waiting_request_ends_without_ever_asking_for_blocks(self, rig: Rig) -> None:
         name = rig.submit([1, 2], 3)
-        rig.scheduler.cancel(name)
+        rig.scheduler.requests.cancel(name)
         rig.turn()
         assert rig.finished[name].finish is FinishReason.CANCELLED
         assert rig.scheduler.empty
@@ -210,7 +209,7 @@ class TestCancel:
         for _ in range(turns + 1):
             rig.turn()
         assert rig.scheduler.asking
-        rig.scheduler.cancel(name)
+        rig.scheduler.requests.cancel(name)
         rig.turn()
         assert rig.finished[name].finish is FinishReason.CANCELLED
         rig.run()
@@ -226,7 +225,7 @@ class TestCancel:
         rig.blocks.delay = 2
         name = rig.submit([2] * 8, 1)
         rig.turn()
-        rig.scheduler.cancel(name)
+        rig.scheduler.requests.cancel(name)
         rig.run()
         rig.watched.check_idle()
         assert rig.finished[name].finish is FinishReason.CANCELLED
@@ -238,7 +237,7 @@ class TestCancel:
         for _ in range(turns):
             rig.turn()
         assert rig.scheduler.running == 1
-        rig.scheduler.cancel(name)
+        rig.scheduler.requests.cancel(name)
         told = list(rig.tokens[name])
         rig.run()
         assert rig.tokens[name] == told == expected_tokens(range(1, 6), 0, 12, frozenset(), VOCABULARY)[: turns - 1]
@@ -250,7 +249,7 @@ class TestCancel:
         rig.submit([2] * 4, 16)
         while not rig.scheduler.totals.preemptions:
             rig.turn()
-        rig.scheduler.cancel("r1")
+        rig.scheduler.requests.cancel("r1")
         rig.run()
         assert rig.finished["r1"].finish is FinishReason.CANCELLED
         assert rig.tokens["r1"] == expected_tokens([2] * 4, 0, 16, frozenset(), VOCABULARY)[: len(rig.tokens["r1"])]
@@ -258,9 +257,9 @@ class TestCancel:
 
     def test_an_unknown_or_ended_request_is_ignored(self, rig: Rig) -> None:
         name = rig.submit([1, 2], 3)
-        rig.scheduler.cancel("nobody")
+        rig.scheduler.requests.cancel("nobody")
         rig.run()
-        rig.scheduler.cancel(name)
+        rig.scheduler.requests.cancel(name)
         assert not rig.turn().progressed
         assert rig.finished[name].finish is FinishReason.LENGTH
 
@@ -268,8 +267,8 @@ class TestCancel:
         name = rig.submit([1, 2], 3)
         rig.turn()
         rig.turn()
-        rig.scheduler.cancel(name)
-        rig.scheduler.cancel(name)
+        rig.scheduler.requests.cancel(name)
+        rig.scheduler.requests.cancel(name)
         rig.run()
         assert len(rig.frees()) == 1
 
@@ -287,7 +286,7 @@ class TestOrder:
         for name, priority in (("first", 1), ("second", 1), ("urgent", 0)):
             rig.submit([len(name)] * 3, 14, request_id=name, priority=priority)
         rig.run()
-        preempted = {name: sequence.preemptions for name, sequence in rig.finished.items()}
+        preempted = {name: sequence.stats.preemptions for name, sequence in rig.finished.items()}
         assert preempted["urgent"] == 0
         assert preempted["second"] >= preempted["first"]
         assert preempted["second"] > 0
@@ -368,7 +367,7 @@ class TestStarvation:
         rig.submit([1] * 4, 14, request_id="old", priority=1, age=8)
         rig.submit([2] * 4, 14, request_id="new", priority=0)
         rig.run()
-        assert rig.finished["new"].preemptions > 0 == rig.finished["old"].preemptions
+        assert rig.finished["new"].stats.preemptions > 0 == rig.finished["old"].stats.preemptions
         assert list(rig.finished) == ["old", "new"]
 
 
@@ -402,8 +401,7 @@ class TestWatermark:
 
     @pytest.mark.parametrize(("blocks", "left_free"), [(99, 0), (100, 1), (299, 2)])
     def test_of_a_small_pool_it_takes_no_block(self, blocks: int, left_free: int) -> None:
-        roster = RequestQueue(Capacity(CONTEXT, VOCABULARY, BLOCK, blocks), Limits(admission_watermark=0.01))
-        assert roster.watermark == left_free
+        assert Limits(admission_watermark=0.01).watermark(blocks) == left_free
 
 
 @pytest.mark.parametrize("length", [3, 4, 5])
@@ -444,7 +442,7 @@ class TestFailures:
         rig.turn()
         rig.submit([5, 6], 8)
         assert (rig.scheduler.running, rig.scheduler.waiting) == (1, 2)
-        rig.scheduler.fail_all(Failure.BLOCK_MANAGER, "gone")
+        rig.scheduler.requests.fail_all(Failure.BLOCK_MANAGER, "gone")
         rig.run()
         assert {(one.finish, one.failure, one.detail) for one in rig.finished.values()} == {
             (FinishReason.FAILED, Failure.BLOCK_MANAGER, "gone")
@@ -489,7 +487,7 @@ class TestABlockManagerThatIsAway:
         rig.run()
         for prompt, tokens in zip(prompts, rig.tokens.values(), strict=True):
             assert tokens == expected_tokens(prompt, 0, 6, frozenset(), VOCABULARY)
-        assert {(one.preemptions, one.recomputed_tokens) for one in rig.finished.values()} == {(0, 0)}
+        assert {(one.stats.preemptions, one.stats.recomputed_tokens) for one in rig.finished.values()} == {(0, 0)}
         fed = [work.token_ids for plan in rig.runner.plans for work in plan.work]
         assert sum(map(len, fed)) == rig.scheduler.totals.computed_tokens == sum(len(p) + 6 - 1 for p in prompts)
         rig.watched.check_idle()
@@ -520,7 +518,7 @@ class TestABlockManagerThatIsAway:
         rig.turn()
         rig.turn()
         rig.blocks.lose()
-        rig.scheduler.cancel(name)
+        rig.scheduler.requests.cancel(name)
         rig.turn()
         assert rig.frees() == []
         rig.blocks.restore()
@@ -545,9 +543,9 @@ def test_recomputed_tokens_are_those_fed_twice(seed: int) -> None:
         reached = fed.get(work.sequence, 0)
         twice[work.sequence] = twice.get(work.sequence, 0) + max(0, min(work.end, reached) - work.start)
         fed[work.sequence] = max(reached, work.end)
-    assert {one.id: one.recomputed_tokens for one in rig.finished.values()} == twice
+    assert {one.id: one.stats.recomputed_tokens for one in rig.finished.values()} == twice
     totals = rig.scheduler.totals
-    assert max(one.preemptions for one in rig.finished.values()) > 1, "some lost their blocks more than once"
+    assert max(one.stats.preemptions for one in rig.finished.values()) > 1, "some lost their blocks more than once"
     assert totals.recomputed_tokens == sum(twice.values())
     assert totals.computed_tokens == sum(len(work.token_ids) for plan in rig.runner.plans for work in plan.work)
 
@@ -566,7 +564,7 @@ class TestAnswersThatCannotBe:
     @pytest.fixture
     def asked(self) -> Scheduler:
         scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
-        scheduler.submit(a_request())
+        scheduler.requests.submit(a_request())
         assert scheduler.ask(scheduler.plan(0.0))
         return scheduler
 
@@ -604,7 +602,7 @@ class TestCopies:
     @pytest.fixture
     def answered(self) -> Scheduler:
         scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
-        scheduler.submit(a_request())
+        scheduler.requests.submit(a_request())
         assert scheduler.ask(scheduler.plan(0.0))
         scheduler.apply(self.answer(1, [TableChange(1, 0, [1], 4, 0)]))
         return scheduler
@@ -624,17 +622,17 @@ class TestCopies:
         assert following.copies == ()
 
     def test_are_made_though_their_sequence_has_ended(self, answered: Scheduler) -> None:
-        answered.cancel("new")
+        answered.requests.cancel("new")
         plan = answered.plan(0.0)
         assert plan
         assert (plan.copies, plan.work) == ((self.COPIES,), ())
         assert answered.plan(0.0) is None
 
     def test_of_two_answers_are_not_merged_and_an_answer_without_any_adds_nothing(self, answered: Scheduler) -> None:
-        answered.cancel("new")
+        answered.requests.cancel("new")
         assert answered.ask(None)
         answered.apply(self.answer(2, []))
-        answered.submit(a_request())
+        answered.requests.submit(a_request())
         assert answered.ask(None)
         answered.apply(StepResult(3, (), (TableChange(2, 0, [1], 4, 0),), (), 7))
         plan = answered.plan(0.0)
@@ -645,7 +643,7 @@ class TestCopies:
 def test_every_free_reason_of_an_end_is_told(rig: Rig) -> None:
     ends: dict[str, Callable[[], None]] = {
         "FINISHED": lambda: None,
-        "CANCELLED": lambda: rig.scheduler.cancel("CANCELLED"),
+        "CANCELLED": lambda: rig.scheduler.requests.cancel("CANCELLED"),
         "FAILED": lambda: setattr(rig.runner, "fail_next", True),
     }
     for name, end in ends.items():

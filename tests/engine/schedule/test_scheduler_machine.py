@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.errors import InvalidPin, InvalidRequest, PinExists, PinTooLarge, UnknownPin
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Limits, Preemption
 from engine.schedule.request import BeamSearch, Capacity, FinishReason, Sampling
-from engine.schedule.scheduler import Limits
 from tests.engine.fake_runner import FakeRunner, expected_answers, expected_scores, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
 from tests.engine_in_process import GREEDY, EngineInProcess
@@ -164,7 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(["nobody", *self.submitted]))
         if name not in self.engine.finished:
             self.cancelled.add(name)
-        self.engine.scheduler.cancel(name)
+        self.engine.scheduler.requests.cancel(name)
 
     @rule(
         name=st.sampled_from("pq"),
@@ -175,7 +174,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         whole = prompt[: len(prompt) // self.block_size * self.block_size]
         known = {pin.name: (pin.token_ids, pin.salt) for pin in self.scheduler.pins.listed()}
         try:
-            self.scheduler.pin(name, prompt, salt, float(self.engine.turns))
+            self.scheduler.requests.pin(name, prompt, salt, float(self.engine.turns))
         except InvalidPin:
             assert not whole
         except PinExists:
@@ -189,7 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def unpin(self, name: str) -> None:
         known = [pin.name for pin in self.scheduler.pins.listed()]
         try:
-            self.scheduler.unpin(name)
+            self.scheduler.requests.unpin(name)
         except UnknownPin:
             assert name not in known
         else:
@@ -197,7 +196,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        self.scheduler.reset(float(self.engine.turns))
+        self.scheduler.requests.reset(float(self.engine.turns))
 
     @rule(turns=st.integers(1, 4))
     def answer_slowly(self, turns: int) -> None:

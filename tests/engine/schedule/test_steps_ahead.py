@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.schedule.preemption import Preemption
+from engine.schedule.limits import Preemption
 from engine.schedule.request import BeamSearch, Capacity, LogitRules, Request, Sampling, Stopping
 from engine.schedule.step_plan import PENDING, Launched, Sampled, StepPlan
 from tests.engine.fake_runner import FakeRunner, expected_tokens

@@ -230,7 +230,7 @@ def test_a_failure_is_told_whatever_its_words_are(
 
     def failing(engine: driver_module.Engine) -> Turn:
         if engine.scheduler.running > 2:
-            engine.scheduler.fail_request(GUILTY, error)
+            engine.scheduler.requests.fail(GUILTY, error)
         return turn(engine)
 
     monkeypatch.setattr(driver_module.Engine, "turn", failing)

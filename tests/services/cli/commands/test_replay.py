@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from engine.run.record import RequestsRecord
+from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
-from engine.schedule.scheduler import Limits
 from services.cli.main import cli
 from tests.engine.fake_runner import FakeRunner
 from tests.engine_in_process import GREEDY, EngineInProcess, Sampling
@@ -138,7 +138,7 @@ def test_a_request_that_ended_without_a_token_is_left_out(tmp_path: Path) -> Non
     engine = RecordedEngine(24, Limits(16, 4))
     engine.submit([1, 2, 3], 5)
     cancelled = engine.submit([1, 2, 3], 5)
-    engine.scheduler.cancel(cancelled)
+    engine.scheduler.requests.cancel(cancelled)
     engine.run()
     said = figures(engine.save(tmp_path))
     assert (said["requests"], said["left_out"]) == (1, 1)

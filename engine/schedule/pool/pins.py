@@ -19,10 +19,11 @@ from engine.errors import (
     PinUnavailable,
     UnknownPin,
 )
+from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.pool.step_builder import StepBuilder
 from engine.schedule.request import LONGEST_SALT, Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group
-from engine.schedule.step_builder import StepBuilder
 
 # What the requests of pins are called, in the history of blocks too.
 _REQUEST_PREFIX = "pin:"
@@ -39,7 +40,7 @@ class PinState(Enum):
 
 @dataclass(eq=False)
 class PinnedPrefix:
-    """A declared prefix: whole blocks of tokens, and once it is pinned the device blocks that hold them.
+    """A declared prefix: whole blocks of tokens, and once it is pinned the device blocks that hold them. Pins write it.
 
     `failure` says why it never will be: then it is not declared any more.
     """
@@ -68,11 +69,12 @@ class Pins:
     `changes` counts what was asked for that takes a Step, `changes_done` what of it the block manager has done.
     """
 
-    def __init__(self, roster: RequestQueue) -> None:
+    def __init__(self, queue: RequestQueue, view: PoolView) -> None:
         """Begin with nothing pinned."""
         self.changes = 0
         self.changes_done = 0
-        self._roster = roster
+        self._queue = queue
+        self._view = view
         self._declared: dict[str, PinnedPrefix] = {}
         self._computed: list[tuple[PinnedPrefix, Group]] = []  # to be pinned by the next Step
         self._leaving: list[PinnedPrefix] = []  # to be unpinned by the next Step
@@ -81,7 +83,7 @@ class Pins:
         self._changes_written = 0
 
     @property
-    def to_tell(self) -> bool:
+    def to_write(self) -> bool:
         """Whether the next Step has to unpin something or to forget the cache."""
         return self._reset or bool(self._leaving)
 
@@ -89,14 +91,14 @@ class Pins:
 
     def find(self, name: str, token_ids: tuple[int, ...], salt: bytes) -> PinnedPrefix | None:
         """Return the prefix of this name if it is declared, None if it can be. Raises a PinRefused otherwise."""
-        capacity = self._roster.capacity
+        capacity = self._view.capacity
         _check(capacity, name, token_ids)
         if len(salt) > LONGEST_SALT:
             raise InvalidPin(f"salt has {len(salt)} bytes, the most is {LONGEST_SALT}", "salt")
         whole = _whole_blocks(capacity, token_ids)
         known = self._declared.get(name)
         if known is None:
-            if (request_id := _REQUEST_PREFIX + name) in self._roster.by_request:
+            if (request_id := _REQUEST_PREFIX + name) in self._queue.by_request:
                 raise PinExists(f"a request of the id {request_id!r} is live", "name")
             self._check_fits(len(whole) // capacity.block_size)
         elif (known.token_ids, known.salt) != (whole, salt):
@@ -105,7 +107,7 @@ class Pins:
 
     def declare(self, name: str, token_ids: tuple[int, ...], salt: bytes) -> PinnedPrefix:
         """Declare a prefix that `find` did not find."""
-        pin = PinnedPrefix(name, _whole_blocks(self._roster.capacity, token_ids), salt)
+        pin = PinnedPrefix(name, _whole_blocks(self._view.capacity, token_ids), salt)
         self._declared[name] = pin
         self._count()
         return pin
@@ -150,19 +152,19 @@ class Pins:
 
     def write(self, step: StepBuilder) -> None:
         """Add to a Step what is to change. It comes after the commits, and before the frees."""
-        mirror = self._roster.mirror
+        view = self._view
         for pin in self._leaving:
             step.pins.append(Unpin(pin.name))
-            mirror.unpin(pin.blocks)
+            view.unpin(pin.blocks)
         if self._reset:
             step.pins.append(Reset())
-            mirror.forget_twins()
+            view.forget_twins()
         for pin, group in self._computed:
-            count = len(pin.token_ids) // self._roster.capacity.block_size
+            count = len(pin.token_ids) // self._view.capacity.block_size
             pin.state, pin.blocks = PinState.ASKED, tuple(group.trunk.table[:count])
             self._asked[len(step.pins)] = pin
             step.pins.append(Pin(pin.name, group.trunk.id, count))
-            mirror.pin(pin.blocks)
+            view.pin(pin.blocks)
         self._leaving.clear()
         self._computed.clear()
         self._reset = False
@@ -200,7 +202,7 @@ class Pins:
         if refusal is None:
             pin.state = PinState.PINNED
             return
-        self._roster.mirror.drop_pin(pin.blocks)
+        self._view.drop_pin(pin.blocks)
         self._leaving = [one for one in self._leaving if one is not pin]
         self._give_up(pin, PinTooLarge(f"{pin.name!r} cannot be pinned: {refusal}"))
 
@@ -213,8 +215,8 @@ class Pins:
     # Room.
 
     def _check_fits(self, blocks: int) -> None:
-        capacity = self._roster.capacity
-        live = [one.request for one in self._roster.by_request.values() if not one.request.prefill_only]
+        capacity = self._view.capacity
+        live = [one.request for one in self._queue.by_request.values() if not one.request.prefill_only]
         most, left = max(map(capacity.most_blocks, live), default=0), capacity.unpinned_blocks
         if blocks >= left:
             raise PinTooLarge(f"prompt takes {blocks} blocks; the pool has {left}, and not all can be pinned", "prompt")
@@ -228,10 +230,10 @@ class Pins:
 
         What is to be unpinned does not count: it is free before anybody else can be given blocks.
         """
-        roster, size = self._roster, self._roster.capacity.block_size
+        size = self._view.block_size
         held = {block for pin in self._declared.values() for block in pin.blocks}
         to_come = sum(len(pin.token_ids) for pin in self._declared.values() if not pin.blocks) // size
-        roster.capacity = replace(roster.capacity, pinned_blocks=len(held) + to_come)
+        self._view.count_pinned(len(held) + to_come)
 
 
 def request_of(pin: PinnedPrefix, arrival: float) -> Request:

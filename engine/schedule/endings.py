@@ -1,0 +1,90 @@
+"""How requests end, whatever state they are in."""
+
+from blocks import FreeReason
+from engine.errors import BlockManagerBroken, ConstraintFailed
+from engine.schedule.outputs import Finished, Outputs
+from engine.schedule.pool.pins import Pins
+from engine.schedule.pool.releases import Releases
+from engine.schedule.request import Failure, FinishReason
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.sequence_group import Group, Sequence
+
+_FREE_REASONS = {
+    FinishReason.STOP: FreeReason.FINISHED,
+    FinishReason.LENGTH: FreeReason.FINISHED,
+    FinishReason.CANCELLED: FreeReason.CANCELLED,
+    FinishReason.FAILED: FreeReason.FAILED,
+    FinishReason.PRUNED: FreeReason.PRUNED,
+}
+
+
+class Endings:
+    """Ends groups and samples, and lets their blocks go."""
+
+    def __init__(self, queue: RequestQueue, releases: Releases, pins: Pins, outputs: Outputs) -> None:
+        """Begin with no group at fault."""
+        self._queue = queue
+        self._releases = releases
+        self._pins = pins
+        self._outputs = outputs
+        self._faults: list[tuple[Group, Exception]] = []  # groups that cannot go on, and why
+
+    def end(self, group: Group, reason: FinishReason) -> None:
+        """End the samples of a request that have not ended."""
+        for member in group.live:
+            member.end(reason)
+        self.close(group)
+
+    def fail(self, group: Group, failure: Failure, detail: str, fault: Exception | None = None) -> None:
+        """End a request as failed."""
+        group.fail(failure, detail, fault)
+        self._queue.totals.count_failure(failure)
+        self.end(group, FinishReason.FAILED)
+
+    def fail_for(self, group: Group, fault: Exception) -> None:
+        """End a request for what was raised for it alone, unless it has ended."""
+        if self._queue.by_request.get(group.request.request_id) is not group:
+            return
+        if isinstance(fault, ConstraintFailed):
+            detail = f"the constraint cannot be followed any further: {fault}"
+            self.fail(group, Failure.CONSTRAINT, detail)
+        else:
+            detail = f"the engine failed at this request: {type(fault).__name__}: {fault}"
+            self.fail(group, Failure.REQUEST, detail, fault)
+
+    def note_fault(self, group: Group, fault: Exception) -> None:
+        """Note that a request cannot go on. Raises what no request is to blame for."""
+        if isinstance(fault, BlockManagerBroken):
+            raise fault
+        self._faults.append((group, fault))
+
+    def end_faulty(self) -> bool:
+        """Fail the groups that cannot go on; return whether there were any.
+
+        That is at the end of a step, because work that follows may be of the same group.
+        """
+        faults, self._faults = self._faults, []
+        for group, fault in faults:
+            self.fail_for(group, fault)
+        return bool(faults)
+
+    def let_go(self, member: Sequence) -> None:
+        """Let a sample that has ended give its blocks back; a trunk is needed until the others are forked from it."""
+        group = member.group
+        if member.finish is not None and not group.ended and (group.forked or member is not group.trunk):
+            self._releases.add([member], _FREE_REASONS[member.finish])
+
+    def close(self, group: Group) -> None:
+        """Output that a request has ended, and let its blocks go."""
+        if group.beams and not group.answers:
+            group.answer(group.members[0].finish or FinishReason.FAILED, self._queue.numbers)
+        group.stats.end(len(group.blocks))
+        if group.request.prefill_only:
+            self._pins.ended(group)
+        else:
+            self._outputs.add(Finished(group.request.request_id, group))
+        if not self._queue.end(group):
+            return  # its blocks are under way: they go back when they come
+        for member in list(group.members):
+            assert member.finish is not None, "it has ended"
+            self._releases.add([member], _FREE_REASONS[member.finish])

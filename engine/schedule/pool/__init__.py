@@ -1,0 +1,1 @@
+"""What the engine asks of its block manager, and its own view of the pool."""

@@ -1,0 +1,165 @@
+"""Which waiting groups blocks are asked for, and what becomes of them."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from blocks import Allocate, FreeReason, Step, StepItem
+from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.pool.releases import Releases
+from engine.schedule.pool.step_builder import StepBuilder
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.sequence_group import Group
+
+
+class Admitted(NamedTuple):
+    """A group that has blocks, and how many leading tokens were found in the cache; None: it was swapped in."""
+
+    group: Group
+    cached_tokens: int | None
+
+
+class Admissions:
+    """Asks blocks for waiting groups, smallest first.
+
+    `deferred` counts those that waited for another's prefix, and not for room, when the latest Step was made.
+    """
+
+    def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases) -> None:
+        """Begin with nobody refused."""
+        self.deferred = 0
+        self._queue = queue
+        self._view = view
+        self._releases = releases
+        self._refused_at: int | None = None  # so many blocks were available when somebody was refused
+
+    # Answers.
+
+    def answered(
+        self, asked: Step, refused: Collection[tuple[StepItem, int]], cached: Mapping[int, int]
+    ) -> list[Admitted]:
+        """Return who was admitted, and let wait who was refused."""
+        if asked.commits or self._view.available != self._refused_at:
+            self._refused_at = None
+        admitted = []
+        for item, position, number, tokens in _asked(asked, cached):
+            group = self._queue.admitted(number)
+            if (item, position) in refused:
+                self._stay_waiting(group)
+            else:
+                admitted.append(Admitted(group, tokens))
+        return admitted
+
+    def undo(self) -> None:
+        """Nobody is admitted by the Step under way."""
+        for number in list(self._queue.admitting):
+            self._stay_waiting(self._queue.admitted(number))
+        self._refused_at = None
+
+    def _stay_waiting(self, group: Group) -> None:
+        self._view.claims.withdraw(group)
+        self._refused_at = self._view.available
+        if group.ended:
+            self._releases.add(group.members, FreeReason.CANCELLED)
+        else:
+            self._queue.wait(group)
+
+    # Steps.
+
+    def write(self, step: StepBuilder, now: float, *, preempted: bool) -> None:
+        """Ask blocks as far as the next step's budget and the pool go, unless others are preempted."""
+        queue, view, limits = self._queue, self._view, self._queue.limits
+        self.deferred = 0
+        if preempted or (self._refused_at is not None and view.available <= self._refused_at):
+            return
+        budget = limits.token_budget
+        places = limits.max_sequences - queue.running_sequences
+        places -= sum(group.width for group in queue.admitting.values())
+        spare = self._spare_blocks()
+        watermark = limits.watermark(view.capacity.device_blocks)
+        for group in list(queue.waiting):
+            if budget <= 0 or group.width > places:
+                break
+            # Who runs can grow into it before anybody is preempted; who would be alone needs nobody's leave.
+            reserve = watermark if queue.running or queue.admitting else 0
+            if group.isolated and queue.holds_isolated:
+                continue  # one at a time
+            if _is_swapped(group):
+                if len(group.blocks) + spare + reserve > view.available:
+                    break
+                self._ask_return(step, group)
+                places -= group.width
+                spare += group.width
+                continue
+            if view.claims.blocks(group):
+                self.deferred += 1
+                continue
+            spare += self._blocks_beyond(group)
+            self._ask_admission(step, group, spare + reserve, now)
+            places -= group.width
+            budget -= group.common
+            needed = view.blocks_for(group.common)
+            if needed + spare + reserve > view.available:
+                # Only a cached prefix can make it fit. Nobody after it is asked for, or it could be overtaken for ever.
+                break
+            granted = view.blocks_for(min(group.common, limits.token_budget))
+            view.reserve(granted)
+            spare += group.width + needed - granted
+
+    def _spare_blocks(self) -> int:
+        """Blocks that running groups will want soon: the rest of their prompts, and one more for each sequence."""
+        cost = self._view.cost
+        return sum(
+            len(group.live) + cost([(group.trunk, group.common)]) + self._blocks_beyond(group)
+            if _is_alone(group)
+            else sum(1 + cost([(member, len(member.tokens))]) for member in group.live)
+            for group in self._queue.running
+        )
+
+    def _blocks_beyond(self, group: Group) -> int:
+        """Return the blocks that the samples or beams of a group need for themselves once they are forked."""
+        if not _is_alone(group):
+            return 0
+        blocks_for, whole = self._view.blocks_for, group.common // self._view.block_size
+        lengths = [len(member.tokens) for member in group.live]
+        lengths += lengths[:1] * (group.width - len(lengths))
+        most = sum(blocks_for(length) - whole for length in lengths)
+        return most - (blocks_for(group.common) - whole)
+
+    def _ask_return(self, step: StepBuilder, group: Group) -> None:
+        self._queue.admit(group)
+        self._view.reserve(len(group.blocks))
+        step.swap_ins.append(group.id)
+
+    def _ask_admission(self, step: StepBuilder, group: Group, spare: int, now: float) -> None:
+        request = group.request
+        self._queue.admit(group)
+        self._view.claims.claim(group)
+        step.allocates.append(
+            Allocate(
+                group=group.id,
+                sequence=group.trunk.id,
+                request_id=request.request_id,
+                salt=group.salt,
+                token_ids=group.beginning,
+                compute_tokens=self._queue.limits.token_budget,
+                spare_blocks=spare,
+                waited_seconds=max(0.0, now - request.arrival),
+            )
+        )
+
+
+def _is_swapped(group: Group) -> bool:
+    return any(member.swapped for member in group.members)
+
+
+def _is_alone(group: Group) -> bool:
+    """Return whether it runs as its trunk yet: samples are not forked, beams have not branched."""
+    return not group.forked or (group.beams is not None and not group.trunk.generated)
+
+
+def _asked(step: Step, cached: Mapping[int, int]) -> Iterator[tuple[StepItem, int, int, int | None]]:
+    """List what a Step asks for groups: item, position, group, and the tokens found in the cache."""
+    for position, number in enumerate(step.swap_ins):
+        yield StepItem.SWAP_IN, position, number, None
+    for position, item in enumerate(step.allocates):
+        yield StepItem.ALLOCATE, position, item.group, cached.get(item.sequence)

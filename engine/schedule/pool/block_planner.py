@@ -1,0 +1,164 @@
+"""What the engine asks of the block manager: the Step that the turn after the next needs, and what its answer means.
+
+At most one Step is under way, so the count of available blocks is exact when the next is made: a shortage is foreseen,
+and the victim's free travels with the needy's extend.
+"""
+
+from collections.abc import Collection, Iterable
+
+from blocks import Commit, Fork, FreeReason, Length, Refusal, Step, StepItem, StepResult
+from engine.errors import BlockManagerBroken
+from engine.schedule.pool.admission import Admissions, Admitted
+from engine.schedule.pool.extensions import Extensions
+from engine.schedule.pool.pins import Pins
+from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.pool.preemption import PreemptionCosts, Victims
+from engine.schedule.pool.releases import Releases
+from engine.schedule.pool.step_builder import StepBuilder
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.sequence_group import Sequence
+from engine.schedule.step_plan import Copies, StepPlan
+
+# Answers that the engine is prepared for; whatever else is refused contradicts its tables.
+_MAY_BE_REFUSED = (StepItem.PIN, StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCATE)
+
+
+class BlockPlanner:
+    """Makes Steps, and takes their answers in."""
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        view: PoolView,
+        releases: Releases,
+        pins: Pins,
+        costs: PreemptionCosts,
+        lookahead_tokens: int,
+    ) -> None:
+        """Begin with nothing asked. Decoding asks so many tokens ahead of its next step.
+
+        With one, an answer may take a whole step longer without delaying anybody.
+        """
+        self._queue = queue
+        self._view = view
+        self._releases = releases
+        self._pins = pins
+        self._victims = Victims(queue, view, releases, costs)
+        self._extensions = Extensions(queue, view, self._victims, lookahead_tokens)
+        self._admissions = Admissions(queue, view, releases)
+        self._copies: list[Copies] = []  # of answers, to be made before the next step
+        self._asked: Step | None = None
+        self._last_step = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a Step waits for its answer."""
+        return self._asked is not None
+
+    @property
+    def deferred(self) -> int:
+        """Groups that waited for another's prefix, and not for room, when the latest Step was made."""
+        return self._admissions.deferred
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether copies are to be made before the next step."""
+        return bool(self._copies)
+
+    def no_room_yet(self, sequence: Sequence) -> bool:
+        """Return whether a sequence has no room because an answer is late, and not because the pool is full."""
+        return self._asked is not None and (self._extensions.asked_for(sequence) or self._view.available > 0)
+
+    def take_copies(self) -> tuple[Copies, ...]:
+        """Return the copies of the answers since the last call."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
+    # Answers.
+
+    def apply(self, result: StepResult) -> list[Admitted]:
+        """Take an answer in: tables, refusals, copies, and the count of available blocks. Return who was admitted."""
+        asked = self._asked
+        if asked is None or asked.step != result.step:
+            raise BlockManagerBroken(f"step {result.step} was answered, {asked and asked.step} was asked")
+        self._asked = None
+        self._view.settle(result.available_blocks, result.available_host_blocks)
+        if result.device_to_host or result.host_to_device or result.copies:
+            self._copies.append(Copies(result.device_to_host, result.host_to_device, result.copies))
+        _check_refusals(result.refusals)
+        self._pins.answered({one.position: one.detail for one in result.refusals if one.item is StepItem.PIN})
+        refused = {(refusal.item, refusal.position) for refusal in result.refusals}
+        moving_out = self._victims.moving_out
+        self._victims.go_on(
+            group for position, group in enumerate(asked.swap_outs) if (StepItem.SWAP_OUT, position) in refused
+        )
+        for change in result.tables[2 * len(asked.forks) :]:  # what the forks did is here since they were asked
+            sequence = self._queue.sequence(change.sequence)
+            self._view.grant(sequence, change, to_host=sequence.group.id in moving_out)
+        self._victims.moved()
+        cached = {change.sequence: change.cached_tokens for change in result.tables}
+        return self._admissions.answered(asked, refused, cached)
+
+    def undo(self, available_blocks: int, available_host_blocks: int, pins: Collection[str]) -> None:
+        """The Step under way is never answered: frees, commits and forks hold, but nothing was granted or moved."""
+        self._admissions.undo()
+        self._victims.undo()
+        self._pins.undo(pins)
+        self._asked = None
+        self._view.settle(available_blocks, available_host_blocks)
+
+    # Steps.
+
+    def ask(self, plan: StepPlan | None, now: float) -> Step | None:
+        """Make the Step that the turn after `plan` needs; None while one is under way or nothing is to be asked."""
+        if self._asked is not None:
+            return None
+        building = StepBuilder()
+        self._commit(building)
+        self._pins.write(building)
+        self._fork(building)
+        self._releases.write(building)
+        preempted = self._extensions.write(building, plan, now)
+        self._admissions.write(building, now, preempted=preempted)
+        self._send_lengths(building)
+        self._asked = building.build(self._last_step + 1)
+        if self._asked is not None:
+            self._last_step = self._asked.step
+        return self._asked
+
+    def _commit(self, step: StepBuilder) -> None:
+        """Give keys to whole blocks that were seen to be written."""
+        size = self._view.block_size
+        members = (member for group in self._queue.running for member in group.members)
+        holders = [member for member in members if member.table and not member.leaving]
+        leaving = (sequence for sequence in self._releases.pending if not sequence.swapped)
+        for sequence in [*holders, *leaving]:
+            done, first = sequence.computed // size, sequence.committed
+            if done > first:
+                step.commits.append(Commit(sequence.id, first, sequence.tokens[first * size : done * size]))
+                sequence.commit(done)
+                self._view.claims.settle(sequence.group, done)
+
+    def _fork(self, step: StepBuilder) -> None:
+        """Let the samples go their own ways where their trunk has all that they have in common; beams, at each step."""
+        for group in self._queue.running:
+            trunk_done = group.to_fork
+            for parent, child in group.fork():
+                step.forks.append(Fork(parent.id, child.id, parent.computed))
+                self._view.fork(parent, child, parent.computed)
+                child.share(parent)
+            if trunk_done and group.trunk.finish is not None:
+                self._releases.add([group.trunk], FreeReason.FINISHED)
+
+    def _send_lengths(self, step: StepBuilder) -> None:
+        for group in self._queue.running:
+            for sequence in group.members:
+                if sequence.table and sequence.computed != sequence.sent:
+                    sequence.send_length()
+                    step.lengths.append(Length(sequence.id, sequence.computed))
+
+
+def _check_refusals(refusals: Iterable[Refusal]) -> None:
+    for refusal in refusals:
+        if refusal.item not in _MAY_BE_REFUSED:
+            raise BlockManagerBroken(f"{refusal.item.name.lower()} was refused: {refusal.detail}")

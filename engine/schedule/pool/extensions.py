@@ -1,0 +1,92 @@
+"""Room for the next tokens of running sequences."""
+
+from collections.abc import Mapping
+
+from blocks import Extend
+from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.pool.preemption import Victims
+from engine.schedule.pool.step_builder import StepBuilder
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.step_plan import StepPlan, Work
+
+_NO_WORK: Mapping[int, Work] = {}
+
+
+class Extensions:
+    """Asks room for what the next step writes, preempting where it must be; then lookahead, where blocks are left."""
+
+    def __init__(self, queue: RequestQueue, view: PoolView, victims: Victims, lookahead_tokens: int) -> None:
+        """Begin with nothing asked. Decoding asks so many tokens ahead of its next step."""
+        self._queue = queue
+        self._view = view
+        self._victims = victims
+        self._lookahead_tokens = lookahead_tokens
+        self._rooms: dict[int, int] = {}  # that the latest Step asked for, by sequence
+        self._work = _NO_WORK  # of the step before the one that it is for, by sequence
+
+    def asked_for(self, sequence: Sequence) -> bool:
+        """Return whether the latest Step asked room for a sequence."""
+        return sequence.id in self._rooms
+
+    def write(self, step: StepBuilder, plan: StepPlan | None, now: float) -> bool:
+        """Add to the Step that the turn after `plan` needs; return whether a group was preempted for it."""
+        running = self._queue.running
+        self._rooms = {}
+        self._work = {work.sequence: work for work in plan.work} if plan else _NO_WORK
+        preempted = self._extend_all(step, now)
+        sequences = self._queue.running_sequences
+        for group in running:
+            for sequence in group.active:
+                self._look_ahead(sequence, self._lookahead_tokens if self._view.available >= sequences else 0)
+        rooms = self._rooms
+        for group in running:
+            if pairs := [(member.id, rooms[member.id]) for member in group.members if member.id in rooms]:
+                step.extends.append(Extend(group.id, pairs))
+        return preempted
+
+    def _extend_all(self, step: StepBuilder, now: float) -> bool:
+        """Reserve what the next step needs at least."""
+        queue, view = self._queue, self._view
+        preempted = False
+        for group in list(queue.running):
+            needs = self._needs(group)
+            if not needs or group not in queue.running:
+                continue
+            cost = view.cost(needs)
+            while cost > view.available and self._victims.preempt_after(group, step, now):
+                preempted = True
+            if view.reserve(cost):
+                self._rooms.update((sequence.id, room) for sequence, room in needs)
+        return preempted
+
+    def _look_ahead(self, sequence: Sequence, more: int) -> None:
+        """Ask for the rest of a prompt as far as one step's budget, or for `more` tokens of a decoding sequence."""
+        need, view, rooms = self._need(sequence), self._view, self._rooms
+        if need is None or need > max(sequence.room, rooms.get(sequence.id, 0)):
+            return
+        rest = sequence.group.end_of(sequence) - need
+        if rest > 0:
+            more = min(rest, self._queue.limits.token_budget)
+        elif sequence.group.beams:
+            more = 0  # the next fork would take it away
+        wish = min(need + more, sequence.most_slots)
+        held = max(len(sequence.table), view.blocks_for(rooms.get(sequence.id, 0)))
+        extra = min(view.blocks_for(wish) - held, view.available)
+        if extra > 0:
+            view.reserve(extra)
+            rooms[sequence.id] = min(wish, (held + extra) * view.block_size)
+
+    def _needs(self, group: Group) -> list[tuple[Sequence, int]]:
+        """Return the sequences of a group that have no room for their next step, and the room that each needs."""
+        needs = ((sequence, self._need(sequence)) for sequence in group.active)
+        return [(sequence, need) for sequence, need in needs if need is not None and need > sequence.room]
+
+    def _need(self, sequence: Sequence) -> int | None:
+        """Return the room that the sequence's next step needs at least, None when it has no next step of its own."""
+        work = self._work.get(sequence.id)
+        last = sequence.generated + 1 >= sequence.request.stopping.max_tokens
+        if work and work.samples and (last or sequence.group.beams):  # what a beam finds decides whether it goes on
+            return None
+        need = (work.end if work else sequence.computed) + 1
+        return need if need <= sequence.most_slots else None

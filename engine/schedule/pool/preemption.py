@@ -1,0 +1,106 @@
+"""Whose blocks are taken when others need them, and how a preempted group comes back (section 4.5 of the paper).
+
+It is computed again, or swapped to host memory and back.
+"""
+
+from collections.abc import Iterable
+
+from blocks import Free, FreeReason
+from engine.schedule.limits import Preemption
+from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.pool.releases import Releases
+from engine.schedule.pool.step_builder import StepBuilder
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.sequence_group import Group
+from engine.schedule.step_plan import StepPlan
+
+# Steps that feed fewer tokens say what decoding costs, not what prefill does.
+_FEWEST_TOKENS = 16
+_WEIGHT_OF_LATEST = 0.2
+
+
+class PreemptionCosts:
+    """What a token costs to compute again, and a block to move to the host and back, in seconds."""
+
+    def __init__(self, seconds_per_block: float = 0.0) -> None:
+        """Begin with the measured time of one block's way to the other tier; nothing is known of tokens yet."""
+        self._seconds_per_block = seconds_per_block
+        self._seconds_per_token: float | None = None
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Take in how long a step took."""
+        tokens = sum(len(work.token_ids) for work in plan.work)
+        if tokens < _FEWEST_TOKENS:
+            return
+        latest = seconds / tokens
+        before = latest if self._seconds_per_token is None else self._seconds_per_token
+        self._seconds_per_token = before + _WEIGHT_OF_LATEST * (latest - before)
+
+    def swap_is_cheaper(self, tokens: int, blocks: int) -> bool:
+        """Return whether moving the blocks there and back takes less time than to compute the tokens again."""
+        if self._seconds_per_token is None:
+            return True
+        return 2 * blocks * self._seconds_per_block < tokens * self._seconds_per_token
+
+
+class Victims:
+    """Preempts groups. `moving_out` are those that the Step under way swaps out."""
+
+    def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases, costs: PreemptionCosts) -> None:
+        """Begin without victims."""
+        self.moving_out: dict[int, Group] = {}
+        self._queue = queue
+        self._view = view
+        self._releases = releases
+        self._costs = costs
+
+    def preempt_after(self, needy: Group, step: StepBuilder, now: float) -> bool:
+        """Preempt the largest running group if it is larger than `needy`; return whether there was one."""
+        queue = self._queue
+        victim = queue.running[-1]
+        if victim is needy:
+            return False
+        swapped_tokens = 0
+        if self._is_swapped(victim):
+            swapped_tokens = sum(member.computed for member in victim.members)
+            self._swap_out(step, victim)
+        else:
+            for member in victim.members:
+                if member.table:
+                    self._releases.free(step, Free(member.id, FreeReason.PREEMPTED, needy.id), member)
+            victim.gather()
+        self._view.claims.withdraw(victim)
+        victim.stats.preempt(now, swapped_tokens)
+        queue.totals.count_preemption(swapped_tokens)
+        queue.preempt(victim)
+        return True
+
+    def go_on(self, groups: Iterable[int]) -> None:
+        """Let groups that were to be swapped out run: they have their blocks still."""
+        for number in groups:
+            group = self.moving_out.pop(number)
+            self._view.rollback_swap_out(group.members)
+            self._queue.run_again(group)
+
+    def undo(self) -> None:
+        """No group is swapped out by the Step under way."""
+        self.go_on(list(self.moving_out))
+
+    def moved(self) -> None:
+        """All groups that were to be swapped out are on the host, or have been let go on."""
+        self.moving_out.clear()
+
+    def _is_swapped(self, victim: Group) -> bool:
+        """Return whether a victim is moved to the host, where it surely fits, or computed again."""
+        blocks, preemption = victim.blocks, self._queue.limits.preemption
+        if self._view.host_cost(blocks) > self._view.available_host:
+            return False
+        if preemption is not Preemption.AUTO:
+            return preemption is Preemption.SWAP
+        tokens = sum(member.computed for member in victim.members)
+        return len(victim.live) > 1 or self._costs.swap_is_cheaper(tokens, len(blocks))
+
+    def _swap_out(self, step: StepBuilder, victim: Group) -> None:
+        step.swap_outs.append(victim.id)
+        self.moving_out[victim.id] = victim
+        self._view.begin_swap_out(victim.members)

@@ -1,0 +1,49 @@
+"""Blocks that sequences give back."""
+
+from collections.abc import Iterable
+
+from blocks import Free, FreeReason
+from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.pool.step_builder import StepBuilder
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.sequence_group import Sequence
+
+
+class Releases:
+    """Sequences whose blocks the next Step gives back. They are `leaving` until then."""
+
+    def __init__(self, queue: RequestQueue, view: PoolView) -> None:
+        """Begin with nothing to give back."""
+        self._queue = queue
+        self._view = view
+        self._pending: list[tuple[Sequence, FreeReason]] = []
+
+    @property
+    def pending(self) -> list[Sequence]:
+        """The sequences whose blocks the next Step gives back."""
+        return [sequence for sequence, _ in self._pending]
+
+    def add(self, sequences: Iterable[Sequence], reason: FreeReason) -> None:
+        """Let the next Step free what sequences hold; forget those that have ended and hold nothing."""
+        for sequence in list(sequences):
+            if sequence.table and not sequence.leaving:
+                sequence.leaving = True
+                self._pending.append((sequence, reason))
+            elif not sequence.table:
+                self._queue.forget(sequence)
+
+    def write(self, step: StepBuilder) -> None:
+        """Add what waits to a Step."""
+        pending, self._pending = self._pending, []
+        for sequence, reason in pending:
+            self.free(step, Free(sequence.id, reason), sequence)
+            if sequence.group.ended:
+                self._view.claims.withdraw(sequence.group)
+
+    def free(self, step: StepBuilder, free: Free, sequence: Sequence) -> None:
+        """Add one to a Step at once."""
+        step.frees.append(free)
+        self._view.release(sequence)
+        sequence.leaving = False
+        sequence.lose_blocks()
+        self._queue.forget(sequence)

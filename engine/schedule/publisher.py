@@ -1,0 +1,117 @@
+"""What becomes of what a step computed: lengths, scores and tokens, and the requests that end with them."""
+
+from collections.abc import Iterable
+
+from blocks import FreeReason
+from engine.schedule.endings import Endings
+from engine.schedule.isolated_requests import IsolatedRequests
+from engine.schedule.outputs import Outputs, Scored, Tokens
+from engine.schedule.pool.releases import Releases
+from engine.schedule.request import FinishReason
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.step_plan import Sampled, StepPlan, Work
+
+
+class Publisher:
+    """Takes in what steps brought. What raises for one request ends that request at most."""
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        releases: Releases,
+        isolation: IsolatedRequests,
+        endings: Endings,
+        outputs: Outputs,
+    ) -> None:
+        self._queue = queue
+        self._releases = releases
+        self._isolation = isolation
+        self._endings = endings
+        self._outputs = outputs
+
+    def publish(self, plan: StepPlan, brought: list[Sampled], now: float) -> None:
+        """Take in what a step computed."""
+        sampled = iter(brought)
+        found: dict[Group, list[Sampled]] = {}
+        for work in plan.work:
+            scores = [next(sampled) for _ in work.to_score.token_ids] if work.to_score else []
+            tokens = [next(sampled) for _ in work.sample_indices] if work.samples else []
+            sequence = self._queue.sequence(work.sequence)
+            self._count_computed(sequence, work)
+            sequence.advance(work.end)
+            group = sequence.group
+            try:
+                self._take_scores(group, scores)
+                if not group.beams:
+                    self._take_tokens(group, zip(work.sample_indices, tokens, strict=False), now)
+                elif tokens:
+                    found.setdefault(group, []).extend(tokens)
+            except Exception as fault:
+                self._endings.note_fault(group, fault)
+        for group, continuations in found.items():
+            try:
+                self._advance_beams(group, continuations, now)
+            except Exception as fault:
+                self._endings.note_fault(group, fault)
+        self._endings.end_faulty()
+
+    def _count_computed(self, sequence: Sequence, work: Work) -> None:
+        recomputed = max(0, min(work.end, sequence.lost_tokens) - work.start)
+        sequence.group.stats.count_recomputed(recomputed)
+        self._queue.totals.count_computed(len(work.token_ids), recomputed)
+
+    def _take_scores(self, group: Group, scores: list[Sampled]) -> None:
+        if scores:
+            _check_faults(scores)
+            self._outputs.add(Scored(group.request.request_id, group.scored, scores))
+            group.count_scored(len(scores))
+
+    def _take_tokens(self, group: Group, tokens: Iterable[tuple[int, Sampled]], now: float) -> None:
+        for index, token in tokens:
+            member = group.members[index]
+            if token.fault is not None:
+                raise token.fault
+            self._count_generated(group, 1, now)
+            member.append(token.token_id)
+            end = None if member.finish is None else member
+            self._outputs.add(Tokens(group.request.request_id, [token], index, end))
+            self._endings.let_go(member)
+        if group.ended:
+            self._endings.close(group)
+        elif not any(member.table for member in group.members):
+            group.gather()  # it was preempted while the step ran, and comes back with these tokens too
+
+    def _count_generated(self, group: Group, tokens: int, now: float) -> None:
+        self._queue.totals.count_generated(tokens)
+        self._isolation.gained_token(group)
+        group.stats.count_token(now)
+
+    def _advance_beams(self, group: Group, found: list[Sampled], now: float) -> None:
+        """Let a search take in what was found for each of its beams: they branch, or it is over."""
+        assert group.beams, "it is a search"
+        _check_faults(found)
+        self._count_generated(group, len(found), now)
+        texts = [beam.tokens[len(group.request.prompt) :] for beam in group.live]
+        kept = group.beams.advance(texts, [one.top for one in found])
+        if group.beams.over:
+            self._publish_answers(group)
+            return
+        self._queue.add_sequences(group.branch(kept, self._queue.numbers))
+        self._releases.add([one for one in group.members if one.finish is not None], FreeReason.PRUNED)
+        if not any(beam.table for beam in group.live):
+            group.gather()  # it was preempted while the step ran, and comes back with these beams
+
+    def _publish_answers(self, group: Group) -> None:
+        group.answer(FinishReason.STOP, self._queue.numbers)
+        for answer in group.answers:
+            tokens = [Sampled(token) for token in answer.tokens[len(group.request.prompt) :]]
+            self._outputs.add(Tokens(group.request.request_id, tokens, answer.index, answer))
+        self._endings.end(group, FinishReason.STOP)
+
+
+def _check_faults(brought: Iterable[Sampled]) -> None:
+    """Raise what kept one of these from being sampled."""
+    for one in brought:
+        if one.fault is not None:
+            raise one.fault

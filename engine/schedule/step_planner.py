@@ -1,0 +1,117 @@
+"""Decides which sequences take part in the next step.
+
+All live samples of a request take part together or not at all: what one of them waits for, the others wait for too.
+"""
+
+from engine.schedule.endings import Endings
+from engine.schedule.isolated_requests import IsolatedRequests
+from engine.schedule.live_requests import LiveRequests
+from engine.schedule.pool.block_planner import BlockPlanner
+from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.step_plan import StepPlan, Work
+from engine.schedule.step_work import Cursor, can_run_ahead, counts, gangs, work_of
+
+
+class StepPlanner:
+    """Plans steps among the groups whose blocks are there. `now` is when the latest was planned."""
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        view: PoolView,
+        blocks: BlockPlanner,
+        isolation: IsolatedRequests,
+        requests: LiveRequests,
+        endings: Endings,
+    ) -> None:
+        self.now = 0.0
+        self._queue = queue
+        self._view = view
+        self._blocks = blocks
+        self._isolation = isolation
+        self._requests = requests
+        self._endings = endings
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Choose the next step's work; None when there is nothing to do."""
+        self._begin_step(now)
+        budget = self._queue.limits.token_budget
+        work: list[Work] = []
+        for gang in gangs(self._isolation.batch(now, asking=self._blocks.under_way), {}):
+            if fed := counts(gang, budget):
+                budget -= sum(fed)
+                work += self._works(gang, fed)
+            elif budget > 0:
+                self._queue.totals.count_left_out(sum(self._blocks.no_room_yet(cursor.sequence) for cursor in gang))
+        if self._endings.end_faulty():
+            return self.plan(now)  # anew, without them
+        if not work and not self._blocks.has_copies:
+            return None
+        return self._planned(StepPlan(self._queue.totals.steps + 1, self._blocks.take_copies(), tuple(work)))
+
+    def plan_ahead(self, plan: StepPlan) -> StepPlan | None:
+        """Plan the step after `plan`, which is under way; of sequences nothing changes before it is adopted.
+
+        None where the tokens of `plan` have to be known first, or somebody would be left out who need not be.
+        """
+        under_way = {work.sequence: work for work in plan.work}
+        groups = (self._queue.sequence(number).group for number in under_way)
+        if self._queue.holds_isolated or not all(map(can_run_ahead, groups)):
+            return None
+        budget = self._queue.limits.token_budget
+        work: list[Work] = []
+        for gang in gangs(self._queue.running, under_way):
+            fed = counts(gang, budget)
+            if not fed and any(cursor.start >= cursor.sequence.room for cursor in gang):
+                return None
+            budget -= sum(fed)
+            try:
+                work += self._fed(gang, fed)
+            except Exception:  # it ends with the next plan: the step under way is its own too
+                return None
+        return StepPlan(plan.step + 1, self._blocks.take_copies(), tuple(work)) if work else None
+
+    def adopt(self, ahead: StepPlan, now: float) -> StepPlan:
+        """Return what is left of a step that was planned ahead, now that the tokens before it are known.
+
+        Who has ended meanwhile, or was moved, has no part in it: what it computes for them counts for nothing.
+        """
+        self._begin_step(now)
+        known = [self._known(work) for work in ahead.work]
+        if self._endings.end_faulty():
+            return self.adopt(ahead, now)
+        return self._planned(StepPlan(ahead.step, ahead.copies, tuple(work for work in known if work is not None)))
+
+    def _begin_step(self, now: float) -> None:
+        self.now = now
+        self._requests.fail_late(now)
+
+    def _planned(self, plan: StepPlan) -> StepPlan:
+        self._queue.totals.count_step(plan.step, len(plan.work))
+        for work in plan.work:
+            self._queue.sequence(work.sequence).group.stats.schedule(self.now)
+        return plan
+
+    def _known(self, work: Work) -> Work | None:
+        """Return the work with its tokens, None if it is not what its sequence needs."""
+        sequence = self._queue.find(work.sequence)
+        if sequence is None or sequence.group not in self._queue.running or sequence.leaving:
+            return None
+        needless = sequence.finish is not None and sequence.group.forked
+        if needless or not sequence.table or sequence.computed != work.start:
+            return None
+        known = self._works([Cursor(sequence, work.start, 0)], [len(work.token_ids)])
+        return known[0] if known and known[0]._replace(token_ids=work.token_ids) == work else None
+
+    def _works(self, gang: list[Cursor], fed: list[int]) -> list[Work]:
+        """Return the work of a gang; none where what its request asks for raises, which it then ends with."""
+        try:
+            return self._fed(gang, fed)
+        except Exception as fault:
+            self._endings.note_fault(gang[0].sequence.group, fault)
+            return []
+
+    def _fed(self, gang: list[Cursor], fed: list[int]) -> list[Work]:
+        size = self._view.block_size
+        return [work_of(cursor, count, size) for cursor, count in zip(gang, fed, strict=False)]
