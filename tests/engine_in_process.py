@@ -164,7 +164,7 @@ class EngineInProcess:
         return turn
 
     def _note_failure(self) -> None:
-        failure, self.engine.last_failure = self.engine.last_failure, None
+        failure = self.engine.take_failure()
         if isinstance(failure, MadeToFail):
             self.failures.append(failure)
         elif failure is not None:

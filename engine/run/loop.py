@@ -106,6 +106,11 @@ class Engine:
         outputs = self.scheduler.take_outputs()
         return Turn(outputs, bool(answered or plan or step or outputs), times)
 
+    def take_failure(self) -> Exception | None:
+        """Return what made the latest step that failed fail, and forget it."""
+        failure, self.last_failure = self.last_failure, None
+        return failure
+
     def _receive(self) -> int:
         answered = 0
         try:

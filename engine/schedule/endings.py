@@ -72,7 +72,7 @@ class Endings:
         """Let a sample that has ended give its blocks back; a trunk is needed until the others are forked from it."""
         group = member.group
         if member.finish is not None and not group.ended and (group.forked or member is not group.trunk):
-            self._releases.add([member], _FREE_REASONS[member.finish])
+            self._releases.give_back([member], _FREE_REASONS[member.finish])
 
     def close(self, group: Group) -> None:
         """Output that a request has ended, and let its blocks go."""
@@ -82,9 +82,9 @@ class Endings:
         if group.request.prefill_only:
             self._pins.ended(group)
         else:
-            self._outputs.add(Finished(group.request.request_id, group))
+            self._outputs.emit(Finished(group.request.request_id, group))
         if not self._queue.end(group):
             return  # its blocks are under way: they go back when they come
         for member in list(group.members):
             assert member.finish is not None, "it has ended"
-            self._releases.add([member], _FREE_REASONS[member.finish])
+            self._releases.give_back([member], _FREE_REASONS[member.finish])

@@ -47,7 +47,7 @@ class LiveRequests:
             ) from failed
 
     def _add(self, request: Request) -> None:
-        self._queue.add(Group.of(request, self._queue.numbers, self._queue.limits.priority_aging))
+        self._queue.enter(Group.of(request, self._queue.numbers, self._queue.limits.priority_aging))
 
     # Pins.
 

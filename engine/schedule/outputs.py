@@ -52,7 +52,7 @@ class Outputs:
     def __init__(self) -> None:
         self._pending: list[Output] = []
 
-    def add(self, output: Output) -> None:
+    def emit(self, output: Output) -> None:
         """Add what is to be delivered next."""
         self._pending.append(output)
 

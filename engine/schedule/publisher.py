@@ -64,7 +64,7 @@ class Publisher:
     def _take_scores(self, group: Group, scores: list[Sampled]) -> None:
         if scores:
             _check_faults(scores)
-            self._outputs.add(Scored(group.request.request_id, group.scored, scores))
+            self._outputs.emit(Scored(group.request.request_id, group.scored, scores))
             group.count_scored(len(scores))
 
     def _take_tokens(self, group: Group, tokens: Iterable[tuple[int, Sampled]], now: float) -> None:
@@ -75,7 +75,7 @@ class Publisher:
             self._count_generated(group, 1, now)
             member.append(token.token_id)
             end = None if member.finish is None else member
-            self._outputs.add(Tokens(group.request.request_id, [token], index, end))
+            self._outputs.emit(Tokens(group.request.request_id, [token], index, end))
             self._endings.let_go(member)
         if group.ended:
             self._endings.close(group)
@@ -98,7 +98,7 @@ class Publisher:
             self._publish_answers(group)
             return
         self._queue.add_sequences(group.branch(kept, self._queue.numbers))
-        self._releases.add([one for one in group.members if one.finish is not None], FreeReason.PRUNED)
+        self._releases.give_back([one for one in group.members if one.finish is not None], FreeReason.PRUNED)
         if not any(beam.table for beam in group.live):
             group.gather()  # it was preempted while the step ran, and comes back with these beams
 
@@ -106,7 +106,7 @@ class Publisher:
         group.answer(FinishReason.STOP, self._queue.numbers)
         for answer in group.answers:
             tokens = [Sampled(token) for token in answer.tokens[len(group.request.prompt) :]]
-            self._outputs.add(Tokens(group.request.request_id, tokens, answer.index, answer))
+            self._outputs.emit(Tokens(group.request.request_id, tokens, answer.index, answer))
         self._endings.end(group, FinishReason.STOP)
 
 

@@ -33,7 +33,7 @@ class RequestQueue:
 
     # Lives.
 
-    def add(self, group: Group) -> None:
+    def enter(self, group: Group) -> None:
         """Take a new group in, waiting."""
         self.by_request[group.request.request_id] = group
         self.add_sequences(group.members)

@@ -124,7 +124,7 @@ class Scheduler:
     def _admit(self, admitted: Admitted) -> None:
         group, cached_tokens = admitted
         if group.ended:  # cancelled while its blocks were asked for
-            self._releases.add(group.members, FreeReason.CANCELLED)
+            self._releases.give_back(group.members, FreeReason.CANCELLED)
             return
         group.stats.resume(self._steps.now)
         if cached_tokens is not None:  # else it was swapped in, as it was
@@ -135,7 +135,7 @@ class Scheduler:
         if cached_tokens is not None and not group.stats.started and not group.request.prefill_only:
             group.stats.start(cached_tokens)
             self.totals.count_started(len(group.request.prompt), cached_tokens)
-            self._outputs.add(Started(group.request.request_id, cached_tokens, group.isolated))
+            self._outputs.emit(Started(group.request.request_id, cached_tokens, group.isolated))
 
     # Steps.
 

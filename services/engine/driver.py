@@ -137,9 +137,8 @@ class EngineDriver:
         turn = self._engine.turn()
         turned, computed = time.monotonic(), self._figures.totals.computed_tokens
         self._watch_manager()  # after the turn, which has taken in what became of it
-        if self._engine.last_failure is not None:
-            log.error("a step failed", exc_info=self._engine.last_failure)
-            self._engine.last_failure = None
+        if (failure := self._engine.take_failure()) is not None:
+            log.error("a step failed", exc_info=failure)
         self._figures = self._count()  # they go with the outputs
         self._requests.deliver([*turn.outputs, *self._scheduler.take_outputs()])
         if turn.step is not None:

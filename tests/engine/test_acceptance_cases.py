@@ -37,7 +37,7 @@ def test_65_of_two_that_do_not_fit_to_their_ends_one_is_preempted_once_and_resum
     rig.run()  # which checks that nothing is held at the end
     assert sorted(one.stats.preemptions for one in rig.finished.values()) == [0, 1]
     *_, resumed = [table for _, applied in rig.steps for table in applied.result.tables if table.first_index == 0]
-    assert resumed.stats.cached_tokens > 0
+    assert resumed.cached_tokens > 0
     assert [rig.tokens[name] for name in names] == [
         expected_tokens(prompt, 0, 6, frozenset(), VOCABULARY) for prompt in prompts
     ]

@@ -59,7 +59,7 @@ class Admissions:
         self._view.claims.withdraw(group)
         self._refused_at = self._view.available
         if group.ended:
-            self._releases.add(group.members, FreeReason.CANCELLED)
+            self._releases.give_back(group.members, FreeReason.CANCELLED)
         else:
             self._queue.wait(group)
 

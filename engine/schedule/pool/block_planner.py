@@ -148,7 +148,7 @@ class BlockPlanner:
                 self._view.fork(parent, child, parent.computed)
                 child.share(parent)
             if trunk_done and group.trunk.finish is not None:
-                self._releases.add([group.trunk], FreeReason.FINISHED)
+                self._releases.give_back([group.trunk], FreeReason.FINISHED)
 
     def _send_lengths(self, step: StepBuilder) -> None:
         for group in self._queue.running:

@@ -23,7 +23,7 @@ class Releases:
         """The sequences whose blocks the next Step gives back."""
         return [sequence for sequence, _ in self._pending]
 
-    def add(self, sequences: Iterable[Sequence], reason: FreeReason) -> None:
+    def give_back(self, sequences: Iterable[Sequence], reason: FreeReason) -> None:
         """Let the next Step free what sequences hold; forget those that have ended and hold nothing."""
         for sequence in list(sequences):
             if sequence.table and not sequence.leaving:
