@@ -68,7 +68,7 @@ def test_cached_blocks_hold_what_their_keys_say(
     # All tokens but the last generated one are computed, whole blocks of them cached; the shared ones once.
     whole = {
         tuple(tokens[:end])
-        for tokens in (sequence.tokens[:-1] for sequence in engine.finished.values())
+        for tokens in (group.members[0].tokens[:-1] for group in engine.finished.values())
         for end in range(block_size, len(tokens) + 1, block_size)
     }
     assert {engine.chains.tokens[key] for key in engine.chains.tokens} == whole

@@ -64,7 +64,7 @@ def test_a_stop_token_ends_an_answer_where_it_ends_that_of_transformers(
     answers = engine.generate(prompts, MAX_TOKENS, stop=likely)
     ends = {sequence.finish for sequence in engine.finished.values()}
     assert FinishReason.STOP in ends
-    assert all(group.members[0].stop_token == group.tokens[-1] for group in engine.finished.values())
+    assert all(group.members[0].stop_token == group.members[0].tokens[-1] for group in engine.finished.values())
     assert near_ties(folder, prompts, answers, MAX_TOKENS, likely) <= FEW
 
 

@@ -64,8 +64,8 @@ def test_the_end_of_a_request_is_read_as_it_was_written(
     group = Group.of(Request("request", (1,), Sampling(), Stopping(1)), count(1))
     sample = group.samples[0]
     sample.finish, sample.stop_token, sample.score, group.failure = reason, stop_token, score, failure
-    group.recomputed_tokens, group.swapped_tokens = totals
-    submitted, group.scheduled_at, group.first_token_at, group.last_token_at, now = times
+    group.stats.recomputed_tokens, group.stats.swapped_tokens = totals
+    submitted, group.stats.scheduled_at, group.stats.first_token_at, group.stats.last_token_at, now = times
     data = finished_message(group, 2, submitted, now).SerializeToString()
     finished = News.of([engine_pb2.RequestFinished.FromString(data)]).finished
     assert finished is not None
