@@ -23,8 +23,8 @@ from kvmanager.errors import (
     UnknownSequence,
 )
 from kvmanager.history.events import Event, PoolChange
+from kvmanager.history.explanation import Explanation
 from kvmanager.history.ledger import Ledger
-from kvmanager.history.story import Explanation
 from kvmanager.lookup import Holding
 from kvmanager.manager import KVManager, PoolTotals, Registration, Session
 from kvmanager.observe.audit import Audit, Violation

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from blocks import Step, StepItem
 from kvmanager.applied import Applied
 from kvmanager.history.events import Attachment, Effects, Entry, Event, PoolChange
-from kvmanager.history.story import Explanation, explain
+from kvmanager.history.explanation import Explanation, explain
 from kvmanager.pool_state import Sequence
 
 # Steps that wait for `settle` at most: together they take less than a millisecond.
@@ -179,7 +179,7 @@ class Ledger:
         return explain(list(self._entries), first, dict(self._attachments), request_id)
 
     def explain(self, request_id: str) -> Explanation:
-        """Return a request's events, oldest first, and the same in words. Raises UnknownRequest."""
+        """Return a request's events, oldest first, and what follows from them. Raises UnknownRequest."""
         slices = self.explaining(request_id)
         while True:
             try:

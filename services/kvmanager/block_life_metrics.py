@@ -6,7 +6,7 @@ import time
 from prometheus_client import CollectorRegistry
 
 from kvmanager import Applied, BlockLives, Session
-from services.kvmanager.pool_labels import POOL_LABELS, pool_labels
+from services.kvmanager.observer import POOL_LABELS, pool_labels
 from services.runtime.metrics.histograms import Histogram
 
 _SECONDS = (

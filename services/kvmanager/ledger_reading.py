@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 from kvmanager import Ledger
 from quire.v1 import kvmanager_pb2 as pb
+from services.kvmanager.renderer import summary
 from services.kvmanager.slices import in_slices
 from services.runtime.errors import InvalidField
 from services.wire.ledger import event_message
@@ -58,9 +59,9 @@ class LedgerReading:
                 await news.wait()
 
     async def explain(self, request_id: str) -> pb.ExplainResponse:
-        """Tell a request's story, letting others work in between. Raises UnknownRequest."""
+        """Explain a request, letting others work in between. Raises UnknownRequest."""
         explanation = await in_slices(self._ledger.explaining(request_id), _SLICES)
-        message = pb.ExplainResponse(summary=explanation.summary)
+        message = pb.ExplainResponse(summary=summary(explanation))
         for start in range(0, len(explanation.events), _SLICES):
             message.events.extend(map(event_message, explanation.events[start : start + _SLICES]))
             await asyncio.sleep(0)

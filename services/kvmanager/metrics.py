@@ -13,8 +13,7 @@ from prometheus_client.registry import Collector
 from blocks import StepRefusal
 from kvmanager import Applied, Session, Slots, Tier
 from services.kvmanager.block_life_metrics import BlockLifeMetrics
-from services.kvmanager.observer import PoolObserver
-from services.kvmanager.pool_labels import POOL_LABELS, pool_labels
+from services.kvmanager.observer import POOL_LABELS, PoolObserver, pool_labels
 from services.kvmanager.slices import in_slices
 from services.runtime.metrics.histograms import Histogram
 

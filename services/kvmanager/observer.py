@@ -1,10 +1,17 @@
-"""What can be heard of the KV manager at work, by whoever measures it."""
+"""Observers of the KV manager at work, and the labels of their series."""
 
 from kvmanager import Applied, Session
 
+POOL_LABELS = ("model_name", "engine")
+
+
+def pool_labels(session: Session) -> tuple[str, str]:
+    """Return the labels' values for a session's pool."""
+    return session.pool.spec.model, session.pool.spec.engine_id
+
 
 class PoolObserver:
-    """Hears of sessions and of their Steps, on the event loop. This one does nothing with it."""
+    """Receives events of sessions and their Steps, on the event loop; this default ignores them."""
 
     def attached(self, session: Session) -> None:
         """A session began; it may replace another one of the same engine."""

@@ -3,13 +3,13 @@
 from typing import Any
 
 from kvmanager import KVManager, Pool, Sequence, Session, UnknownRequest, places_of, state_of
-from services.kvmanager.pages.words import event_json, request_name, without_tenants
+from services.kvmanager.renderer import event_json, request_name, summary, without_tenants
 from services.kvmanager.slices import in_slices
 from services.runtime.errors import InvalidField
 
 _MOST_EVENTS = 10
 _MOST_SEQUENCES = 500
-# Of a story or of a search, each some microseconds, between two pauses.
+# Of an explanation or of a search, each some microseconds, between two pauses.
 _SLICES = 50
 
 
@@ -61,16 +61,16 @@ def _sequence(sequence: Sequence) -> dict[str, Any]:
 
 
 async def sequence_json(manager: KVManager, session: Session, number: int) -> dict[str, Any]:
-    """Describe a sequence: its block table with counts, and its story; of one that has ended, that it has."""
+    """Describe a sequence: its block table with counts, and its explanation; of one that has ended, that it has."""
     pool = session.pool
     sequence = pool.sequences.get(number)
     if sequence is None:
         return {"sequence": number, "live": False}
     try:
-        story = await in_slices(manager.ledger.explaining(sequence.request_id), _SLICES)
-        summary = without_tenants(story.summary)
+        explanation = await in_slices(manager.ledger.explaining(sequence.request_id), _SLICES)
+        said = without_tenants(summary(explanation))
     except UnknownRequest:
-        summary = "What happened to it is no longer kept."
+        said = "What happened to it is no longer kept."
     tier = pool.host if sequence.swapped else pool.device
     return _sequence(sequence) | {
         "live": True,
@@ -81,5 +81,5 @@ async def sequence_json(manager: KVManager, session: Session, number: int) -> di
         "committed": sequence.committed,
         "prompt": sequence.prompt,
         "siblings": [one for one in pool.groups.get(sequence.group, []) if one != number],
-        "explain": summary,
+        "explain": said,
     }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmanager import KVManager, MapChanges, PoolChange, Session, UnknownPool
-from services.kvmanager.pages.words import event_json
+from services.kvmanager.renderer import event_json
 from services.kvmanager.slices import in_slices
 from services.runtime.errors import Overloaded, UnsupportedField
 

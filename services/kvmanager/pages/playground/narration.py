@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from blocks import FreeReason
 from kvmanager import BlockState, Tier, state_of
-from services.kvmanager.pages.phrases import counted, joined, listed, verb
+from services.kvmanager.renderer import counted, joined, listed, verb
 
 Holders = Mapping[int, Sequence[int]]
 

@@ -1,7 +1,8 @@
-"""A request's story: its events, and a few plain sentences about what happened to its blocks and why."""
+"""The explanation of a request: its events, and what they say together about its blocks and why."""
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from enum import Enum
 from heapq import merge
 from typing import NamedTuple
 
@@ -11,19 +12,67 @@ from kvmanager.history.events import Attachment, Entry, Event, Refused
 from kvmanager.pool_spec import shortened
 from kvmanager.verbs.admission import Admission
 
-_ENDS = {
-    FreeReason.FINISHED: "It finished",
-    FreeReason.CANCELLED: "It was cancelled",
-    FreeReason.FAILED: "It failed",
-    FreeReason.PRUNED: "Its last sequence was pruned",
-}
+
+class Done(NamedTuple):
+    """An end, a preemption or a swap of the request. `served_request` is whom it was preempted for; empty: unknown."""
+
+    event: Event
+    served_request: str = ""
+
+
+class Victim(NamedTuple):
+    """The preemption of another request for this one."""
+
+    event: Event
+
+
+class Refusals(NamedTuple):
+    """Refusals of one verb for one reason, in their order."""
+
+    events: tuple[Event, ...]
+
+
+class Admitted(NamedTuple):
+    """An allocate. `refused_since` is the step in which it was first refused; `evictor` evicted the key it missed."""
+
+    event: Event
+    again: bool
+    refused_since: int | None
+    admission: Admission
+    evictor: Event | None
+
+
+class Forgotten(NamedTuple):
+    """The ledger keeps nothing of what came before an event."""
+
+    event: Event
+
+
+Finding = Done | Victim | Refusals | Admitted | Forgotten
+
+
+class Standing(Enum):
+    """What has become of a request."""
+
+    ENDED = 1
+    NEVER_ADMITTED = 2
+    NOT_ADMITTED_AGAIN = 3
+    POOL_DROPPED = 4
+    SWAPPED_OUT = 5
+    HOLDS_BLOCKS = 6
 
 
 class Explanation(NamedTuple):
-    """A request's events, oldest first, and the same in words."""
+    """A request's events, oldest first, and what follows from them.
+
+    `blocks` are the device blocks that it holds now, `most_blocks` those that it held at most.
+    """
 
     events: list[Event]
-    summary: str
+    findings: list[Finding]
+    standing: Standing
+    blocks: int
+    most_blocks: int
 
 
 class Mention(NamedTuple):
@@ -42,6 +91,10 @@ class Mention(NamedTuple):
         """The group concerned."""
         refused = self.entry.refusal(self.place)
         return refused.group if refused else self.entry.groups[self.place]
+
+    def event(self, attachments: Mapping[int, Attachment]) -> Event:
+        """Make the event."""
+        return self.entry.event(self.place, attachments[self.entry.attachment].engine_id)
 
 
 _Slices = Generator[None, None, None]
@@ -63,18 +116,17 @@ def explain(
         )
     others = _Others(own)
     yield from others.find(entries)
-    teller = _Teller(others, attachments)
+    reading = _Reading(others, attachments)
     events = []
     for mention in merge(own, others.victims, key=lambda mention: mention.number):
-        event = mention.entry.event(mention.place, attachments[mention.entry.attachment].engine_id)
+        event = mention.event(attachments)
         if event.request_id == request_id:
             events.append(event)
-            teller.tell(mention, event)
+            reading.add(mention, event)
         else:
-            teller.tell_victim(event)
+            reading.add_victim(event)
         yield
-    teller.tell_end(request_id)
-    return Explanation(events, " ".join(teller.sentences))
+    return reading.explanation(events, request_id)
 
 
 def _find_own(entries: Iterable[tuple[object, ...]], first: int, request_id: str, own: list[Mention]) -> _Slices:
@@ -142,16 +194,15 @@ class _Others:
             if request_id and (entry.attachment, group) in self._asked:
                 self._names[entry.attachment, group] = request_id
 
-    def name(self, attachment: int, group: int) -> str:
-        """Return a group in words."""
-        request_id = self._names.get((attachment, group))
-        return f"request {request_id}" if request_id else f"group {group}"
+    def request_of(self, attachment: int, group: int) -> str:
+        """Return the request of a group that the request was preempted for; empty: unknown."""
+        return self._names.get((attachment, group), "")
 
 
 class _Holdings:
-    """Device blocks that a request holds, told by its events.
+    """Device blocks that a request holds, by its events.
 
-    Growth is told of one sequence of a group alone: what each of them really has is seen when it gives it back. Where
+    Growth is recorded of one sequence of a group alone: what each of them has is seen when it gives it back. Where
     one of several got a copy, the block that it was made from is counted too.
     """
 
@@ -202,67 +253,60 @@ class _Holdings:
         return table
 
 
-class _Teller:
-    """Writes the sentences, hearing of one event after the other."""
+class _Reading:
+    """Reads one event after the other, and keeps what they say together."""
 
     def __init__(self, others: _Others, attachments: Mapping[int, Attachment]) -> None:
-        self.sentences: list[str] = []
+        self._findings: list[Finding] = []
         self._others = others
         self._attachments = attachments
         self._attachment: Attachment | None = None
         self._holdings = _Holdings()
         self._refused: dict[tuple[StepItem, StepRefusal], list[Event]] = {}
-        self._waiting_since: int | None = None  # the step in which it was first refused
+        self._refused_since: int | None = None
         self._admitted = False
         self._preempted = False
         self._swapped = False
 
-    def tell(self, mention: Mention, event: Event) -> None:
-        """Hear of an event of the request."""
+    def add(self, mention: Mention, event: Event) -> None:
+        """Read the next event of the request."""
         attachment = self._attachments[mention.entry.attachment]
         if attachment is not self._attachment:
             self._attachment = attachment
             if not attachment.adopted:
                 self._holdings.clear()
         if event.item and event.refusal:
-            if event.item is StepItem.ALLOCATE and self._waiting_since is None:
-                self._waiting_since = event.step
+            if event.item is StepItem.ALLOCATE and self._refused_since is None:
+                self._refused_since = event.step
             self._refused.setdefault((event.item, event.refusal), []).append(event)
         else:
-            self._tell_done(mention, event)
+            self._add_done(mention, event)
 
-    def tell_victim(self, event: Event) -> None:
-        """Hear of a request that was preempted for it."""
-        self._tell_refusals()
-        blocks = _count(sum(last - first + 1 for first, last in event.ranges), "block")
-        victim = f"request {event.request_id}" if event.request_id else f"group {event.group}"
-        self._say(f"For it {victim} was preempted in step {event.step}, which had {blocks}.")
+    def add_victim(self, event: Event) -> None:
+        """Read the event of a request that was preempted for it."""
+        self._end_refusals()
+        self._findings.append(Victim(event))
 
-    def tell_end(self, request_id: str) -> None:
-        """Say where all this has led."""
-        self._tell_refusals()
-        if self._holdings.live:
-            self._tell_present(request_id)
-        elif self._preempted:
-            self._say("It has not been admitted again.")
-        elif not self._holdings.most:
-            self._say("It has not been admitted.")
-        if self._holdings.most:
-            self._say(f"It held at most {_count(self._holdings.most, 'block')}.")
+    def explanation(self, events: list[Event], request_id: str) -> Explanation:
+        """Return what all events say."""
+        self._end_refusals()
+        return Explanation(events, self._findings, self._standing(request_id), self._holdings.now, self._holdings.most)
 
-    def _say(self, sentence: str) -> None:
-        # What happens to a group is told once, not for each of its sequences.
-        if sentence not in self.sentences[-1:]:
-            self.sentences.append(sentence)
-
-    def _tell_done(self, mention: Mention, event: Event) -> None:
+    def _add_done(self, mention: Mention, event: Event) -> None:
         admission = mention.entry.admission(mention.place)
         if admission:
-            self._tell_admission(mention, admission, event)
+            self._end_refusals()
+            evictor = self._others.evictors.get(mention.number)
+            evicting = evictor.event(self._attachments) if evictor else None
+            self._findings.append(Admitted(event, self._admitted, self._refused_since, admission, evicting))
+            self._admitted, self._preempted, self._swapped, self._refused_since = True, False, False, None
         elif not self._admitted:
             self._admitted = True
-            self._say(f"What came before event {event.number} is no longer kept.")
-        self._tell_refusals()
+            self._findings.append(Forgotten(event))
+        self._end_refusals()
+        self._hold(mention, event)
+
+    def _hold(self, mention: Mention, event: Event) -> None:
         blocks, engine_id = mention.entry.blocks_of(mention.place), event.engine_id
         match event.item:
             case StepItem.ALLOCATE:
@@ -272,74 +316,37 @@ class _Teller:
                 self._holdings.replace(engine_id, mention.entry.child(mention.place), blocks)
             case StepItem.FREE:
                 self._holdings.end(engine_id, event.sequence, () if self._swapped else blocks)
-                self._tell_free(mention, event)
+                self._add_free(mention, event)
             case StepItem.SWAP_OUT | StepItem.SWAP_IN:
-                self._tell_swap(event, blocks)
+                self._swapped = event.item is StepItem.SWAP_OUT
+                self._holdings.replace(engine_id, event.sequence, () if self._swapped else blocks)
+                self._findings.append(Done(event))
             case _:
                 self._holdings.grow(engine_id, event.sequence, blocks)
 
-    def _tell_admission(self, mention: Mention, admission: Admission, event: Event) -> None:
-        self._tell_refusals()
-        waits = []
-        if self._waiting_since is not None:
-            waits.append(f"{_count(event.step - self._waiting_since, 'step')} after it was first refused")
-        if event.waited_seconds:
-            waits.append(f"after a wait of {event.waited_seconds:.3g} seconds")
-        again = " again" if self._admitted else ""
-        self._say(", ".join([f"It was admitted{again} by engine {event.engine_id} in step {event.step}", *waits]) + ".")
-        self._admitted, self._preempted, self._swapped, self._waiting_since = True, False, False, None
-        self._tell_hits(mention, admission)
-
-    def _tell_hits(self, mention: Mention, admission: Admission) -> None:
-        found = f"{admission.cached_tokens} of its {_count(admission.prompt_tokens, 'prompt token')} were found"
-        if admission.missed is None:
-            self._say(f"{found}.")
-            return
-        evictor = self._others.evictors.get(mention.number)
-        cause = (
-            f"had been evicted {self._evicted_for(evictor)}" if evictor else "was not there, and no eviction is known"
-        )
-        self._say(f"{found}: block {admission.hit_blocks + 1} of its prefix {cause}.")
-
-    def _evicted_for(self, evictor: Mention) -> str:
-        entry, place = evictor
-        request_id = entry.request_ids[place]
-        name = f"request {request_id}" if request_id else f"group {entry.groups[place]}"
-        return f"in step {entry.step} for the {entry.item(place).name.lower()} of {name}"
-
-    def _tell_free(self, mention: Mention, event: Event) -> None:
+    def _add_free(self, mention: Mention, event: Event) -> None:
         self._preempted = event.free_reason is FreeReason.PREEMPTED
         if self._preempted:
-            beneficiary = self._others.name(mention.entry.attachment, event.preempted_for_group)
-            self._say(f"It was preempted in step {event.step} for {beneficiary}.")
+            served = self._others.request_of(mention.entry.attachment, event.preempted_for_group)
+            self._findings.append(Done(event, served))
         elif event.free_reason and not self._holdings.live:
-            self._say(f"{_ENDS[event.free_reason]} in step {event.step}.")
+            self._findings.append(Done(event))
 
-    def _tell_swap(self, event: Event, blocks: Sequence[int]) -> None:
-        self._swapped = event.item is StepItem.SWAP_OUT
-        self._holdings.replace(event.engine_id, event.sequence, () if self._swapped else blocks)
-        direction = "out to host memory" if self._swapped else "back in"
-        self._say(f"It was swapped {direction} in step {event.step}.")
-
-    def _tell_refusals(self) -> None:
-        for (item, reason), events in self._refused.items():
-            steps = [event.step for event in events]
-            times = f"{len(events)} times in steps {steps[0]} to {steps[-1]}"
-            when = f"in step {steps[0]}" if len(events) == 1 else times
-            self._say(f"Its {item.name.lower()} was refused as {reason.name.lower()} {when}: {events[-1].detail}.")
+    def _end_refusals(self) -> None:
+        self._findings += [Refusals(tuple(events)) for events in self._refused.values()]
         self._refused.clear()
 
-    def _tell_present(self, request_id: str) -> None:
+    def _standing(self, request_id: str) -> Standing:
+        if self._holdings.live:
+            return self._present(request_id)
+        if self._preempted:
+            return Standing.NOT_ADMITTED_AGAIN
+        return Standing.ENDED if self._holdings.most else Standing.NEVER_ADMITTED
+
+    def _present(self, request_id: str) -> Standing:
         last = self._attachment
         while last is not None and last.successor is not None:
             last = last.successor
         if last is None or last.ended_by or (last is not self._attachment and not last.holds(request_id)):
-            self._say("Its pool was dropped while it held blocks.")
-        elif self._swapped:
-            self._say("It is swapped out now.")
-        else:
-            self._say(f"It holds {_count(self._holdings.now, 'block')} now.")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+            return Standing.POOL_DROPPED
+        return Standing.SWAPPED_OUT if self._swapped else Standing.HOLDS_BLOCKS
