@@ -15,7 +15,7 @@ Pins = Sequence[pins_pb2.PinnedPrefix]
 _ACTIONS = ", ".join(field.name for field in gateway_pb2.AdminRequest.DESCRIPTOR.oneofs_by_name["action"].fields)
 
 
-class Administration:
+class FleetAdministration:
     """Takes operators' requests. A prompt to pin is tokenized as the request handler does it."""
 
     def __init__(self, fleet: Fleet, handler: RequestHandler, namespace: Namespace) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from quire.v1 import gateway_pb2
-from services.gateway.administration import Administration
+from services.gateway.administration import FleetAdministration
 from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.parameters import check_prompt
 from services.runtime.errors import ServiceError
@@ -75,7 +75,7 @@ def _fill(prompt: gateway_pb2.Prompt, kind: str, value: Any) -> None:
 
 
 async def pin_all(
-    administration: Administration, link: EngineLink, prompts: Sequence[gateway_pb2.PinPrompt], timeout: float
+    administration: FleetAdministration, link: EngineLink, prompts: Sequence[gateway_pb2.PinPrompt], timeout: float
 ) -> None:
     """Pin prompts at an engine one after the other; say of each what came of it. Nothing that goes wrong ends it."""
     for prompt in prompts:

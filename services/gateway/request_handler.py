@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 
 from quire.v1 import gateway_pb2
-from services.gateway.access.admission import Admission, Place
+from services.gateway.access.admission import AdmissionControl, AdmittedRequest
 from services.gateway.access.callers import SOMEWHERE, Caller, Origin
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.access.slow_clients import Reader, SlowClients
@@ -48,7 +48,7 @@ Responses = AsyncGenerator[gateway_pb2.GenerateResponse, None]
 class RequestLimits:
     """How much may be under way, in all and of each tenant, how it goes on when engines die, and who is too slow."""
 
-    admission: Admission
+    admission: AdmissionControl
     failover: FailoverLimits
     tenants: Tenants
     slow_clients: SlowClients
@@ -61,7 +61,7 @@ class _Life:
     model: ServedModel
     parameters: Parameters
     reservation: Reservation
-    place: Place
+    place: AdmittedRequest
     deadline: Deadline
 
 
@@ -237,7 +237,7 @@ class RequestHandler:
     @contextmanager
     def _place(
         self, model: ServedModel, most: int, request: gateway_pb2.GenerateRequest, arrival: float
-    ) -> Iterator[Place]:
+    ) -> Iterator[AdmittedRequest]:
         if self._draining:
             self._last_refused_at = self._clock()
             raise Unavailable("the gateway is draining", refusal=RejectionReason.DRAINING)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.gateway import pinned_prompts
-from services.gateway.access.admission import Admission
+from services.gateway.access.admission import AdmissionControl
 from services.gateway.access.auth_interceptor import AuthInterceptor
 from services.gateway.access.authentication import Authentication
 from services.gateway.access.callers import Caller
 from services.gateway.access.namespace import Namespace
 from services.gateway.access.slow_clients import SlowClients
 from services.gateway.access.tenants import Tenants
-from services.gateway.administration import Administration
+from services.gateway.administration import FleetAdministration
 from services.gateway.attempts import FailoverLimits
-from services.gateway.fleet.discovery import Places
+from services.gateway.fleet.discovery import EngineAddresses
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet
@@ -25,10 +25,10 @@ from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.fleet.routing import Policy, Router
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.observe.observers import GatewayObservers
-from services.gateway.observe.request_reports import RequestReports
+from services.gateway.observe.request_log import RequestLog
 from services.gateway.observe.tenant_usage import TenantUsage
 from services.gateway.request_handler import RequestHandler, RequestLimits
-from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, RequestParser
+from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, ParsingInterceptor
 from services.gateway.settings import GatewaySettings
 from services.runtime import transport
 from services.runtime.errors import RejectionReason, Unauthenticated
@@ -69,7 +69,7 @@ class GatewayService:
         self._pinned_prompts = pinned_prompts.read(settings.pinned_prompts)
         clock = asyncio.get_running_loop().time
         usage = TenantUsage()
-        self._observer = GatewayObservers(RequestReports(), usage, observer or GatewayObserver())
+        self._observer = GatewayObservers(RequestLog(), usage, observer or GatewayObserver())
         self._observer.tenants(usage.figures, tenants.rejections)
         self._lookup = PrefixLookup(settings.kvmanager, clock, links_tls) if settings.kvmanager else None
         links = LinkOptions(
@@ -79,19 +79,19 @@ class GatewayService:
             max_buffered_tokens=settings.max_buffered_tokens,
             observer=self._observer,
         )
-        self._fleet = Fleet(Places.of(settings.engines), settings.discovery_seconds, links)
+        self._fleet = Fleet(EngineAddresses.of(settings.engines), settings.discovery_seconds, links)
         router = Router(Policy(settings.routing), settings.routing_slack_tokens)
         dispatcher = Dispatcher(self._fleet, router, self._lookup, self._observer, clock)
         failover = FailoverLimits(settings.failovers, settings.failover_seconds)
-        admission = Admission(settings.max_requests, settings.max_queued_tokens)
+        admission = AdmissionControl(settings.max_requests, settings.max_queued_tokens)
         limits = RequestLimits(admission, failover, tenants, SlowClients(settings.slow_client_seconds, clock))
         self._tracing = tracing_to("gateway", settings.otlp_endpoint, settings.trace_sample_ratio)
         self._handler = RequestHandler(self._fleet, dispatcher, limits, namespace, self._observer, self._tracing, clock)
-        self._administration = Administration(self._fleet, self._handler, namespace)
+        self._administration = FleetAdministration(self._fleet, self._handler, namespace)
         self._http: HttpServer | None = None
         self.readiness = Readiness()
         self.server = transport.server(
-            transport.CLIENT_MESSAGE_BYTES, [AuthInterceptor(self.authenticate), RequestParser()]
+            transport.CLIENT_MESSAGE_BYTES, [AuthInterceptor(self.authenticate), ParsingInterceptor()]
         )
 
     def authenticate(self, authorization: str | None) -> Caller:

@@ -12,7 +12,7 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway.access.auth_interceptor import Authenticate, authorization_of, value_of
 from services.gateway.access.callers import Caller, Origin
-from services.gateway.administration import Administration
+from services.gateway.administration import FleetAdministration
 from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES, new_request_id
 from services.gateway.request_handler import RequestHandler
 from services.gateway.text.utf8 import parse_request
@@ -32,7 +32,9 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
 class GatewayServicer(pb_grpc.GatewayServicer):
     """Answers clients."""
 
-    def __init__(self, handler: RequestHandler, administration: Administration, authenticate: Authenticate) -> None:
+    def __init__(
+        self, handler: RequestHandler, administration: FleetAdministration, authenticate: Authenticate
+    ) -> None:
         """`authenticate` makes a caller of a value of `authorization`, or raises a ServiceError."""
         self._handler = handler
         self._administration = administration
@@ -89,7 +91,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         return self._authenticate(authorization_of(context.invocation_metadata()))
 
 
-class RequestParser(HandlerInterceptor):
+class ParsingInterceptor(HandlerInterceptor):
     """Parses the gateway's requests so that one with invalid UTF-8 is refused with the name of its field."""
 
     service = _SERVICE.full_name

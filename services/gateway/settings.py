@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.fleet.discovery import Places
+from services.gateway.fleet.discovery import EngineAddresses
 from services.gateway.fleet.routing import Policy
 from services.runtime import exposure, logs
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
@@ -88,7 +88,7 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         check(self)
-        Places.of(self.engines)
+        EngineAddresses.of(self.engines)
         exposure.check_tls(self, links=("engines", "kvmanager"))
 
     def check_exposure(self) -> None:

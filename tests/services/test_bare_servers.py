@@ -32,7 +32,7 @@ model, folder, *absent = sys.argv[1:]
 sys.meta_path[:] = [Absent(finder, absent) for finder in sys.meta_path]
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from services import transport
+from services.runtime import transport
 from services.engine.server import EngineService
 from services.engine.settings import EngineSettings
 from services.gateway.server import GatewayService

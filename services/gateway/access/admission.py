@@ -129,7 +129,7 @@ class Bound:
         self._throughput.count(self._closed, now)
 
 
-class Place:
+class AdmittedRequest:
     """A request that was let in."""
 
     def __init__(self, bounds: "_Bounds") -> None:
@@ -159,7 +159,7 @@ class _Bounds:
     tokens: Bound
 
 
-class Admission:
+class AdmissionControl:
     """Lets in `max_requests` sequences of requests, and of each model at most `max_queued_tokens` that wait."""
 
     def __init__(self, max_requests: int, max_queued_tokens: int) -> None:
@@ -181,14 +181,14 @@ class Admission:
         """Forget other models, of which nothing waits."""
         self._tokens = {name: bound for name, bound in self._tokens.items() if name in models or len(bound)}
 
-    def enter(self, model: str, tokens: int, now: float, sequences: Sequences = ONE_SEQUENCE) -> Place:
+    def enter(self, model: str, tokens: int, now: float, sequences: Sequences = ONE_SEQUENCE) -> AdmittedRequest:
         """Let a request for a served model in, which runs so many sequences and weighs at most so many tokens.
 
         Raises Overloaded, which says when there is room again.
         """
         bounds = _Bounds(self._requests, self._tokens.setdefault(model, Bound(self._max_queued_tokens)))
         self._check(bounds, tokens, sequences, now)
-        place = Place(bounds)
+        place = AdmittedRequest(bounds)
         bounds.requests.enter(place, sequences.count, now)
         bounds.tokens.enter(place, tokens, now)
         return place

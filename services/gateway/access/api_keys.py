@@ -82,7 +82,7 @@ class ApiKeys:
         return key.caller
 
     def _place(self, digest: bytes) -> bytes:
-        """Return where a digest stands: nobody outside can foresee it, so the time of a look-up tells them nothing."""
+        """Return where a digest stands: nobody outside can foresee it, so the time of a look-up says nothing."""
         return hmac.digest(self._secret, digest, "sha256")
 
 
@@ -150,7 +150,7 @@ def _key_of(entry: Any) -> _Key:
     if not isinstance(tenant, str) or not is_tenant(tenant):
         raise ValueError(f"tenant is {tenant!r}, it must be 1 to 64 letters, digits, dots, dashes and underscores")
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise ValueError("sha256 must be 64 hexadecimal digits")  # not told: it may be the key itself
+        raise ValueError("sha256 must be 64 hexadecimal digits")  # not shown: it may be the key itself
     if not isinstance(operator, bool):
         raise ValueError(f"operator is {operator!r}, it must be true or false")
     limits = TenantLimits(*(_limit(entry, name) for name in _LIMITS))

@@ -25,9 +25,9 @@ class Stoppable(Protocol):
 class Reader:
     """A client, as seen from the task that writes to it."""
 
-    def __init__(self, generation: Stoppable, told: Callable[[], None], clock: Callable[[], float]) -> None:
+    def __init__(self, generation: Stoppable, on_slow: Callable[[], None], clock: Callable[[], float]) -> None:
         self._generation = generation
-        self._told = told
+        self._on_slow = on_slow
         self._clock = clock
         self._task: asyncio.Task[Any] | None = None
         self._writing_since: float | None = None
@@ -48,7 +48,7 @@ class Reader:
     def give_up(self) -> "asyncio.Task[Any] | None":
         """Stop the work for it, and the task that writes; return that."""
         self._writing_since = None
-        self._told()
+        self._on_slow()
         self._generation.client_is_slow()
         if self._task is not None:
             self._task.cancel()
@@ -65,14 +65,14 @@ class SlowClients:
         self._given_up: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     @contextmanager
-    def watched(self, generation: Stoppable, told: Callable[[], None]) -> Iterator[Reader]:
-        """Watch a client for as long as it is served; `told` is called if it is slow."""
-        reader = Reader(generation, told, self._clock)
+    def watched(self, generation: Stoppable, on_slow: Callable[[], None]) -> Iterator[Reader]:
+        """Watch a client for as long as it is served; `on_slow` is called if it is slow."""
+        reader = Reader(generation, on_slow, self._clock)
         self._readers.add(reader)
         try:
             yield reader
         except SlowClient:
-            told()
+            on_slow()
             raise
         finally:
             self._readers.discard(reader)

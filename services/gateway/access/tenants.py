@@ -84,7 +84,7 @@ class Tenants:
         """Count a request as under way, with its sequences and the most tokens that it can use.
 
         Raises Overloaded at a limit, and InvalidField where it has more sequences than the tenant may have. No tokens
-        are used up unless the reservation is told otherwise.
+        are used up unless the reservation expects otherwise.
         """
         tenant = caller.tenant
         bucket = self._buckets.get(tenant)
@@ -119,9 +119,9 @@ class Tenants:
 
     def _check_tokens(self, tenant: str, bucket: "_Bucket | None", most_tokens: int) -> None:
         if bucket is not None and (seconds := bucket.seconds_until(most_tokens)) > 0:
-            told = bucket.told(most_tokens)
+            state = bucket.state(most_tokens)
             raise Overloaded(
-                f"tenant {tenant!r} {told} in {seconds:.1f} s unless others give theirs back before",
+                f"tenant {tenant!r} {state} in {seconds:.1f} s unless others give theirs back before",
                 retry_seconds=seconds,
                 refusal=RejectionReason.TENANT_TOKENS,
             )
@@ -147,7 +147,7 @@ class _Bucket:
         self._tokens += size - self._size
         self._size = size
 
-    def told(self, tokens: int) -> str:
+    def state(self, tokens: int) -> str:
         """Say what is left, and what a request needs that can use so many."""
         left, minute = math.floor(self._tokens), f"its {self._size} tokens per minute"
         has = f"has {left} of {minute} left" if left >= 0 else f"has used up {minute} and {-left} beyond them"

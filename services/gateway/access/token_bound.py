@@ -1,4 +1,4 @@
-"""What a request can use at most, told before its prompt is tokenized: tokens, and sequences of an engine."""
+"""What a request can use at most, estimated before its prompt is tokenized: tokens, and sequences of an engine."""
 
 from dataclasses import dataclass
 

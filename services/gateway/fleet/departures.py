@@ -1,8 +1,8 @@
 """Forgets what is known of engines, tenants and models that are gone: in the chart every rollout brings new ids.
 
 What an engine or a tenant that is gone has counted is shown for a while, so that Prometheus reads the last values and a
-link that broke and is up again goes on counting. A model without an engine is remembered: its clients are told that it
-is away, and are counted, so that it can be scaled up from nothing. Only the number of such models is bounded.
+link that broke and is up again goes on counting. A model without an engine is remembered: its clients are answered that
+it is away, and are counted, so that it can be scaled up from nothing. Only the number of such models is bounded.
 """
 
 import math

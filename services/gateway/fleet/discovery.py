@@ -15,14 +15,14 @@ log = logging.getLogger("quire.gateway")
 
 
 @dataclass(frozen=True)
-class Places:
+class EngineAddresses:
     """What the setting says: addresses as they are, and names with a port, whose addresses can change."""
 
     addresses: tuple[str, ...]
     names: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, setting: str) -> "Places":
+    def of(cls, setting: str) -> "EngineAddresses":
         """Read a list with commas, such as `10.0.0.7:50052,dns:engines:50052`. Raises InvalidSetting."""
         entries = [entry.strip() for entry in setting.split(",")]
         if not all(entries):
@@ -39,21 +39,21 @@ def _name_and_port(entry: str) -> tuple[str, int]:
     return name, int(port)
 
 
-async def discovered(places: Places, every_seconds: float) -> AsyncIterator[Mapping[str, str]]:
+async def discovered(places: EngineAddresses, every_seconds: float) -> AsyncIterator[Mapping[str, str]]:
     """Yield the addresses of the engines, and again each time that they have changed.
 
     Each comes with the name that it was found by, which is empty for those that were given as addresses. Names are
     looked up again that often. A name that cannot be looked up keeps the addresses that it had.
     """
     found: dict[tuple[str, int], frozenset[str]] = {}
-    told: Mapping[str, str] | None = None
+    sent: Mapping[str, str] | None = None
     while True:
         for name in places.names:
             found[name] = await _addresses(*name, found.get(name, frozenset()))
         by_name = {address: name for (name, _), addresses in reversed(found.items()) for address in addresses}
         now = by_name | dict.fromkeys(places.addresses, "")
-        if now != told:
-            told = now
+        if now != sent:
+            sent = now
             yield now
         await asyncio.sleep(every_seconds)
 

@@ -12,7 +12,7 @@ from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.fleet.observer import FleetObserver
 from services.gateway.fleet.prefix_lookup import PrefixLookup
-from services.gateway.fleet.routing import Candidate, Choice, Policy, Router
+from services.gateway.fleet.routing import Candidate, Policy, Router, RoutingChoice
 from services.gateway.fleet.ticket import Ticket
 from services.runtime.errors import RejectionReason, ServiceError, Unavailable
 from services.runtime.tracing import NO_SPAN, Attributes, Span
@@ -55,7 +55,7 @@ class Placement:
 
 
 class Dispatcher:
-    """Places requests of one gateway. `lookup` asks the KV manager; without one, memory has to do."""
+    """EngineAddresses requests of one gateway. `lookup` asks the KV manager; without one, memory has to do."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Dispatcher:
         )
 
 
-def _attempt_attributes(submission: engine_pb2.Submission, choice: Choice, expected_tokens: int) -> Attributes:
+def _attempt_attributes(submission: engine_pb2.Submission, choice: RoutingChoice, expected_tokens: int) -> Attributes:
     return {
         "quire.attempt": submission.attempt,
         "quire.engine": choice.engine_id,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
 from services.gateway.fleet.departures import MOST_MODELS, Departures
-from services.gateway.fleet.discovery import Places, discovered
+from services.gateway.fleet.discovery import EngineAddresses, discovered
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.text.tokenizer import Tokenizer
 from services.gateway.text.tokenizer_store import TokenizerStore
@@ -67,7 +67,7 @@ class ServedModel:
 class Fleet:
     """Keeps a link to each engine that is found, and knows what they serve. Ready while one takes requests."""
 
-    def __init__(self, places: Places, discovery_seconds: float, options: LinkOptions) -> None:
+    def __init__(self, places: EngineAddresses, discovery_seconds: float, options: LinkOptions) -> None:
         """Remember where engines are; `run` looks for them, again after so many seconds."""
         self._places = places
         self._discovery_seconds = discovery_seconds

@@ -49,7 +49,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RoutingChoice:
     """The engine chosen, and why."""
 
     engine_id: str
@@ -82,24 +82,24 @@ class Router:
     slack_tokens: int = 0
     _last: str = field(default="", init=False)
 
-    def choose(self, candidates: Sequence[Candidate], prompt_tokens: int) -> Choice:
+    def choose(self, candidates: Sequence[Candidate], prompt_tokens: int) -> RoutingChoice:
         """Choose among candidates, of which there is at least one; with equal ones the smallest id wins."""
         ordered = sorted(candidates, key=lambda one: one.engine_id)
         if len(ordered) == 1:
-            return Choice(ordered[0].engine_id, Reason.ONLY)
+            return RoutingChoice(ordered[0].engine_id, Reason.ONLY)
         match self.policy:
             case Policy.ROUND_ROBIN:
                 return self._next(ordered)
             case Policy.LEAST_LOADED:
-                return Choice(min(ordered, key=_load).engine_id, Reason.LEAST_LOADED)
+                return RoutingChoice(min(ordered, key=_load).engine_id, Reason.LEAST_LOADED)
             case Policy.PREFIX:
                 return self._by_prefix(ordered, prompt_tokens)
 
-    def _next(self, ordered: Sequence[Candidate]) -> Choice:
+    def _next(self, ordered: Sequence[Candidate]) -> RoutingChoice:
         self._last = next((one.engine_id for one in ordered if one.engine_id > self._last), ordered[0].engine_id)
-        return Choice(self._last, Reason.ROUND_ROBIN)
+        return RoutingChoice(self._last, Reason.ROUND_ROBIN)
 
-    def _by_prefix(self, ordered: Sequence[Candidate], prompt_tokens: int) -> Choice:
+    def _by_prefix(self, ordered: Sequence[Candidate], prompt_tokens: int) -> RoutingChoice:
         """Take the one that computes the first token soonest, of those that have not done too much lately."""
         within = [one for one in ordered if self._within_bound(one, ordered, prompt_tokens)]
         least = min(ordered, key=lambda one: one.recent_tokens)
@@ -109,8 +109,8 @@ class Router:
         )
         most_cached = max(one.cached_tokens for one in ordered)
         if not most_cached:
-            return Choice(best.engine_id, Reason.NEW)
-        return Choice(best.engine_id, Reason.PREFIX if best.cached_tokens == most_cached else Reason.LOAD)
+            return RoutingChoice(best.engine_id, Reason.NEW)
+        return RoutingChoice(best.engine_id, Reason.PREFIX if best.cached_tokens == most_cached else Reason.LOAD)
 
     def _within_bound(self, one: Candidate, all_of_them: Sequence[Candidate], prompt_tokens: int) -> bool:
         work = prompt_tokens - one.cached_tokens

@@ -63,7 +63,7 @@ open_router = APIRouter()
 
 
 def make_app(handler: RequestHandler, readiness: Readiness, authenticate: Authenticate = lambda _: ANYONE) -> FastAPI:
-    """Make the application. `authenticate` tells who sent a value of `Authorization`, or raises a ServiceError."""
+    """Make the application. `authenticate` returns who sent a value of `Authorization`, or raises a ServiceError."""
     app = FastAPI(
         title="Quire",
         version=_version(),

@@ -25,7 +25,7 @@ class EventStream(ServerSentEvents):
     def __init__(
         self, first: bytes, rest: Events, fault: Callable[[Exception], Mapping[str, Any]], headers: Mapping[str, str]
     ) -> None:
-        """`fault` tells what the client hears of an error in mid-stream."""
+        """`fault` returns what the client is sent about an error in mid-stream."""
         super().__init__(first, _with_its_end(rest, fault), {"cache-control": "no-cache", **headers})
 
 

@@ -56,14 +56,14 @@ class Fault(HTTPException):
 
 
 def body_of(error: Exception, names: FieldNames) -> dict[str, Any]:
-    """Return what a client is told of a domain error; `names` are those of the fields of its request."""
+    """Return what a client is sent about a domain error; `names` are those of the fields of its request."""
     param = names.of(getattr(error, "field", "")) or None
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
     return _body(statuses.status_of(error).http, names.within(str(error)), param, code)
 
 
 def unexpected(error: Exception) -> dict[str, Any]:
-    """Return what a client is told of a bug, and log the rest."""
+    """Return what a client is sent about a bug, and log the rest."""
     log.error("an HTTP request failed", exc_info=error)
     return _body(HTTPStatus.INTERNAL_SERVER_ERROR, _SERVER_FAULT, None, "internal_error")
 

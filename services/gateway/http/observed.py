@@ -1,4 +1,4 @@
-"""What every answer of the HTTP front has, and who hears of it."""
+"""What every answer of the HTTP front has, and the count of answers."""
 
 from email.utils import formatdate
 from typing import Any
@@ -14,8 +14,8 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _CLIENT_CLOSED_REQUEST = 499
 
 
-class Observed:
-    """An application around another: what every answer has, and who hears of it."""
+class ObservedApp:
+    """An application around another: adds what every answer has, and has answers observed."""
 
     def __init__(self, app: ASGIApp, readiness: Readiness, observer: GatewayObserver) -> None:
         self._app = app
@@ -49,5 +49,5 @@ class Observed:
 
 
 def count_refusal(observer: GatewayObserver, status: int) -> None:
-    """Tell of an answer to what the application never saw."""
+    """Count an answer to what the application never received."""
     observer.http_request(_UNKNOWN_ROUTE, _UNKNOWN_ROUTE, status)

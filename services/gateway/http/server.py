@@ -5,7 +5,7 @@ import ssl
 from services.gateway.access.callers import ANYONE
 from services.gateway.http.app import make_app
 from services.gateway.http.json_request import Authenticate
-from services.gateway.http.observed import Observed, count_refusal
+from services.gateway.http.observed import ObservedApp, count_refusal
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.request_handler import RequestHandler
 from services.gateway.settings import GatewaySettings
@@ -23,6 +23,6 @@ def http_server(
     context: ssl.SSLContext | None = None,
 ) -> HttpServer:
     """Make the server of a gateway; with a context, its connections are encrypted."""
-    app = Observed(make_app(handler, readiness, authenticate), readiness, observer)
+    app = ObservedApp(make_app(handler, readiness, authenticate), readiness, observer)
     limits = HttpLimits(settings.http_connections, settings.http_read_seconds, settings.http_write_seconds)
     return HttpServer(app, limits, context, lambda status: count_refusal(observer, status))

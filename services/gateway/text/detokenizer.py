@@ -27,7 +27,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []  # the last tokens
-        self._told = 0  # characters of the window's text that have been given out
+        self._sent = 0  # characters of the window's text that have been given out
         self._run = _ByteRun()
 
     def push(self, ids: Sequence[int]) -> str:
@@ -37,7 +37,7 @@ class Detokenizer:
     def finish(self) -> str:
         """Return the text still held back. Bytes that never became a character are U+FFFD."""
         text = self._window_text()
-        rest, self._told = text[self._told :], len(text)
+        rest, self._sent = text[self._sent :], len(text)
         return rest
 
     def _is_shown(self, token_id: int) -> bool:
@@ -51,7 +51,7 @@ class Detokenizer:
             return self._push_byte(token_id, byte)
         self._run = _ByteRun()
         self._window.append(token_id)
-        return self._tell()
+        return self._release()
 
     def _push_byte(self, token_id: int, byte: int) -> str:
         spoiled = self._run.push(byte)
@@ -60,13 +60,13 @@ class Detokenizer:
             return ""
         # What the run will show is known. Its last byte stays, as context for the token that follows.
         self._window = [token_id]
-        self._told = len(self._window_text())
+        self._sent = len(self._window_text())
         return _REPLACEMENT * spoiled
 
-    def _tell(self) -> str:
+    def _release(self) -> str:
         text = self._window_text()
         end = len(text) - self._undecided(text)
-        fresh, self._told = text[self._told : end], end
+        fresh, self._sent = text[self._sent : end], end
         self._shorten_window(held=len(text) - end)
         return fresh
 
@@ -77,7 +77,7 @@ class Detokenizer:
     def _shorten_window(self, held: int) -> None:
         if len(self._window) >= 2 * _CONTEXT_TOKENS:
             self._window = self._window[-_CONTEXT_TOKENS:]
-            self._told = len(self._window_text()) - held
+            self._sent = len(self._window_text()) - held
 
     def _window_text(self) -> str:
         return self._tokenizer.decode(self._window, self._skip_special_tokens)

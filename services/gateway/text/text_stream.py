@@ -7,7 +7,7 @@ from services.gateway.text.stop_strings import StopRules, StopStrings
 from services.gateway.text.tokenizer import Tokenizer
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """What some tokens added: the text to send, how many of the tokens count, and the stop string that ended it."""
 
     text: str
@@ -23,7 +23,7 @@ class TextStream:
         self._stops = StopStrings(stopping.strings, stopping.include_stop)
         self._tokens_before_stop = stopping.min_tokens
 
-    def push(self, token_ids: list[int]) -> Piece:
+    def push(self, token_ids: list[int]) -> TextPiece:
         """Add tokens one by one, as far as the token that completes a stop string."""
         text = ""
         for position, token in enumerate(token_ids, start=1):
@@ -31,12 +31,12 @@ class TextStream:
             released = self._stops.push(self._detokenizer.push([token]), may_end=self._tokens_before_stop <= 0)
             text += released.text
             if released.stop is not None:
-                return Piece(text, position, released.stop)
-        return Piece(text, len(token_ids), None)
+                return TextPiece(text, position, released.stop)
+        return TextPiece(text, len(token_ids), None)
 
-    def finish(self) -> Piece:
+    def finish(self) -> TextPiece:
         """Give what was held back: no more tokens come."""
         released = self._stops.push(self._detokenizer.finish())
         if released.stop is not None:
-            return Piece(released.text, 0, released.stop)
-        return Piece(released.text + self._stops.finish(), 0, None)
+            return TextPiece(released.text, 0, released.stop)
+        return TextPiece(released.text + self._stops.finish(), 0, None)

@@ -14,14 +14,14 @@ from bench.loads.null_engine import NullOptions, assemble
 from quire.v1 import gateway_pb2
 from services.engine.server import EngineService
 from services.engine.settings import EngineSettings
-from services.gateway.access.admission import Admission
+from services.gateway.access.admission import AdmissionControl
 from services.gateway.access.api_keys import TenantLimits
 from services.gateway.access.callers import Caller, Origin
 from services.gateway.access.namespace import Namespace
 from services.gateway.access.slow_clients import SlowClients
 from services.gateway.access.tenants import Tenants
 from services.gateway.attempts import FailoverLimits
-from services.gateway.fleet.discovery import Places
+from services.gateway.fleet.discovery import EngineAddresses
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.engine_link import LinkOptions
 from services.gateway.fleet.fleet import Fleet
@@ -29,7 +29,7 @@ from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.fleet.routing import Policy, Router
 from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver, RequestProgress
 from services.gateway.observe.observers import GatewayObservers
-from services.gateway.observe.request_reports import RequestReports
+from services.gateway.observe.request_log import RequestLog
 from services.gateway.observe.tenant_usage import TenantUsage
 from services.gateway.request_handler import RequestHandler, RequestLimits
 from services.kvmanager.server import KVManagerService
@@ -127,10 +127,10 @@ class HandlerInProcess:
     def __init__(self, addresses: tuple[str, ...], kvmanager: str, observer: GatewayObserver) -> None:
         clock = asyncio.get_running_loop().time
         self.events, self.usage = Events(), TenantUsage()
-        observers = GatewayObservers(observer, RequestReports(), self.usage, self.events)
-        self.fleet = Fleet(Places(addresses, ()), 60.0, LinkOptions(CALL_SECONDS, 60.0, observer=observers))
+        observers = GatewayObservers(observer, RequestLog(), self.usage, self.events)
+        self.fleet = Fleet(EngineAddresses(addresses, ()), 60.0, LinkOptions(CALL_SECONDS, 60.0, observer=observers))
         self.lookup = PrefixLookup(kvmanager, clock)
-        self.admission = Admission(100, TOKENS)
+        self.admission = AdmissionControl(100, TOKENS)
         self.tenants = Tenants(lambda: 0.0)
         self.tenants.limit({"acme": TenantLimits(10, TOKENS)})
         self.slow_clients = SlowClients(CALL_SECONDS, clock)

@@ -200,7 +200,7 @@ async def gather_all(generations: Sequence[Responses]) -> list[Gathered]:
 
 
 def ending(end: gateway_pb2.SampleFinish, *, called: bool = False) -> dict[str, Any]:
-    """Return how a sample ended: OpenAI's word for it, and what it ran into, as vLLM tells it. `called`: a tool."""
+    """Return how a sample ended: OpenAI's word for it, and what it ran into, as vLLM has it. `called`: a tool."""
     reason = _FINISH_REASONS[end.reason]
     matched = end.WhichOneof("matched")
     return {

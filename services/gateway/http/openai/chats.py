@@ -94,11 +94,11 @@ class ChatCompletionCall(GenerationCall):
     def _choice(self, sample: int, gathered: Gathered) -> dict[str, Any]:
         said = gathered.samples[sample]
         message, calls = self._message(said.text)
-        told = None
+        scores = None
         if self.body.logprobs:
-            told = logprobs.of_chat(self.tokenizer(gathered.started.model), said.token_ids, said.logprobs)
+            scores = logprobs.of_chat(self.tokenizer(gathered.started.model), said.token_ids, said.logprobs)
         ending = answers.ending(gathered.finished.samples[sample], called=bool(calls))
-        return {"index": sample, "message": message, "logprobs": told, **ending}
+        return {"index": sample, "message": message, "logprobs": scores, **ending}
 
     def _message(self, text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         reader = self.reader()
@@ -183,15 +183,15 @@ class _ChatChunks(Chunks):
     def _said_with_more(self, delta: gateway_pb2.Delta) -> bytes:
         """Return chunks of calls and log-probabilities; these come with the first of the chunks."""
         deltas = self._calls[delta.sample].push(delta.text) if self._calls else [{"content": delta.text}]
-        told = None
+        scores = None
         if self._chat.body.logprobs:
-            told = logprobs.of_chat(self._tokenizer, delta.token_ids, delta.logprobs)
+            scores = logprobs.of_chat(self._tokenizer, delta.token_ids, delta.logprobs)
             deltas = deltas or [{"content": ""}]
-        chunks = [self._chunk(delta.sample, one, None if at else told) for at, one in enumerate(deltas)]
+        chunks = [self._chunk(delta.sample, one, None if at else scores) for at, one in enumerate(deltas)]
         return b"".join(chunks)
 
-    def _chunk(self, sample: int, delta: dict[str, Any], told: dict[str, Any] | None) -> bytes:
-        parts = (to_json(delta).encode(), b',"logprobs":', to_json(told).encode(), b',"finish_reason":null}]')
+    def _chunk(self, sample: int, delta: dict[str, Any], scores: dict[str, Any] | None) -> bytes:
+        parts = (to_json(delta).encode(), b',"logprobs":', to_json(scores).encode(), b',"finish_reason":null}]')
         return b"".join([self._before[sample], *parts, self._end.written])
 
 

@@ -14,8 +14,8 @@ def of_chat(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Logprobs) 
     content = []
     for token, its in zip(token_ids, logprobs, strict=True):
         tops = zip(its.top_token_ids, its.top_logprobs, strict=True)
-        tops_told = [_token(tokenizer, top, logprob) for top, logprob in tops]
-        content.append(_token(tokenizer, token, its.logprob) | {"top_logprobs": tops_told})
+        scored_tops = [_token(tokenizer, top, logprob) for top, logprob in tops]
+        content.append(_token(tokenizer, token, its.logprob) | {"top_logprobs": scored_tops})
     return {"content": content, "refusal": None}
 
 
@@ -64,13 +64,13 @@ def of_prompt(
 
 
 def _ranked(tokenizer: Tokenizer, token: int, its: decoding_pb2.TokenLogprobs) -> dict[str, Any]:
-    told: dict[int, tuple[float, int | None]] = {}
+    ranked: dict[int, tuple[float, int | None]] = {}
     for rank, (top, logprob) in enumerate(zip(its.top_token_ids, its.top_logprobs, strict=True), start=1):
-        told[top] = logprob, rank
-    told.setdefault(token, (its.logprob, None))
+        ranked[top] = logprob, rank
+    ranked.setdefault(token, (its.logprob, None))
     return {
         str(one): {"logprob": logprob, "rank": rank, "decoded_token": _decoded(tokenizer, one)}
-        for one, (logprob, rank) in told.items()
+        for one, (logprob, rank) in ranked.items()
     }
 
 

@@ -7,14 +7,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.gateway.access.admission import Admission, Bound, Place
+from services.gateway.access.admission import AdmissionControl, AdmittedRequest, Bound
 from services.gateway.access.token_bound import Sequences
 from services.runtime.errors import Overloaded
 
 PLENTY = 1_000_000
 
 
-def refusal(admission: Admission, now: float, tokens: int = 1, model: str = "m") -> Overloaded:
+def refusal(admission: AdmissionControl, now: float, tokens: int = 1, model: str = "m") -> Overloaded:
     with pytest.raises(Overloaded) as caught:
         admission.enter(model, tokens, now)
     return caught.value
@@ -29,7 +29,7 @@ def seconds(refused: Overloaded) -> float:
 
 
 def test_requests_are_let_in_up_to_the_limit_and_again_from_the_lower_mark_on() -> None:
-    admission = Admission(10, PLENTY)
+    admission = AdmissionControl(10, PLENTY)
     places = [admission.enter("m", 1, 0.0) for _ in range(10)]
     assert "10 sequences are under way, the limit is 10" in str(refusal(admission, 1.0))
     places.pop().leave(2.0)
@@ -42,7 +42,7 @@ def test_requests_are_let_in_up_to_the_limit_and_again_from_the_lower_mark_on() 
 
 
 def test_a_request_counts_once_for_each_of_its_sequences() -> None:
-    admission = Admission(10, PLENTY)
+    admission = AdmissionControl(10, PLENTY)
     place = admission.enter("m", 1, 0.0, Sequences(8, "sampling.sample_count"))
     with pytest.raises(Overloaded, match=r"8 sequences are under way, the limit is 10, and beam_search.width is 3"):
         admission.enter("m", 1, 0.0, Sequences(3, "beam_search.width"))
@@ -52,14 +52,14 @@ def test_a_request_counts_once_for_each_of_its_sequences() -> None:
 
 
 def test_a_bound_that_nobody_ran_into_has_no_lower_mark() -> None:
-    admission = Admission(10, PLENTY)
+    admission = AdmissionControl(10, PLENTY)
     places = [admission.enter("m", 1, 0.0) for _ in range(10)]
     places.pop().leave(1.0)
     admission.enter("m", 1, 1.0)
 
 
 def test_requests_of_all_models_are_bounded_together_and_tokens_of_each_for_itself() -> None:
-    admission = Admission(3, 100)
+    admission = AdmissionControl(3, 100)
     admission.enter("a", 100, 0.0)
     assert "100 tokens wait, the limit is 100" in str(refusal(admission, 0.0, 1, "a"))
     admission.enter("b", 100, 0.0)
@@ -69,7 +69,7 @@ def test_requests_of_all_models_are_bounded_together_and_tokens_of_each_for_itse
 
 
 def test_tokens_wait_until_the_request_is_begun_and_its_place_is_taken_until_it_ends() -> None:
-    admission = Admission(2, 100)
+    admission = AdmissionControl(2, 100)
     place = admission.enter("m", 90, 0.0)
     refusal(admission, 0.0, 20)
     place.started(1.0)
@@ -82,7 +82,7 @@ def test_tokens_wait_until_the_request_is_begun_and_its_place_is_taken_until_it_
 
 
 def test_what_a_request_weighs_is_corrected_once_it_is_known() -> None:
-    admission = Admission(10, 100)
+    admission = AdmissionControl(10, 100)
     place = admission.enter("m", 90, 0.0)
     refusal(admission, 0.0, 20)
     place.weigh(30, 0.1)
@@ -93,7 +93,7 @@ def test_what_a_request_weighs_is_corrected_once_it_is_known() -> None:
 
 
 def test_a_request_larger_than_the_bound_is_let_in_where_nothing_else_waits() -> None:
-    admission = Admission(10, 100)
+    admission = AdmissionControl(10, 100)
     small = admission.enter("m", 1, 0.0)
     refusal(admission, 0.0, 500)
     small.started(1.0)
@@ -104,7 +104,7 @@ def test_a_request_larger_than_the_bound_is_let_in_where_nothing_else_waits() ->
 
 
 def test_a_large_request_that_is_refused_keeps_no_small_one_out() -> None:
-    admission = Admission(10, 100)
+    admission = AdmissionControl(10, 100)
     admission.enter("m", 50, 0.0)
     refusal(admission, 0.0, 60)
     admission.enter("m", 10, 0.0)
@@ -113,12 +113,14 @@ def test_a_large_request_that_is_refused_keeps_no_small_one_out() -> None:
 # Forecasts
 
 
-def full(limit: int) -> tuple[Admission, list[Place]]:
-    admission = Admission(limit, PLENTY)
+def full(limit: int) -> tuple[AdmissionControl, list[AdmittedRequest]]:
+    admission = AdmissionControl(limit, PLENTY)
     return admission, [admission.enter("m", 1, 0.0) for _ in range(limit)]
 
 
-def overload(admission: Admission, places: list[Place], seconds_each: float, departures: int, now: float) -> float:
+def overload(
+    admission: AdmissionControl, places: list[AdmittedRequest], seconds_each: float, departures: int, now: float
+) -> float:
     """Let the oldest leave one after the other while more come than may; return the time then."""
     for _ in range(departures):
         with suppress(Overloaded):
@@ -139,7 +141,7 @@ def test_the_forecast_is_the_way_to_the_lower_mark_at_the_measured_throughput(ra
 
 
 def test_the_forecast_of_tokens_counts_tokens() -> None:
-    admission = Admission(PLENTY, 1000)
+    admission = AdmissionControl(PLENTY, 1000)
     places = [admission.enter("m", 100, 0.0) for _ in range(10)]
     now = 0.0
     for _ in range(15):  # 100 tokens every 2 seconds
@@ -171,7 +173,7 @@ def test_before_anything_has_left_the_forecast_grows_with_the_time_that_passed()
 
 
 def test_after_few_departures_the_forecast_goes_by_how_long_requests_stay() -> None:
-    admission = Admission(100, PLENTY)
+    admission = AdmissionControl(100, PLENTY)
     for number in range(20):  # one at a time, four seconds each: no throughput can be told from that
         admission.enter("m", 1, 10.0 * number).leave(10.0 * number + 4)
     places = [admission.enter("m", 1, 1000.0) for _ in range(100)]

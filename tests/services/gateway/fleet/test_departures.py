@@ -18,13 +18,13 @@ from prometheus_client import generate_latest
 from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway import server
 from services.gateway.access import tenants
-from services.gateway.access.admission import Admission
+from services.gateway.access.admission import AdmissionControl
 from services.gateway.access.api_keys import TenantLimits
 from services.gateway.access.callers import SOMEWHERE, Caller, Origin
 from services.gateway.access.tenants import Tenants
 from services.gateway.fleet import engine_link, fleet
 from services.gateway.fleet.departures import MOST_MODELS, SECONDS, Departures
-from services.gateway.fleet.discovery import Places
+from services.gateway.fleet.discovery import EngineAddresses
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.observe import metrics, tenant_usage
@@ -154,7 +154,7 @@ def served(name: str) -> ServedModel:
 
 
 def test_models_without_engines_are_remembered_up_to_a_number_and_those_in_use_always() -> None:
-    tried = Fleet(Places((), ()), 1.0, LinkOptions(1.0, 1.0))
+    tried = Fleet(EngineAddresses((), ()), 1.0, LinkOptions(1.0, 1.0))
     names = [f"{number:02}" for number in range(MOST_MODELS + 3)]
     for now, name in enumerate(names):
         tried._models[name] = served(name)
@@ -183,7 +183,7 @@ def test_tokenizers_are_kept_for_known_models_alone() -> None:
 
 
 def test_a_models_bound_ends_with_it_unless_somebody_waits_there() -> None:
-    admission = Admission(9, 9)
+    admission = AdmissionControl(9, 9)
     places = [admission.enter(name, 5, 0.0) for name in ("a", "b", "c")]
     places[0].leave(0.0)
     places[1].leave(0.0)

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from services.gateway.fleet.discovery import Places, discovered
+from services.gateway.fleet.discovery import EngineAddresses, discovered
 from services.runtime.settings import InvalidSetting
 
 
 def test_a_setting_lists_addresses_and_names_each_once() -> None:
-    places = Places.of("10.0.0.1:5, unix:/tmp/e.sock,dns:engines.local:50052,10.0.0.1:5")
+    places = EngineAddresses.of("10.0.0.1:5, unix:/tmp/e.sock,dns:engines.local:50052,10.0.0.1:5")
     assert places.addresses == ("10.0.0.1:5", "unix:/tmp/e.sock")
     assert places.names == (("engines.local", 50052),)
 
@@ -19,10 +19,12 @@ def test_a_setting_lists_addresses_and_names_each_once() -> None:
 )
 def test_a_setting_that_says_nothing_clear_is_refused(setting: str) -> None:
     with pytest.raises(InvalidSetting, match="engines"):
-        Places.of(setting)
+        EngineAddresses.of(setting)
 
 
-async def first_two(places: Places, answers: list[object], monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
+async def first_two(
+    places: EngineAddresses, answers: list[object], monkeypatch: pytest.MonkeyPatch
+) -> list[Mapping[str, str]]:
     async def look_up(_self: object, name: str, port: int, **_: object) -> object:
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, Exception):
@@ -40,19 +42,19 @@ async def first_two(places: Places, answers: list[object], monkeypatch: pytest.M
 
 def test_a_name_is_looked_up_again_and_changes_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[object] = [["10.0.0.1"], ["10.0.0.1"], ["10.0.0.2", "::1"]]
-    found = asyncio.run(first_two(Places.of("a:1,dns:e:7"), answers, monkeypatch))
+    found = asyncio.run(first_two(EngineAddresses.of("a:1,dns:e:7"), answers, monkeypatch))
     assert found == [{"a:1": "", "10.0.0.1:7": "e"}, {"a:1": "", "10.0.0.2:7": "e", "[::1]:7": "e"}]
 
 
 def test_a_name_that_cannot_be_looked_up_keeps_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[object] = [["10.0.0.1"], OSError("no such name"), ["10.0.0.2"]]
-    found = asyncio.run(first_two(Places.of("dns:e:7"), answers, monkeypatch))
+    found = asyncio.run(first_two(EngineAddresses.of("dns:e:7"), answers, monkeypatch))
     assert found == [{"10.0.0.1:7": "e"}, {"10.0.0.2:7": "e"}]
 
 
 def test_a_name_that_was_never_there_is_looked_for_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[object] = [OSError("no such name"), ["10.0.0.2"]]
-    found = asyncio.run(first_two(Places.of("a:1,dns:e:7"), answers, monkeypatch))
+    found = asyncio.run(first_two(EngineAddresses.of("a:1,dns:e:7"), answers, monkeypatch))
     assert found == [{"a:1": ""}, {"a:1": "", "10.0.0.2:7": "e"}]
 
 
@@ -60,5 +62,5 @@ def test_an_address_that_is_given_as_one_needs_no_name_and_of_two_names_the_firs
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers: list[object] = [["10.0.0.1", "10.0.0.2"], ["10.0.0.2", "10.0.0.3"], ["10.0.0.4"]]
-    found = asyncio.run(first_two(Places.of("10.0.0.1:7,dns:e:7,dns:f:7"), answers, monkeypatch))
+    found = asyncio.run(first_two(EngineAddresses.of("10.0.0.1:7,dns:e:7,dns:f:7"), answers, monkeypatch))
     assert found[0] == {"10.0.0.1:7": "", "10.0.0.2:7": "e", "10.0.0.3:7": "f"}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.fleet.routing import Candidate, Choice, Policy, Reason, RecentWork, Router
+from services.gateway.fleet.routing import Candidate, Policy, Reason, RecentWork, Router, RoutingChoice
 
 PROMPT = 1000
 candidates = st.lists(
@@ -47,28 +47,28 @@ def test_an_engine_over_its_share_is_chosen_only_where_it_has_done_least(those: 
 
 def test_who_has_most_of_the_prompt_gets_it() -> None:
     a, b = Candidate("a", cached_tokens=100), Candidate("b", cached_tokens=900, requests=5)
-    assert Router(Policy.PREFIX, 10_000).choose([a, b], PROMPT) == Choice("b", Reason.PREFIX)
+    assert Router(Policy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("b", Reason.PREFIX)
 
 
 def test_who_has_most_of_the_prompt_but_too_long_a_queue_does_not_get_it() -> None:
     a, b = Candidate("a", cached_tokens=100), Candidate("b", cached_tokens=900, waiting_tokens=2000)
-    assert Router(Policy.PREFIX, 10_000).choose([a, b], PROMPT) == Choice("a", Reason.LOAD)
+    assert Router(Policy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("a", Reason.LOAD)
 
 
 def test_who_has_done_more_than_its_share_lately_does_not_get_it() -> None:
     a, b = Candidate("a"), Candidate("b", cached_tokens=900, recent_tokens=5000)
-    assert Router(Policy.PREFIX, 0).choose([a, b], PROMPT) == Choice("a", Reason.LOAD)
-    assert Router(Policy.PREFIX, 10_000).choose([a, b], PROMPT) == Choice("b", Reason.PREFIX)
+    assert Router(Policy.PREFIX, 0).choose([a, b], PROMPT) == RoutingChoice("a", Reason.LOAD)
+    assert Router(Policy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("b", Reason.PREFIX)
 
 
 def test_a_prompt_that_nobody_has_goes_to_who_has_done_least_lately() -> None:
     those = [Candidate("a", recent_tokens=300), Candidate("b", recent_tokens=200), Candidate("c", recent_tokens=250)]
-    assert Router(Policy.PREFIX, 10_000).choose(those, PROMPT) == Choice("b", Reason.NEW)
+    assert Router(Policy.PREFIX, 10_000).choose(those, PROMPT) == RoutingChoice("b", Reason.NEW)
 
 
 def test_least_loaded_counts_requests_before_tokens() -> None:
     a, b = Candidate("a", requests=2), Candidate("b", requests=1, waiting_tokens=5000)
-    assert Router(Policy.LEAST_LOADED).choose([a, b], PROMPT) == Choice("b", Reason.LEAST_LOADED)
+    assert Router(Policy.LEAST_LOADED).choose([a, b], PROMPT) == RoutingChoice("b", Reason.LEAST_LOADED)
 
 
 def test_round_robin_gives_each_engine_as_many_also_where_one_comes_and_goes() -> None:

@@ -1,7 +1,7 @@
-"""What is told of each request when it has ended: one line of the log, and its part of a trace.
+"""What is reported of each request when it has ended: one line of the log, and its part of a trace.
 
-Neither says anything of what was asked and answered but its length. Errors that blame the client name the field, and
-do not tell their words here, which may repeat some of it.
+Neither has anything of prompts and answers but their lengths. Errors that blame the client are reported by the field
+alone: their words may repeat some of it.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _UNFINISHED = {
 log = logging.getLogger("quire.gateway.requests")
 
 
-class RequestReports(GatewayObserver):
+class RequestLog(GatewayObserver):
     """Reports each request of a gateway at its end."""
 
     def request(self, request: RequestInfo) -> RequestObserver:
