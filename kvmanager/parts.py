@@ -5,7 +5,7 @@ work that it took, see `Pool.applying`. It refuses, if at all, before it has cha
 conservation law holds, counting what `PoolState` says is under way.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ PART = 512
 Rest = Iterator[int]
 
 _Entry = TypeVar("_Entry")
+_Result = TypeVar("_Result")
 
 
 def taken_from_end(entries: list[_Entry]) -> Iterator[list[_Entry]]:
@@ -30,3 +31,13 @@ def parts_of(entries: Iterable[_Entry], size: int = 0) -> Iterator[list[_Entry]]
     iterator = iter(entries)
     while part := list(islice(iterator, size or PART)):
         yield part
+
+
+def completed(work: Generator[object, None, _Result]) -> _Result:
+    """Do work that pauses at one go; return what it comes to."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result

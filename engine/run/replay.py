@@ -21,7 +21,7 @@ class MadeUpTokens:
     def __init__(self, block_size: int) -> None:
         """Begin for a record of this block size, in tokens."""
         self._block_size = block_size
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[int, int] = {}
         self._next = count(STOP_TOKEN + 1)
 
     def of(self, request: RecordedRequest) -> "array[int]":

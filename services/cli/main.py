@@ -299,17 +299,18 @@ def demo(results: str | None, **values: Any) -> None:
     help="Fraction of the blocks that a request leaves free when it begins while others run. Absent: as recorded.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def replay(file: str, as_json: bool, **options: Any) -> None:
+@click.option("--print", "as_text", is_flag=True, help="Run nothing, but print the record, a line for each entry.")
+def replay(file: str, as_json: bool, as_text: bool, **options: Any) -> None:
     """Run a record again.
 
     A record of operations is applied to the KV manager's core once more, and must come to the same block ids; the exit
     status is 1 where it does not. A record of requests is run through the engine's scheduler and the KV manager's core,
     with the pool and the limits given here, without a model: what would have come of it.
     """
-    from services.cli.commands.replay import Options
+    from services.cli.commands.replay import Options, print_record
     from services.cli.commands.replay import replay as run
 
-    sys.exit(run(file, Options(**options), as_json))
+    sys.exit(print_record(file) if as_text else run(file, Options(**options), as_json))
 
 
 for command in (plan, certificates, bench):

@@ -1,14 +1,14 @@
 """The record of an engine's requests as a file, while the engine is told so."""
 
 import secrets
-from functools import partial
 from pathlib import Path
 
 from engine.run.record import RequestsRecord
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group
 from services.runtime.settings import InvalidSetting
-from services.wire.record_file import RecordFile, create, log, now
+from services.wire.record_file import RecordFile, create, log
+from services.wire.requests_record import header_entry, request_entry
 
 _LAST_SECONDS = 10.0
 _SECRET_BYTES = 32
@@ -34,14 +34,15 @@ class RequestsRecorder:
             return
         opened, path = self._opened
         self._record = RequestsRecord(scheduler, secrets.token_bytes(_SECRET_BYTES))
-        self._file = RecordFile(opened, str(path), self._record.end)
-        self._file.write(partial(self._record.begin, engine_id, now()))
+        self._file = RecordFile(opened, str(path))
+        header = header_entry(self._record.settings, engine_id)
+        self._file.write(lambda: [header])
         log.info("%s: requests are recorded, as keys and lengths", path)
 
     def ended(self, group: Group, arrival_step: int, end_step: int) -> None:
         """Record a request that ended, and which nobody changes any more."""
-        if self._record and self._file:
-            self._file.write(partial(self._record.ended, group, arrival_step, end_step))
+        if (record := self._record) and self._file:
+            self._file.write(lambda: map(request_entry, record.ended(group, arrival_step, end_step)))
 
     def close(self) -> None:
         """End the record, and wait some seconds at most until it is on the disk."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from blocks import Step
 from kvmanager import Applied, PoolReport, Session
-from kvmanager.history.record import OperationsRecord
 from services.runtime.settings import InvalidSetting
-from services.wire.record_file import RecordFile, create, log, now
+from services.wire.operations_record import OperationsRecord
+from services.wire.record_file import RecordFile, create, log
 
 _MIB = 1024 * 1024
 _LAST_SECONDS = 10.0
@@ -45,8 +45,8 @@ class OperationsRecorder:
             log.warning("nothing is recorded of session %d of engine %s: %s", session.number, spec.engine_id, error)
             return
         record = OperationsRecord(spec)
-        file = RecordFile(opened, str(path), record.end, most_bytes=self._most_bytes)
-        file.write(partial(record.begin, report, now()))
+        file = RecordFile(opened, str(path), most_bytes=self._most_bytes)
+        file.write(partial(record.begin, report))
         self._sessions[session.number] = (record, file)
         self._files = [*(one for one in self._files if not one.closed), file]
         log.info("%s: the operations of engine %s are recorded, token ids included", path, spec.engine_id)
@@ -82,4 +82,4 @@ def _prepare(folder: Path) -> None:
 
 def _file_name(engine_id: str, session: int) -> str:
     plain = re.sub(r"[^A-Za-z0-9.-]+", "_", engine_id)[:_LONGEST_NAME]
-    return f"operations-{plain}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{session}.jsonl"
+    return f"operations-{plain}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{session}.quire"

@@ -1,4 +1,4 @@
-"""Files of records: lines that a thread of its own writes, so that whoever has something to record never waits.
+"""Writes files of records, as `records.proto` describes them, on a thread of its own: nobody waits for the disk.
 
 A record is a help, not a duty: where it cannot go on, that is said in one line of the log, and the service goes on.
 """
@@ -13,16 +13,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from quire.v1 import records_pb2 as pb
+
 # Entries that may wait for the disk.
 _MOST_WAITING = 1024
-# What is kept of the size for the last line.
-_LAST_LINE_BYTES = 512
+# What is kept of the size for the last entry.
+_LAST_ENTRY_BYTES = 512
 _MOST_NAMES = 1000
-# Making a long line takes the interpreter away from other threads; between two of them they have their turn.
-_LONG_LINE_BYTES = 4096
+# Making a long entry takes the interpreter away from other threads; between two of them they have their turn.
+_LONG_ENTRY_BYTES = 4096
 _PAUSE_SECONDS = 0.0005
 
-Lines = Callable[[], Iterable[str]]
+# Makes entries; None stands for a pause in long work.
+Entries = Callable[[], Iterable[pb.RecordEntry | None]]
 
 log = logging.getLogger("quire.record")
 
@@ -47,28 +50,31 @@ def create(path: Path) -> tuple[BinaryIO, Path]:
     raise FileExistsError(f"{path} exists, and {_MOST_NAMES} others of its name")
 
 
+def framed(entry: pb.RecordEntry) -> bytes:
+    """Return an entry's bytes behind their length."""
+    data = entry.SerializeToString()
+    length, size = bytearray(), len(data)
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes((*length, size)) + data
+
+
 class RecordFile:
-    """A file of lines. `write` may be called from any one thread, and never waits for the disk."""
+    """A file that is written. `write` may be called from any one thread, and never waits for the disk."""
 
     def __init__(
-        self,
-        file: BinaryIO,
-        name: str,
-        end: Callable[[str], Iterable[str]],
-        *,
-        most_bytes: int | None = None,
-        most_waiting: int = _MOST_WAITING,
+        self, file: BinaryIO, name: str, *, most_bytes: int | None = None, most_waiting: int = _MOST_WAITING
     ) -> None:
-        """Take over an open file, called `name` in the log. `end` makes the last line of the reason why it is the last.
+        """Take over an open file, called `name` in the log.
 
         Recording stops when the file would grow above `most_bytes`, or when more than `most_waiting` entries wait.
         """
         self._file = file
         self._name = name
-        self._end = end
-        self._bytes_left = None if most_bytes is None else most_bytes - _LAST_LINE_BYTES
+        self._bytes_left = None if most_bytes is None else most_bytes - _LAST_ENTRY_BYTES
         self._most_waiting = most_waiting
-        self._entries: queue.SimpleQueue[Lines | None] = queue.SimpleQueue()
+        self._entries: queue.SimpleQueue[Entries | None] = queue.SimpleQueue()
         self._why = ""  # written before the end is put into the queue, read after it was taken out
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="record", daemon=True)
@@ -84,18 +90,18 @@ class RecordFile:
         """Whether all is on the disk, or given up."""
         return not self._thread.is_alive()
 
-    def write(self, lines: Lines) -> None:
-        """Have lines made and written by the file's thread. Does nothing once recording has stopped."""
+    def write(self, entries: Entries) -> None:
+        """Have entries made and written by the file's thread. Does nothing once recording has stopped."""
         if self._stopped:
             return
         if self._entries.qsize() >= self._most_waiting:
             self._stop(f"the disk does not keep up: {self._most_waiting} entries wait for it")
             log.warning("%s: recording stops: %s", self._name, self._why)
             return
-        self._entries.put(lines)
+        self._entries.put(entries)
 
     def finish(self, reason: str) -> None:
-        """Write what waits, then the last line. Does not wait for it."""
+        """Write what waits, then the end. Does not wait for it."""
         if not self._stopped:
             self._stop(reason)
 
@@ -116,7 +122,7 @@ class RecordFile:
                 reason = f"the file is full: it may have {full} bytes" if full else self._why
                 if full:
                     log.warning("%s: recording stops: %s", self._name, reason)
-                self._write_lines(self._end(reason))
+                self._file.write(framed(pb.RecordEntry(end=pb.RecordEnd(reason=reason))))
         except Exception as error:
             log.warning("%s: recording stops: %s: %s", self._name, type(error).__name__, error)
         finally:
@@ -126,22 +132,19 @@ class RecordFile:
     def _write_entries(self) -> int:
         """Write entries until the end comes; return the bytes that the file may have when it is full, else 0."""
         written = 0
-        while (entry := self._entries.get()) is not None:
-            for line in entry():
-                encoded = f"{line}\n".encode()
-                written += len(encoded)
+        while (make := self._entries.get()) is not None:
+            for entry in make():
+                data = b"" if entry is None else framed(entry)
+                written += len(data)
                 if self._bytes_left is not None and written > self._bytes_left:
                     self._stopped = True
-                    return self._bytes_left + _LAST_LINE_BYTES
-                self._file.write(encoded)
-                if len(encoded) > _LONG_LINE_BYTES:
+                    return self._bytes_left + _LAST_ENTRY_BYTES
+                self._file.write(data)
+                if entry is None or len(data) > _LONG_ENTRY_BYTES:
                     time.sleep(_PAUSE_SECONDS)
             if self._entries.empty():
                 self._file.flush()
         return 0
-
-    def _write_lines(self, lines: Iterable[str]) -> None:
-        self._file.writelines(f"{line}\n".encode() for line in lines)
 
     def _forget(self) -> None:
         """Let go of what waits: nobody will write it."""

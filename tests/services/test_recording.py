@@ -9,21 +9,22 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from click.testing import CliRunner
 
 from blocks import Step
 from kvmanager import KVManager, Pool, PoolReport, PoolSpec
-from quire.v1 import gateway_pb2_grpc
+from quire.v1 import gateway_pb2_grpc, records_pb2
 from services.cli.main import cli
 from services.engine.recording import RequestsRecorder
 from services.engine.settings import EngineSettings
 from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime.settings import InvalidSetting
-from services.wire.record_file import RecordFile, create
+from services.wire.record_file import RecordFile, create, framed
+from services.wire.record_reader import RecordReader
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, START_SECONDS, Answer, RunningQuire, RunningService, launch
 
@@ -36,8 +37,22 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def end(reason: str) -> list[str]:
-    return [json.dumps({"end": reason})]
+def entries_of(file: BinaryIO) -> tuple[RecordReader, list[records_pb2.RecordEntry]]:
+    """A record that was read to its end, and what is between header and end."""
+    reader = RecordReader(file)
+    return reader, list(reader)
+
+
+def of_file(path: Path) -> tuple[RecordReader, list[records_pb2.RecordEntry]]:
+    with path.open("rb") as file:
+        return entries_of(file)
+
+
+HEADER = records_pb2.RecordEntry(header=records_pb2.RecordHeader(format="any"))
+
+
+def numbered(number: int, size: int = 0) -> records_pb2.RecordEntry:
+    return records_pb2.RecordEntry(request=records_pb2.RecordedRequest(number=number, finish="x" * size))
 
 
 def replayed(path: Path) -> dict[str, Any]:
@@ -54,7 +69,7 @@ class Recorded:
 
     def __init__(self, service: Callable[..., RunningService], model: Path, folder: Path) -> None:
         self.folder = folder / "records"
-        self.requests = folder / "requests.jsonl"
+        self.requests = folder / "requests.quire"
         self.kvmanager = service("kvmanager", "--listen", f"unix:{folder}/k.sock", "--record-folder", str(self.folder))
         self.engine = service(
             *("engine", "--listen", f"unix:{folder}/e.sock", "--kvmanager", self.kvmanager.address),
@@ -104,10 +119,10 @@ def test_what_real_services_record_is_replayed_to_the_same_ids_and_hits(
     assert mode(recorded.folder) == 0o700
     assert "token ids included" in recorded.kvmanager.output.wait_for("are recorded")
     assert "as keys and lengths" in recorded.engine.output.wait_for("are recorded")
-    headers = [json.loads(path.read_text().splitlines()[0]) for path in (recorded.operations, recorded.requests)]
-    assert [header["sensitive"].split(";")[0] for header in headers] == ["contains token ids", "no token ids"]
-    assert {header["engine_id"] for header in headers} == {headers[0]["spec"]["engine_id"]}
-    kinds = [json.loads(line)["decoding"] for line in recorded.requests.read_text().splitlines()[1:-1]]
+    headers = [of_file(path)[0].header for path in (recorded.operations, recorded.requests)]
+    assert [header.sensitive.split(";")[0] for header in headers] == ["contains token ids", "no token ids"]
+    assert {header.engine_id for header in headers} == {headers[0].pool.engine_id}
+    kinds = [entry.request.decoding for entry in of_file(recorded.requests)[1]]
     assert kinds.count("sampled") == 1
 
 
@@ -129,14 +144,15 @@ def test_a_manager_that_was_killed_and_its_successor_record_sessions_that_are_re
     assert recorded.generate(OPENING * 2, 5).started.cached_tokens > 0
     recorded.stop()
     (second,) = set(recorded.folder.iterdir()) - {first}
-    assert '"keyed"' in second.read_text(), "the session begins with the pool that the engine reports"
+    reported = [block for entry in of_file(second)[1] for block in entry.snapshot.keyed_blocks]
+    assert reported, "the session begins with the pool that the engine reports"
     assert replayed(second)["end"] == "the session ended"
 
 
 def test_serve_records_requests_when_it_is_told_to(
     quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path = tmp_path / "requests.jsonl"
+    path = tmp_path / "requests.quire"
     served = quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--record-requests", str(path))
     answers = [served.generate(prompt_request(OPENING * 2, 4)) for _ in range(2)]
     assert served.close() == 0
@@ -177,7 +193,7 @@ def test_nothing_is_recorded_by_default(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_file_is_its_owners_alone_whatever_the_mask_and_none_is_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "record.jsonl"
+    path = tmp_path / "record.quire"
     mask = os.umask(0)
     try:
         created = []
@@ -187,24 +203,23 @@ def test_a_file_is_its_owners_alone_whatever_the_mask_and_none_is_overwritten(tm
             created.append(own)
     finally:
         os.umask(mask)
-    assert [one.name for one in created] == ["record.jsonl", "record.jsonl.2", "record.jsonl.3"]
+    assert [one.name for one in created] == ["record.quire", "record.quire.2", "record.quire.3"]
     assert {mode(one) for one in created} == {0o600}
 
 
-def test_a_file_stops_at_its_size_with_a_last_line_that_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    opened, path = create(tmp_path / "record.jsonl")
-    file = RecordFile(opened, "record", end, most_bytes=5000)
+def test_a_file_stops_at_its_size_with_an_end_that_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    opened, path = create(tmp_path / "record.quire")
+    file = RecordFile(opened, "record", most_bytes=5000)
+    file.write(lambda: [HEADER])
     for number in range(200):
-        file.write(lambda number=number: ["x" * 100 + str(number)])
+        file.write(lambda number=number: [numbered(number, size=100)])
     file.finish("not the reason")
     file.join(SECONDS)
     assert file.stopped
-    lines = path.read_text().splitlines()
+    reader, entries = of_file(path)
     assert 4000 < path.stat().st_size <= 5000
-    assert json.loads(lines[-1]) == {"end": "the file is full: it may have 5000 bytes"}
-    assert lines[-2].startswith("xxx")
+    assert reader.end == "the file is full: it may have 5000 bytes"
+    assert [entry.request.number for entry in entries] == list(range(len(entries)))
     (said,) = caplog.messages
     assert said == "record: recording stops: the file is full: it may have 5000 bytes"
 
@@ -228,39 +243,40 @@ class SlowDisk(io.BytesIO):
 
 def test_nobody_waits_for_a_slow_disk_recording_stops_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     disk = SlowDisk()
-    file = RecordFile(disk, "record", end, most_waiting=10)
+    file = RecordFile(disk, "record", most_waiting=10)
+    file.write(lambda: [HEADER])
     for number in range(1000):  # returns at once, or the test takes forever
-        file.write(lambda number=number: [str(number)])
+        file.write(lambda number=number: [numbered(number)])
     assert file.stopped
     disk.goes_on.set()
     file.join(SECONDS)
-    *numbers, last = disk.content.decode().splitlines()
-    assert [int(number) for number in numbers] == list(range(len(numbers)))
-    assert 10 <= len(numbers) <= 12
-    assert json.loads(last) == {"end": "the disk does not keep up: 10 entries wait for it"}
+    reader, entries = entries_of(io.BytesIO(disk.content))
+    assert [entry.request.number for entry in entries] == list(range(len(entries)))
+    assert 9 <= len(entries) <= 11
+    assert reader.end == "the disk does not keep up: 10 entries wait for it"
     (said,) = caplog.messages
     assert said == "record: recording stops: the disk does not keep up: 10 entries wait for it"
 
 
 def test_a_full_disk_is_said_in_one_line_and_nobody_else_hears_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    file = RecordFile(os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"), "record", end)
-    file.write(lambda: ["a line"])
+    file = RecordFile(os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"), "record")
+    file.write(lambda: [HEADER])
     file.join(SECONDS)
     assert file.stopped
     assert file.closed
-    file.write(lambda: ["another one"])
+    file.write(lambda: [numbered(1)])
     file.finish("the session ended")
     (said,) = caplog.messages
     assert said == "record: recording stops: OSError: [Errno 28] No space left on device"
 
 
 def test_what_cannot_be_written_stops_the_record_alone(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    opened, path = create(tmp_path / "record.jsonl")
-    file = RecordFile(opened, "record", end)
-    file.write(lambda: ["a line"])
-    file.write(lambda: [str(1 // 0)])
+    opened, path = create(tmp_path / "record.quire")
+    file = RecordFile(opened, "record")
+    file.write(lambda: [HEADER])
+    file.write(lambda: [numbered(1 // 0)])
     file.join(SECONDS)
-    assert path.read_text() == "a line\n"
+    assert path.read_bytes() == framed(HEADER)
     assert "recording stops: ZeroDivisionError" in caplog.messages[0]
 
 
@@ -287,7 +303,7 @@ def test_each_session_has_a_file_of_its_own_named_after_engine_and_session(tmp_p
     recorder.close()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert [name.split("-")[1] for name in names] == ["host_unix_tmp_engine"] * 2
-    assert sorted(name.split("-")[-1] for name in names) == ["1.jsonl", "2.jsonl"]
+    assert sorted(name.split("-")[-1] for name in names) == ["1.quire", "2.quire"]
     assert [replayed(tmp_path / name)["end"] for name in names] == ["the KV manager stopped"] * 2
 
 

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from engine.run import record as requests
-from engine.run.record import RecordedRequest, RecordSettings
-from kvmanager.history import record as operations
+from engine.run.record import RecordSettings
+from kvmanager.history.record import OperationsReplay, RecordParted
+from services.cli.commands.print_record import lines
 from services.cli.commands.replay_requests import Figures, RequestsReplay
+from services.wire import operations_record as operations
+from services.wire import requests_record as requests
+from services.wire.record_reader import InvalidRecord, RecordReader
 
 _LABELS = {
     "requests": "requests",
@@ -61,10 +64,6 @@ class Options:
         ]
 
 
-class _Failed(Exception):
-    """The record cannot be replayed; the message says why."""
-
-
 def replay(file: str, options: Options, as_json: bool) -> int:
     """Replay a record of either kind; return 0, or 1 after saying in one line where it parts or why it cannot be read.
 
@@ -73,49 +72,30 @@ def replay(file: str, options: Options, as_json: bool) -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         with Path(file).open("rb") as opened, _progress(errors) as progress:
-            lines = _Lines(opened, os.fstat(opened.fileno()).st_size)
-            first = next(iter(lines), "")
-            if _format(first) == operations.OPERATIONS_FORMAT:
-                return _replay_operations(first, lines, options, as_json, progress)
-            return _replay_requests(first, lines, options, as_json, progress)
-    except (OSError, UnicodeDecodeError, operations.InvalidRecord, requests.InvalidRecord, _Failed) as error:
+            reader = RecordReader(opened)
+            match reader.header.format:
+                case operations.OPERATIONS_FORMAT:
+                    size = os.fstat(opened.fileno()).st_size
+                    return _replay_operations(reader, options, as_json, lambda: progress(reader.bytes_read, size))
+                case requests.REQUESTS_FORMAT:
+                    return _replay_requests(reader, options, as_json, progress)
+                case other:
+                    raise InvalidRecord(f"its format is {other!r}, which this version does not know")
+    except (OSError, InvalidRecord) as error:
         errors.print(f"{file} cannot be replayed: {error}", style="red", markup=False)
         return 1
 
 
-def _format(line: str) -> str:
+def print_record(file: str) -> int:
+    """Print a record for people, a line for each entry; return 0, or 1 after saying why it cannot be read."""
     try:
-        header = json.loads(line)
-        found = header["format"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _Failed("it is no record of Quire: its first line says no format") from error
-    if found not in (operations.OPERATIONS_FORMAT, requests.REQUESTS_FORMAT):
-        raise _Failed(f"its format is {found!r}, which this version does not know")
-    return str(found)
-
-
-class _Lines:
-    """The lines of a record. `cut_off` says afterwards whether the last one was cut off, and so left out."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file = file
-        self.size = size
-        self.read = 0
-        self.cut_off = False
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self._file:
-            self.read += len(line)
-            if not line.endswith(b"\n"):
-                self.cut_off = True
-                return
-            yield line.decode()
-
-    def why_it_ends(self, end: str | None) -> str:
-        """Return how the record ends, in words."""
-        if end is not None:
-            return end
-        return "its writer was cut off in a line" if self.cut_off else "its writer was cut off"
+        with Path(file).open("rb") as opened:
+            for line in lines(RecordReader(opened)):
+                click.echo(line)
+    except InvalidRecord as error:
+        click.echo(f"{file} cannot be read: {error}", err=True)
+        return 1
+    return 0
 
 
 _Advance = Callable[[float, float], None]
@@ -133,25 +113,20 @@ def _progress(console: Console) -> Iterator[_Advance]:
 # Operations.
 
 
-def _replay_operations(first: str, lines: _Lines, options: Options, as_json: bool, progress: _Advance) -> int:
+def _replay_operations(reader: RecordReader, options: Options, as_json: bool, advance: Callable[[], None]) -> int:
     if given := options.given():
         raise click.UsageError(f"{given[0]} is for a record of requests; this one is of operations")
-    replayed = operations.OperationsReplay.of(first)
-    parted = None
+    replayed, parted = operations.replay_of(reader), None
     try:
-        for line in lines:
-            replayed.take(line)
-            progress(lines.read, lines.size)
-        replayed.pool  # noqa: B018  (a record without a snapshot is none)
-    except operations.RecordParted as error:
+        for _ in operations.replaying(reader, replayed):
+            advance()
+    except RecordParted as error:
         parted = error
-    _show_operations(replayed, parted, lines.why_it_ends(replayed.end), as_json)
+    _show_operations(replayed, parted, reader.why_it_ends, as_json)
     return 0 if parted is None else 1
 
 
-def _show_operations(
-    replayed: operations.OperationsReplay, parted: operations.RecordParted | None, end: str, as_json: bool
-) -> None:
+def _show_operations(replayed: OperationsReplay, parted: RecordParted | None, end: str, as_json: bool) -> None:
     if as_json:
         figures: dict[str, Any] = {
             "kind": "operations",
@@ -171,9 +146,8 @@ def _show_operations(
 # Requests.
 
 
-def _replay_requests(first: str, lines: _Lines, options: Options, as_json: bool, progress: _Advance) -> int:
-    recorded = requests.read_header(first)
-    found, end = _read_requests(lines)
+def _replay_requests(reader: RecordReader, options: Options, as_json: bool, progress: _Advance) -> int:
+    recorded, found = requests.settings_of(reader), list(requests.requests_of(reader))
     settings = _settings(recorded, options)
     try:
         run = RequestsReplay(
@@ -185,18 +159,8 @@ def _replay_requests(first: str, lines: _Lines, options: Options, as_json: bool,
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     figures = run.run(lambda ended: progress(ended, len(found)))
-    _show_requests(figures, settings, lines.why_it_ends(end), as_json)
+    _show_requests(figures, settings, reader.why_it_ends, as_json)
     return 0
-
-
-def _read_requests(lines: _Lines) -> tuple[list[RecordedRequest], str | None]:
-    found: list[RecordedRequest] = []
-    for number, line in enumerate(lines, 2):
-        one = requests.read_request(line, number)
-        if isinstance(one, str):
-            return found, one
-        found.append(one)
-    return found, None
 
 
 def _settings(recorded: RecordSettings, options: Options) -> RecordSettings:

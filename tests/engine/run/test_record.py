@@ -1,11 +1,8 @@
 """A record of requests tells which of them begin alike, and nothing of their tokens."""
 
-import json
 from itertools import count
 
-import pytest
-
-from engine.run.record import InvalidRecord, RecordedRequest, RequestsRecord, read_header, read_request
+from engine.run.record import RecordSettings, RequestsRecord
 from engine.run.replay import STOP_TOKEN, MadeUpTokens
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity, FinishReason, Request, Sampling, Stopping
@@ -17,19 +14,15 @@ SECRET = b"s" * 32
 PROMPT = [7001, 7002, 7003, 7004, 7005, 7006, 7007, 7008, 7009, 7010]
 
 
-def ended(prompt, output=(), *, number=1, salt=b"", secret=SECRET, temperature=0.0):
-    """The line of a request that ended, read again."""
+def recorded(prompt, output=(), *, number=1, salt=b"", secret=SECRET, temperature=0.0):
+    """What is recorded of a request that ended."""
     scheduler = Scheduler(Capacity(100_000, 100_000, SIZE, 64), Limits(32, 8))
     request = Request(f"r{number}", tuple(prompt), Sampling(temperature), Stopping(20), salt, priority=3)
     group = Group.of(request, count(number))
     group.members[0].tokens += output
     group.members[0].finish = FinishReason.STOP
-    (line,) = RequestsRecord(scheduler, secret).ended(group, 5, 9)
-    return line
-
-
-def recorded(*arguments, **options):
-    return read_request(ended(*arguments, **options), 2)
+    (one,) = RequestsRecord(scheduler, secret).ended(group, 5, 9)
+    return one
 
 
 def test_a_request_is_recorded_as_keys_and_lengths():
@@ -51,22 +44,13 @@ def test_keys_are_equal_as_far_as_tokens_and_salt_are():
 
 
 def test_no_token_is_in_a_record_and_none_can_be_guessed_without_its_secret():
-    line = ended(PROMPT, [7011])
-    assert not [token for token in [*PROMPT, 7011] if str(token) in line]
+    assert not [token for token in [*PROMPT, 7011] if str(token) in str(recorded(PROMPT, [7011]))]
     assert not set(recorded(PROMPT, secret=b"t" * 32).keys) & set(recorded(PROMPT).keys)
 
 
-def test_the_header_says_what_is_in_it_and_how_the_engine_was_set():
+def test_a_record_says_how_the_engine_was_set():
     scheduler = Scheduler(Capacity(1000, 1000, SIZE, 64), Limits(32, 8))
-    (line,) = RequestsRecord(scheduler, SECRET).begin("engine", "2026-01-01T00:00:00+00:00")
-    header = json.loads(line)
-    assert header["format"] == "quire-requests"
-    assert header["sensitive"].startswith("no token ids")
-    assert "keys of the full blocks" in header["contains"]
-    assert header["engine_id"] == "engine"
-    settings = read_header(line)
-    assert (settings.block_size, settings.device_blocks) == (SIZE, 64)
-    assert (settings.token_budget, settings.max_sequences) == (32, 8)
+    assert RequestsRecord(scheduler, SECRET).settings == RecordSettings(SIZE, 64, token_budget=32, max_sequences=8)
 
 
 def test_made_up_tokens_are_alike_where_keys_are_and_nowhere_else():
@@ -80,32 +64,3 @@ def test_made_up_tokens_are_alike_where_keys_are_and_nowhere_else():
     assert other[:4] == one[:4]
     assert not set(other[4:]) & set(one)
     assert STOP_TOKEN not in {*one, *alike, *other}
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("", "line 3 is no JSON"),
-        ("[]", "line 3 is no JSON object"),
-        ("{}", "line 3 is no request"),
-        (ended(PROMPT).replace('"prompt_tokens":10', '"prompt_tokens":1'), "line 3 has lengths that cannot be"),
-        (ended(PROMPT).replace('"output_tokens":0', '"output_tokens":21'), "line 3 has lengths that cannot be"),
-        (ended(PROMPT).replace('"output_tokens":0', '"output_tokens":"0"'), "line 3 is no request"),
-    ],
-)
-def test_what_is_no_request_is_refused_saying_which_line(line, said):
-    with pytest.raises(InvalidRecord) as refused:
-        read_request(line, 3)
-    assert said in str(refused.value)
-
-
-def test_what_is_no_header_is_refused():
-    for line in ("x", "[]", '{"format": "quire-requests", "version": 1}', '{"format": "quire-requests"}'):
-        with pytest.raises(InvalidRecord, match="line 1 "):
-            read_header(line)
-
-
-def test_the_last_line_says_why_nothing_follows():
-    scheduler = Scheduler(Capacity(1000, 1000, SIZE, 64), Limits(32, 8))
-    assert read_request(RequestsRecord(scheduler, SECRET).end("why")[0], 9) == "why"
-    assert isinstance(recorded(PROMPT), RecordedRequest)

@@ -11,10 +11,12 @@ from click.testing import CliRunner, Result
 from engine.run.record import RequestsRecord
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
+from quire.v1 import records_pb2
 from services.cli.main import cli
+from services.wire.requests_record import header_entry, request_entry
 from tests.engine.fake_runner import FakeRunner
 from tests.engine_in_process import GREEDY, EngineInProcess, Sampling
-from tests.kvmanager.history.test_record import a_record, with_another_number
+from tests.services.wire.recorded import a_record, content, end
 
 SIZE, VOCABULARY = 4, 50
 
@@ -27,7 +29,7 @@ class RecordedEngine(EngineInProcess):
         super().__init__(FakeRunner(SIZE, VOCABULARY), capacity, limits)
         self._record = RequestsRecord(self.scheduler, b"secret")
         self._arrivals: dict[str, int] = {}
-        self.lines = self._record.begin("engine", "2026-01-01T00:00:00+00:00")
+        self.entries = [header_entry(self._record.settings, "engine")]
 
     def submit(self, *arguments: Any, **options: Any) -> str:
         request_id = super().submit(*arguments, **options)
@@ -39,7 +41,8 @@ class RecordedEngine(EngineInProcess):
         turn = super().turn()
         for request_id in self.finished.keys() - known:
             steps = self.scheduler.totals.steps
-            self.lines += self._record.ended(self.finished[request_id], self._arrivals[request_id], steps)
+            ended = self._record.ended(self.finished[request_id], self._arrivals[request_id], steps)
+            self.entries += map(request_entry, ended)
         return turn
 
     def run_steps(self, number: int) -> None:
@@ -49,8 +52,8 @@ class RecordedEngine(EngineInProcess):
             self.turn()
 
     def save(self, folder: Path) -> Path:
-        path = folder / "requests.jsonl"
-        path.write_text("".join(f"{line}\n" for line in [*self.lines, *self._record.end("the engine stopped")]))
+        path = folder / "requests.quire"
+        path.write_bytes(content([*self.entries, end("the engine stopped")]))
         return path
 
 
@@ -163,9 +166,9 @@ def test_limits_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
 # Operations
 
 
-def saved(lines: list[str], folder: Path) -> Path:
-    path = folder / "operations.jsonl"
-    path.write_text("".join(f"{line}\n" for line in lines))
+def saved(entries: list[records_pb2.RecordEntry], folder: Path) -> Path:
+    path = folder / "operations.quire"
+    path.write_bytes(content(entries))
     return path
 
 
@@ -178,10 +181,9 @@ def test_operations_replayed_to_the_same_checksum_are_said_to_be_right(tmp_path:
 
 
 def test_operations_that_part_are_said_with_the_step_and_the_exit_status_1(tmp_path: Path) -> None:
-    lines, _ = a_record(1)
-    position = next(number for number, line in enumerate(lines) if '"step":110' in line)
-    lines[position] = with_another_number(lines[position], ("allocates", 0, 0))
-    path = saved(lines, tmp_path)
+    entries, _ = a_record(1)
+    next(entry for entry in entries if entry.step.step.step == 110).step.step.allocates[0].group += 1
+    path = saved(entries, tmp_path)
     result = replay(path)
     assert result.exit_code == 1
     assert "The replay parts after 10 steps: step 110 parts from the record" in result.stdout
@@ -192,11 +194,11 @@ def test_operations_that_part_are_said_with_the_step_and_the_exit_status_1(tmp_p
 
 def test_a_record_whose_writer_was_killed_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
     path = saved(a_record(1)[0], tmp_path)
-    path.write_bytes(path.read_bytes()[:-150])
+    path.write_bytes(path.read_bytes()[:-50])
     result = replay(path)
     assert result.exit_code == 0
     assert "24 steps" in result.stdout
-    assert "cut off in a line" in result.stdout
+    assert "cut off in entry" in result.stdout
 
 
 def test_options_of_the_other_kind_are_refused_by_name(tmp_path: Path) -> None:
@@ -206,21 +208,59 @@ def test_options_of_the_other_kind_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("written", "said"),
     [
         (b"", "no record of Quire"),
         (b"nothing\n", "no record of Quire"),
-        (b"[1]\n", "no record of Quire"),
-        (b"\xff\xfe\n", "cannot be replayed"),
-        (b'{"format":"other"}\n', "its format is 'other'"),
-        (b'{"format":"quire-operations","version":1}\n', "before the snapshot of the pool is complete"),
-        (b'{"format":"quire-requests","version":1}\n', "line 1 has no spec"),
+        (b'{"format":"quire-requests","version":1}\n', "it is a record of version 1 (JSON Lines)"),
+        (content([records_pb2.RecordEntry(header=records_pb2.RecordHeader(format="other"))]), "its format is 'other'"),
+        (content(a_record(1)[0][:1]), "before the snapshot of the pool is complete"),
     ],
 )
-def test_what_is_no_record_is_said_in_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+def test_what_is_no_record_is_said_in_one_line(written: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(content)
+    path.write_bytes(written)
     result = replay(path)
     assert result.exit_code == 1
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+# For people
+
+
+def test_a_record_is_printed_a_line_for_each_entry_with_tokens_as_counts(tmp_path: Path) -> None:
+    entries, _ = a_record(1, steps_before=5)
+    result = replay(saved(entries, tmp_path), "--print")
+    assert result.exit_code == 0
+    header, *others, last = result.stdout.splitlines()
+    assert "format='quire-operations' version=2" in header
+    assert len(others) + 2 == len(entries)
+    assert [line.split()[:2] for line in others[-2:]] == [
+        [str(len(entries) - 2), "step"],
+        [str(len(entries) - 1), "step"],
+    ]
+    assert all(
+        f"checksum={entry.checksum.hex()}" in line for entry, line in zip(entries[-3:-1], others[-2:], strict=True)
+    )
+    step = next(entry.step.step for entry in entries if len(entry.step.step.allocates) == 1)
+    (line,) = [line for line in others if f"{{step={step.step} " in line]
+    (allocate,) = step.allocates
+    assert f"request_id='{allocate.request_id}'" in line
+    assert f"token_ids=({len(allocate.token_ids)} in all)" in line
+    assert last == "The record ends: the session ended."
+
+
+def test_a_record_that_was_cut_off_is_printed_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = saved(a_record(1)[0], tmp_path)
+    path.write_bytes(path.read_bytes()[:-50])
+    *_, last = replay(path, "--print").stdout.splitlines()
+    assert last.startswith("The record ends: its writer was cut off in entry ")
+
+
+def test_of_what_is_no_record_nothing_is_printed_but_why(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b'{"format":"quire-operations","version":1}\n')
+    result = replay(path, "--print")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "it is a record of version 1 (JSON Lines)" in result.stderr

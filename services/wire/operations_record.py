@@ -1,0 +1,104 @@
+"""Records of operations: what the KV manager's core did, as entries of a file, and run again from them."""
+
+from collections.abc import Iterator
+
+from blocks import Step
+from kvmanager import Applied, InvalidRegistration, InvalidReport, PoolReport, PoolSpec
+from kvmanager.history.record import Checksum, OperationsReplay
+from kvmanager.parts import completed
+from quire.v1 import records_pb2 as pb
+from quire.v1.kvmanager_pb2 import ReportPage
+from services.runtime.errors import InvalidField
+from services.wire.attach import register_message, spec_of
+from services.wire.record_file import now
+from services.wire.record_reader import InvalidRecord, RecordReader
+from services.wire.report import ReportReader, pages_of
+from services.wire.step import step_of, write_step
+from services.wire.wire_fields import Message
+
+OPERATIONS_FORMAT = "quire-operations"
+OPERATIONS_VERSION = 2
+_CONTAINS = "a pool of KV blocks in report form, and every Step of block operations applied to it since"
+_SENSITIVE = "contains token ids"
+
+
+class OperationsRecord:
+    """Makes the entries of one session's record: `begin`, then `applied` for each Step in order."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        """Begin the record of a pool."""
+        self._spec = spec
+        self._checksum = Checksum(spec)
+
+    def begin(self, report: PoolReport) -> Iterator[pb.RecordEntry | None]:
+        """Yield the header and the snapshot, and None where others should have their turn."""
+        header = pb.RecordHeader(
+            format=OPERATIONS_FORMAT,
+            version=OPERATIONS_VERSION,
+            contains=_CONTAINS,
+            sensitive=_SENSITIVE,
+            created=now(),
+            engine_id=self._spec.engine_id,
+            pool=register_message(self._spec),
+        )
+        yield pb.RecordEntry(header=header)
+        yield from self._checksum.adding(report)
+        for page in pages_of(report):
+            yield pb.RecordEntry(snapshot=page, checksum=self._checksum.digest if page.last else b"")
+
+    def applied(self, step: Step, applied: Applied) -> Iterator[pb.RecordEntry]:
+        """Yield the entry of a Step that was applied."""
+        recorded = pb.RecordedStep(
+            withheld_blocks=applied.result.withheld_blocks,
+            host_withheld_blocks=applied.result.host_withheld_blocks,
+        )
+        write_step(step, recorded.step)
+        self._checksum.add(step, applied)
+        yield pb.RecordEntry(step=recorded, checksum=self._checksum.digest)
+
+
+def replay_of(reader: RecordReader) -> OperationsReplay:
+    """Begin the replay of a record. Raises InvalidRecord."""
+    reader.check_version(OPERATIONS_VERSION)
+    try:
+        return OperationsReplay(spec_of(reader.header.pool))
+    except InvalidRegistration as error:
+        raise reader.invalid(f"header.pool: {error}") from error
+
+
+def replaying(reader: RecordReader, replay: OperationsReplay) -> Iterator[None]:
+    """Run a record again, and pause after each entry.
+
+    Raises RecordParted where the replay comes to another checksum than the record, and InvalidRecord.
+    """
+    pages, is_complete = ReportReader(replay.spec), False
+    try:
+        for entry in reader:
+            kind = entry.WhichOneof("kind")
+            if kind != ("step" if is_complete else "snapshot"):
+                raise reader.invalid(f"{kind} has no place here in a record of operations")
+            if is_complete:
+                _apply(replay, entry)
+            elif is_complete := _is_last(pages, entry.snapshot):
+                replay.adopt(pages.report, entry.checksum)
+            yield
+    except (InvalidField, InvalidReport) as error:
+        raise reader.invalid(error) from error
+    if not is_complete:
+        raise InvalidRecord("it ends before the snapshot of the pool is complete")
+
+
+def _is_last(pages: ReportReader, page: ReportPage) -> bool:
+    """Add a page of the snapshot; return whether it was the last."""
+    data = page.SerializeToString()
+    return completed(pages.add(Message(data, 0, len(data), "snapshot")))
+
+
+def _apply(replay: OperationsReplay, entry: pb.RecordEntry) -> None:
+    """Apply an entry's Step."""
+    recorded = entry.step
+    for name, tier in (("withheld_blocks", replay.pool.device), ("host_withheld_blocks", replay.pool.host)):
+        for block in getattr(recorded, name):
+            if not 1 <= block <= tier.total:
+                raise InvalidField(f"step.{name} has block {block} of {tier.total}", f"step.{name}")
+    replay.apply(step_of(recorded.step), recorded.withheld_blocks, recorded.host_withheld_blocks, entry.checksum)

@@ -1,0 +1,59 @@
+"""Records of requests: plain values of the engine, as entries of a file and read from them."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from engine.run.record import RecordedRequest, RecordSettings
+from quire.v1 import records_pb2 as pb
+from services.wire.record_file import now
+from services.wire.record_reader import RecordReader
+
+REQUESTS_FORMAT = "quire-requests"
+REQUESTS_VERSION = 2
+_CONTAINS = (
+    "for each request: arrival and end in engine steps, keys of the full blocks of prompt and output, their lengths in "
+    "tokens, kind of decoding, priority"
+)
+_SENSITIVE = "no token ids; keys tell which requests begin alike, and lengths how long they are"
+
+
+def header_entry(settings: RecordSettings, engine_id: str) -> pb.RecordEntry:
+    """Write the header of an engine's requests."""
+    header = pb.RecordHeader(
+        format=REQUESTS_FORMAT,
+        version=REQUESTS_VERSION,
+        contains=_CONTAINS,
+        sensitive=_SENSITIVE,
+        created=now(),
+        engine_id=engine_id,
+        engine=pb.RecordedEngine(**vars(settings)),
+    )
+    return pb.RecordEntry(header=header)
+
+
+def settings_of(reader: RecordReader) -> RecordSettings:
+    """Read the engine of the header. Raises InvalidRecord."""
+    reader.check_version(REQUESTS_VERSION)
+    engine = reader.header.engine
+    settings = RecordSettings(**{field.name: getattr(engine, field.name) for field in fields(RecordSettings)})
+    if min(settings.block_size, settings.device_blocks) < 1:
+        raise reader.invalid(f"header.engine has {settings.device_blocks} blocks of {settings.block_size} tokens")
+    return settings
+
+
+def request_entry(request: RecordedRequest) -> pb.RecordEntry:
+    """Write a request."""
+    return pb.RecordEntry(request=pb.RecordedRequest(**vars(request)))
+
+
+def requests_of(reader: RecordReader) -> Iterator[RecordedRequest]:
+    """Read requests. Raises InvalidRecord."""
+    for entry in reader:
+        if (kind := entry.WhichOneof("kind")) != "request":
+            raise reader.invalid(f"{kind} has no place here in a record of requests")
+        message = entry.request
+        read = {field.name: getattr(message, field.name) for field in fields(RecordedRequest)}
+        request = RecordedRequest(**read | {"keys": tuple(message.keys)})
+        if not request.possible:
+            raise reader.invalid("request has lengths that cannot be")
+        yield request

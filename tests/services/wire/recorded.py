@@ -1,0 +1,47 @@
+"""Files of records, made and read in a test."""
+
+import io
+import random
+from collections.abc import Iterable
+
+from kvmanager import Pool, PoolSpec, report_of
+from kvmanager.history.record import OperationsReplay
+from quire.v1 import records_pb2 as pb
+from services.wire.operations_record import OperationsRecord, replay_of, replaying
+from services.wire.record_file import framed
+from services.wire.record_reader import RecordReader
+from tests.kvmanager.test_report import random_step
+
+STEPS = 25
+
+
+def end(reason: str = "the session ended") -> pb.RecordEntry:
+    return pb.RecordEntry(end=pb.RecordEnd(reason=reason))
+
+
+def a_record(seed: int, steps_before: int = 0) -> tuple[list[pb.RecordEntry], Pool]:
+    """The entries of a record of random Steps that begins after some others, and the pool as it was in the end."""
+    draw = random.Random(seed)
+    pool = Pool(PoolSpec("engine", 1, "model", 4, 24, 10))
+    for number in range(1, steps_before + 1):
+        pool.apply(random_step(pool, draw, number))
+    record = OperationsRecord(pool.spec)
+    entries = [entry for entry in record.begin(report_of(pool)) if entry is not None]
+    for number in range(100, 100 + STEPS):
+        step = random_step(pool, draw, number)
+        entries += record.applied(step, pool.apply(step))
+    return [*entries, end()], pool
+
+
+def content(entries: Iterable[pb.RecordEntry]) -> bytes:
+    """A file with these entries."""
+    return b"".join(map(framed, entries))
+
+
+def replayed(file: bytes) -> tuple[OperationsReplay, RecordReader]:
+    """Run a file again, to its end."""
+    reader = RecordReader(io.BytesIO(file))
+    replay = replay_of(reader)
+    for _ in replaying(reader, replay):
+        pass
+    return replay, reader

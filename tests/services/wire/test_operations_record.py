@@ -1,0 +1,129 @@
+"""A file of operations is replayed as it was written; what is none, or not all of one, is said with entry and field."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvmanager import Pool, PoolSpec, report_of
+from quire.v1 import kvmanager_pb2, records_pb2
+from services.wire.attach import spec_of
+from services.wire.operations_record import OperationsRecord
+from services.wire.record_file import framed
+from services.wire.record_reader import LARGEST_ENTRY_BYTES, InvalidRecord
+from tests.services.wire.recorded import STEPS, a_record, content, end, replayed
+
+Entry = records_pb2.RecordEntry
+
+
+@pytest.mark.parametrize("steps_before", [0, 15])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_file_is_replayed_to_the_pool_and_the_checksum_that_were_recorded(seed: int, steps_before: int) -> None:
+    entries, pool = a_record(seed, steps_before)
+    replay, reader = replayed(content(entries))
+    assert (replay.steps, reader.end, reader.entries) == (STEPS, "the session ended", len(entries))
+    assert replay.checksum == entries[-2].checksum.hex()
+    assert report_of(replay.pool) == report_of(pool)
+
+
+def test_the_header_says_what_is_in_it() -> None:
+    header = a_record(1)[0][0].header
+    assert (header.format, header.version) == ("quire-operations", 2)
+    assert header.sensitive == "contains token ids"
+    assert "every Step of block operations" in header.contains
+    assert spec_of(header.pool) == PoolSpec("engine", 1, "model", 4, 24, 10)
+    assert header.engine_id == "engine"
+
+
+def test_a_large_snapshot_is_written_in_many_short_entries_with_pauses_before() -> None:
+    pool = Pool(PoolSpec("engine", 1, "model", 4, 50_000))
+    made = list(OperationsRecord(pool.spec).begin(report_of(pool)))
+    entries = [entry for entry in made if entry is not None]
+    assert max(entry.ByteSize() for entry in entries) < 10_000
+    assert made.count(None) > 50
+    replay, reader = replayed(content(entries))
+    assert report_of(replay.pool) == report_of(pool)
+    assert (reader.end, reader.why_it_ends) == (None, "its writer was cut off")
+
+
+def test_a_file_that_was_cut_off_is_replayed_as_far_as_it_goes_and_says_where() -> None:
+    entries, _ = a_record(1)
+    file = content(entries[:-2])
+    last = framed(entries[-2])
+    for cut in range(1, len(last)):
+        replay, reader = replayed(file + last[:cut])
+        assert (replay.steps, reader.end) == (STEPS - 1, None)
+        assert reader.why_it_ends == f"its writer was cut off in entry {len(entries) - 1}"
+
+
+def a_step(**fields: object) -> Entry:
+    return Entry(step=records_pb2.RecordedStep(step=kvmanager_pb2.Step(step=999, **fields)))  # type: ignore[arg-type]
+
+
+def with_unknown_field(entry: Entry) -> bytes:
+    """An entry as a later version might write it, with a field 99 in its Step."""
+    step = kvmanager_pb2.Step.FromString(entry.step.step.SerializeToString() + b"\x98\x06\x01")
+    return framed(Entry(step=records_pb2.RecordedStep(step=step), checksum=entry.checksum))
+
+
+def of_version(version: int) -> Callable[[list[Entry]], bytes]:
+    def changed(entries: list[Entry]) -> bytes:
+        entries[0].header.version = version
+        return content(entries)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _: b"", "no record of Quire"),
+        (lambda _: b"nothing\n", "no record of Quire"),
+        (lambda entries: content(entries[1:]), "it does not begin with a header"),
+        (
+            lambda _: b'{"format":"quire-operations","version":1}\n',
+            "version 1 (JSON Lines), which this version",
+        ),
+        (lambda _: b'{"contains":"a pool of KV blocks in report form"' + bytes(500), "version 1 (JSON Lines)"),
+        (of_version(1), "entry 1: header says format 'quire-operations', version 1; read here is version 2"),
+        (of_version(3), "version 3; read here is version 2"),
+        (lambda entries: content(entries[:1]), "it ends before the snapshot of the pool is complete"),
+        (lambda entries: content([entries[0], end()]), "it ends before the snapshot of the pool is complete"),
+        (lambda entries: content([entries[0], *entries]), "entry 2: header is there again"),
+        (lambda entries: content([entries[0], a_step()]), "entry 2: step has no place here"),
+        (lambda entries: content([*entries[:-1], entries[1]]), "snapshot has no place here"),
+        (lambda entries: content([*entries, end()]), "it follows the end"),
+        (lambda entries: content(entries) + b"\x00", "it follows the end"),
+        (lambda entries: content(entries) + b"\x05garbage", "it is no entry of a record"),
+        (lambda entries: content(entries[:-1]) + b"\x00", "it is empty"),
+        (lambda entries: content(entries[:-1]) + b"\xff" * 6, "its length does not end"),
+        (lambda entries: content(entries[:-1]) + b"\xff\xff\xff\xff\x0f", f"bytes, {LARGEST_ENTRY_BYTES} at most"),
+        (
+            lambda entries: content(entries[:-2]) + with_unknown_field(entries[-2]),
+            "step.step.99 is a field that this version does not know",
+        ),
+        (lambda entries: content([*entries[:-1], a_step(pins=[kvmanager_pb2.PinChange()])]), "step.pins has an empty"),
+        (
+            lambda entries: content([*entries[:-1], a_step(length_sequences=[1])]),
+            "step.lengths: its two arrays differ in length",
+        ),
+        (
+            lambda entries: content([*entries[:-1], Entry(step=records_pb2.RecordedStep(withheld_blocks=[1, 25]))]),
+            "step.withheld_blocks has block 25 of 24",
+        ),
+    ],
+)
+def test_what_is_no_record_is_refused_with_one_sentence_that_says_where(
+    change: Callable[[list[Entry]], bytes], said: str
+) -> None:
+    entries, _ = a_record(1)
+    with pytest.raises(InvalidRecord) as refused:
+        replayed(change(entries))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_snapshot_of_another_pool_is_refused() -> None:
+    entries, _ = a_record(1)
+    entries[0].header.pool.block_size = 0
+    with pytest.raises(InvalidRecord, match=r"entry 1: header\.pool: block_size is 0, it must be at least 1"):
+        replayed(content(entries))
