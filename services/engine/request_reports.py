@@ -9,7 +9,7 @@ from typing import Any
 from engine.errors import RequestRefused
 from engine.schedule.sequence_group import Group
 from quire.v1 import decoding_pb2, engine_pb2
-from services.runtime.tracing import NO_SPAN, Span, Tracing
+from services.runtime.tracing.spans import NO_SPAN, Span, Tracing
 
 _DIGITS = 6  # of seconds
 

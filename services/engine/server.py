@@ -24,7 +24,7 @@ from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime import transport
 from services.runtime.service import Readiness
 from services.runtime.tls import link_tls, server_tls
-from services.runtime.trace_export import tracing_to
+from services.runtime.tracing.export import tracing_to
 
 # For the step under way when the engine stops, and for gateways to read what it still says.
 _LAST_SECONDS = 2.0

@@ -9,7 +9,7 @@ from services.engine.guided.json_output import JsonBounds
 from services.runtime import exposure, logs
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import InvalidSetting, check, setting
-from services.runtime.tracing import OTLP_ENDPOINT
+from services.runtime.tracing.export import OTLP_ENDPOINT
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from services.gateway.fleet.fleet import ServedModel
 from services.gateway.observe.observer import RequestProgress
 from services.gateway.parameters import Parameters
 from services.runtime.errors import InvalidField
-from services.runtime.tracing import NO_SPAN, Span
+from services.runtime.tracing.spans import NO_SPAN, Span
 from services.wire.duration import duration
 
 

@@ -31,7 +31,7 @@ from services.gateway.text.chat_template import ChatTemplateError, ToolsUnknown
 from services.gateway.text.conversation import conversation_of
 from services.gateway.text.tokenizer import Tokenizer
 from services.runtime.errors import InvalidField, Overloaded, RejectionReason, RequestIsLive, ServiceError, Unavailable
-from services.runtime.tracing import Tracing
+from services.runtime.tracing.spans import Tracing
 
 # Above this, tokenizing takes longer than other streams should wait.
 _LONGEST_PROMPT_TOKENIZED_AT_ONCE = 4096

@@ -34,7 +34,7 @@ from services.runtime import transport
 from services.runtime.errors import RejectionReason, Unauthenticated
 from services.runtime.service import Readiness
 from services.runtime.tls import ServerContext, link_tls, listening_files, server_tls
-from services.runtime.trace_export import tracing_to
+from services.runtime.tracing.export import tracing_to
 
 # The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE:
 # a client would not try again what is cancelled.

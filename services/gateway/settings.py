@@ -7,7 +7,7 @@ from services.gateway.fleet.routing import Policy
 from services.runtime import exposure, logs
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import check, setting
-from services.runtime.tracing import OTLP_ENDPOINT
+from services.runtime.tracing.export import OTLP_ENDPOINT
 
 
 @dataclass(frozen=True)

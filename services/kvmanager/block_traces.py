@@ -10,7 +10,7 @@ from typing import Any
 
 from blocks import Allocate, Free, FreeReason, Step, StepItem, TableChange
 from kvmanager import Applied, Session
-from services.runtime.tracing import NO_SPAN, Span, Tracing
+from services.runtime.tracing.spans import NO_SPAN, Span, Tracing
 
 _SWAPS = {StepItem.SWAP_OUT: "swap out", StepItem.SWAP_IN: "swap in"}
 

@@ -18,7 +18,7 @@ from services.kvmanager.settings import KVManagerSettings
 from services.runtime import exposure, transport
 from services.runtime.service import Readiness
 from services.runtime.tls import ServerContext, listening_files, server_tls
-from services.runtime.trace_export import tracing_to
+from services.runtime.tracing.export import tracing_to
 
 if TYPE_CHECKING:  # what the page needs is imported only where it is asked for
     from services.runtime.http.server import HttpServer

@@ -21,7 +21,7 @@ from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.slices import in_slices, patiently
 from services.runtime.errors import InvalidField, Overloaded
 from services.runtime.statuses import translated
-from services.runtime.tracing import Tracing
+from services.runtime.tracing.spans import Tracing
 from services.wire.attach import registered_message
 from services.wire.lookup import holdings_message, read_lookup
 from services.wire.pool import block_map_message, pool_message, sequences_message

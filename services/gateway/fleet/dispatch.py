@@ -15,7 +15,7 @@ from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.fleet.routing import Candidate, Policy, Router, RoutingChoice
 from services.gateway.fleet.ticket import Ticket
 from services.runtime.errors import RejectionReason, ServiceError, Unavailable
-from services.runtime.tracing import NO_SPAN, Attributes, Span
+from services.runtime.tracing.spans import NO_SPAN, Attributes, Span
 
 log = logging.getLogger("quire.gateway")
 

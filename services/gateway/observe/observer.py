@@ -8,7 +8,7 @@ from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Origin
 from services.gateway.fleet.observer import FleetObserver
 from services.runtime.errors import RejectionReason
-from services.runtime.tracing import NO_SPAN, Span
+from services.runtime.tracing.spans import NO_SPAN, Span
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from services.gateway.access.namespace import qualified
 from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver, RequestProgress
 from services.runtime.errors import DeadlinePassed, SlowClient
 from services.runtime.statuses import STATUS, status_of
-from services.runtime.tracing import NO_SPAN, Attributes
+from services.runtime.tracing.spans import NO_SPAN, Attributes
 
 _MOST_NAME = 128  # of what a client gave and nobody has checked
 _DIGITS = 6  # of seconds

@@ -22,7 +22,7 @@ from services.engine.gateway_requests import Arrival
 from services.engine.observer import EngineObserver
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
-from services.runtime.tracing import Tracing
+from services.runtime.tracing.spans import Tracing
 from tests.engine_in_process import ModelEngine
 
 GUILTY = "guilty"

@@ -34,7 +34,7 @@ from services.gateway.observe.tenant_usage import TenantUsage
 from services.gateway.request_handler import RequestHandler, RequestLimits
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
-from services.runtime.tracing import Tracing
+from services.runtime.tracing.spans import Tracing
 from tests.running_quire import CALL_SECONDS
 
 MODEL = "m"

@@ -1,7 +1,11 @@
 """Chooses where the spans of a process go: to a collector, or nowhere."""
 
 from services.runtime.settings import InvalidSetting
-from services.runtime.tracing import Tracing
+from services.runtime.tracing.spans import Tracing
+
+OTLP_ENDPOINT = (
+    "URL of a collector that takes OpenTelemetry's traces over gRPC, such as http://127.0.0.1:4317. Empty: no traces."
+)
 
 
 def tracing_to(service: str, endpoint: str, sample_ratio: float = 0.0) -> Tracing:
@@ -15,7 +19,7 @@ def tracing_to(service: str, endpoint: str, sample_ratio: float = 0.0) -> Tracin
     if not endpoint.startswith(("http://", "https://")):
         raise InvalidSetting(f"otlp_endpoint is {endpoint!r}, it must be a URL, http://host:port or https://host:port")
     try:
-        from services.runtime.otlp import OtlpTracing
+        from services.runtime.tracing.otlp import OtlpTracing
     except ImportError as error:
         missing = f"otlp_endpoint is given, but {error.name} is not installed: pip install 'quire[tracing]'"
         raise InvalidSetting(missing) from error

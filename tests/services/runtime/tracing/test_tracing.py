@@ -11,8 +11,8 @@ import pytest
 
 from quire.v1 import gateway_pb2
 from services.runtime.settings import InvalidSetting
-from services.runtime.trace_export import tracing_to
-from services.runtime.tracing import NO_SPAN, Tracing
+from services.runtime.tracing.export import tracing_to
+from services.runtime.tracing.spans import NO_SPAN, Tracing
 from tests.load import prompt_request
 from tests.otlp_collector import CollectedSpan, Collector
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from services.runtime.tracing import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, Tracing
+from services.runtime.tracing.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, Tracing
 
 _LAST_SECONDS = 2.0
 _NANOSECONDS = 1_000_000_000
@@ -27,7 +27,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class OtlpTracing(Tracing):
-    """Records spans for the collector at a URL; see `services.runtime.trace_export`."""
+    """Records spans for the collector at a URL; see `services.runtime.tracing.export`."""
 
     def __init__(self, service: str, endpoint: str, sample_ratio: float) -> None:
         names = {"service.namespace": "quire"}

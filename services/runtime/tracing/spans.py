@@ -1,4 +1,4 @@
-"""Traces of requests across the services, by OpenTelemetry where an endpoint is given; else nothing is traced.
+"""Spans, which record a part of a request, or nothing.
 
 What the services do with a span does not depend on whether it is recorded. One that is not says nothing, costs next to
 nothing, and asks nobody else to record: its `trace_parent` is empty.
@@ -8,10 +8,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
-
-OTLP_ENDPOINT = (
-    "URL of a collector that takes OpenTelemetry's traces over gRPC, such as http://127.0.0.1:4317. Empty: no traces."
-)
 
 Attributes = Mapping[str, str | bool | int | float]
 
