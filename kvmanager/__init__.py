@@ -28,12 +28,12 @@ from kvmanager.history.ledger import Ledger
 from kvmanager.lookup import Holding
 from kvmanager.manager import KVManager, PoolTotals, Registration, Session
 from kvmanager.observe.audit import Audit, Violation
-from kvmanager.observe.block_lives import BlockLives, Observed
-from kvmanager.observe.block_map import BlockMap, BlockState, Cell, MapChanges, Place, places_of, state_of
+from kvmanager.observe.block_lifetimes import BlockLifetimes, LifetimeSamples
+from kvmanager.observe.block_map import BlockMap, BlockState, Cell, MapChanges, TableEntry, entries_of, state_of
 from kvmanager.observe.slots import Slots
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
-from kvmanager.pool_state import Sequence
+from kvmanager.pool_state import SequenceTable
 from kvmanager.report import PoolReport, SequenceReport, TierReport, report_of
 from kvmanager.tier.tier import BlockCounts, Eviction, Seal, Tier
 
@@ -41,7 +41,7 @@ __all__ = [
     "Applied",
     "Audit",
     "BlockCounts",
-    "BlockLives",
+    "BlockLifetimes",
     "BlockMap",
     "BlockState",
     "Cell",
@@ -58,11 +58,10 @@ __all__ = [
     "KVManager",
     "KVManagerError",
     "Ledger",
+    "LifetimeSamples",
     "MapChanges",
-    "Observed",
     "OutOfBlocks",
     "PinTooLarge",
-    "Place",
     "Pool",
     "PoolChange",
     "PoolReport",
@@ -70,13 +69,14 @@ __all__ = [
     "PoolTotals",
     "Registration",
     "Seal",
-    "Sequence",
     "SequenceReport",
+    "SequenceTable",
     "Session",
     "SessionReplaced",
     "Slots",
     "StaleIncarnation",
     "StepOutOfOrder",
+    "TableEntry",
     "Tier",
     "TierReport",
     "UnknownPin",
@@ -85,7 +85,7 @@ __all__ = [
     "UnknownSequence",
     "Violation",
     "adopt",
-    "places_of",
+    "entries_of",
     "report_of",
     "state_of",
 ]

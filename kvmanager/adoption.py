@@ -10,7 +10,7 @@ from kvmanager.errors import InvalidReport
 from kvmanager.parts import parts_of
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, shortened
-from kvmanager.pool_state import PoolState, Sequence
+from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.report import PoolReport, SequenceReport, TierReport
 from kvmanager.tier.key_index import NO_KEY
 from kvmanager.tier.tier import Tier
@@ -134,7 +134,7 @@ def _adopt_keys(
         seal(block, key)
 
 
-def _adopt_sequence(state: PoolState, report: SequenceReport) -> Sequence:
+def _adopt_sequence(state: PoolState, report: SequenceReport) -> SequenceTable:
     size, table = state.block_size, report.block_ids
     tier = state.host if report.swapped else state.device
     if report.sequence < 1 or report.sequence in state.sequences:
@@ -151,7 +151,7 @@ def _adopt_sequence(state: PoolState, report: SequenceReport) -> Sequence:
         tier.key(block) for block in table[: report.committed_blocks]
     ):
         raise InvalidReport(f"sequence {report.sequence}: a committed block has no key")
-    sequence = Sequence(
+    sequence = SequenceTable(
         report.sequence,
         report.group,
         report.request_id,
@@ -196,7 +196,7 @@ class _Sharing:
         self._state = state
         self._first: dict[tuple[bool, int], tuple[int, int]] = {}  # of shared blocks: place and group
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: SequenceTable) -> None:
         """Look at a sequence that was just taken in. Raises InvalidReport."""
         first = self._state.sequences[self._state.groups[sequence.group][0]]
         mine, others = ((one.request_id, one.salt, one.resets, one.prompt, one.swapped) for one in (sequence, first))

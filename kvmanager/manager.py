@@ -212,9 +212,9 @@ class KVManager:
     def _count(self, session: Session, step: Step, applied: Applied) -> None:
         session.totals.add(step, applied, session.pool.device.saved)
         for audit in session.audits:
-            audit.heard(applied)
+            audit.on_step(applied)
         for one in session.maps:
-            one.heard(applied)
+            one.on_step(applied)
 
     def lose(self, session: Session) -> None:
         """Note that a session's stream broke; its pool is kept until it is dropped by `detach` or replaced."""

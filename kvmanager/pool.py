@@ -3,8 +3,7 @@
 One door, `apply`: a Step goes in, what it did comes out, every item all or nothing. Same Steps, same block ids.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from blocks import Refusal, Step, StepItem, StepRefusal
@@ -23,7 +22,7 @@ from kvmanager.errors import (
 from kvmanager.observe.slots import SlotCount, Slots
 from kvmanager.parts import Rest
 from kvmanager.pool_spec import PoolSpec
-from kvmanager.pool_state import PoolState, Sequence
+from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.tier import Tier
 from kvmanager.verbs.admission import allocate
 from kvmanager.verbs.growth import extend
@@ -79,7 +78,7 @@ class Pool:
         return self.state.host
 
     @property
-    def sequences(self) -> dict[int, Sequence]:
+    def sequences(self) -> dict[int, SequenceTable]:
         """The live sequences by their ids."""
         return self.state.sequences
 
@@ -141,7 +140,7 @@ class Pool:
         yield from _in_slices(state.end_step(), work, budget)
         return outcome.applied(step.step, self.device.counts, self.host.counts, withheld)
 
-    def _set_lengths(self, lengths: Items[tuple[int, int]], start: int, outcome: Outcome) -> None:
+    def _set_lengths(self, lengths: Sequence[tuple[int, int]], start: int, outcome: Outcome) -> None:
         # A plain loop: every running sequence has an entry in every Step, and nearly every entry is right.
         part = lengths[start : start + _LENGTHS] if len(lengths) > _LENGTHS else lengths
         sequences = self.state.sequences
@@ -157,7 +156,7 @@ class Pool:
             pass
         self._set_lengths_or_refuse(part, start, outcome)
 
-    def _set_lengths_or_refuse(self, lengths: Items[tuple[int, int]], start: int, outcome: Outcome) -> None:
+    def _set_lengths_or_refuse(self, lengths: Sequence[tuple[int, int]], start: int, outcome: Outcome) -> None:
         for position, (number, tokens) in enumerate(lengths, start):
             sequence = self.state.sequences.get(number)
             if sequence is None:
@@ -169,7 +168,7 @@ class Pool:
             else:
                 sequence.computed = tokens
 
-    def listing(self, after: int, most: int) -> Generator[None, None, list[Sequence]]:
+    def listing(self, after: int, most: int) -> Generator[None, None, list[SequenceTable]]:
         """Find the sequences with the lowest ids above one, at most so many, in slices; the return value lists them.
 
         What Steps begin or end between the slices may be among them or not.
@@ -204,7 +203,7 @@ class Pool:
         """
         count = SlotCount(self.device, self.spec.block_size)
         sequences = list(self.sequences.values())
-        some: list[Sequence] = []
+        some: list[SequenceTable] = []
         entries = 0
         for sequence in sequences:
             some.append(sequence)
@@ -255,7 +254,7 @@ def _in_slices(rest: Iterable[int], work: int, budget: int) -> Generator[None, N
     return work
 
 
-def _verbs(step: Step) -> Iterator[tuple[StepItem, Items[Any], Callable[[PoolState, Any, Outcome], Rest | None]]]:
+def _verbs(step: Step) -> Iterator[tuple[StepItem, Sequence[Any], Callable[[PoolState, Any, Outcome], Rest | None]]]:
     """Yield the lists of a Step that have items, in the order of their application, each with its verb."""
     if step.commits:
         yield StepItem.COMMIT, step.commits, commit

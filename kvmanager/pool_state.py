@@ -14,7 +14,7 @@ from kvmanager.tier.tier import Eviction, Seal, Tier
 
 
 @dataclass(slots=True)
-class Sequence:
+class SequenceTable:
     """A sequence and its block table: append-only, filled left to right.
 
     `prompt` counts the tokens that it was allocated with, all of which are to be computed first. `room` counts the
@@ -50,7 +50,7 @@ class PoolState:
         self.block_size = spec.block_size
         self.device = device
         self.host = host
-        self.sequences: dict[int, Sequence] = {}
+        self.sequences: dict[int, SequenceTable] = {}
         self.groups: dict[int, list[int]] = {}  # members in order of their ids
         self.pins: dict[str, list[int]] = {}
         self.resets = 0
@@ -67,21 +67,21 @@ class PoolState:
         """Return what the keys of a sequence that begins now are chained to."""
         return root_key(self.spec.model_fingerprint, salt, self.resets)
 
-    def sequence(self, number: int) -> Sequence:
+    def sequence(self, number: int) -> SequenceTable:
         """Return a sequence. Raises UnknownSequence."""
         found = self.sequences.get(number)
         if found is None:
             raise UnknownSequence(f"there is no sequence {number}")
         return found
 
-    def on_device(self, number: int) -> Sequence:
+    def on_device(self, number: int) -> SequenceTable:
         """Return a sequence whose blocks are in the device tier. Raises UnknownSequence or InvalidItem."""
         found = self.sequence(number)
         if found.swapped:
             raise InvalidItem(f"sequence {number} is swapped out")
         return found
 
-    def members(self, group: int) -> list[Sequence]:
+    def members(self, group: int) -> list[SequenceTable]:
         """Return the sequences of a group, in order of their ids. Raises UnknownSequence."""
         if group not in self.groups:
             raise UnknownSequence(f"there is no group {group}")
@@ -101,7 +101,7 @@ class PoolState:
         if self.device.saved + more > limits.MOST_SHARES:
             raise OutOfBlocks(f"{more} blocks more would be shared, {limits.MOST_SHARES} may be in all")
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: SequenceTable) -> None:
         """Take a new sequence in."""
         self.sequences[sequence.id] = sequence
         group = self.groups.setdefault(sequence.group, [])
@@ -109,7 +109,7 @@ class PoolState:
         if len(group) > 1:
             group.sort()
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceTable) -> None:
         """Forget a sequence; its table is somebody else's business."""
         del self.sequences[sequence.id]
         group = self.groups[sequence.group]

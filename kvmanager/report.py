@@ -8,7 +8,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from kvmanager.pool import Pool
-from kvmanager.pool_state import Sequence
+from kvmanager.pool_state import SequenceTable
 from kvmanager.tier.key_index import NO_KEY
 from kvmanager.tier.tier import Tier
 
@@ -95,7 +95,7 @@ def report_of(pool: Pool) -> PoolReport:
     )
 
 
-def _sequence_report(sequence: Sequence) -> SequenceReport:
+def _sequence_report(sequence: SequenceTable) -> SequenceReport:
     return SequenceReport(
         sequence=sequence.id,
         group=sequence.group,

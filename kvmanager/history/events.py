@@ -10,9 +10,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from blocks import KEY_BYTES, Extend, Free, FreeReason, Refusal, Step, StepItem, StepRefusal
-from kvmanager.pool_state import Sequence as LiveSequence
+from kvmanager.pool_state import SequenceTable
 from kvmanager.tier.tier import Eviction
-from kvmanager.verbs.admission import Admission
+from kvmanager.verbs.admission import Allocation
 
 Effects = Sequence[tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], object]]  # see Effect
 
@@ -129,11 +129,11 @@ class Entry(NamedTuple):
         """Return which verb was done."""
         return StepItem(self.items[place])
 
-    def admission(self, place: int) -> Admission | None:
+    def admission(self, place: int) -> Allocation | None:
         """Return what there is to say of an allocate that was done, None for others."""
         if place >= len(self.items) or self.items[place] != StepItem.ALLOCATE.value:
             return None
-        return Admission(*self.stories[place])  # type: ignore[misc]
+        return Allocation(*self.stories[place])  # type: ignore[misc]
 
     def end(self, place: int) -> End | None:
         """Return what there is to say of a free that was done, None for others."""
@@ -257,7 +257,7 @@ class Attachment:
     `adopted` says that it began with sequences, `successor` is the pool that the same engine attached next.
     """
 
-    def __init__(self, number: int, engine_id: str, sequences: Iterable[LiveSequence]) -> None:
+    def __init__(self, number: int, engine_id: str, sequences: Iterable[SequenceTable]) -> None:
         self.number = number
         self.engine_id = engine_id
         self.ended_by = 0  # number of the event
@@ -314,7 +314,7 @@ class Attachment:
         stories: list[object] = []
         for _, number, group, _, _, other in effects:
             story: object = None
-            if isinstance(other, Admission):
+            if isinstance(other, Allocation):
                 self._add(number, group, other.request_id)
                 story = tuple(other)
             request_ids.append(self._request_ids.get(number))

@@ -10,7 +10,7 @@ from blocks import FreeReason, StepItem, StepRefusal
 from kvmanager.errors import UnknownRequest
 from kvmanager.history.events import Attachment, Entry, Event, Refused
 from kvmanager.pool_spec import shortened
-from kvmanager.verbs.admission import Admission
+from kvmanager.verbs.admission import Allocation
 
 
 class Done(NamedTuple):
@@ -38,7 +38,7 @@ class Admitted(NamedTuple):
     event: Event
     again: bool
     refused_since: int | None
-    admission: Admission
+    admission: Allocation
     evictor: Event | None
 
 

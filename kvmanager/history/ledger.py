@@ -7,8 +7,7 @@ and events are made when somebody reads.
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
@@ -17,7 +16,7 @@ from blocks import Step, StepItem
 from kvmanager.applied import Applied
 from kvmanager.history.events import Attachment, Effects, Entry, Event, PoolChange
 from kvmanager.history.explanation import Explanation, explain
-from kvmanager.pool_state import Sequence
+from kvmanager.pool_state import SequenceTable
 
 # Steps that wait for `settle` at most: together they take less than a millisecond.
 _UNSETTLED_STEPS = 32
@@ -72,7 +71,7 @@ class Ledger:
         self.settle()
         return self._first_kept()
 
-    def attached(self, engine_id: str, sequences: Iterable[Sequence] = ()) -> None:
+    def attached(self, engine_id: str, sequences: Iterable[SequenceTable] = ()) -> None:
         """Record that an engine's pool began, with these sequences, in the place of an older one of the engine."""
         self.settle()
         self._forget_ended()
@@ -205,7 +204,7 @@ class Ledger:
         return found[most - 1 :: -1] if found else []
 
 
-def _parts(events: Items[_Item]) -> Iterator[Items[_Item]]:
+def _parts(events: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
     return (events[start : start + _EVENTS_TOGETHER] for start in range(0, len(events), _EVENTS_TOGETHER))
 
 

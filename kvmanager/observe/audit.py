@@ -2,13 +2,13 @@
 
 Tables say who holds which block, counts say how many holders a block has. To compare the two for a range of blocks
 means to know all their holders, and looking through all tables for them would take time by the size of the pool. So
-each audit keeps tables of its own (see `kvmanager.following`), and from them the number of holders of each block:
+each audit keeps tables of its own (see `table_follower`), and from them the number of holders of each block:
 
 * It copies the pool's tables and pins, some in each slice. A table is *known* from the moment it was copied.
-* It hears of every Step's answer. Answers say how tables change, which is what an engine keeps its own tables by: a
+* It receives every Step's answer. Answers say how tables change, which is what an engine keeps its own tables by: a
   change of a known table is made in the copy, one of a table that is not known is left to the copying, which comes
   later and sees it. A whole new table makes its sequence known at once.
-* Before a slice looks at anything it has made all changes that it heard of. Steps and slices run in one thread of
+* Before a slice looks at anything it has made all changes that it received. Steps and slices run in one thread of
   control, each from its beginning to its end. So at that moment copies and pool are of the same Step, and once all is
   copied, the number of holders is exact: what differs is a fault of the books, never a matter of time.
 * Nothing else is carried from slice to slice, with one exception: the index cannot be walked while it changes, so how
@@ -30,9 +30,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvmanager.applied import Applied
-from kvmanager.observe.following import FollowedTables
-from kvmanager.pool_state import PoolState
-from kvmanager.pool_state import Sequence as LiveSequence
+from kvmanager.observe.table_follower import TableFollower
+from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.fault import BlockFault
 from kvmanager.tier.tier import Tier
 
@@ -99,17 +98,17 @@ class _Holders:
 
 
 class Audit:
-    """One audit of one pool, from its making to the end of `slices`. It has to hear of every Step in this time."""
+    """One audit of one pool, from its making to the end of `slices`. It has to receive every Step in this time."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
         self._device = _Holders(state.device, host=False)
         self._host = _Holders(state.host, host=True)
-        self._tables = FollowedTables(state, self._device, self._host)
+        self._tables = TableFollower(state, self._device, self._host)
 
-    def heard(self, applied: Applied) -> None:
-        """Hear of a Step that was applied. Keeps its answer for a while, which must not change any more."""
-        self._tables.heard(applied)
+    def on_step(self, applied: Applied) -> None:
+        """Receive a Step that was applied. Keeps its answer for a while, which must not change any more."""
+        self._tables.on_step(applied)
 
     def slices(self) -> Iterator[list[Violation]]:
         """Do the audit, pausing after each slice with what it found."""
@@ -175,7 +174,7 @@ class Audit:
             found.append(Violation(0, sequence.swapped, f"sequence {number} is not in its group {sequence.group}"))
         return found
 
-    def _has_other_key(self, sequence: LiveSequence, tier: Tier) -> bool:
+    def _has_other_key(self, sequence: SequenceTable, tier: Tier) -> bool:
         block = sequence.table[sequence.committed - 1]
         return tier.key(block) != sequence.key and not tier.marks.is_out(block)
 

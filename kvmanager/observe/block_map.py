@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from blocks import Reset, StepItem
 from kvmanager.applied import Applied
-from kvmanager.observe.following import FollowedTables
+from kvmanager.observe.table_follower import TableFollower
 from kvmanager.pool_state import PoolState
 from kvmanager.tier.tier import Tier
 
@@ -63,7 +63,7 @@ class Cell(NamedTuple):
         return cls(state, bool(packed & _KEYED), bool(packed & _PINNED), holders, packed >> 16)
 
 
-class Place(NamedTuple):
+class TableEntry(NamedTuple):
     """A sequence, which of its logical blocks it is, and the tokens of it that are computed."""
 
     sequence: int
@@ -138,13 +138,13 @@ class _Cells:
 
 
 class BlockMap:
-    """What each block of a pool is. It has to hear of every Step from its making on."""
+    """What each block of a pool is. It has to receive every Step from its making on."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
         self._device = _Cells(state.device)
         self._host = _Cells(state.host)
-        self._tables = FollowedTables(state, self._device, self._host)
+        self._tables = TableFollower(state, self._device, self._host)
         self._reset = False
         self._begun = False
 
@@ -158,11 +158,11 @@ class BlockMap:
         """The same of the host tier."""
         return self._host.cells
 
-    def heard(self, applied: Applied) -> None:
-        """Hear of a Step that was applied. Keeps what is needed of it, which must not change any more."""
+    def on_step(self, applied: Applied) -> None:
+        """Receive a Step that was applied. Keeps what is needed of it, which must not change any more."""
         if not self._begun:
             return
-        self._tables.heard(applied)
+        self._tables.on_step(applied)
         if applied.sealed_blocks:
             self._device.changed.update(applied.sealed_blocks)
         if applied.result.device_to_host:
@@ -200,7 +200,7 @@ class BlockMap:
         return MapChanges(*changes)
 
 
-def places_of(state: PoolState, block: int, *, host: bool) -> Generator[None, None, list[Place]]:
+def entries_of(state: PoolState, block: int, *, host: bool) -> Generator[None, None, list[TableEntry]]:
     """Find the tables that have a block, in slices; the generator's return value lists their entries."""
     found, done = [], 0
     for number in list(state.sequences):
@@ -210,7 +210,7 @@ def places_of(state: PoolState, block: int, *, host: bool) -> Generator[None, No
         if block in sequence.table:
             index = sequence.table.index(block)
             tokens = min(max(sequence.computed - index * state.block_size, 0), state.block_size)
-            found.append(Place(number, index, tokens))
+            found.append(TableEntry(number, index, tokens))
         done += len(sequence.table) + 100
         if done >= _SEARCHED_TOGETHER:
             done = 0

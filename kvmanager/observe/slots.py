@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvmanager.pool_state import Sequence
+from kvmanager.pool_state import SequenceTable
 from kvmanager.tier.tier import Tier
 
 
@@ -35,7 +35,7 @@ class SlotCount:
         self._lookahead_blocks = 0
         self._unfilled: dict[int, list[int]] = {}  # shared blocks: tokens of each holder that has not filled it
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
+    def add(self, sequences: Iterable[SequenceTable]) -> None:
         """Count sequences; those in host memory have no slots."""
         size, any_shared = self._size, self._device.shared
         for sequence in sequences:
@@ -50,7 +50,7 @@ class SlotCount:
             if any_shared:
                 self._look_at_unfilled(sequence)
 
-    def _look_at_unfilled(self, sequence: Sequence) -> None:
+    def _look_at_unfilled(self, sequence: SequenceTable) -> None:
         full, tokens = divmod(sequence.computed, self._size)
         for block in sequence.table[full:]:
             if self._device.count(block) > 1:

@@ -9,7 +9,7 @@ from kvmanager import limits, parts
 from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks
 from kvmanager.parts import Rest, parts_of, taken_from_end
-from kvmanager.pool_state import PoolState, Sequence
+from kvmanager.pool_state import PoolState, SequenceTable
 
 
 class Hit(NamedTuple):
@@ -20,7 +20,7 @@ class Hit(NamedTuple):
     host_block: int
 
 
-class Admission(NamedTuple):
+class Allocation(NamedTuple):
     """What else there is to say of an allocate. It is kept, so there is no token id in it.
 
     `hit_blocks` of the prompt were found, `missed` is the key of the next one; None: there was none to look for.
@@ -37,7 +37,7 @@ class Admission(NamedTuple):
 def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Rest:
     """Begin a group: take the cached prefix, and blocks for what will be computed next."""
     _check(state, item)
-    sequence = Sequence(item.sequence, item.group, item.request_id, item.salt, state.resets, state.root(item.salt))
+    sequence = SequenceTable(item.sequence, item.group, item.request_id, item.salt, state.resets, state.root(item.salt))
     sequence.prompt = len(item.token_ids)
     hits: list[Hit] = []
     missed = yield from _finding_prefix(state, hits, sequence.root, item)
@@ -101,7 +101,7 @@ def _extend_prefix(state: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> 
     return None
 
 
-def _taking_prefix(state: PoolState, sequence: Sequence, hits: list[Hit], outcome: Outcome) -> Rest:
+def _taking_prefix(state: PoolState, sequence: SequenceTable, hits: list[Hit], outcome: Outcome) -> Rest:
     for some in parts_of(hits):  # all of them before anything is granted, or a grant could evict them
         state.under_way += _hold_hits(state, some)
         yield len(some)
@@ -115,7 +115,7 @@ def _taking_prefix(state: PoolState, sequence: Sequence, hits: list[Hit], outcom
 
 
 def _begin(
-    state: PoolState, sequence: Sequence, missed: bytes | None, item: Allocate, outcome: Outcome, seen: int
+    state: PoolState, sequence: SequenceTable, missed: bytes | None, item: Allocate, outcome: Outcome, seen: int
 ) -> None:
     """Add a sequence that has its table; the evictions for it begin after the first `seen` ones."""
     cached_tokens = sequence.computed
@@ -125,7 +125,7 @@ def _begin(
     outcome.query_tokens += len(item.token_ids)
     outcome.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room, cached_tokens))
     hits, prompt = sequence.committed, len(item.token_ids)
-    story = Admission(item.request_id, prompt, cached_tokens, hits, missed, item.waited_seconds)
+    story = Allocation(item.request_id, prompt, cached_tokens, hits, missed, item.waited_seconds)
     evicted = outcome.evicted[seen:]
     outcome.effects.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, story))
 

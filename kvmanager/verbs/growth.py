@@ -9,7 +9,7 @@ from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
 from kvmanager.parts import Rest, parts_of, taken_from_end
 from kvmanager.pool_spec import LARGEST_ROOM
-from kvmanager.pool_state import PoolState, Sequence
+from kvmanager.pool_state import PoolState, SequenceTable
 
 _EXTEND = StepItem.EXTEND
 
@@ -17,7 +17,7 @@ _EXTEND = StepItem.EXTEND
 class _Write(NamedTuple):
     """A block to make writable: a new entry of the table, or the replacement of a shared or keyed one."""
 
-    sequence: Sequence
+    sequence: SequenceTable
     entry: int
     replaces: bool
 
@@ -41,14 +41,14 @@ def extend(state: PoolState, item: Extend, outcome: Outcome) -> Rest | None:
     return _rewriting(state, rooms, outcome)
 
 
-def _member(state: PoolState, group: int, number: int) -> Sequence:
+def _member(state: PoolState, group: int, number: int) -> SequenceTable:
     member = state.on_device(number)
     if member.group != group:
         raise InvalidItem(f"sequence {number} is not of group {group}")
     return member
 
 
-def _append(state: PoolState, sequence: Sequence, tokens: int, outcome: Outcome) -> Rest | None:
+def _append(state: PoolState, sequence: SequenceTable, tokens: int, outcome: Outcome) -> Rest | None:
     """Extend one sequence whose blocks are all granted in full: nearly every extend is this one, by one block."""
     table = sequence.table
     first = len(table)
@@ -72,7 +72,7 @@ def _append(state: PoolState, sequence: Sequence, tokens: int, outcome: Outcome)
     return None
 
 
-def _appending(state: PoolState, sequence: Sequence, needed: int, outcome: Outcome) -> Rest:
+def _appending(state: PoolState, sequence: SequenceTable, needed: int, outcome: Outcome) -> Rest:
     state.check_available(needed)
     first, seen = len(sequence.table), len(outcome.evicted)
     yield from state.granting(sequence.table, needed, outcome)
@@ -82,7 +82,7 @@ def _appending(state: PoolState, sequence: Sequence, needed: int, outcome: Outco
     outcome.effects.append((_EXTEND, sequence.id, sequence.group, blocks, outcome.evicted[seen:], None))
 
 
-def _rewriting(state: PoolState, rooms: list[tuple[Sequence, int]], outcome: Outcome) -> Rest:
+def _rewriting(state: PoolState, rooms: list[tuple[SequenceTable, int]], outcome: Outcome) -> Rest:
     # Counted before they are listed: a length out of all bounds must not cost memory.
     state.check_available(sum(max(0, state.blocks_for(tokens) - len(member.table)) for member, tokens in rooms))
     longest = max((tokens for _, tokens in rooms), default=0)
@@ -108,7 +108,7 @@ def _rewriting(state: PoolState, rooms: list[tuple[Sequence, int]], outcome: Out
         outcome.effects.append((_EXTEND, first_sequence.id, first_sequence.group, granted, evicted, None))
 
 
-def _planned_writes(state: PoolState, rooms: list[tuple[Sequence, int]]) -> Generator[int, None, list[_Write]]:
+def _planned_writes(state: PoolState, rooms: list[tuple[SequenceTable, int]]) -> Generator[int, None, list[_Write]]:
     """List what has to be granted, changing nothing. Holders that move to a copy no longer count as sharing."""
     moved: dict[int, int] = {}
     writes = []

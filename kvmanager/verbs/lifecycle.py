@@ -1,6 +1,6 @@
 """commit, fork, free: what happens to a sequence between its first block and its end."""
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -8,7 +8,7 @@ from blocks import Commit, Fork, Free, StepItem, TableChange, block_key, block_k
 from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
 from kvmanager.parts import Rest, parts_of
-from kvmanager.pool_state import PoolState, Sequence
+from kvmanager.pool_state import PoolState, SequenceTable
 
 _COMMIT, _FORK, _FREE = StepItem.COMMIT, StepItem.FORK, StepItem.FREE
 
@@ -26,7 +26,9 @@ def commit(state: PoolState, item: Commit, outcome: Outcome) -> Rest | None:
     return None
 
 
-def _commit_one(state: PoolState, sequence: Sequence, first: int, token_ids: Items[int], outcome: Outcome) -> list[int]:
+def _commit_one(
+    state: PoolState, sequence: SequenceTable, first: int, token_ids: Sequence[int], outcome: Outcome
+) -> list[int]:
     """Commit one block: a decoding sequence has filled it."""
     if first != sequence.committed or (first + 1) * state.block_size > sequence.room:
         _whole_blocks(state, sequence, Commit(sequence.id, first, token_ids))  # says what is wrong
@@ -45,7 +47,7 @@ def _commit_one(state: PoolState, sequence: Sequence, first: int, token_ids: Ite
     return [block]
 
 
-def _committing(state: PoolState, sequence: Sequence, item: Commit, outcome: Outcome) -> Rest:
+def _committing(state: PoolState, sequence: SequenceTable, item: Commit, outcome: Outcome) -> Rest:
     """Commit any number of blocks. Where some have keys already, all are compared before any is given."""
     blocks = _whole_blocks(state, sequence, item)
     some_keyed = False
@@ -79,7 +81,7 @@ def _give_keys(state: PoolState, blocks: list[int], keys: list[bytes], outcome: 
     return keys[-1]
 
 
-def _whole_blocks(state: PoolState, sequence: Sequence, item: Commit) -> list[int]:
+def _whole_blocks(state: PoolState, sequence: SequenceTable, item: Commit) -> list[int]:
     count, rest = divmod(len(item.token_ids), state.block_size)
     last = item.first_index + count
     if rest or not count:
@@ -118,7 +120,7 @@ def fork(state: PoolState, item: Fork, outcome: Outcome) -> Rest:
     outcome.effects.append((_FORK, parent.id, parent.group, child.table[:], (), child.id))
 
 
-def _cut(state: PoolState, sequence: Sequence, length: int) -> list[int]:
+def _cut(state: PoolState, sequence: SequenceTable, length: int) -> list[int]:
     """Take the room beyond `length` tokens away, and return the blocks that are left over, which are still held."""
     keep = state.blocks_for(length)
     dropped = sequence.table[keep:]
@@ -132,7 +134,7 @@ def _cut(state: PoolState, sequence: Sequence, length: int) -> list[int]:
     return dropped
 
 
-def _last_key(state: PoolState, sequence: Sequence) -> bytes:
+def _last_key(state: PoolState, sequence: SequenceTable) -> bytes:
     if not sequence.committed:
         return sequence.root
     key = state.device.key(sequence.table[sequence.committed - 1])

@@ -5,7 +5,7 @@ from kvmanager import limits
 from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin
 from kvmanager.parts import Rest, parts_of
-from kvmanager.pool_state import PoolState, Sequence
+from kvmanager.pool_state import PoolState, SequenceTable
 
 
 def change_pins(state: PoolState, item: PinChange, outcome: Outcome) -> Rest:
@@ -61,7 +61,7 @@ def _checking_others_fit(state: PoolState, blocks: list[int]) -> Rest:
         yield len(group_part)
 
 
-def _checking_fits(state: PoolState, group: int, members: list[Sequence], pinned: bytearray, rest: int) -> Rest:
+def _checking_fits(state: PoolState, group: int, members: list[SequenceTable], pinned: bytearray, rest: int) -> Rest:
     held = bytearray(max(state.device.total, state.host.total) + 1)
     needed = 0
     for member in members:

@@ -12,7 +12,7 @@ from blocks import Copy, StepItem, TableChange
 from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem, OutOfBlocks
 from kvmanager.parts import Rest, parts_of
-from kvmanager.pool_state import PoolState, Sequence
+from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.tier import Seal, Tier
 
 
@@ -67,14 +67,14 @@ def swap_in(state: PoolState, group: int, outcome: Outcome) -> Rest:
     _tell(StepItem.SWAP_IN, members, outcome, seen)
 
 
-def _members(state: PoolState, group: int, *, swapped: bool) -> list[Sequence]:
+def _members(state: PoolState, group: int, *, swapped: bool) -> list[SequenceTable]:
     members = state.members(group)
     if members[0].swapped != swapped:
         raise InvalidItem(f"group {group} is {'not ' if swapped else ''}swapped out")
     return members
 
 
-def _planning(route: _Route, members: list[Sequence], source: Tier, target: Tier) -> Rest:
+def _planning(route: _Route, members: list[SequenceTable], source: Tier, target: Tier) -> Rest:
     """Plan the move. Raises OutOfBlocks when the target tier has no room for it."""
     first_of_key: dict[bytes, int] = {}
     seen = bytearray(source.total + 1)
@@ -101,7 +101,7 @@ def _planning(route: _Route, members: list[Sequence], source: Tier, target: Tier
 
 
 def _moving(
-    route: _Route, members: list[Sequence], state: PoolState, grant: Callable[[int], list[int]]
+    route: _Route, members: list[SequenceTable], state: PoolState, grant: Callable[[int], list[int]]
 ) -> Generator[int, None, list[list[int]]]:
     """Give the members their tables in the target tier, and return the old ones, which are still held: `under_way`."""
     swapped = members[0].swapped
@@ -168,7 +168,7 @@ def _carry_keys(moves: list[tuple[int, int]], source: Tier, target: Tier) -> lis
     return seals
 
 
-def _tell(item: StepItem, members: list[Sequence], outcome: Outcome, seen: int | None = None) -> None:
+def _tell(item: StepItem, members: list[SequenceTable], outcome: Outcome, seen: int | None = None) -> None:
     evicted = [] if seen is None else outcome.evicted[seen:]
     for member in members:
         outcome.tables.append(TableChange(member.id, 0, member.table[:], member.room))

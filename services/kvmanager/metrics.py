@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from blocks import StepRefusal
 from kvmanager import Applied, Session, Slots, Tier
-from services.kvmanager.block_life_metrics import BlockLifeMetrics
+from services.kvmanager.block_lifetime_metrics import BlockLifetimeMetrics
 from services.kvmanager.observer import POOL_LABELS, PoolObserver, pool_labels
 from services.kvmanager.slices import in_slices
 from services.runtime.metrics.histograms import Histogram
@@ -201,7 +201,7 @@ class KVManagerMetrics(PoolObserver, Collector):
         self._sessions_begun, self._broken_streams, self._expired_leases = (
             Counter(name, meaning, POOL_LABELS[:1], registry=self.registry) for name, meaning in _LIFE_COUNTERS
         )
-        self._block_lives = BlockLifeMetrics(self.registry, sample)
+        self._block_lifetimes = BlockLifetimeMetrics(self.registry, sample)
         self.registry.register(self)
 
     def attached(self, session: Session) -> None:
@@ -214,12 +214,12 @@ class KVManagerMetrics(PoolObserver, Collector):
             self._forget(replaced)
         self._sessions[session.pool.spec.engine_id] = session
         self._step_seconds.of(*pool_labels(session))
-        self._block_lives.attached(session)
+        self._block_lifetimes.attached(session)
 
     def stepped(self, session: Session, applied: Applied, seconds: float) -> None:
         """Count a Step."""
         self._step_seconds.of(*pool_labels(session)).observe(seconds)
-        self._block_lives.stepped(session, applied)
+        self._block_lifetimes.stepped(session, applied)
 
     def lost(self, session: Session) -> None:
         """Count a broken stream."""
@@ -237,7 +237,7 @@ class KVManagerMetrics(PoolObserver, Collector):
     def _forget(self, session: Session) -> None:
         del self._sessions[session.pool.spec.engine_id]
         self._step_seconds.remove(*pool_labels(session))
-        self._block_lives.detached(session)
+        self._block_lifetimes.detached(session)
 
     async def prepare(self) -> None:
         """Read all pools for the next `collect`, a slice at a time: Steps are answered in between."""

@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from collections.abc import Sequence as Items
 
-from kvmanager import BlockState, Sequence, Session, Tier, state_of
+from kvmanager import BlockState, SequenceTable, Session, Tier, state_of
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.step_result import counts_message
 
@@ -39,7 +39,7 @@ def pool_message(session: Session) -> pb.PoolInfo:
 
 
 def sequences_message(
-    found: Items[Sequence], size: int, block_size: int
+    found: Items[SequenceTable], size: int, block_size: int
 ) -> Generator[None, None, pb.ListSequencesResponse]:
     """Write a page of at most so many sequences with their tables, in slices; it ends early where tables are long."""
     page = pb.ListSequencesResponse()

@@ -170,7 +170,7 @@ def test_37_a_reused_prefix_is_not_told_as_committed_again_and_what_changes_noth
     assert len(engine.pool.device.keys.sealing_order()) == 4
 
 
-# Admission and counting
+# Allocation and counting
 
 
 def test_64_of_two_whose_prefixes_wait_in_the_host_tier_one_begins_and_the_other_takes_nothing(new_pool):

@@ -25,7 +25,7 @@ from blocks import (
     Unpin,
 )
 from kvmanager import Pool, PoolSpec, parts
-from kvmanager.observe import audit, following
+from kvmanager.observe import audit, table_follower
 from kvmanager.observe.audit import Audit
 from kvmanager.tier import key_index, tier
 from tests.kvmanager.random_runs import random_runs
@@ -433,7 +433,9 @@ class RandomSteps(RuleBasedStateMachine):
         self.mirror = {}  # tables and rooms as an engine knows them: from answers alone
         self.last_id = 0
         self.audit = self.slices = None  # the one under way
-        self.short_slices = [mock.patch.object(module, "_SLICE", 2) for module in (audit, following, tier, key_index)]
+        self.short_slices = [
+            mock.patch.object(module, "_SLICE", 2) for module in (audit, table_follower, tier, key_index)
+        ]
         self.short_slices.append(mock.patch.object(parts, "PART", 1))
         for patch in self.short_slices:
             patch.start()
@@ -578,7 +580,7 @@ class RandomSteps(RuleBasedStateMachine):
         step = Step(self.pool.last_step + 1, **items)
         applied = self.pool.apply(step)
         if self.audit:
-            self.audit.heard(applied)
+            self.audit.on_step(applied)
         self.twin.apply(step)
         assert self.pool.violations() == []
         self.check_answer(applied)

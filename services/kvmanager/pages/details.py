@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvmanager import KVManager, Pool, Sequence, Session, UnknownRequest, places_of, state_of
+from kvmanager import KVManager, Pool, SequenceTable, Session, UnknownRequest, entries_of, state_of
 from services.kvmanager.renderer import event_json, request_name, summary, without_tenants
 from services.kvmanager.slices import in_slices
 from services.runtime.errors import InvalidField
@@ -19,7 +19,7 @@ async def block_json(manager: KVManager, session: Session, block: int, *, host: 
     tier = pool.host if host else pool.device
     if not 1 <= block <= tier.total:
         raise InvalidField(f"block is {block}, but there are 1 to {tier.total}", "block")
-    places = await in_slices(places_of(pool.state, block, host=host))
+    places = await in_slices(entries_of(pool.state, block, host=host))
     touching = manager.ledger.touching(pool.spec.engine_id, block, host=host, most=_MOST_EVENTS)
     events = await in_slices(touching, _SLICES)
     key = tier.key(block)
@@ -48,7 +48,7 @@ def sequences_json(session: Session) -> list[dict[str, Any]]:
     return [_sequence(sequences[number]) for number in latest]
 
 
-def _sequence(sequence: Sequence) -> dict[str, Any]:
+def _sequence(sequence: SequenceTable) -> dict[str, Any]:
     return {
         "sequence": sequence.id,
         "group": sequence.group,

@@ -7,7 +7,7 @@ import pytest
 
 from blocks import Allocate, Commit, Fork, Free, FreeReason, Pin, Step
 from kvmanager import PoolChange
-from kvmanager.observe import audit, following
+from kvmanager.observe import audit, table_follower
 from kvmanager.tier.marks import WITHHELD
 from tests.kvmanager.test_report import random_step
 from tests.kvmanager.tiny_pools import manager_with
@@ -16,7 +16,7 @@ from tests.kvmanager.tiny_pools import manager_with
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch):
     """So that Steps come between them even in a tiny pool."""
-    for module in (audit, following):
+    for module in (audit, table_follower):
         monkeypatch.setattr(module, "_SLICE", 3)
 
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from blocks import Allocate, Commit, Fork, Free, FreeReason, Pin, Reset, Step
-from kvmanager import BlockState, Cell, places_of
-from kvmanager.observe import block_map, following
+from kvmanager import BlockState, Cell, entries_of
+from kvmanager.observe import block_map, table_follower
 from tests.kvmanager.test_report import random_step
 from tests.kvmanager.tiny_pools import end_of, manager_with
 
@@ -14,7 +14,7 @@ from tests.kvmanager.tiny_pools import end_of, manager_with
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch):
     """So that Steps come between them even in a tiny pool."""
-    for module in (block_map, following):
+    for module in (block_map, table_follower):
         monkeypatch.setattr(module, "_SLICE", 3)
     monkeypatch.setattr(block_map, "_SEARCHED_TOGETHER", 1)
 
@@ -182,8 +182,8 @@ def test_the_tables_that_have_a_block_are_found_with_what_is_computed_of_it():
     state = session.pool.state
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0, 1], 3)], lengths=[(1, 3)]))
     manager.apply(session, Step(2, forks=[Fork(1, 2, 3)], allocates=[Allocate(3, 3, "b", b"", [0], 1)]))
-    assert end_of(places_of(state, 2, host=False)) == [(1, 1, 1), (2, 1, 1)]
-    assert end_of(places_of(state, 3, host=False)) == [(3, 0, 0)]
-    assert end_of(places_of(state, 2, host=True)) == []
+    assert end_of(entries_of(state, 2, host=False)) == [(1, 1, 1), (2, 1, 1)]
+    assert end_of(entries_of(state, 3, host=False)) == [(3, 0, 0)]
+    assert end_of(entries_of(state, 2, host=True)) == []
     manager.apply(session, Step(3, swap_outs=[3]))
-    assert end_of(places_of(state, 1, host=True)) == [(3, 0, 0)]
+    assert end_of(entries_of(state, 1, host=True)) == [(3, 0, 0)]

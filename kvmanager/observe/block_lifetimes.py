@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from blocks import StepItem
 from kvmanager.applied import Applied
-from kvmanager.verbs.admission import Admission
+from kvmanager.verbs.admission import Allocation
 
 
-class Observed(NamedTuple):
-    """What a Step told of lives, in seconds.
+class LifetimeSamples(NamedTuple):
+    """What a Step says of lifetimes, in seconds.
 
     Of each life that ended: how long it was, and how long before its end the block was last handed out or found. Of
     each block that was found in the prefix cache, unless for the first time in its life: how long after the last time.
@@ -33,7 +33,7 @@ class _Life:
         self.found = False
 
 
-class BlockLives:
+class BlockLifetimes:
     """Follows a random sample of the lives that begin from now on in one pool."""
 
     def __init__(self, share: float, draw: Callable[[], float]) -> None:
@@ -46,16 +46,16 @@ class BlockLives:
         self._lives: dict[int, _Life] = {}  # by block
         self._to_skip = self._drawn_skip()
 
-    def heard(self, applied: Applied, now: float) -> Observed | None:
-        """Hear of a Step that was applied at a moment, in seconds. None: no block was handed out or found."""
+    def on_step(self, applied: Applied, now: float) -> LifetimeSamples | None:
+        """Receive a Step that was applied at a moment, in seconds. None: no block was handed out or found."""
         if not applied.granted_blocks and not applied.hit_tokens:
             return None
-        observed = Observed([], [], [])
+        observed = LifetimeSamples([], [], [])
         brought_back = {copy.destination for copy in applied.result.host_to_device}
         for item, _, _, blocks, _, other in applied.effects:
             if item is StepItem.EXTEND:
                 self._hand_out(blocks, now, observed)
-            elif isinstance(other, Admission):
+            elif isinstance(other, Allocation):
                 new = self._new(blocks[: other.hit_blocks], brought_back)
                 self._hand_out(new, now, observed)
                 self._find(blocks[: other.hit_blocks], new, now, observed)
@@ -73,7 +73,7 @@ class BlockLives:
         brought_back.difference_update(new)
         return new
 
-    def _hand_out(self, blocks: Sequence[int], now: float, observed: Observed) -> None:
+    def _hand_out(self, blocks: Sequence[int], now: float, observed: LifetimeSamples) -> None:
         if not self._lives.keys().isdisjoint(blocks):
             for block in self._lives.keys() & blocks:
                 life = self._lives.pop(block)
@@ -85,7 +85,7 @@ class BlockLives:
             position += 1 + self._drawn_skip()
         self._to_skip = position - len(blocks)
 
-    def _find(self, blocks: Sequence[int], new: Sequence[int], now: float, observed: Observed) -> None:
+    def _find(self, blocks: Sequence[int], new: Sequence[int], now: float, observed: LifetimeSamples) -> None:
         if self._lives.keys().isdisjoint(blocks):
             return
         for block in (self._lives.keys() & blocks).difference(new):

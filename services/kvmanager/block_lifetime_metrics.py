@@ -5,7 +5,7 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from kvmanager import Applied, BlockLives, Session
+from kvmanager import Applied, BlockLifetimes, Session
 from services.kvmanager.observer import POOL_LABELS, pool_labels
 from services.runtime.metrics.histograms import Histogram
 
@@ -15,13 +15,13 @@ _SECONDS = (
 )
 
 
-class BlockLifeMetrics:
+class BlockLifetimeMetrics:
     """Follows a sample of every pool's lives."""
 
     def __init__(self, registry: CollectorRegistry, share: float) -> None:
         """`share` of all lives is followed, 0 to 1; the histograms have no series while it is 0."""
         self._share = share
-        self._lives: dict[Session, BlockLives] = {}
+        self._lives: dict[Session, BlockLifetimes] = {}
         self._histograms = [  # in the order of what is observed
             Histogram(registry, name, meaning, POOL_LABELS, _SECONDS)
             for name, meaning in (
@@ -43,13 +43,13 @@ class BlockLifeMetrics:
     def attached(self, session: Session) -> None:
         """Follow a new session's pool; the lives of what it holds already are unknown."""
         if self._share:
-            self._lives[session] = BlockLives(self._share, random.random)
+            self._lives[session] = BlockLifetimes(self._share, random.random)
             for histogram in self._histograms:
                 histogram.of(*pool_labels(session))
 
     def stepped(self, session: Session, applied: Applied) -> None:
         """Take in what a Step has just done."""
-        observed = self._lives[session].heard(applied, time.monotonic()) if session in self._lives else None
+        observed = self._lives[session].on_step(applied, time.monotonic()) if session in self._lives else None
         if observed is None:
             return
         for histogram, values in zip(self._histograms, observed, strict=True):

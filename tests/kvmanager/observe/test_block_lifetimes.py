@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Step
-from kvmanager import BlockLives, Pool, PoolSpec
+from kvmanager import BlockLifetimes, Pool, PoolSpec
 from tests.kvmanager.test_report import random_step
 
 SIZE = 2
@@ -21,12 +21,12 @@ def apply(pool, lives, now, **items):
     """Apply a Step, and return what it told of lives, each list sorted."""
     applied = pool.apply(Step(int(now), **items))
     assert applied.result.refusals == ()
-    observed = lives.heard(applied, now)
+    observed = lives.on_step(applied, now)
     return observed and tuple(map(sorted, observed))
 
 
 def all_lives():
-    return BlockLives(1, random.Random(0).random)
+    return BlockLifetimes(1, random.Random(0).random)
 
 
 def prompt(sequence, tokens):
@@ -50,7 +50,7 @@ class Twin:
 
         return spy
 
-    def heard(self, applied, now):
+    def on_step(self, applied, now):
         granted = set(self._granted)
         self._granted.clear()
         lifetimes, idle, gaps = [], [], []
@@ -80,8 +80,8 @@ def test_all_lives_are_observed_as_a_twin_observes_them(seed, monkeypatch):
     for number in range(1, 800):
         # Blocks that come back by a swap and are found in the same Step are not told apart by the twin.
         applied = pool.apply(replace(random_step(pool, draw, number), swap_ins=()))
-        observed = lives.heard(applied, float(number)) or ([], [], [])
-        expected = twin.heard(applied, float(number))
+        observed = lives.on_step(applied, float(number)) or ([], [], [])
+        expected = twin.on_step(applied, float(number))
         assert list(map(sorted, observed)) == list(map(sorted, expected)), number
         seen.update(lifetimes=len(expected[0]), gaps=len(expected[2]))
     assert seen["lifetimes"] > 20
@@ -132,7 +132,7 @@ def test_a_block_that_comes_back_from_the_host_begins_a_life_in_the_device():
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_the_sample_is_the_share_that_was_asked_for_and_drawn_alike_from_one_seed(share):
     def followed(seed):
-        pool, lives = pool_of(1000), BlockLives(share, random.Random(seed).random)
+        pool, lives = pool_of(1000), BlockLifetimes(share, random.Random(seed).random)
         ended = []
         for number in range(1, 21):
             observed = apply(pool, lives, float(number * 2), allocates=[prompt(number, [0] * 1000)])

@@ -1,4 +1,4 @@
-"""Copies of a pool's tables that follow its Steps: whoever has them knows all holders of every block.
+"""Copies of a pool's tables that follow its Steps. They give all holders of every block.
 
 They are made a slice at a time, while Steps go on. Answers say how tables change, which is what an engine keeps its own
 tables by: a change of a table that has been copied is made in the copy; one of a table that has not is left to the
@@ -31,12 +31,12 @@ class Holders(Protocol):
 H = TypeVar("H", bound=Holders)
 
 
-class FollowedTables(Generic[H]):
+class TableFollower(Generic[H]):
     """The tables and pins of a pool as its Steps have made them, from the end of `copying` on."""
 
     def __init__(self, state: PoolState, device: H, host: H) -> None:
-        """Begin without any. It has to hear of every Step from now on."""
-        self.changes = 0  # answers that were heard of
+        """Begin without any. It has to receive every Step from now on."""
+        self.changes = 0  # answers that were received
         self._state = state
         self._device = device
         self._host = host
@@ -44,8 +44,8 @@ class FollowedTables(Generic[H]):
         self._pins: dict[str, list[int]] = {}
         self._waiting: list[Applied] = []
 
-    def heard(self, applied: Applied) -> None:
-        """Hear of a Step that was applied. Keeps its answer for a while, which must not change any more."""
+    def on_step(self, applied: Applied) -> None:
+        """Receive a Step that was applied. Keeps its answer for a while, which must not change any more."""
         if applied.effects or applied.result.tables:
             self.changes += 1
             self._waiting.append(applied)
@@ -57,13 +57,13 @@ class FollowedTables(Generic[H]):
         return self._tables.get(sequence, (self._device, []))
 
     def catch_up(self) -> None:
-        """Make the changes that were heard of."""
+        """Make the changes that were received."""
         waiting, self._waiting = self._waiting, []
         for applied in waiting:
             self.follow(applied)
 
     def copying(self) -> Iterator[None]:
-        """Copy all tables and pins that are not known yet, and tell their holders, a slice at a time."""
+        """Copy all tables and pins that are not known yet, and report them to their holders, a slice at a time."""
         yield from self._waiting_for_a_step()
         self.catch_up()
         copied = 0
@@ -73,12 +73,12 @@ class FollowedTables(Generic[H]):
             if sequence is not None and number not in self._tables:
                 holders = self._host if sequence.swapped else self._device
                 self._tables[number] = (holders, list(sequence.table))
-                copied = yield from self._telling(holders, list(sequence.table), number, copied)
+                copied = yield from self._reporting(holders, list(sequence.table), number, copied)
         for pin in list(self._state.pins):
             yield from self._waiting_for_a_step()
             if pin in self._state.pins and pin not in self._pins:
                 self._pins[pin] = list(self._state.pins[pin])
-                copied = yield from self._telling(self._device, list(self._state.pins[pin]), PIN, copied)
+                copied = yield from self._reporting(self._device, list(self._state.pins[pin]), PIN, copied)
         yield
         self.catch_up()
 
@@ -88,8 +88,8 @@ class FollowedTables(Generic[H]):
             yield
             self.catch_up()
 
-    def _telling(self, holders: H, table: list[int], holder: int, done: int) -> Generator[None, None, int]:
-        """Tell of a copied table, pausing whenever a slice is full; return how full the last one is."""
+    def _reporting(self, holders: H, table: list[int], holder: int, done: int) -> Generator[None, None, int]:
+        """Report a copied table, pausing whenever a slice is full; return how full the last one is."""
         entries = iter(table)
         while part := list(islice(entries, _SLICE - done)):
             holders.change(part, 1, holder)
