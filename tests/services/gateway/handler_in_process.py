@@ -41,12 +41,11 @@ MODEL = "m"
 ACME = Origin(Caller("acme", operator=False))
 # Far more than the tests use. Nothing flows back: the bucket's clock stands still.
 TOKENS = 10**12
-_OPTIONS = NullOptions(context_tokens=16384, vocabulary_size=384, token_id=100, microseconds_per_token=20.0)
 
 
 @asynccontextmanager
 async def null_engine(
-    folder: Path, model: Path, name: str, options: NullOptions = _OPTIONS, device_blocks: int = 512
+    folder: Path, model: Path, name: str, options: NullOptions, device_blocks: int = 1024
 ) -> AsyncIterator[EngineService]:
     """Run an engine at `folder/name.sock` whose KV manager is at `folder/kvmanager.sock`; it is ready."""
     settings = EngineSettings(
@@ -178,13 +177,18 @@ def _timeouts(task: "asyncio.Task[object]") -> list[asyncio.TimerHandle]:
 
 @asynccontextmanager
 async def handler_in_process(
-    folder: Path, model: Path, observer: GatewayObserver | None = None, through: tuple[str, ...] = ()
+    folder: Path,
+    model: Path,
+    observer: GatewayObserver | None = None,
+    through: tuple[str, ...] = (),
+    seconds_per_token: float = 20e-6,
 ) -> AsyncIterator[HandlerInProcess]:
     """Run a handler before two engines, reached at their own addresses or `through` others."""
+    options = NullOptions(16384, 384, token_id=100, microseconds_per_token=seconds_per_token * 1e6)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(kv_manager(folder))
         for name in ("one", "two"):
-            await stack.enter_async_context(null_engine(folder, model, name))
+            await stack.enter_async_context(null_engine(folder, model, name, options))
         addresses = through or (f"unix:{folder}/one.sock", f"unix:{folder}/two.sock")
         one = HandlerInProcess(addresses, f"unix:{folder}/kvmanager.sock", observer or GatewayObserver())
         running = asyncio.create_task(one.fleet.run())

@@ -148,6 +148,19 @@ def test_a_request_that_is_cancelled_at_any_await_of_a_failover_holds_nothing(
     assert histories.count(lost) >= 3, "while an engine that was lost has it, while there is none, while one is chosen"
 
 
+def test_a_request_that_is_left_ends_at_its_engine(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Else its engine would go on for longer than this test waits."""
+
+    async def run() -> None:
+        async with handler_in_process(tmp_path, tiny_model("llama"), seconds_per_token=0.01) as one:
+            task = await cancelled_at(4, answer(one, prompt_request("On and on", int(CALL_SECONDS / 0.01))))
+            assert task.cancelled()
+            assert "submitted" in one.events.names
+            await one.assert_nothing_held(task)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("fault", ["a token outside the vocabulary", "a deadline"])
 def test_a_request_that_fails_holds_nothing(tiny_model: Callable[[str], Path], tmp_path: Path, fault: str) -> None:
     request = a_request()

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
+from bench.loads.null_engine import NullOptions
 from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway import server
 from services.gateway.access import tenants
@@ -40,6 +41,7 @@ from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS
 from tests.services.gateway.handler_in_process import MODEL, kv_manager, null_engine
 
+OPTIONS = NullOptions(2048, 384, token_id=100, microseconds_per_token=0.0)
 STOPPED = gateway_pb2.Finished(samples=[gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP)])
 
 # The rule.
@@ -297,7 +299,7 @@ def test_fifty_engines_that_come_and_go_leave_nothing_behind(
         async with kv_manager(tmp_path), transport.channel(address) as channel:
             stub = gateway_pb2_grpc.GatewayStub(channel)
             for number in range(50):
-                async with null_engine(tmp_path, tiny_model("llama"), f"engine-{number}"):
+                async with null_engine(tmp_path, tiny_model("llama"), f"engine-{number}", OPTIONS, device_blocks=64):
                     listed.put_nowait({f"unix:{tmp_path}/engine-{number}.sock": ""})
                     await gateway.readiness.wait()
                     await generate(stub)
