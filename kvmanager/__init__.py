@@ -4,7 +4,7 @@ Pure and synchronous: values in, values out, no clock, no network, no tensor.
 """
 
 from kvmanager.adoption import adopt
-from kvmanager.applied import Applied, Effect
+from kvmanager.applied import Applied
 from kvmanager.errors import (
     IdInUse,
     InvalidItem,
@@ -45,7 +45,6 @@ __all__ = [
     "BlockMap",
     "BlockState",
     "Cell",
-    "Effect",
     "Event",
     "Eviction",
     "Explanation",

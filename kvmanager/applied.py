@@ -4,27 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from blocks import Copy, Refusal, StepItem, StepResult, TableChange
+from blocks import Copy, Refusal, StepResult, TableChange
+from kvmanager.effects import RawEffect
 from kvmanager.tier.tier import BlockCounts, Eviction, Seal
-
-RawEffect = tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], object]
-
-
-class Effect(NamedTuple):
-    """What a verb did, for whoever keeps the history: an item of a Step, and the blocks concerned.
-
-    Verbs write plain tuples of these fields, because making one of these takes as long as half a verb.
-
-    `blocks` are those that were sealed, pinned, shared, given back, moved or granted. `other` is what else tells the
-    verb's story: the child of a fork, the item of a free, the miss of an allocate.
-    """
-
-    item: StepItem
-    sequence: int
-    group: int
-    blocks: Sequence[int]
-    evicted: Sequence[Eviction]
-    other: object
 
 
 class Applied(NamedTuple):

@@ -10,12 +10,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from blocks import KEY_BYTES, Extend, Free, FreeReason, Refusal, Step, StepItem, StepRefusal
+from kvmanager.effects import Allocated, Allocation, Forked, Freed, RawEffect, effect_of
 from kvmanager.pool_state import SequenceTable
-from kvmanager.tier.tier import Eviction
-from kvmanager.verbs.admission import Allocation
-
-Effects = Sequence[tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], object]]  # see Effect
-
 
 # What an entry takes in memory, and what it keeps of an effect: measured, and rounded up. A story has a request's id.
 _ENTRY_BYTES, _EFFECT_BYTES, _STORY_BYTES, _REFUSED_BYTES, _EVICTED_BYTES = 400, 90, 300, 280, 76
@@ -281,7 +277,9 @@ class Attachment:
         """Return whether any live group is the request's."""
         return any(owner.request_id == request_id for owner in self._groups.values())
 
-    def entry(self, first: int, step: int, effects: Effects, refused: tuple[tuple[object, ...], ...] = ()) -> Entry:
+    def entry(
+        self, first: int, step: int, effects: Sequence[RawEffect], refused: tuple[tuple[object, ...], ...] = ()
+    ) -> Entry:
         """Write down what a Step did, following which sequences begin and end with it."""
         if not effects:
             return Entry(first, self.number, step, refused=refused)
@@ -309,21 +307,24 @@ class Attachment:
             refused,
         )
 
-    def _follow(self, effects: Effects) -> tuple[tuple[str | None, ...], tuple[object, ...]]:
+    def _follow(self, effects: Sequence[RawEffect]) -> tuple[tuple[str | None, ...], tuple[object, ...]]:
         request_ids: list[str | None] = []
         stories: list[object] = []
-        for _, number, group, _, _, other in effects:
+        for effect in map(effect_of, effects):
+            request_id = self._request_ids.get(effect.sequence)
             story: object = None
-            if isinstance(other, Allocation):
-                self._add(number, group, other.request_id)
-                story = tuple(other)
-            request_ids.append(self._request_ids.get(number))
-            if isinstance(other, Free):
-                self._remove(number)
-                story = (other.reason.value, other.preempted_for_group)
-            elif isinstance(other, int):  # a fork
-                self._add(other, group, self._request_ids.get(number, ""))
-                story = other
+            match effect:
+                case Allocated(number, group, allocation=allocation):
+                    request_id = allocation.request_id
+                    self._add(number, group, request_id)
+                    story = tuple(allocation)
+                case Forked(group=group, child=child):
+                    self._add(child, group, request_id or "")
+                    story = child
+                case Freed():
+                    self._remove(effect.sequence)
+                    story = (effect.reason.value, effect.preempted_for_group)
+            request_ids.append(request_id)
             stories.append(story)
         return tuple(request_ids), tuple(stories)
 

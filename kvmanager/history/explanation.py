@@ -7,10 +7,10 @@ from heapq import merge
 from typing import NamedTuple
 
 from blocks import FreeReason, StepItem, StepRefusal
+from kvmanager.effects import Allocation
 from kvmanager.errors import UnknownRequest
 from kvmanager.history.events import Attachment, Entry, Event, Refused
 from kvmanager.pool_spec import shortened
-from kvmanager.verbs.admission import Allocation
 
 
 class Done(NamedTuple):

@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeVar
 
 from blocks import Step, StepItem
 from kvmanager.applied import Applied
-from kvmanager.history.events import Attachment, Effects, Entry, Event, PoolChange
+from kvmanager.effects import RawEffect
+from kvmanager.history.events import Attachment, Entry, Event, PoolChange
 from kvmanager.history.explanation import Explanation, explain
 from kvmanager.pool_state import SequenceTable
 
@@ -55,7 +56,7 @@ class Ledger:
         self._weights: deque[int] = deque()
         self._weight = 0
         self._next = 1
-        self._unsettled: list[tuple[Attachment, int, Effects]] = []
+        self._unsettled: list[tuple[Attachment, int, Sequence[RawEffect]]] = []
         self._attached: dict[str, Attachment] = {}
         self._attachments: dict[int, Attachment] = {}  # by their numbers, while any of their entries may be kept
 
@@ -208,7 +209,7 @@ def _parts(events: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
     return (events[start : start + _EVENTS_TOGETHER] for start in range(0, len(events), _EVENTS_TOGETHER))
 
 
-def _parts_by_blocks(effects: Effects) -> Iterator[Effects]:
+def _parts_by_blocks(effects: Sequence[RawEffect]) -> Iterator[Sequence[RawEffect]]:
     """Yield effects in parts of so many events and, but for a single one, of so many blocks."""
     first = blocks = 0
     for place, effect in enumerate(effects):

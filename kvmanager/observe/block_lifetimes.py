@@ -8,9 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from blocks import StepItem
 from kvmanager.applied import Applied
-from kvmanager.verbs.admission import Allocation
+from kvmanager.effects import Allocated, Extended, SwappedIn, effect_of
 
 
 class LifetimeSamples(NamedTuple):
@@ -52,16 +51,18 @@ class BlockLifetimes:
             return None
         observed = LifetimeSamples([], [], [])
         brought_back = {copy.destination for copy in applied.result.host_to_device}
-        for item, _, _, blocks, _, other in applied.effects:
-            if item is StepItem.EXTEND:
-                self._hand_out(blocks, now, observed)
-            elif isinstance(other, Allocation):
-                new = self._new(blocks[: other.hit_blocks], brought_back)
-                self._hand_out(new, now, observed)
-                self._find(blocks[: other.hit_blocks], new, now, observed)
-                self._hand_out(blocks[other.hit_blocks :], now, observed)
-            elif item is StepItem.SWAP_IN:
-                self._hand_out(self._new(blocks, brought_back), now, observed)
+        for effect in map(effect_of, applied.effects):
+            match effect:
+                case Extended():
+                    self._hand_out(effect.blocks, now, observed)
+                case Allocated(blocks=blocks, allocation=allocation):
+                    found = blocks[: allocation.hit_blocks]
+                    new = self._new(found, brought_back)
+                    self._hand_out(new, now, observed)
+                    self._find(found, new, now, observed)
+                    self._hand_out(blocks[allocation.hit_blocks :], now, observed)
+                case SwappedIn():
+                    self._hand_out(self._new(effect.blocks, brought_back), now, observed)
         return observed
 
     @staticmethod

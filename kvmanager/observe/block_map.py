@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from blocks import Reset, StepItem
 from kvmanager.applied import Applied
 from kvmanager.observe.table_follower import TableFollower
 from kvmanager.pool_state import PoolState
@@ -145,7 +144,7 @@ class BlockMap:
         self._device = _Cells(state.device)
         self._host = _Cells(state.host)
         self._tables = TableFollower(state, self._device, self._host)
-        self._reset = False
+        self._resets = -1  # that the map has seen; none before it is drawn
         self._begun = False
 
     @property
@@ -170,7 +169,6 @@ class BlockMap:
         if applied.result.withheld_blocks or applied.result.host_withheld_blocks:
             self.touch(applied.result.withheld_blocks, host=False)
             self.touch(applied.result.host_withheld_blocks, host=True)
-        self._reset |= any(effect[0] is StepItem.PIN and isinstance(effect[5], Reset) for effect in applied.effects)
 
     def touch(self, blocks: Iterable[int], *, host: bool) -> None:
         """Look at these blocks again: something else than a Step has changed them."""
@@ -182,7 +180,7 @@ class BlockMap:
         yield from self._host.growing()
         self._begun = True
         yield from self._tables.copying()
-        self._device.drawn = self._host.drawn = self._reset = True
+        self._device.drawn = self._host.drawn = True
         yield from self.updating()
 
     def updating(self) -> Generator[None, None, MapChanges]:
@@ -192,7 +190,7 @@ class BlockMap:
         """
         self._tables.catch_up()
         changes = []
-        everything, self._reset = self._reset, False
+        everything, self._resets = self._resets != self._tables.resets, self._tables.resets
         for cells in (self._device, self._host):
             changed, cells.changed = cells.changed, set()
             blocks: Iterable[int] = range(1, cells.tier.total + 1) if everything else changed

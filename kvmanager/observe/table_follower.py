@@ -9,8 +9,9 @@ from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-from blocks import Pin, StepItem, TableChange, Unpin
+from blocks import Pin, PinChange, Reset, TableChange, Unpin
 from kvmanager.applied import Applied
+from kvmanager.effects import Forked, Freed, PinsChanged, SwappedIn, SwappedOut, effect_of
 from kvmanager.pool_state import PoolState
 
 # Entries of tables that are copied without a pause: well below a third of a millisecond.
@@ -37,6 +38,7 @@ class TableFollower(Generic[H]):
     def __init__(self, state: PoolState, device: H, host: H) -> None:
         """Begin without any. It has to receive every Step from now on."""
         self.changes = 0  # answers that were received
+        self.resets = 0  # of the prefix cache, among those that were followed
         self._state = state
         self._device = device
         self._host = host
@@ -103,18 +105,19 @@ class TableFollower(Generic[H]):
     def follow(self, applied: Applied) -> None:
         """Change the known tables as an answer says. Its tables are those of forks, swaps, extends and allocates."""
         tables = iter(applied.result.tables)
-        for item, number, _, blocks, _, other in applied.effects:
-            if item is StepItem.FORK:
-                self._change_table(next(tables))
-                self._change_table(next(tables))
-            elif item is StepItem.FREE:
-                self._forget(number)
-            elif item is StepItem.SWAP_OUT:
-                self._move(next(tables), self._host)
-            elif item is StepItem.SWAP_IN:
-                self._move(next(tables), self._device)
-            elif item is StepItem.PIN:
-                self._change_pins(other, blocks)
+        for effect in map(effect_of, applied.effects):
+            match effect:
+                case Forked():
+                    self._change_table(next(tables))
+                    self._change_table(next(tables))
+                case Freed():
+                    self._forget(effect.sequence)
+                case SwappedOut():
+                    self._move(next(tables), self._host)
+                case SwappedIn():
+                    self._move(next(tables), self._device)
+                case PinsChanged():
+                    self._change_pins(effect.change, effect.blocks)
         for change in tables:
             self._change_table(change)
 
@@ -137,11 +140,14 @@ class TableFollower(Generic[H]):
             holders, table = self._tables.pop(sequence)
             holders.change(table, -1, sequence)
 
-    def _change_pins(self, item: object, blocks: Iterable[int]) -> None:
-        if isinstance(item, Pin):
-            # One that was copied between two slices of its Step is there already, as tables may be.
-            self._device.change(self._pins.get(item.pin_id, ()), -1, PIN)
-            self._pins[item.pin_id] = list(blocks)
-            self._device.change(blocks, 1, PIN)
-        elif isinstance(item, Unpin) and item.pin_id in self._pins:
-            self._device.change(self._pins.pop(item.pin_id), -1, PIN)
+    def _change_pins(self, change: PinChange, blocks: Iterable[int]) -> None:
+        match change:
+            case Pin(pin_id):
+                # One that was copied between two slices of its Step is there already, as tables may be.
+                self._device.change(self._pins.get(pin_id, ()), -1, PIN)
+                self._pins[pin_id] = list(blocks)
+                self._device.change(blocks, 1, PIN)
+            case Unpin(pin_id) if pin_id in self._pins:
+                self._device.change(self._pins.pop(pin_id), -1, PIN)
+            case Reset():
+                self.resets += 1

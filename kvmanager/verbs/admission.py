@@ -7,6 +7,7 @@ from typing import NamedTuple
 from blocks import Allocate, Copy, StepItem, TableChange, prefix_keys
 from kvmanager import limits, parts
 from kvmanager.applied import Outcome
+from kvmanager.effects import Allocation
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks
 from kvmanager.parts import Rest, parts_of, taken_from_end
 from kvmanager.pool_state import PoolState, SequenceTable
@@ -18,20 +19,6 @@ class Hit(NamedTuple):
     key: bytes
     device_block: int
     host_block: int
-
-
-class Allocation(NamedTuple):
-    """What else there is to say of an allocate. It is kept, so there is no token id in it.
-
-    `hit_blocks` of the prompt were found, `missed` is the key of the next one; None: there was none to look for.
-    """
-
-    request_id: str
-    prompt_tokens: int
-    cached_tokens: int
-    hit_blocks: int
-    missed: bytes | None
-    waited_seconds: float
 
 
 def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Rest:
@@ -125,9 +112,9 @@ def _begin(
     outcome.query_tokens += len(item.token_ids)
     outcome.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room, cached_tokens))
     hits, prompt = sequence.committed, len(item.token_ids)
-    story = Allocation(item.request_id, prompt, cached_tokens, hits, missed, item.waited_seconds)
+    allocation = Allocation(item.request_id, prompt, cached_tokens, hits, missed, item.waited_seconds)
     evicted = outcome.evicted[seen:]
-    outcome.effects.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, story))
+    outcome.effects.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, allocation))
 
 
 def _hold_hits(state: PoolState, hits: list[Hit]) -> list[int]:

@@ -1,8 +1,19 @@
 import pytest
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, StepItem, Unpin, block_key, root_key
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Unpin, block_key, root_key
 from kvmanager import Eviction
-from kvmanager.applied import Effect
+from kvmanager.effects import (
+    Allocated,
+    Allocation,
+    Committed,
+    Extended,
+    Forked,
+    Freed,
+    PinsChanged,
+    SwappedIn,
+    SwappedOut,
+    effect_of,
+)
 
 
 def ids(first, count):
@@ -15,7 +26,12 @@ KEYS.append(block_key(KEYS[0], [3, 4]))
 
 
 def effects(applied):
-    return [Effect(*effect)._replace(evicted=tuple(effect[4])) for effect in applied.effects]
+    return typed(*map(effect_of, applied.effects))
+
+
+def typed(*some):
+    """Effects with their types: named tuples equal others of the same fields. No eviction is an empty list or tuple."""
+    return [(type(effect), *(list(one) if isinstance(one, tuple) else one for one in effect)) for effect in some]
 
 
 @pytest.fixture
@@ -27,53 +43,50 @@ def small(new_pool):
 
 
 def test_a_commit_tells_the_blocks_that_are_committed(small):
-    assert effects(small.commit(1, FIVE)) == [(StepItem.COMMIT, 1, 7, [1, 2], (), None)]
+    assert effects(small.commit(1, FIVE)) == typed(Committed(1, 7, [1, 2]))
 
 
 def test_a_commit_through_a_second_sequence_tells_its_blocks_too(small):
     small.fork(1, 2, 5)
     small.commit(2, FIVE)
-    assert effects(small.commit(1, FIVE)) == [(StepItem.COMMIT, 1, 7, [1, 2], (), None)]
+    assert effects(small.commit(1, FIVE)) == typed(Committed(1, 7, [1, 2]))
 
 
 def test_a_pin_tells_its_blocks_and_its_item(small):
     small.commit(1, FIVE)
     item = Pin("p", 1, 2)
-    assert effects(small.accept(pins=[item])) == [(StepItem.PIN, 1, 7, [1, 2], (), item)]
+    assert effects(small.accept(pins=[item])) == typed(PinsChanged(1, 7, [1, 2], item))
 
 
 def test_an_unpin_tells_the_blocks_that_it_gives_back_tail_first(small):
     small.commit(1, FIVE)
     small.pin("p", 1, 2)
-    assert effects(small.unpin("p")) == [(StepItem.PIN, 0, 0, [2, 1], (), Unpin("p"))]
+    assert effects(small.unpin("p")) == typed(PinsChanged(0, 0, [2, 1], Unpin("p")))
 
 
 def test_a_reset_is_told(small):
-    assert effects(small.reset()) == [(StepItem.PIN, 0, 0, (), (), Reset())]
+    assert effects(small.reset()) == typed(PinsChanged(0, 0, (), Reset()))
 
 
 def test_a_fork_tells_the_shared_blocks_and_the_child(small):
-    assert effects(small.fork(1, 2, 3)) == [(StepItem.FORK, 1, 7, [1, 2], (), 2)]
+    assert effects(small.fork(1, 2, 3)) == typed(Forked(1, 7, [1, 2], 2))
 
 
 def test_a_free_tells_the_table_and_its_item(small):
     item = Free(1, FreeReason.PREEMPTED, 9)
-    assert effects(small.accept(frees=[item])) == [(StepItem.FREE, 1, 7, [1, 2, 3], (), item)]
+    assert effects(small.accept(frees=[item])) == typed(Freed(1, 7, [1, 2, 3], *item[1:]))
 
 
 def test_a_free_of_a_swapped_sequence_tells_its_host_blocks(small):
     small.swap_out(7)
     item = Free(1, FreeReason.CANCELLED)
-    assert effects(small.accept(frees=[item])) == [(StepItem.FREE, 1, 7, [1, 2, 3], (), item)]
+    assert effects(small.accept(frees=[item])) == typed(Freed(1, 7, [1, 2, 3], *item[1:]))
 
 
 def test_a_swap_out_tells_each_members_host_blocks(small):
     small.fork(1, 2, 5)
     small.extend(7, {1: 6, 2: 6})
-    assert effects(small.swap_out(7)) == [
-        (StepItem.SWAP_OUT, 1, 7, small.table(1), (), None),
-        (StepItem.SWAP_OUT, 2, 7, small.table(2), (), None),
-    ]
+    assert effects(small.swap_out(7)) == typed(SwappedOut(1, 7, small.table(1)), SwappedOut(2, 7, small.table(2)))
 
 
 def test_a_swap_in_tells_each_members_device_blocks_and_once_what_was_evicted(small):
@@ -81,15 +94,14 @@ def test_a_swap_in_tells_each_members_device_blocks_and_once_what_was_evicted(sm
     small.swap_out(7)
     small.prefill(3, ids(50, 16))
     small.free(3)
-    evicted = tuple(Eviction(block, small.device.key(block)) for block in small.order()[:1])
-    assert effects(small.swap_in(7)) == [
-        (StepItem.SWAP_IN, 1, 7, small.table(1), evicted, None),
-        (StepItem.SWAP_IN, 2, 7, small.table(2), (), None),
-    ]
+    evicted = [Eviction(block, small.device.key(block)) for block in small.order()[:1]]
+    assert effects(small.swap_in(7)) == typed(
+        SwappedIn(1, 7, small.table(1), evicted), SwappedIn(2, 7, small.table(2), [])
+    )
 
 
 def test_an_extend_tells_the_granted_blocks(small):
-    assert effects(small.extend(7, {1: 9})) == [(StepItem.EXTEND, 1, 7, [4, 5], (), None)]
+    assert effects(small.extend(7, {1: 9})) == typed(Extended(1, 7, [4, 5], ()))
 
 
 def test_an_extend_that_needs_no_block_tells_nothing(small):
@@ -101,13 +113,13 @@ def test_an_extend_that_needs_no_block_tells_nothing(small):
 
 def test_an_extend_of_a_whole_group_is_told_once_with_all_its_blocks(small):
     small.fork(1, 2, 5)
-    assert effects(small.extend(7, {2: 8, 1: 8})) == [(StepItem.EXTEND, 2, 7, [4, 5, 6], (), None)]
+    assert effects(small.extend(7, {2: 8, 1: 8})) == typed(Extended(2, 7, [4, 5, 6], ()))
 
 
 def test_an_extend_tells_what_it_evicted(small):
     small.cache(2, [1, 2])  # block 4
     small.allocate(3, ids(50, 8))
-    assert effects(small.extend(7, {1: 8})) == [(StepItem.EXTEND, 1, 7, [4], (Eviction(4, KEYS[0]),), None)]
+    assert effects(small.extend(7, {1: 8})) == typed(Extended(1, 7, [4], (Eviction(4, KEYS[0]),)))
 
 
 @pytest.mark.parametrize(
@@ -120,9 +132,9 @@ def test_an_extend_tells_what_it_evicted(small):
 )
 def test_an_allocate_tells_its_table_and_what_was_found_and_the_first_key_that_was_not(small, tokens, cached, missed):
     small.commit(1, FIVE)
-    (effect,) = effects(small.accept(allocates=[Allocate(2, 2, "r", b"", tokens, len(tokens))]))
-    assert effect[:5] == (StepItem.ALLOCATE, 2, 2, small.table(2), ())
-    assert (effect.other.cached_tokens, effect.other.missed) == (cached, missed)
+    applied = small.accept(allocates=[Allocate(2, 2, "r", b"", tokens, len(tokens))])
+    allocation = Allocation("r", 5 if cached else 3, cached, cached // 2, missed, 0.0)
+    assert effects(applied) == typed(Allocated(2, 2, small.table(2), [], allocation))
 
 
 def test_every_allocate_tells_its_own_evictions(small):
@@ -130,7 +142,7 @@ def test_every_allocate_tells_its_own_evictions(small):
     small.cache(3, [3, 3])  # block 5
     small.allocate(4, ids(50, 6))
     items = [Allocate(5, 5, "r", b"", [8], 1), Allocate(6, 6, "r", b"", [9], 1)]
-    told = effects(small.accept(allocates=items))
+    told = map(effect_of, small.accept(allocates=items).effects)
     assert [[block for block, _ in effect.evicted] for effect in told] == [[4], [5]]
 
 
