@@ -10,7 +10,7 @@ Files are replaced as wholes, so that services that read them again never find h
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -120,17 +120,36 @@ def open_authority(folder: Path) -> Authority:
     return Authority(folder, _read(folder / AUTHORITY / _CERTIFICATE), key)
 
 
-def has_authority(folder: Path) -> bool:
-    """Whether certificates can be signed in this folder."""
-    return (folder / AUTHORITY / _KEY).exists() and (folder / AUTHORITY / _CERTIFICATE).exists()
+def create(
+    folder: Path, services: Sequence[str], hosts: Mapping[str, Sequence[str]], days: float, *, keep: bool
+) -> Iterator[Issued]:
+    """Make an authority in a folder, and a certificate for each service, under further names that `hosts` has for it.
+
+    `keep`: where there is an authority, use it, renew what ends in 30 days, and make what is missing. Raises
+    InvalidSetting.
+    """
+    for service in services:
+        _check_service(service)
+        for host in hosts.get(service, []):
+            _general_name(host)
+    there = all((folder / AUTHORITY / file).exists() for file in (_KEY, _CERTIFICATE))
+    authority = open_authority(folder) if keep and there else make_authority(folder, now())
+    if keep:
+        yield from renew(authority, days, within_days=30)
+    issued = authority.services()
+    for service in services:
+        if service not in issued:
+            yield authority.issue(service, hosts.get(service, []), days, now())
 
 
-def check_host(host: str) -> None:
-    """Raise InvalidSetting for what is neither a name nor an address."""
-    _general_name(host)
+def renew(authority: Authority, days: float, within_days: float | None) -> Iterator[Issued]:
+    """Renew what ends within so many days; None: all. Raises InvalidSetting where a certificate cannot be read."""
+    for service in authority.services():
+        if within_days is None or authority.ends(service) <= now() + timedelta(days=within_days):
+            yield authority.renew(service, days, now())
 
 
-def check_service(service: str) -> None:
+def _check_service(service: str) -> None:
     """Raise InvalidSetting for a name that cannot be a folder and a host."""
     if service == AUTHORITY or not _SERVICE.fullmatch(service):
         raise InvalidSetting(

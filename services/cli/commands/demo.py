@@ -88,22 +88,17 @@ async def _demonstrate(engine: EngineSettings, console: Console, results: str | 
     with tempfile.TemporaryDirectory(prefix="quire-demo-") as folder:
         # Nothing is started again here: when the engine ends, so does the demo.
         gateway = GatewaySettings(listen=f"unix:{folder}/gateway.sock", http_listen="", failovers=0)
-        lines: list[str] = []
-        no_metrics = metrics_addresses("")
         kvmanager = KVManagerSettings(map_listen="")
-        supervisor = Supervisor(
-            kvmanager,
-            engine,
-            gateway,
-            lambda label, line: lines.append(f"{label}: {line}"),
-            no_metrics,
-            LocalSettings(),
-        )
+        supervisor = Supervisor(kvmanager, engine, gateway, _silent, metrics_addresses(""), LocalSettings())
         try:
             await _start(supervisor, console)
             await _show(supervisor, console, results)
         finally:
             await supervisor.stop()
+
+
+def _silent(_label: str, _line: str) -> None:
+    """Show no log: what a service ended with is in its ServiceFailed."""
 
 
 async def _start(supervisor: Supervisor, console: Console) -> None:
@@ -182,11 +177,9 @@ async def _pool(address: str) -> kvmanager_pb2.PoolInfo:
 
 
 def _figures(answers: list[_Answer], pool: kvmanager_pb2.PoolInfo) -> dict[str, float]:
-    timings = [answer.finished.timing for answer in answers]
-    rates = [
-        (answer.finished.usage.generated_tokens - 1) / answer.finished.timing.decode.ToTimedelta().total_seconds()
-        for answer in answers
-    ]
+    ends = [answer.finished for answer in answers]
+    rates = [(end.usage.generated_tokens - 1) / end.timing.decode.ToTimedelta().total_seconds() for end in ends]
+    first_token_at = min(answer.first_token_at for answer in answers)
     return {
         "device_blocks": pool.device_blocks,
         "block_size": pool.block_size,
@@ -198,11 +191,11 @@ def _figures(answers: list[_Answer], pool: kvmanager_pb2.PoolInfo) -> dict[str, 
         "prefix_hit_tokens": pool.totals.prefix_hit_tokens,
         "preemptions": pool.totals.preemptions,
         "time_to_first_token_seconds": round(
-            median(timing.time_to_first_token.ToTimedelta().total_seconds() for timing in timings), 3
+            median(end.timing.time_to_first_token.ToTimedelta().total_seconds() for end in ends), 3
         ),
         "stream_tokens_per_second": round(median(rates), 1),
-        "first_token_seconds": round(min(answer.first_token_at for answer in answers) - _process_start(), 2),
-        "first_token_at": min(answer.first_token_at for answer in answers),
+        "first_token_seconds": round(first_token_at - _process_start(), 2),
+        "first_token_at": first_token_at,
     }
 
 

@@ -1,7 +1,6 @@
 """`quire certificates`: certificates for TLS between the services, from an authority of their own."""
 
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import click
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
-    from services.cli.commands.authority import Authority, Issued
+    from services.cli.commands.authority import Issued
 
 SERVICES = ("kvmanager", "engine", "gateway")
 _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
@@ -25,7 +24,7 @@ def certificates() -> None:
     """Make the certificates of TLS between the services."""
 
 
-@certificates.command()
+@certificates.command("create")
 @_FOLDER
 @click.option("--service", "services", multiple=True, default=SERVICES, show_default=True, help="Who gets one.")
 @click.option(
@@ -39,68 +38,36 @@ def certificates() -> None:
 @click.option(
     "--keep", is_flag=True, help="Where certificates are there, make what is missing, and renew what ends in 30 days."
 )
-def create(folder: Path, services: Sequence[str], hosts: Sequence[str], days: float, *, keep: bool) -> None:
+def create_all(folder: Path, services: Sequence[str], hosts: Sequence[str], days: float, *, keep: bool) -> None:
     """Make an authority in FOLDER, and a certificate for each service.
 
     They go to FOLDER/SERVICE: certificate.pem, key.pem, and ca.pem, whom to trust. A service gets its folder alone;
     FOLDER/authority, which signs, goes nowhere. Nothing is overwritten.
     """
+    from services.cli.commands.authority import create
+
     try:
-        _report(list(_create(folder, services, _by_service(hosts, services), days, keep)))
+        _report(list(create(folder, services, _by_service(hosts, services), days, keep=keep)))
     except (InvalidSetting, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
-@certificates.command()
+@certificates.command("renew")
 @_FOLDER
 @_DAYS
 @click.option("--within-days", type=_WITHIN, default=30.0, show_default=True, help="Renew those that end so soon.")
 @click.option("--all", "everything", is_flag=True, help="Renew all, whenever they end.")
-def renew(folder: Path, days: float, within_days: float, *, everything: bool) -> None:
+def renew_all(folder: Path, days: float, within_days: float, *, everything: bool) -> None:
     """Replace certificates in FOLDER that end soon.
 
     The new ones have the same names. Services that run take them for their next connections, without a restart.
     """
-    from services.cli.commands.authority import open_authority
+    from services.cli.commands.authority import open_authority, renew
 
     try:
-        authority = open_authority(folder)
-        _report(list(_renew(authority, days, None if everything else within_days)))
+        _report(list(renew(open_authority(folder), days, None if everything else within_days)))
     except (InvalidSetting, OSError) as error:
         raise click.ClickException(str(error)) from error
-
-
-def _create(
-    folder: Path, services: Sequence[str], hosts: dict[str, list[str]], days: float, keep: bool
-) -> "Iterator[Issued]":
-    from services.cli.commands.authority import (
-        check_host,
-        check_service,
-        has_authority,
-        make_authority,
-        now,
-        open_authority,
-    )
-
-    for service in services:
-        check_service(service)
-        for host in hosts.get(service, []):
-            check_host(host)
-    authority = open_authority(folder) if keep and has_authority(folder) else make_authority(folder, now())
-    if keep:
-        yield from _renew(authority, days, within_days=30)
-    there = authority.services()
-    for service in services:
-        if service not in there:
-            yield authority.issue(service, hosts.get(service, []), days, now())
-
-
-def _renew(authority: "Authority", days: float, within_days: float | None) -> "Iterator[Issued]":
-    from services.cli.commands.authority import now
-
-    for service in authority.services():
-        if within_days is None or authority.ends(service) <= now() + timedelta(days=within_days):
-            yield authority.renew(service, days, now())
 
 
 def _by_service(hosts: Sequence[str], services: Sequence[str]) -> dict[str, list[str]]:
