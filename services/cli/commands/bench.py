@@ -14,13 +14,13 @@ from services.cli.options import together
 if TYPE_CHECKING:
     from services.cli.connection import Connection
 
-DEFAULT_REQUESTS = 100
-DEFAULT_CONCURRENCY = 8
+_DEFAULT_REQUESTS = 100
+_DEFAULT_CONCURRENCY = 8
 _AT_LEAST_1 = click.IntRange(min=1)
 _ABOVE_0 = click.FloatRange(min=0, min_open=True)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
-SELECTION = ("mean_input", "mean_output", "cap_input", "cap_output", "max_input", "max_output")
+_SELECTION = ("mean_input", "mean_output", "cap_input", "cap_output", "max_input", "max_output")
 
 Values = dict[str, Any]
 
@@ -108,7 +108,7 @@ _arrival_options = together(
     click.option(
         "--concurrency",
         type=_AT_LEAST_1,
-        help=f"Alone: a closed loop of so many requests at a time. [default: {DEFAULT_CONCURRENCY}] With arrivals: no "
+        help=f"Alone: a closed loop of so many requests at a time. [default: {_DEFAULT_CONCURRENCY}] With arrivals: no "
         "more at a time.",
     ),
     click.option("--rate", type=_ABOVE_0, help="Start so many a second, at random (Poisson); inf: all at once."),
@@ -127,7 +127,7 @@ _arrival_options = together(
     click.option(
         "--requests",
         type=_AT_LEAST_1,
-        help=f"Send so many that are counted. [default: the file's, or {DEFAULT_REQUESTS}]",
+        help=f"Send so many that are counted. [default: the file's, or {_DEFAULT_REQUESTS}]",
     ),
     click.option("--duration", type=_ABOVE_0, help="Instead: send for so many seconds, then wait for what runs."),
     click.option(
@@ -179,13 +179,21 @@ def serve(connection: "Connection", **values: Any) -> None:
     from services.cli.commands.bench_run import run
 
     values["address"] = connection.address
+    if not _arrivals_given(values):
+        values["concurrency"] = values["concurrency"] or _DEFAULT_CONCURRENCY
+    if not (values["requests"] or values["duration"] or values["file"]):
+        values["requests"] = _DEFAULT_REQUESTS
     _check(values)
     sys.exit(run(connection, values))
 
 
+def _arrivals_given(values: Values) -> list[str]:
+    return [name for name in ("rate", "sweep_rate", "trace_times") if values[name]]
+
+
 def _check(values: Values) -> None:
     """Refuse what does not go together. Raises click.UsageError."""
-    given = {name for name in ("rate", "sweep_rate", "trace_times") if values[name]}
+    given = _arrivals_given(values)
     if len(given) > 1:
         raise click.UsageError("--rate, --sweep-rate and --trace-times cannot be given together")
     if values["address"] and values["url"]:
@@ -194,9 +202,9 @@ def _check(values: Values) -> None:
         raise click.UsageError("--requests and --duration cannot be given together")
     if values["file"] and (values["input_"] or values["output"] or values["prefix_tokens"]):
         raise click.UsageError("--file has lengths of its own: no --input, --output or --prefix-tokens")
-    if not values["file"] and any(values[name] for name in ("limit", *SELECTION)):
+    if not values["file"] and any(values[name] for name in ("limit", *_SELECTION)):
         raise click.UsageError("--limit, --mean-, --cap- and --max-input and -output are for a --file")
-    if not given and (values["concurrency"] or DEFAULT_CONCURRENCY) < values["processes"]:
+    if not given and values["concurrency"] < values["processes"]:
         raise click.UsageError("--processes cannot be more than --concurrency")
     if values["url"]:
         _need("aiohttp", "--url")

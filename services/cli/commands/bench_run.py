@@ -3,12 +3,12 @@
 import json
 import secrets
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import click
 from rich.console import Console
 
-from services.cli.commands.bench import DEFAULT_CONCURRENCY, DEFAULT_REQUESTS, SELECTION, Values
 from services.cli.connection import Connection
 from services.loadgen.clients.target import Server, Target, Unreachable
 from services.loadgen.processes import ProcessDied
@@ -26,6 +26,8 @@ from services.loadgen.workload.selection import InvalidSelection, Selection
 from services.loadgen.workload.workloads import RandomLengths, Recorded, Workload
 
 _SEED_BITS = 48
+
+Values = dict[str, Any]
 
 
 def run(connection: Connection, values: Values) -> int:
@@ -77,7 +79,7 @@ def _target(connection: Connection, values: Values) -> Target:
 
 def _workload(values: Values, context_tokens: int | None) -> Workload:
     if values["file"]:
-        chosen = {name: values[name] for name in ("limit", *SELECTION)}
+        chosen = {field.name: values[field.name] for field in fields(Selection) if field.name in values}
         return Recorded(values["file"], Selection(**chosen, max_total=context_tokens), values["copies"])
     try:
         lengths = parse(values["input_"] or "128"), parse(values["output"] or "64")
@@ -87,10 +89,7 @@ def _workload(values: Values, context_tokens: int | None) -> Workload:
 
 
 def _load(values: Values, workload: Workload, rate: float | None) -> Load:
-    requests = values["requests"]
-    if requests is None and values["duration"] is None and not values["file"]:
-        requests = DEFAULT_REQUESTS
-    bounds = Bounds(requests, values["duration"], values["warmup"])
+    bounds = Bounds(values["requests"], values["duration"], values["warmup"])
     return Load(workload, _arrivals(values, workload, rate), bounds)
 
 
@@ -102,7 +101,7 @@ def _arrivals(values: Values, workload: Workload, rate: float | None) -> Arrival
         return TraceTimes(speedup, concurrency)
     if rate is not None:
         return Random(rate, values["burstiness"], values["seed"], concurrency, speedup=speedup)
-    return ClosedLoop(concurrency or DEFAULT_CONCURRENCY)
+    return ClosedLoop(concurrency)
 
 
 def _measured(values: Values, target: Target, server: Server, loads: list[Load]) -> tuple[Conditions, list[Run]]:
