@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services.engine.settings import EngineSettings
 from services.models.model_store import configuration, default_cache, resolve
-from services.runtime.stage_display import StageDisplay, StageLog, StageProgress
+from services.models.stage_display import StageDisplay, StageLog, StageProgress
 
 log = logging.getLogger("quire")
 

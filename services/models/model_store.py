@@ -34,7 +34,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from services.runtime.stage_display import StageDisplay, StageProgress
+from services.models.stage_display import StageDisplay, StageProgress
 
 DEMO = "demo"
 DEMO_FOLDER = "SmolLM2-135M-Instruct-Q4_1"

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from quire.v1 import gateway_pb2, kvmanager_pb2
+from services.models.stage_display import StageLog
 from services.runtime.logs import Logs, TextFormatter, json_formatter, logging_to_stderr
-from services.runtime.stage_display import StageLog
 from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Output, RunningQuire, launch, start_quire
