@@ -17,7 +17,7 @@ from services.gateway.deadlines import Deadline
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.generation import Generation
-from services.gateway.observe.observer import GatewayObserver, Present, RequestInfo, RequestObserver, RequestProgress
+from services.gateway.observe.observer import GatewayObserver, Inventory, RequestInfo, RequestObserver, RequestProgress
 from services.gateway.parameters import Parameters, check_prompt
 from services.gateway.prepared_request import (
     PreparedRequest,
@@ -176,7 +176,7 @@ class RequestHandler:
         self._fleet.forget(now)
         models, tenants = self._fleet.names(), self._limits.tenants
         self._limits.admission.keep(models)
-        self._observer.present(Present(self._fleet.engines(), models, tenants.names()), now)
+        self._observer.inventory(Inventory(self._fleet.engines(), models, tenants.names()), now)
         tenants.forget(now)
 
     async def drain(self) -> None:

@@ -10,7 +10,7 @@ from services.gateway.fleet.departures import MOST_ENGINES, SECONDS, Departures
 from services.gateway.observe.distributions import DISTRIBUTIONS, Ending, EngineSeries
 from services.gateway.observe.observer import (
     GatewayObserver,
-    Present,
+    Inventory,
     RequestInfo,
     RequestObserver,
     RequestProgress,
@@ -179,12 +179,12 @@ class GatewayMetrics(GatewayObserver):
             )
         return self._series[labels]
 
-    def present(self, present: Present, now: float) -> None:
+    def inventory(self, inventory: Inventory, now: float) -> None:
         """Show engines that are gone, and have no requests any more, for a while; models until they are forgotten."""
         busy = {labels for labels, series in self._series.items() if series.under_way}
-        for labels in self._departures.due(self._engines, busy.union(present.engines), now):
+        for labels in self._departures.due(self._engines, busy.union(inventory.engines), now):
             self._forget_engine(labels)
-        for model in self._models.difference(present.models, [_NO_MODEL]):
+        for model in self._models.difference(inventory.models, [_NO_MODEL]):
             self._models.remove(model)
             for metric in (*self._of_models.values(), self._open_streams):
                 metric.remove_by_labels({"model_name": model})

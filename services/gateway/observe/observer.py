@@ -76,7 +76,7 @@ class RequestObserver:
         """It ended with this instead: a ServiceError, or because its client left."""
 
 
-class Present(NamedTuple):
+class Inventory(NamedTuple):
     """What there is: engines by model and id, models, and tenants that have limits."""
 
     engines: Collection[tuple[str, str]]
@@ -110,7 +110,7 @@ class GatewayObserver(FleetObserver):
     def refused(self, model_name: str, refusal: RejectionReason) -> None:
         """A call was refused before it was a request."""
 
-    def present(self, present: Present, now: float) -> None:
+    def inventory(self, inventory: Inventory, now: float) -> None:
         """These engines, models and tenants are there now. `now` is in seconds."""
 
     def tenants(self, figures: Callable[[], list[TenantFigures]], rejections: Mapping[str, int]) -> None:

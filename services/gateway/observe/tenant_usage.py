@@ -6,7 +6,7 @@ from quire.v1 import gateway_pb2
 from services.gateway.fleet.departures import MOST_TENANTS, SECONDS, Departures
 from services.gateway.observe.observer import (
     GatewayObserver,
-    Present,
+    Inventory,
     RequestInfo,
     RequestObserver,
     RequestProgress,
@@ -40,12 +40,12 @@ class TenantUsage(GatewayObserver):
         self._under_way[key].remove(progress)
         self._ended[key] += tokens_by_kind(progress)
 
-    def present(self, present: Present, now: float) -> None:
+    def inventory(self, inventory: Inventory, now: float) -> None:
         """Forget what tenants used that are gone, or models, a while after that."""
         kept = {
             (model, tenant)
             for model, tenant in self._requests
-            if (model in present.models and tenant in present.tenants) or self._under_way[model, tenant]
+            if (model in inventory.models and tenant in inventory.tenants) or self._under_way[model, tenant]
         }
         for key in self._departures.due(self._requests, kept, now):
             del self._requests[key], self._ended[key], self._under_way[key]

@@ -205,7 +205,7 @@ class Raising(GatewayObserver):
 
 
 # What happens to none of the requests below. That these, too, raise for nobody else is in observe/test_observers.py.
-_ELSEWHERE = ("failed_over", "isolated", "given_up", "refused", "present", "tenants", "http_request")
+_ELSEWHERE = ("failed_over", "isolated", "given_up", "refused", "inventory", "tenants", "http_request")
 
 
 @pytest.mark.parametrize(

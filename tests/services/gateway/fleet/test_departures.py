@@ -30,7 +30,7 @@ from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.observe import metrics, tenant_usage
 from services.gateway.observe.metrics import GatewayMetrics
-from services.gateway.observe.observer import Present, RequestInfo, RequestObserver, RequestProgress
+from services.gateway.observe.observer import Inventory, RequestInfo, RequestObserver, RequestProgress
 from services.gateway.observe.tenant_usage import TenantUsage
 from services.gateway.server import GatewayService
 from services.gateway.settings import GatewaySettings
@@ -97,7 +97,7 @@ def serve(shown: GatewayMetrics, engine: str, model: str = MODEL) -> None:
 
 
 def are_there(shown: GatewayMetrics, engines: set[tuple[str, str]], models: set[str], now: float) -> None:
-    shown.present(Present(engines, models, set()), now)
+    shown.inventory(Inventory(engines, models, set()), now)
 
 
 def test_an_engines_series_are_shown_for_a_while_after_it_has_gone_and_then_no_more() -> None:
@@ -215,12 +215,12 @@ def test_what_a_tenant_used_is_shown_for_a_while_after_its_keys_and_its_last_req
     request = usage.request(RequestInfo("r", MODEL, Origin(Caller("a")), 0.0))
     request.submitted(RequestProgress(1))
     for now in (0.0, SECONDS):
-        usage.present(Present((), {MODEL}, {""}), now)
+        usage.inventory(Inventory((), {MODEL}, {""}), now)
     assert [one.running for one in usage.figures()] == [1]
     request.ended(STOPPED, SECONDS)
-    usage.present(Present((), {MODEL}, {""}), 2 * SECONDS)
+    usage.inventory(Inventory((), {MODEL}, {""}), 2 * SECONDS)
     assert [one.tenant for one in usage.figures()] == ["a"]
-    usage.present(Present((), {MODEL}, {""}), 3 * SECONDS)
+    usage.inventory(Inventory((), {MODEL}, {""}), 3 * SECONDS)
     assert usage.figures() == []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.callers import ANYONE, Caller, Origin
 from services.gateway.http.app import make_app
-from services.gateway.http.observed import ObservedApp, count_refusal
+from services.gateway.http.server import ObservedApp, count_refusal
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.request_handler import Responses
 from services.gateway.text.tokenizer import Tokenizer
