@@ -20,7 +20,7 @@ from kvmanager.errors import (
     UnknownSequence,
 )
 from kvmanager.observe.slots import SlotCount, Slots
-from kvmanager.parts import Rest
+from kvmanager.parts import Rest, completed
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.tier import Tier
@@ -89,13 +89,7 @@ class Pool:
 
     def apply(self, step: Step) -> Applied:
         """Apply a Step, item by item. Raises StepOutOfOrder, and does nothing, unless its number is a new highest."""
-        work = self.applying(step, _ALL_AT_ONCE)
-        try:
-            next(work)
-        except StopIteration as end:
-            applied: Applied = end.value
-            return applied
-        raise AssertionError("no Step has so much work")
+        return completed(self.applying(step, _ALL_AT_ONCE))
 
     def applying(self, step: Step, budget: int) -> Generator[None, None, Applied]:  # noqa: C901  (one frame, for speed)
         """Apply a Step in slices; the generator's return value says what it did. Raises StepOutOfOrder as `apply` does.
@@ -188,13 +182,7 @@ class Pool:
 
     def slots(self) -> Slots:
         """Say what the slots of held device blocks are good for. Takes time by the number of sequences."""
-        work = self.count_slots()
-        while True:
-            try:
-                next(work)
-            except StopIteration as end:
-                slots: Slots = end.value
-                return slots
+        return completed(self.count_slots())
 
     def count_slots(self) -> Generator[None, None, Slots]:
         """Say what the slots of held device blocks are good for, a slice of the sequences at a time.

@@ -17,6 +17,7 @@ from kvmanager.applied import Applied
 from kvmanager.effects import RawEffect
 from kvmanager.history.events import Attachment, Entry, Event, PoolChange
 from kvmanager.history.explanation import Explanation, explain
+from kvmanager.parts import completed
 from kvmanager.pool_state import SequenceTable
 
 # Steps that wait for `settle` at most: together they take less than a millisecond.
@@ -180,13 +181,7 @@ class Ledger:
 
     def explain(self, request_id: str) -> Explanation:
         """Return a request's events, oldest first, and what follows from them. Raises UnknownRequest."""
-        slices = self.explaining(request_id)
-        while True:
-            try:
-                next(slices)
-            except StopIteration as done:
-                explanation: Explanation = done.value
-                return explanation
+        return completed(self.explaining(request_id))
 
     def touching(self, engine_id: str, block: int, *, host: bool, most: int) -> Generator[None, None, list[Event]]:
         """Find the latest events of a block, a Step in each slice; the generator's return value lists them in order.

@@ -46,6 +46,10 @@ class KeyIndex:
         keys = self.of
         return [keys[block] for block in blocks]
 
+    def any_keyed(self, blocks: Iterable[int]) -> bool:
+        """Return whether any of the blocks has a key."""
+        return any(map(self.of.__getitem__, blocks))
+
     def grow(self, number: int) -> None:
         """Make room for so many more blocks."""
         self.of += [None] * number

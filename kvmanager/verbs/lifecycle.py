@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import compress, islice
 
 from blocks import Commit, Fork, Free, StepItem, TableChange, block_key, block_keys
 from kvmanager.applied import Outcome
@@ -50,35 +50,27 @@ def _commit_one(
 def _committing(state: PoolState, sequence: SequenceTable, item: Commit, outcome: Outcome) -> Rest:
     """Commit any number of blocks. Where some have keys already, all are compared before any is given."""
     blocks = _whole_blocks(state, sequence, item)
-    some_keyed = False
-    for part in parts_of(blocks):
-        some_keyed = some_keyed or any(state.device.keys.of_many(part))
+    device = state.device
+    some_keyed = device.keys.any_keyed(blocks)
     if some_keyed:
         keys = block_keys(sequence.key, item.token_ids, state.block_size)
         for part in parts_of(blocks):
-            _check_same_keys(part, state.device.keys.of_many(part), list(islice(keys, len(part))))
+            _check_same_keys(part, device.keys.of_many(part), list(islice(keys, len(part))))
             yield len(part)
     keys = block_keys(sequence.key, item.token_ids, state.block_size)
     for part in parts_of(blocks):
-        sequence.key = _give_keys(state, part, list(islice(keys, len(part))), outcome)
+        part_keys = list(islice(keys, len(part)))
+        sequence.key = part_keys[-1]
         sequence.committed += len(part)
-        yield len(part)
+        work = len(part)
+        if some_keyed:
+            missing = [key is None for key in device.keys.of_many(part)]
+            part, part_keys = list(compress(part, missing)), list(compress(part_keys, missing))
+        device.keys.seal_many(part, part_keys)
+        outcome.sealed_blocks += part
+        outcome.sealed_keys += part_keys
+        yield work
     outcome.effects.append((_COMMIT, sequence.id, sequence.group, blocks, (), None))
-
-
-def _give_keys(state: PoolState, blocks: list[int], keys: list[bytes], outcome: Outcome) -> bytes:
-    """Give blocks their keys where they have none yet, and return the last one."""
-    device = state.device
-    old_keys = device.keys.of_many(blocks)
-    new_blocks, new_keys = blocks, keys
-    if any(old_keys):
-        _check_same_keys(blocks, old_keys, keys)
-        new = [position for position, old in enumerate(old_keys) if old is None]
-        new_blocks, new_keys = [blocks[position] for position in new], [keys[position] for position in new]
-    device.keys.seal_many(new_blocks, new_keys)
-    outcome.sealed_blocks += new_blocks
-    outcome.sealed_keys += new_keys
-    return keys[-1]
 
 
 def _whole_blocks(state: PoolState, sequence: SequenceTable, item: Commit) -> list[int]:
