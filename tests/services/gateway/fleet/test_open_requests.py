@@ -1,0 +1,98 @@
+"""The requests at one engine: what comes for them, and for those that were given up, which the engine ends later."""
+
+import asyncio
+
+import pytest
+
+from quire.v1 import engine_pb2 as pb
+from services.gateway.fleet.open_requests import OpenRequests
+from services.gateway.fleet.ticket import LinkBroke
+from services.runtime.errors import RequestIsLive, SlowClient
+
+
+def submission(attempt: int = 1) -> pb.Submission:
+    return pb.Submission(request_id="r", attempt=attempt)
+
+
+def tokens(*token_ids: int, attempt: int = 1) -> pb.SampleTokens:
+    return pb.SampleTokens(request_id="r", attempt=attempt, token_ids=token_ids)
+
+
+def finished(attempt: int = 1) -> pb.RequestFinished:
+    return pb.RequestFinished(request_id="r", attempt=attempt)
+
+
+def sent(requests: OpenRequests, count: int) -> list[pb.ServeRequest]:
+    """Return the next messages to the engine, of which there are so many."""
+
+    async def read() -> list[pb.ServeRequest]:
+        outgoing = requests.outgoing()
+        async with asyncio.timeout(1):
+            return [await anext(outgoing) for _ in range(count)]
+
+    return asyncio.run(read())
+
+
+def test_an_id_is_taken_until_its_request_is_forgotten() -> None:
+    requests = OpenRequests(10)
+    ticket = requests.submit(submission())
+    with pytest.raises(RequestIsLive):
+        requests.submit(submission())
+    requests.forget(ticket, now=1.0)
+    assert len(requests) == 0
+    requests.submit(submission())
+    assert len(requests) == 1
+
+
+def test_attempts_count_on_from_one_that_was_given_up_and_its_events_reach_nobody() -> None:
+    requests = OpenRequests(10)
+    requests.forget(requests.submit(submission()), now=1.0)
+    again = requests.submit(submission())
+    assert again.submission.attempt == 2
+    requests.deliver(tokens(5), last=False)
+    requests.deliver(tokens(6, attempt=2), last=False)
+    assert asyncio.run(again.next_events(None)) == [tokens(6, attempt=2)]
+
+
+def test_the_end_of_a_request_that_was_given_up_says_when_that_was_once() -> None:
+    requests = OpenRequests(10)
+    requests.forget(requests.submit(submission()), now=7.0)
+    assert requests.deliver(tokens(5), last=False) is None
+    assert requests.deliver(finished(attempt=2), last=True) is None
+    assert requests.deliver(finished(), last=True) == 7.0
+    assert requests.deliver(finished(), last=True) is None
+
+
+def test_a_request_that_has_ended_is_not_given_up() -> None:
+    requests = OpenRequests(10)
+    ticket = requests.submit(submission())
+    assert requests.deliver(finished(), last=True) is None
+    requests.forget(ticket, now=1.0)
+    assert requests.submit(submission()).submission.attempt == 1
+
+
+def test_a_request_whose_tokens_are_not_read_is_cancelled_once() -> None:
+    requests = OpenRequests(10)
+    ticket = requests.submit(submission())
+    for _ in range(3):
+        requests.deliver(tokens(*range(8)), last=False)
+    with pytest.raises(SlowClient):
+        asyncio.run(ticket.next_events(None))
+    requests.cancel(ticket, pb.CANCEL_REASON_CLIENT)
+    first, slow, left = sent(requests, 3)
+    assert first.submission == ticket.submission
+    assert [slow.cancel.reason, left.cancel.reason] == [pb.CANCEL_REASON_SLOW_CLIENT, pb.CANCEL_REASON_CLIENT]
+
+
+def test_what_is_lost_with_the_link_is_neither_sent_nor_waited_for() -> None:
+    requests = OpenRequests(10)
+    requests.forget(requests.submit(submission()), now=1.0)
+    ticket = requests.submit(submission())
+    requests.lose()
+    with pytest.raises(LinkBroke):
+        asyncio.run(ticket.next_events(None))
+    requests.cancel(ticket, pb.CANCEL_REASON_CLIENT)
+    later = requests.submit(submission())
+    assert later.submission.attempt == 1, "the engine that comes up knows of none"
+    assert [one.submission for one in sent(requests, 1)] == [later.submission]
+    assert requests._outgoing.empty()
