@@ -19,12 +19,7 @@ def pool_message(session: Session) -> pb.PoolInfo:
     """Write a pool's counts and totals."""
     pool, totals = session.pool, session.totals
     return pb.PoolInfo(
-        engine_id=pool.spec.engine_id,
-        incarnation=pool.spec.incarnation,
-        model_fingerprint=pool.spec.model_fingerprint,
-        block_size=pool.spec.block_size,
-        device_blocks=pool.spec.device_blocks,
-        host_blocks=pool.spec.host_blocks,
+        **vars(pool.spec),
         device=counts_message(pool.device.counts),
         host=counts_message(pool.host.counts),
         session=session.number,
@@ -34,7 +29,6 @@ def pool_message(session: Session) -> pb.PoolInfo:
         shared_blocks=pool.device.shared,
         saved_blocks=pool.device.saved,
         totals=pb.PoolTotals(**vars(totals) | {"refusals": totals.refusals.total()}),
-        model=pool.spec.model,
     )
 
 

@@ -1,9 +1,9 @@
 """Reads Steps from their bytes: small ones at once, large ones in slices, and none beyond what an engine can ask."""
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
 
 from blocks import Allocate, Commit, Extend, Step
 from kvmanager import limits
@@ -26,6 +26,8 @@ _LENGTHS = (10, 11)
 _TOKEN_IDS = 5  # of Allocate
 _COLUMN_BYTES = limits.MOST_ITEMS * _VARINT_BYTES
 _NO_TRACES: Mapping[int, str] = {}
+
+_Row = TypeVar("_Row")
 
 
 class ReadStep(NamedTuple):
@@ -61,7 +63,7 @@ def _large(message: Message) -> Sliced[ReadStep]:
     columns = dict.fromkeys((_SWAP_OUTS, _SWAP_INS, *_LENGTHS), _COLUMN_BYTES)
     most = dict.fromkeys((_PINS, _FORKS, _FREES, _ALLOCATES), limits.MOST_ITEMS) | {_COMMITS: 1, _EXTENDS: 1}
     found = yield from parts(message, pb.Step.DESCRIPTOR, columns, most, ENTRY_BYTES)
-    step = step_of(pb.Step.FromString(bytes(found.rest)))
+    rest = pb.Step.FromString(bytes(found.rest))
     swap_outs = yield from _column(found.columns[_SWAP_OUTS], "step.swap_outs", wide=True)
     swap_ins = yield from _column(found.columns[_SWAP_INS], "step.swap_ins", wide=True)
     lengths = yield from _pairs(found.columns[_LENGTHS[0]], found.columns[_LENGTHS[1]], "step.lengths")
@@ -71,17 +73,16 @@ def _large(message: Message) -> Sliced[ReadStep]:
     extends: list[Extend] = []
     for field in found.entries[_EXTENDS]:
         extends = yield from _extends(message.of(field, "extends"))
-    some = yield from _small_items(message, [*found.entries[_PINS], *found.entries[_FORKS], *found.entries[_FREES]])
-    allocates, traces = yield from _allocates(message, found.entries[_ALLOCATES])
-    step = replace(
-        some,
-        step=step.step,
+    listed = [field for number in (_PINS, _FORKS, _FREES, _ALLOCATES) for field in found.entries[number]]
+    items, traces = yield from _items(message, listed)
+    step = Step(
+        step=rest.step,
         commits=commits,
         swap_outs=swap_outs.tolist(),
         swap_ins=swap_ins.tolist(),
         extends=extends,
-        allocates=allocates,
         lengths=lengths,
+        **items,
     )
     check_items(step)
     return ReadStep(step, traces)
@@ -114,16 +115,7 @@ def _commits(message: Message) -> Sliced[list[Commit]]:
     first_indices = yield from _column(found.columns[2], "step.commits.first_indices")
     counts = yield from _column(found.columns[3], "step.commits.token_counts")
     token_ids = yield from numbers(found.columns[4], limits.MOST_COMMITTED_TOKENS, "step.commits.token_ids")
-    check_columns("step.commits", sequences, first_indices, counts)
-    check_counts("step.commits", counts, len(token_ids))
-    rows: list[Commit] = []
-    at = 0
-    for position, (sequence, first, count) in enumerate(zip(sequences, first_indices, counts, strict=True), 1):
-        rows.append(Commit(sequence, first, token_ids[at : at + count]))
-        at += count
-        if not position % _ROWS:
-            yield
-    return rows
+    return (yield from _rows(Commit, "step.commits", (sequences, first_indices), counts, token_ids))
 
 
 def _extends(message: Message) -> Sliced[list[Extend]]:
@@ -132,68 +124,57 @@ def _extends(message: Message) -> Sliced[list[Extend]]:
     groups = yield from _column(found.columns[1], "step.extends.groups", wide=True)
     rooms = yield from _pairs(found.columns[3], found.columns[4], "step.extends")
     counts = (yield from _column(found.columns[2], "step.extends.sequence_counts")) or array("i", [1]) * len(rooms)
-    check_columns("step.extends", groups, counts)
-    check_counts("step.extends", counts, len(rooms))
-    rows: list[Extend] = []
+    return (yield from _rows(Extend, "step.extends", (groups,), counts, rooms))
+
+
+def _rows(
+    make: Callable[..., _Row], field: str, columns: Sequence[Sequence[int]], counts: Sequence[int], lists: Sequence[Any]
+) -> Sliced[list[_Row]]:
+    """Make rows of what the columns have of each, and of its part of the lists."""
+    check_columns(field, *columns, counts)
+    check_counts(field, counts, len(lists))
+    rows: list[_Row] = []
     at = 0
-    for position, (group, count) in enumerate(zip(groups, counts, strict=True), 1):
-        rows.append(Extend(group, rooms[at : at + count]))
+    for position, (count, *fields) in enumerate(zip(counts, *columns, strict=True), 1):
+        rows.append(make(*fields, lists[at : at + count]))
         at += count
         if not position % _ROWS:
             yield
     return rows
 
 
-def _small_items(message: Message, fields: list[Field]) -> Sliced[Step]:
-    """Read pins, forks and frees."""
-    step = Step(0, pins=[], forks=[], frees=[])
-    _check_sizes(message, fields)
-    for batch in batches(message, fields, _FEW_ITEMS, _BATCH_BYTES):
-        yield
-        part = step_of(pb.Step.FromString(batch))
-        step.pins.extend(part.pins)  # type: ignore[attr-defined]
-        step.forks.extend(part.forks)  # type: ignore[attr-defined]
-        step.frees.extend(part.frees)  # type: ignore[attr-defined]
-    return step
-
-
-def _check_sizes(message: Message, fields: list[Field]) -> None:
-    for field in fields:
-        if field.end - field.start > ENTRY_BYTES:
-            path = f"{message.path}.{pb.Step.DESCRIPTOR.fields_by_number[field.number].name}"
-            raise InvalidField(f"{path} has an entry of more than {ENTRY_BYTES} bytes", path)
-
-
-def _allocates(message: Message, fields: list[Field]) -> Sliced[tuple[list[Allocate], dict[int, str]]]:
-    allocates: list[Allocate] = []
+def _items(message: Message, fields: list[Field]) -> Sliced[tuple[dict[str, list[Any]], dict[int, str]]]:
+    """Read pins, forks, frees and allocates: short ones together, each long allocate for itself."""
+    items: dict[str, list[Any]] = {"pins": [], "forks": [], "frees": [], "allocates": []}
+    allocates: list[Allocate] = items["allocates"]
     traces: dict[int, str] = {}
     left = limits.MOST_PROMPT_TOKENS
-    small: list[Field] = []
-    for field in [*fields, None]:
-        if field is not None and field.end - field.start <= ENTRY_BYTES:
-            small.append(field)
-            continue
-        for batch in batches(message, small, _FEW_ITEMS, _BATCH_BYTES):
-            yield
-            part = pb.Step.FromString(batch)
-            traces |= trace_parents(part, len(allocates))
-            allocates += step_of(part).allocates
-        small = []
-        if field is not None:
-            allocate, trace = yield from _large_allocate(message.of(field, "allocates"), left)
+    for is_long, run in groupby(fields, lambda field: field.end - field.start > ENTRY_BYTES):
+        for field in run if is_long else ():
+            allocate, trace = yield from _long_allocate(message, field, left)
             left -= len(allocate.token_ids)
             traces |= {len(allocates): trace} if trace else {}
             allocates.append(allocate)
+        for batch in batches(message, list(run), _FEW_ITEMS, _BATCH_BYTES):
+            yield
+            part = pb.Step.FromString(batch)
+            traces |= trace_parents(part, len(allocates))
+            step = step_of(part)
+            for name, found in items.items():
+                found += getattr(step, name)
     if sum(len(one.token_ids) for one in allocates) > limits.MOST_PROMPT_TOKENS:
         raise InvalidField(
             f"step.allocates has more than {limits.MOST_PROMPT_TOKENS} tokens", "step.allocates.token_ids"
         )
-    return allocates, traces
+    return items, traces
 
 
-def _large_allocate(message: Message, most_tokens: int) -> Sliced[tuple[Allocate, str]]:
+def _long_allocate(message: Message, field: Field, most_tokens: int) -> Sliced[tuple[Allocate, str]]:
+    inner = message.of(field, pb.Step.DESCRIPTOR.fields_by_number[field.number].name)
+    if field.number != _ALLOCATES:
+        raise InvalidField(f"{inner.path} has an entry of more than {ENTRY_BYTES} bytes", inner.path)
     columns = {_TOKEN_IDS: limits.MOST_PROMPT_TOKENS * _VARINT_BYTES}
-    found = yield from parts(message, pb.Allocate.DESCRIPTOR, columns, {}, ENTRY_BYTES)
+    found = yield from parts(inner, pb.Allocate.DESCRIPTOR, columns, {}, ENTRY_BYTES)
     token_ids = yield from numbers(found.columns[_TOKEN_IDS], most_tokens, "step.allocates.token_ids")
     rest = pb.Allocate.FromString(bytes(found.rest))
     return allocate_of(rest)._replace(token_ids=token_ids), rest.trace_parent

@@ -1,6 +1,7 @@
 """Answers to Steps: written by the KV manager in slices, and read by the engine."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from itertools import chain, starmap
 from typing import TypeVar
 
@@ -21,6 +22,8 @@ _TABLES = 256
 # An answer has to reach its engine, however much of its Step was refused.
 _LONGEST_DETAIL = 200
 
+_COPIES = ("device_to_host", "host_to_device", "device_to_device")
+
 _Row = TypeVar("_Row")
 
 
@@ -35,22 +38,24 @@ def result_message(applied: Applied) -> Generator[None, None, pb.StepResult]:
         withheld_blocks=result.withheld_blocks,
         host_withheld_blocks=result.host_withheld_blocks,
     )
-    for start in range(0, len(applied.sealed_blocks), _ENTRIES):
-        message.sealed_blocks.extend(applied.sealed_blocks[start : start + _ENTRIES])
-        if start:
-            yield
-    message.sealed_keys = b"".join(applied.sealed_keys)
-    for seals in _parts(applied.host_sealed, _ENTRIES):
-        message.host_sealed_blocks.extend([seal.block for seal in seals])
-        if len(seals) == _ENTRIES:
-            yield
-    message.host_sealed_keys = b"".join([seal.key for seal in applied.host_sealed])
-    yield from _write_refusals(result, message)
-    for tables in _parts(result.tables, _TABLES):
-        _write_tables(tables, message.tables)
-        if len(tables) == _TABLES:
-            yield
-    yield from _write_copies(result, message)
+    # Nothing is begun for what is empty, as most of an answer is.
+    if applied.sealed_blocks:
+        message.sealed_keys = b"".join(applied.sealed_keys)
+        yield from _in_parts(applied.sealed_blocks, _ENTRIES, message.sealed_blocks.extend)
+    if applied.host_sealed:
+        message.host_sealed_keys = b"".join([seal.key for seal in applied.host_sealed])
+        yield from _in_parts(
+            applied.host_sealed,
+            _ENTRIES,
+            lambda seals: message.host_sealed_blocks.extend([block for block, _ in seals]),
+        )
+    if result.refusals:
+        yield from _in_parts(result.refusals, _REFUSALS_TOGETHER, partial(_write_refusals, message))
+    if result.tables:
+        yield from _in_parts(result.tables, _TABLES, partial(_write_tables, message.tables))
+    for name, copies in zip(_COPIES, (result.device_to_host, result.host_to_device, result.copies), strict=True):
+        if copies:
+            yield from _in_parts(copies, _ENTRIES, partial(_write_copies, getattr(message, name)))
     return message
 
 
@@ -75,17 +80,20 @@ def counts_message(counts: BlockCounts) -> pb.BlockCounts:
     return pb.BlockCounts(free=counts.free, cached=counts.cached, held=counts.held, withheld=counts.withheld)
 
 
-def _write_refusals(result: StepResult, message: pb.StepResult) -> Generator[None, None, None]:
-    for refusals in _parts(result.refusals, _REFUSALS_TOGETHER):
-        for refusal in refusals:
-            message.refusals.add(
-                item=ITEMS[refusal.item],
-                index=refusal.position,
-                reason=REFUSALS[refusal.reason],
-                detail=refusal.detail[:_LONGEST_DETAIL],
-            )
-        if len(refusals) == _REFUSALS_TOGETHER:
+def _in_parts(
+    entries: Sequence[_Row], size: int, write: Callable[[Sequence[_Row]], object]
+) -> Generator[None, None, None]:
+    """Write entries, and pause after each part but the last."""
+    for start in range(0, len(entries), size):
+        if start:
             yield
+        write(entries[start : start + size])
+
+
+def _write_refusals(message: pb.StepResult, refusals: Sequence[Refusal]) -> None:
+    for item, position, reason, detail in refusals:
+        detail = detail[:_LONGEST_DETAIL]
+        message.refusals.add(item=ITEMS[item], index=position, reason=REFUSALS[reason], detail=detail)
 
 
 def _refusal_of(message: pb.Refusal) -> Refusal:
@@ -94,30 +102,16 @@ def _refusal_of(message: pb.Refusal) -> Refusal:
     return Refusal(_ITEMS_OF[message.item], message.index, reason, message.detail)
 
 
-def _write_copies(result: StepResult, message: pb.StepResult) -> Generator[None, None, None]:
-    for copies, lists in (
-        (result.device_to_host, message.device_to_host),
-        (result.host_to_device, message.host_to_device),
-        (result.copies, message.device_to_device),
-    ):
-        for some in _parts(copies, _ENTRIES):
-            lists.sources.extend([copy.source for copy in some])
-            lists.destinations.extend([copy.destination for copy in some])
-            if len(some) == _ENTRIES:
-                yield
+def _write_copies(message: pb.CopyList, copies: Sequence[Copy]) -> None:
+    message.sources.extend([copy.source for copy in copies])
+    message.destinations.extend([copy.destination for copy in copies])
 
 
 def _copies_of(message: pb.CopyList) -> Iterator[Copy]:
     return starmap(Copy, zip(message.sources, message.destinations, strict=True))
 
 
-def _parts(entries: Sequence[_Row], size: int) -> Iterator[Sequence[_Row]]:
-    if len(entries) <= size:
-        return iter((entries,) if entries else ())
-    return (entries[start : start + size] for start in range(0, len(entries), size))
-
-
-def _write_tables(tables: Sequence[TableChange], message: pb.TableChanges) -> None:
+def _write_tables(message: pb.TableChanges, tables: Sequence[TableChange]) -> None:
     sequences, first_indices, block_ids, rooms, cached = zip(*tables, strict=True)
     message.sequences.extend(sequences)
     message.first_indices.extend(first_indices)

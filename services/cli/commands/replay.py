@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,6 @@ from services.wire import operations_record as operations
 from services.wire import requests_record as requests
 from services.wire.record_reader import InvalidRecord, RecordReader
 
-_LABELS = {
-    "requests": "requests",
-    "refused": "requests that the pool could never hold",
-    "left_out": "requests left out: they ended without a token",
-    "prompt_tokens": "prompt tokens",
-    "hit_tokens": "prompt tokens found in the prefix cache",
-    "hit_rate": "hit rate",
-    "output_tokens": "tokens generated",
-    "preemptions": "preemptions",
-    "recomputed_tokens": "tokens recomputed",
-    "swapped_tokens": "tokens swapped out",
-    "peak_held_blocks": "blocks held at the peak",
-    "waste": "granted slots that held no token",
-    "completion_steps_mean": "steps to completion, mean",
-    "completion_steps_p50": "steps to completion, median",
-    "completion_steps_p99": "steps to completion, 99th percentile",
-    "steps": "steps in all",
-}
 _SHARES = ("hit_rate", "waste")
 
 
@@ -166,18 +148,10 @@ def _replay_requests(reader: RecordReader, options: Options, as_json: bool, prog
 def _settings(recorded: RecordSettings, options: Options) -> RecordSettings:
     """Return what was recorded, but for what was asked; other blocks are as many as the same memory holds."""
     size = options.block_size or recorded.block_size
-    return RecordSettings(
-        block_size=size,
-        device_blocks=options.device_blocks or max(1, recorded.device_blocks * recorded.block_size // size),
-        token_budget=options.token_budget or recorded.token_budget,
-        max_sequences=options.max_sequences or recorded.max_sequences,
-        host_blocks=recorded.host_blocks if options.host_blocks is None else options.host_blocks,
-        preemption=options.preemption or recorded.preemption,
-        admission_watermark=(
-            recorded.admission_watermark if options.admission_watermark is None else options.admission_watermark
-        ),
-        ahead=recorded.ahead,
-    )
+    same_memory = max(1, recorded.device_blocks * recorded.block_size // size)
+    asked = {name: value for name, value in asdict(options).items() if value is not None}
+    del asked["no_prefix_cache"]
+    return replace(recorded, **{"device_blocks": same_memory} | asked)
 
 
 def _show_requests(figures: Figures, settings: RecordSettings, end: str, as_json: bool) -> None:
@@ -187,9 +161,10 @@ def _show_requests(figures: Figures, settings: RecordSettings, end: str, as_json
     title = f"{settings.device_blocks} blocks of {settings.block_size} tokens; a step feeds {settings.token_budget}"
     table = Table("what", "how much", title=title, show_header=False, caption=f"The record ends: {end}.")
     table.columns[1].justify = "right"
-    for name, value in asdict(figures).items():
-        if value or name not in ("refused", "left_out"):
-            table.add_row(_LABELS[name], _written(name, value))
+    for figure in fields(figures):
+        value = getattr(figures, figure.name)
+        if value or figure.name not in ("refused", "left_out"):
+            table.add_row(figure.metadata["label"], _written(figure.name, value))
     Console(highlight=False).print(table)
 
 

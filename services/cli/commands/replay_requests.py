@@ -5,8 +5,9 @@ Time is counted in steps: one for each that the scheduler plans. Where nothing i
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, quantiles
+from typing import Any
 
 import kvmanager
 from blocks import Allocate, Step, StepResult
@@ -26,6 +27,10 @@ class NothingMoves(Exception):
     """Requests are live, but the scheduler neither plans nor asks: a fault of the scheduler."""
 
 
+def _figure(label: str) -> Any:
+    return field(metadata={"label": label})
+
+
 @dataclass(frozen=True)
 class Figures:
     """What came of a replay. Tokens are counted as by the engine's metrics, completion in steps from arrival to end.
@@ -34,22 +39,22 @@ class Figures:
     held. Requests are `refused` that the pool could never hold, and `left_out` when they ended without a token.
     """
 
-    requests: int
-    refused: int
-    left_out: int
-    prompt_tokens: int
-    hit_tokens: int
-    hit_rate: float
-    output_tokens: int
-    preemptions: int
-    recomputed_tokens: int
-    swapped_tokens: int
-    peak_held_blocks: int
-    waste: float
-    completion_steps_mean: float
-    completion_steps_p50: float
-    completion_steps_p99: float
-    steps: int
+    requests: int = _figure("requests")
+    refused: int = _figure("requests that the pool could never hold")
+    left_out: int = _figure("requests left out: they ended without a token")
+    prompt_tokens: int = _figure("prompt tokens")
+    hit_tokens: int = _figure("prompt tokens found in the prefix cache")
+    hit_rate: float = _figure("hit rate")
+    output_tokens: int = _figure("tokens generated")
+    preemptions: int = _figure("preemptions")
+    recomputed_tokens: int = _figure("tokens recomputed")
+    swapped_tokens: int = _figure("tokens swapped out")
+    peak_held_blocks: int = _figure("blocks held at the peak")
+    waste: float = _figure("granted slots that held no token")
+    completion_steps_mean: float = _figure("steps to completion, mean")
+    completion_steps_p50: float = _figure("steps to completion, median")
+    completion_steps_p99: float = _figure("steps to completion, 99th percentile")
+    steps: int = _figure("steps in all")
 
 
 class _CoreBlocks:
