@@ -7,8 +7,8 @@ from engine.run.record import RequestsRecord
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group
 from services.runtime.settings import InvalidSetting
-from services.wire.record_file import RecordFile, create, log
-from services.wire.requests_record import header_entry, request_entry
+from services.wire.records.file import RecordFile, create, log
+from services.wire.records.requests import header_entry, request_entry
 
 _LAST_SECONDS = 10.0
 _SECRET_BYTES = 32

@@ -9,8 +9,8 @@ from pathlib import Path
 from blocks import Step
 from kvmanager import Applied, PoolReport, Session
 from services.runtime.settings import InvalidSetting
-from services.wire.operations_record import OperationsRecord
-from services.wire.record_file import RecordFile, create, log
+from services.wire.records.file import RecordFile, create, log
+from services.wire.records.operations import OperationsRecord
 
 _MIB = 1024 * 1024
 _LAST_SECONDS = 10.0

@@ -1,1 +1,1 @@
-"""Conversions between plain values and protobuf, and files of messages."""
+"""Conversions between plain values and protobuf: both directions of a message side by side."""

@@ -23,8 +23,8 @@ from services.engine.settings import EngineSettings
 from services.kvmanager.recording import OperationsRecorder
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime.settings import InvalidSetting
-from services.wire.record_file import RecordFile, create, framed
-from services.wire.record_reader import RecordReader
+from services.wire.records.file import RecordFile, create, framed
+from services.wire.records.reader import RecordReader
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, START_SECONDS, Answer, RunningQuire, RunningService, launch
 

@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from services.wire.record_reader import RecordReader
+from services.wire.records.reader import RecordReader
 
 # Of a list, what is shown of its numbers; of tokens, only how many they are.
 _MOST_NUMBERS = 16

@@ -17,9 +17,8 @@ from engine.run.record import RecordSettings
 from kvmanager.history.record import OperationsReplay, RecordParted
 from services.cli.commands.print_record import lines
 from services.cli.commands.replay_requests import Figures, RequestsReplay
-from services.wire import operations_record as operations
-from services.wire import requests_record as requests
-from services.wire.record_reader import InvalidRecord, RecordReader
+from services.wire.records import operations, requests
+from services.wire.records.reader import InvalidRecord, RecordReader
 
 _SHARES = ("hit_rate", "waste")
 

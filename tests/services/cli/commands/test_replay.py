@@ -13,10 +13,10 @@ from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
 from quire.v1 import records_pb2
 from services.cli.main import cli
-from services.wire.requests_record import header_entry, request_entry
+from services.wire.records.requests import header_entry, request_entry
 from tests.engine.fake_runner import FakeRunner
 from tests.engine_in_process import GREEDY, EngineInProcess, Sampling
-from tests.services.wire.recorded import a_record, content, end
+from tests.services.wire.records.recorded import a_record, content, end
 
 SIZE, VOCABULARY = 4, 50
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from kvmanager import Pool, PoolSpec, report_of
 from kvmanager.history.record import OperationsReplay
 from quire.v1 import records_pb2 as pb
-from services.wire.operations_record import OperationsRecord, replay_of, replaying
-from services.wire.record_file import framed
-from services.wire.record_reader import RecordReader
+from services.wire.records.file import framed
+from services.wire.records.operations import OperationsRecord, replay_of, replaying
+from services.wire.records.reader import RecordReader
 from tests.kvmanager.test_report import random_step
 
 STEPS = 25

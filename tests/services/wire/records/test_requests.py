@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from engine.run.record import RecordedRequest, RecordSettings
 from quire.v1 import kvmanager_pb2, records_pb2
-from services.wire.record_reader import InvalidRecord, RecordReader
-from services.wire.requests_record import header_entry, request_entry, requests_of, settings_of
-from tests.services.wire.recorded import content, end
+from services.wire.records.reader import InvalidRecord, RecordReader
+from services.wire.records.requests import header_entry, request_entry, requests_of, settings_of
+from tests.services.wire.records.recorded import content, end
 
 COUNTS = st.integers(1, (1 << 31) - 1)
 NUMBERS = st.integers(0, (1 << 63) - 1)

@@ -5,8 +5,8 @@ from dataclasses import fields
 
 from engine.run.record import RecordedRequest, RecordSettings
 from quire.v1 import records_pb2 as pb
-from services.wire.record_file import now
-from services.wire.record_reader import RecordReader
+from services.wire.records.file import now
+from services.wire.records.reader import RecordReader
 
 REQUESTS_FORMAT = "quire-requests"
 REQUESTS_VERSION = 2

@@ -10,8 +10,8 @@ from quire.v1 import records_pb2 as pb
 from quire.v1.kvmanager_pb2 import ReportPage
 from services.runtime.errors import InvalidField
 from services.wire.attach import register_message, spec_of
-from services.wire.record_file import now
-from services.wire.record_reader import InvalidRecord, RecordReader
+from services.wire.records.file import now
+from services.wire.records.reader import InvalidRecord, RecordReader
 from services.wire.report import ReportReader, pages_of
 from services.wire.step import step_of, write_step
 from services.wire.wire_fields import Message

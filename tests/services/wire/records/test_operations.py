@@ -7,10 +7,10 @@ import pytest
 from kvmanager import Pool, PoolSpec, report_of
 from quire.v1 import kvmanager_pb2, records_pb2
 from services.wire.attach import spec_of
-from services.wire.operations_record import OperationsRecord
-from services.wire.record_file import framed
-from services.wire.record_reader import LARGEST_ENTRY_BYTES, InvalidRecord
-from tests.services.wire.recorded import STEPS, a_record, content, end, replayed
+from services.wire.records.file import framed
+from services.wire.records.operations import OperationsRecord
+from services.wire.records.reader import LARGEST_ENTRY_BYTES, InvalidRecord
+from tests.services.wire.records.recorded import STEPS, a_record, content, end, replayed
 
 Entry = records_pb2.RecordEntry
 
