@@ -4,13 +4,13 @@ from itertools import count, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from services.gateway.fleet.engine_news import News
 
 from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull, RequestExists, RequestRefused
 from engine.schedule.request import Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
+from services.gateway.fleet.engine_events import EventBatch
 from services.wire.duration import seconds_of
 from services.wire.output import finished_message, refused_message, token_logprobs
 
@@ -27,10 +27,10 @@ def test_tokens_with_log_probabilities_are_read_as_they_were_written(tokens: lis
     message = engine_pb2.SampleTokens(
         token_ids=[token.token_id for token in tokens], logprobs=token_logprobs(tokens)
     ).SerializeToString()
-    news = News.of([engine_pb2.SampleTokens.FromString(message)])
-    tops = [tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)) for one in news.logprobs[0]]
-    logprobs = [one.logprob for one in news.logprobs[0]]
-    assert list(map(Sampled, news.token_ids[0], logprobs, tops)) == tokens
+    batch = EventBatch.of([engine_pb2.SampleTokens.FromString(message)])
+    tops = [tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)) for one in batch.logprobs[0]]
+    logprobs = [one.logprob for one in batch.logprobs[0]]
+    assert list(map(Sampled, batch.token_ids[0], logprobs, tops)) == tokens
 
 
 @given(st.sampled_from(REFUSALS), NAMES, st.text(max_size=1000), NAMES)
@@ -39,7 +39,7 @@ def test_a_refusal_is_read_as_it_was_written(
 ) -> None:
     submission = engine_pb2.Submission(request_id=request_id, attempt=3)
     data = refused_message(submission, kind(said, field)).SerializeToString()
-    refused = News.of([engine_pb2.RequestRefused.FromString(data)]).refused
+    refused = EventBatch.of([engine_pb2.RequestRefused.FromString(data)]).refused
     assert refused is not None
     assert (refused.request_id, refused.attempt, refused.field) == (request_id, 3, field)
     assert refused.detail == said.encode(errors="replace").decode()
@@ -67,7 +67,7 @@ def test_the_end_of_a_request_is_read_as_it_was_written(
     group.stats.recomputed_tokens, group.stats.swapped_tokens = totals
     submitted, group.stats.scheduled_at, group.stats.first_token_at, group.stats.last_token_at, now = times
     data = finished_message(group, 2, submitted, now).SerializeToString()
-    finished = News.of([engine_pb2.RequestFinished.FromString(data)]).finished
+    finished = EventBatch.of([engine_pb2.RequestFinished.FromString(data)]).finished
     assert finished is not None
     (end,) = finished.samples
     assert decoding_pb2.FinishReason.Name(end.reason) == f"FINISH_REASON_{reason.name}"
