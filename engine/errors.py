@@ -29,12 +29,16 @@ class EngineError(Exception):
     """Base of everything that the engine refuses."""
 
 
-class RequestRefused(EngineError):
-    """A submission is not taken. `field` is the path of the field to blame, empty when none is."""
+class _FieldRefused(EngineError):
+    """`field` is the path of the field to blame, empty when none is."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
         self.field = field
+
+
+class RequestRefused(_FieldRefused):
+    """A submission is not taken."""
 
 
 class RequestExists(RequestRefused):
@@ -61,12 +65,8 @@ class SubmissionFailed(RequestRefused):
     """Reading a submission raised what nobody had foreseen: a bug, which this request alone has met."""
 
 
-class PinRefused(EngineError):
-    """A prefix is not pinned. `field` is the path of the field to blame, empty when none is."""
-
-    def __init__(self, message: str, field: str = "") -> None:
-        super().__init__(message)
-        self.field = field
+class PinRefused(_FieldRefused):
+    """A prefix is not pinned."""
 
 
 class InvalidPin(PinRefused):

@@ -6,16 +6,14 @@ long sequence of K and V, the page table is the list of its blocks that the kern
 the pool back into positions (Joshi et al., "Paged Attention Meets FlexAttention", 2025). Decision 19 says more.
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 from math import isqrt
 from typing import NamedTuple
 
 import torch
 
-from blocks import Copy
-from engine.attention.backend import Direction, PagedBatch, Scoring
-from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
+from engine.attention.backend import PagedBatch, Scoring
+from engine.attention.cache import CacheGeometry
 from engine.attention.flex_graphs import (
     FlexLists,
     FlexMask,
@@ -29,6 +27,7 @@ from engine.attention.flex_graphs import (
     uncompiled,
 )
 from engine.attention.flex_mask import QueryRows, block_lists, query_rows
+from engine.attention.tensor_backend import TensorBackend
 
 # Farther back than any token: what a layer without a window looks.
 _NO_WINDOW = 2**30
@@ -47,7 +46,7 @@ class _Prepared(NamedTuple):
     lists: FlexLists
 
 
-class FlexBackend:
+class FlexBackend(TensorBackend):
     """Paged attention by FlexAttention. Inside a (block, layer), K and V are slot-major.
 
     bfloat16 and float16 are slow on a CPU: the generated kernels multiply them without packing. On a GPU a sequence is
@@ -73,20 +72,13 @@ class FlexBackend:
         device = device or torch.device("cpu")
         if compiled:
             check_graphs(geometry, block_size, device_blocks, device)
-        self.geometry = geometry
-        self.block_size = block_size
-        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
-        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
+        super().__init__(geometry, block_size, device_blocks, dtype, device, host_blocks)
         self._stride = 2 * geometry.layers
         self._columns = device_blocks * self._stride + 1
         self._graphs = compile_graphs() if compiled else None
         self._batch: PagedBatch | None = None
         self._unused: tuple[torch.Tensor, torch.Tensor] | None = None
         self._prepared: dict[tuple[int, int], tuple[_Prepared, ...]] = {}
-
-    def block_shape(self) -> tuple[int, ...]:
-        """Return (slots, KV heads, head size)."""
-        return (self.block_size, self.geometry.kv_heads, self.geometry.head_size)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
         """Scatter K and V to the batch's slots; V of slots behind a sequence's end becomes zero in a block just begun.
@@ -117,15 +109,6 @@ class FlexBackend:
             tokens = split.permute(0, 2, 1, 3, 4).reshape(-1, *query.shape[1:])
             output[rows.fed] = tokens[rows.places].to(query.dtype)
         return output
-
-    def copy_blocks(self, copies: Sequence[Copy]) -> None:
-        """Copy block by block: each is one piece of bytes."""
-        copy_blocks(self.cache, copies)
-
-    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
-        """Copy block by block to the other tier."""
-        assert self.host_cache is not None, "there is no host tier to copy to or from"
-        swap_blocks(self.cache, self.host_cache, copies, to_host=direction is Direction.DEVICE_TO_HOST)
 
     def _begin(self, batch: PagedBatch) -> None:
         """What was worked out for a batch serves all its layers, and no other batch."""

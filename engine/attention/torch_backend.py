@@ -10,32 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from blocks import Copy
-from engine.attention.backend import Direction, PagedBatch, Rows, Scoring
-from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
+from engine.attention.backend import PagedBatch, Rows, Scoring
+from engine.attention.tensor_backend import TensorBackend
 
 
-class TorchBackend:
+class TorchBackend(TensorBackend):
     """Paged attention by gather and softmax. Inside a (block, layer), K and V are slot-major."""
-
-    def __init__(
-        self,
-        geometry: CacheGeometry,
-        block_size: int,
-        device_blocks: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
-        host_blocks: int = 0,
-    ) -> None:
-        """Allocate the cache, and the host tier if it has blocks."""
-        self.geometry = geometry
-        self.block_size = block_size
-        device = device or torch.device("cpu")
-        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
-        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
-
-    def block_shape(self) -> tuple[int, ...]:
-        """Return (slots, KV heads, head size)."""
-        return (self.block_size, self.geometry.kv_heads, self.geometry.head_size)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
         """Scatter K and V to the batch's slots."""
@@ -53,15 +33,10 @@ class TorchBackend:
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy all pairs by one kernel on a GPU, block by block elsewhere: there torch's indexing goes by elements."""
         if not self.cache.is_cuda:
-            copy_blocks(self.cache, copies)
+            super().copy_blocks(copies)
             return
         sources = [copy.source for copy in copies]
         self.cache[[copy.destination for copy in copies]] = self.cache[sources]
-
-    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
-        """Copy block by block: each is one piece of bytes, and large."""
-        assert self.host_cache is not None, "there is no host tier to copy to or from"
-        swap_blocks(self.cache, self.host_cache, copies, to_host=direction is Direction.DEVICE_TO_HOST)
 
     def _attend_rows(self, layer: int, query: torch.Tensor, rows: Rows, scoring: Scoring) -> torch.Tensor:
         key, value = self._gather(layer, rows)

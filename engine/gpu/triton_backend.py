@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from blocks import Copy
-from engine.attention.backend import Direction, PagedBatch, Scoring
-from engine.attention.cache import CacheGeometry, make_cache, make_host_cache, swap_blocks
+from engine.attention.backend import PagedBatch, Scoring
+from engine.attention.cache import CacheGeometry
+from engine.attention.tensor_backend import TensorBackend
 from engine.attention.upload import upload
 from engine.triton_kernels.block_copy import copy_blocks
 from engine.triton_kernels.cache_write import write_cache
@@ -20,7 +21,7 @@ from engine.triton_kernels.tuning import Tuning, tuning_for
 from engine.triton_kernels.work_list import WorkList, list_work, tile_count
 
 
-class TritonBackend:
+class TritonBackend(TensorBackend):
     """Paged attention by Triton kernels. Inside a (block, layer), K and V are head-major.
 
     `attend` serves any batch, which must not change meanwhile, and makes the buffers that it needs when the first
@@ -39,11 +40,7 @@ class TritonBackend:
         host_blocks: int = 0,
     ) -> None:
         """Allocate the cache, and the host tier if it has blocks. Without a `device` it is the current GPU."""
-        self.geometry = geometry
-        self.block_size = block_size
-        device = device or torch.device("cuda")
-        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
-        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
+        super().__init__(geometry, block_size, device_blocks, dtype, device or torch.device("cuda"), host_blocks)
         self._tunings: dict[int, Tuning] = {}
         self._listed: tuple[PagedBatch, dict[tuple[int, int | None], WorkList]] | None = None
 
@@ -120,11 +117,6 @@ class TritonBackend:
         if copies:
             pairs = upload(np.array(copies, dtype=np.int64), torch.int64, self.cache.device)
             copy_blocks(self.cache, pairs, self._tuning(1))
-
-    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
-        """Copy to the other tier, neighbouring blocks together."""
-        assert self.host_cache is not None, "there is no host tier to copy to or from"
-        swap_blocks(self.cache, self.host_cache, copies, to_host=direction is Direction.DEVICE_TO_HOST)
 
     def _work_of(self, batch: PagedBatch, heads: int, window: int | None) -> WorkList:
         """Return the work of a batch, listed when the first of its layers asks."""

@@ -181,8 +181,7 @@ class Capacity:
         _check_names(request)
         if not length:
             raise InvalidRequest("prompt is empty", "prompt")
-        if limit < 1:
-            raise InvalidRequest(f"stopping.max_tokens is {limit}, it must be at least 1", "stopping.max_tokens")
+        _require(limit >= 1, "stopping.max_tokens", limit, "at least 1")
         self._check_ids(request.prompt, "prompt.token_ids")
         self._check_samples(request)
         _check_sampling(request.sampling)
@@ -237,29 +236,19 @@ class Capacity:
 
     def _check_rules(self, rules: LogitRules) -> None:
         for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
-            value, field = getattr(rules, name), f"logit_rules.{name}"
-            if not math.isfinite(value):
-                raise InvalidRequest(f"{field} is {value}, it must be a finite number", field)
-        if rules.repetition_penalty <= 0:
-            raise InvalidRequest(
-                f"logit_rules.repetition_penalty is {rules.repetition_penalty}, it must be above 0",
-                "logit_rules.repetition_penalty",
-            )
+            value = getattr(rules, name)
+            _require(math.isfinite(value), f"logit_rules.{name}", value, "a finite number")
+        penalty = rules.repetition_penalty
+        _require(penalty > 0, "logit_rules.repetition_penalty", penalty, "above 0")
         for token, bias in rules.logit_bias:
-            if not math.isfinite(bias):
-                field = f"logit_rules.logit_bias[{token}]"
-                raise InvalidRequest(f"{field} is {bias}, it must be a finite number", field)
+            _require(math.isfinite(bias), f"logit_rules.logit_bias[{token}]", bias, "a finite number")
         self._check_ids((token for token, _ in rules.logit_bias), "logit_rules.logit_bias")
         self._check_ids(rules.allowed_token_ids, "logit_rules.allowed_token_ids")
 
     def _check_min_tokens(self, request: Request) -> None:
         """Check also that what they bar leaves a token to choose."""
         least, limit = request.stopping.min_tokens, request.stopping.max_tokens
-        if not 0 <= least <= limit:
-            raise InvalidRequest(
-                f"stopping.min_tokens is {least}, it must be from 0 to stopping.max_tokens, {limit}",
-                "stopping.min_tokens",
-            )
+        _require(0 <= least <= limit, "stopping.min_tokens", least, f"from 0 to stopping.max_tokens, {limit}")
         allowed, barred = request.logit_rules.allowed_token_ids, request.stopping.barred_after(0)
         if barred and all(token in barred for token in allowed or range(self.vocabulary_size)):
             field = "logit_rules.allowed_token_ids" if allowed else "stopping.min_tokens"
@@ -275,6 +264,11 @@ class Capacity:
             raise InvalidRequest(f"{field} has {outside}, the vocabulary has {self.vocabulary_size} tokens", field)
 
 
+def _require(holds: bool, field: str, value: object, bounds: str) -> None:
+    if not holds:
+        raise InvalidRequest(f"{field} is {value}, it must be {bounds}", field)
+
+
 def _check_names(request: Request) -> None:
     for field, size, most in (
         ("request_id", len(request.request_id.encode()), LONGEST_REQUEST_ID),
@@ -286,26 +280,19 @@ def _check_names(request: Request) -> None:
 
 def _check_sampling(sampling: Sampling) -> None:
     temperature, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
-    for holds, name, value, bounds in (
-        (0 <= temperature < math.inf, "temperature", temperature, "a finite number that is not negative"),
-        (top_k >= 0, "top_k", top_k, "at least 0"),
-        (0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1"),
-        (0 <= min_p <= 1, "min_p", min_p, "from 0 to 1"),
-    ):
-        if not holds:
-            raise InvalidRequest(f"sampling.{name} is {value}, it must be {bounds}", f"sampling.{name}")
+    holds = 0 <= temperature < math.inf
+    _require(holds, "sampling.temperature", temperature, "a finite number that is not negative")
+    _require(top_k >= 0, "sampling.top_k", top_k, "at least 0")
+    _require(0 < top_p <= 1, "sampling.top_p", top_p, "above 0 and at most 1")
+    _require(0 <= min_p <= 1, "sampling.min_p", min_p, "from 0 to 1")
 
 
 def _check_beam_search(request: Request, search: BeamSearch) -> None:
     """Check the search, and that nothing is asked for that it cannot give."""
-    if search.width < 1:
-        raise InvalidRequest(f"beam_search.width is {search.width}, it must be at least 1", "beam_search.width")
-    if not abs(search.length_penalty) <= MOST_LENGTH_PENALTY:  # a NaN is not either
-        raise InvalidRequest(
-            f"beam_search.length_penalty is {search.length_penalty}, "
-            f"it must be from {-MOST_LENGTH_PENALTY:g} to {MOST_LENGTH_PENALTY:g}",
-            "beam_search.length_penalty",
-        )
+    _require(search.width >= 1, "beam_search.width", search.width, "at least 1")
+    bounds = f"from {-MOST_LENGTH_PENALTY:g} to {MOST_LENGTH_PENALTY:g}"
+    holds = abs(search.length_penalty) <= MOST_LENGTH_PENALTY  # a NaN is not either
+    _require(holds, "beam_search.length_penalty", search.length_penalty, bounds)
     if (candidates := candidates_of(search, request.stopping)) > MOST_CANDIDATES:
         raise InvalidRequest(
             f"stopping.stop_token_ids and end-of-sequence tokens are {len(request.stopping.token_ids)}: with "
@@ -346,8 +333,7 @@ def _check_constraint(request: Request) -> None:
 
 
 def _check_logprobs(count: int | None, field: str) -> None:
-    if count is not None and not 0 <= count <= MOST_LOGPROBS:
-        raise InvalidRequest(f"{field} is {count}, it must be from 0 to {MOST_LOGPROBS}", field)
+    _require(count is None or 0 <= count <= MOST_LOGPROBS, field, count, f"from 0 to {MOST_LOGPROBS}")
 
 
 OrderKey = tuple[int, float, int]

@@ -1,0 +1,42 @@
+"""What backends have in common whose cache is a tensor of torch's."""
+
+from collections.abc import Sequence
+
+import torch
+
+from blocks import Copy
+from engine.attention.backend import Direction
+from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_host_cache, swap_blocks
+
+
+class TensorBackend:
+    """Holds the cache, and copies its blocks. Inside a (block, layer), K and V are slot-major."""
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        block_size: int,
+        device_blocks: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        host_blocks: int = 0,
+    ) -> None:
+        """Allocate the cache, on the CPU without a `device`, and the host tier if it has blocks."""
+        self.geometry = geometry
+        self.block_size = block_size
+        device = device or torch.device("cpu")
+        self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
+        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
+
+    def block_shape(self) -> tuple[int, ...]:
+        """Return (slots, KV heads, head size)."""
+        return (self.block_size, self.geometry.kv_heads, self.geometry.head_size)
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy neighbouring blocks together: they are one piece of bytes."""
+        copy_blocks(self.cache, copies)
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        """Copy to the other tier, neighbouring blocks together."""
+        assert self.host_cache is not None, "there is no host tier to copy to or from"
+        swap_blocks(self.cache, self.host_cache, copies, to_host=direction is Direction.DEVICE_TO_HOST)
