@@ -42,12 +42,12 @@ WAIT_SECONDS = 30
 class _SlowLink(BlockClient):
     """A link whose answers come a millisecond later."""
 
-    def _tell(self, incoming: object) -> None:
-        tell = super()._tell
+    def _put(self, incoming: object) -> None:
+        put = super()._put
         if isinstance(incoming, StepResult):
-            self._loop.call_later(ADDED_SECONDS, tell, incoming)
+            self._loop.call_later(ADDED_SECONDS, put, incoming)
         else:
-            tell(incoming)  # type: ignore[arg-type]
+            put(incoming)  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """The engine's loop: plan, launch, publish, with the block manager asked while the step runs.
 
-Where the scheduler plans ahead, the next step is launched behind the one under way before that has told its tokens, so
-that the device has always something to do. What it computes for a sequence that turns out to have ended is dropped. The
-blocks of such a sequence are given back only then, and whatever is launched later runs after what was launched before:
-nobody else's contents can be overwritten.
+Where the scheduler plans ahead, the next step is launched behind the one under way before that has brought its tokens,
+so that the device has always something to do. What it computes for a sequence that turns out to have ended is dropped.
+The blocks of such a sequence are given back only then, and whatever is launched later runs after what was launched
+before: nobody else's contents can be overwritten.
 """
 
 from collections.abc import Callable

@@ -78,7 +78,7 @@ class Scheduler:
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that could be handed out, as far as answers have told."""
+        """Blocks that could be handed out, as of the latest answer."""
         return self._view.available
 
     @property

@@ -189,7 +189,7 @@ class Group:
     `aging` is how many seconds later a request counts as come for each level of its class; 0: classes come first.
     `beams` is the state of a search, and `answers` what it found once it is over. `common` counts the leading tokens
     that the trunk computes for all of them before they are forked; `scored` the prompt's leading tokens whose
-    log-probabilities are told or, as the first, have none. While it is `isolated`, no other takes part in its steps;
+    log-probabilities are output or, as the first, have none. While it is `isolated`, no other takes part in its steps;
     `isolated_since` is when the first of these was planned.
     """
 
@@ -365,7 +365,7 @@ class Group:
             self.members.remove(sequence)
 
     def fail(self, failure: Failure, detail: str, fault: Exception | None = None) -> None:
-        """Note why it fails. Whatever a search has found by then is not told."""
+        """Note why it fails. Whatever a search has found by then is dropped."""
         self.failure, self.detail, self.fault = failure, detail, fault
         if self.beams:
             self.beams.abandon()

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from blocks import Copy
 from engine.schedule.request import NO_RULES, LogitRules, Sampling
 
-# In the place of a token that the step before samples, when that was launched and has not told it yet.
+# In the place of a token that the step before samples, when that was launched and has not brought it yet.
 PENDING = -1
 
 

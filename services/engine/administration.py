@@ -39,12 +39,12 @@ class Administration:
         self._begun: list[tuple[Callable[[], bool], str, _Answer]] = []
 
     def begin(self, request: pb.EngineAdminRequest, answer: _Answer, now: float) -> None:
-        """Do what is asked for; `answer` hears of it once it is done, or why not. Nobody cancels what was begun."""
+        """Do what is asked for; `answer` gets the outcome, once it is done. Nobody cancels what was begun."""
         action = request.WhichOneof("action") or ""
         try:
             self._begun.append((self._do(request, action, now), action, answer))
         except (engine_errors.PinRefused, InvalidField) as error:
-            _settle(answer, error=_told(error, action))
+            _settle(answer, error=_service_error(error, action))
 
     def look(self) -> None:
         """Answer what is done by now."""
@@ -72,9 +72,9 @@ class Administration:
     def _is_over(self, is_done: Callable[[], bool], action: str, answer: _Answer) -> bool:
         try:
             if not is_done():
-                return answer.done()  # whoever asked has left
+                return answer.done()  # nobody waits for it any more
         except engine_errors.PinRefused as error:
-            _settle(answer, error=_told(error, action))
+            _settle(answer, error=_service_error(error, action))
         else:
             _settle(answer, response=self._response())
         return True
@@ -91,7 +91,7 @@ def _is_pinned(pin: PinnedPrefix) -> bool:
     return pin.pinned
 
 
-def _told(error: engine_errors.PinRefused | InvalidField, action: str) -> ServiceError:
+def _service_error(error: engine_errors.PinRefused | InvalidField, action: str) -> ServiceError:
     if isinstance(error, InvalidField):
         return error
     return _ERRORS[type(error)](str(error), f"{action}.{error.field}" if error.field else "")

@@ -1,8 +1,8 @@
 """The engine's stream to the KV manager: its block manager over the wire.
 
 The stream lives on the event loop, and the replica of the pool with it; the engine's own thread sends and receives
-through two queues. What the stream tells (answers, a loss, a new stream) is kept in one queue in order. The stream is
-opened again only when the engine's thread has heard of the loss: then all that it ever sent is in the replica.
+through two queues. What the stream brings (answers, a loss, a new stream) is kept in one queue in order. The stream is
+opened again only when the engine's thread has received the loss: then all that it ever sent is in the replica.
 """
 
 import asyncio
@@ -44,13 +44,13 @@ _NONE_TRACED: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class _Attached:
-    """A stream is there. It has a queue of its own, so that what was meant for an older one never enters it."""
+    """A stream is there. It has a queue of its own, so that what was meant for an older one never enters it.
+
+    `again` describes the pool, where the stream replaces another.
+    """
 
     outgoing: _Outgoing
-    available_blocks: int
-    available_host_blocks: int
-    pins: frozenset[str]
-    again: bool
+    again: Reattached | None
 
 
 class _Lost:
@@ -86,7 +86,7 @@ class BlockClient:
         self._incoming: deque[StepResult | _Attached | _Lost] = deque()
         self._outgoing: _Outgoing = asyncio.Queue()
         self._sending: _Outgoing | None = None
-        self._loss_heard = asyncio.Event()
+        self._loss_received = asyncio.Event()
         self._sessions = 0
         self._differences = 0
         self.attached = asyncio.Event()
@@ -121,11 +121,11 @@ class BlockClient:
                     return result
                 case _Lost():
                     self._sending = None
-                    self._loop.call_soon_threadsafe(self._loss_heard.set)
-                case _Attached() as attached:
-                    self._sending = attached.outgoing
-                    if attached.again:
-                        raise Reattached(attached.available_blocks, attached.available_host_blocks, attached.pins)
+                    self._loop.call_soon_threadsafe(self._loss_received.set)
+                case _Attached(outgoing, again):
+                    self._sending = outgoing
+                    if again:
+                        raise again
         return None
 
     # Called on the event loop.
@@ -133,14 +133,14 @@ class BlockClient:
     async def run(self) -> None:
         """Attach, and attach again after each loss, until cancelled.
 
-        Raises PoolRefused when there is no use. A manager whose books differ is told those of the engine, by attaching
+        Raises PoolRefused when there is no use. A manager whose books differ is sent those of the engine, by attaching
         again; one that goes on to differ raises PoolDiffers.
         """
         retry_seconds = _FIRST_RETRY_SECONDS
         while True:
             was_attached = await self._attach_once()
             if was_attached:
-                await self._loss_heard.wait()
+                await self._loss_received.wait()
             retry_seconds = _FIRST_RETRY_SECONDS if was_attached else min(retry_seconds * 2, _LONGEST_RETRY_SECONDS)
             await asyncio.sleep(retry_seconds)
 
@@ -169,8 +169,8 @@ class BlockClient:
             if was_attached:
                 self.attached.clear()
                 self.detached.set()
-                self._loss_heard.clear()
-                self._tell(_Lost())
+                self._loss_received.clear()
+                self._put(_Lost())
         return was_attached
 
     async def _converse(self, stub: "pb_grpc.KVManagerAsyncStub") -> None:
@@ -183,11 +183,10 @@ class BlockClient:
         log.info("attached to the KV manager at %s", self._address, extra=session)
         self.detached.clear()
         self.attached.set()
-        self._sessions += 1
         replica = self._replica
-        again = self._sessions > 1
-        available = (replica.available_blocks, replica.available_host_blocks)
-        self._tell(_Attached(self._outgoing, *available, replica.pins, again))
+        again = Reattached(replica.available_blocks, replica.available_host_blocks, replica.pins)
+        self._put(_Attached(self._outgoing, again if self._sessions else None))
+        self._sessions += 1
         while isinstance(response := await call.read(), pb.PoolResponse):
             if not self._take(result_of(response.result)):
                 break
@@ -201,9 +200,9 @@ class BlockClient:
             if self._differences > _MOST_DIFFERENCES:
                 raise
             log.error("%s; attaching again, with the engine's books", differs)
-            self._tell(differs.own)
+            self._put(differs.own)
             return False
-        self._tell(result)
+        self._put(result)
         return True
 
     async def _requests(self) -> AsyncIterator[pb.PoolRequest]:
@@ -218,7 +217,7 @@ class BlockClient:
         self._replica.sent(step)
         outgoing.put_nowait(message)
 
-    def _tell(self, incoming: StepResult | _Attached | _Lost) -> None:
+    def _put(self, incoming: StepResult | _Attached | _Lost) -> None:
         self._incoming.append(incoming)
         self._wake()
 

@@ -1,4 +1,4 @@
-"""The record of an engine's requests as a file, while the engine is told so."""
+"""The record of an engine's requests as a file, while the engine is set to write one."""
 
 import secrets
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""The engine's mirror of its pool: the KV manager's own core, fed with the Steps that were answered.
+"""The engine's replica of its pool: the KV manager's own core, fed with the Steps that were answered.
 
-Same Steps, same pool: whatever the manager has, this has too, so it can tell a manager that lost the pool, or never
-had it, all about it. It lives where the stream lives, beside the engine's thread. Where the manager answers otherwise,
-the books here are right: the engine is told what they say, and so is the manager.
+Same Steps, same pool: whatever the manager has, this has too, so it can describe the pool to a manager that lost it,
+or never had it. It lives where the stream lives, beside the engine's thread. Where the manager answers otherwise,
+the books here are right: the engine is sent what they say, and so is the manager.
 """
 
 from collections import deque
@@ -58,7 +58,7 @@ class Replica:
     def settle(self) -> kvmanager.PoolReport:
         """Describe the pool as the engine has it now, when the answers under way will never come.
 
-        What was freed, forked or computed is so whether the manager heard of it or not; what was asked for was not
+        What was freed, forked or computed is so whether the manager received it or not; what was asked for was not
         granted, and nothing was moved, because nobody made the copies.
         """
         while self._unanswered:

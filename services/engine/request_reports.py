@@ -1,4 +1,4 @@
-"""What is told of each request that an engine had, when it has ended: one line of the log, and its part of a trace.
+"""What is reported of each request that an engine had, when it has ended: a line of the log, and its part of a trace.
 
 Neither says anything of what was asked and answered but its length.
 """
@@ -57,7 +57,7 @@ class RequestReports:
         }
         self._log(finished, span, {"status": "ended", **_of_message(finished), **counted})
         if span is not NO_SPAN:
-            _tell(span, group, submitted_at)
+            _describe(span, group, submitted_at)
             span.note({"gen_ai.response.model": self._own["model"], "quire.engine": self._own["engine"]})
             span.end(_fault(finished))
 
@@ -110,8 +110,8 @@ def _seconds(finished: engine_pb2.RequestFinished, name: str) -> float:
     return round(seconds, _DIGITS)
 
 
-def _tell(span: Span, group: Group, submitted_at: float) -> None:
-    """Tell a request's times, its preemptions, and what vLLM's spans say, under the same names."""
+def _describe(span: Span, group: Group, submitted_at: float) -> None:
+    """Add a request's times, its preemptions, and what vLLM's spans have, under the same names."""
     stats = group.stats
     scheduled, first, last = stats.scheduled_at, stats.first_token_at, stats.last_token_at
     span.child("queue", at=submitted_at).end(at=scheduled)

@@ -42,7 +42,7 @@ class EngineService:
     ) -> None:
         """Make the server; it listens from `start` on, and is ready when the pool is attached.
 
-        `observer` hears of its work. `assembly` puts the engine together; without one it is the model's of the
+        `observer` receives its steps. `assembly` puts the engine together; without one it is the model's of the
         settings. Raises InvalidSetting when it is to record or to send traces, but cannot, when a file of TLS is wrong,
         or when it would be open to others than this machine.
         """

@@ -1,7 +1,7 @@
 """Who is computing which prefix: lets equal prompts that arrive together compute their common part once.
 
 A running group claims the full blocks of its prompt that it still has to compute; a waiting one whose next blocks
-are claimed waits for their commit and then finds them in the cache. Blocks are told apart by a chained hash of their
+are claimed waits for their commit and then finds them in the cache. Blocks are distinguished by a chained hash of their
 tokens: Python's, which takes less than half of the time of a block key, for all who wait are looked at in every turn.
 It is only a scheduling hint: a collision makes a request wait a little, never share wrongly, because the block manager
 has keys of its own.
