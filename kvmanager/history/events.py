@@ -13,8 +13,8 @@ from blocks import KEY_BYTES, Extend, Free, FreeReason, Refusal, Step, StepItem,
 from kvmanager.effects import Allocated, Allocation, Forked, Freed, RawEffect, effect_of
 from kvmanager.pool_state import SequenceTable
 
-# What an entry takes in memory, and what it keeps of an effect: measured, and rounded up. A story has a request's id.
-_ENTRY_BYTES, _EFFECT_BYTES, _STORY_BYTES, _REFUSED_BYTES, _EVICTED_BYTES = 400, 90, 300, 280, 76
+# What an entry takes in memory, and what it keeps of an effect: measured, and rounded up. An extra has a request's id.
+_ENTRY_BYTES, _EFFECT_BYTES, _EXTRA_BYTES, _REFUSED_BYTES, _EVICTED_BYTES = 400, 90, 300, 280, 76
 _REQUEST_ID, _DETAIL = 3, 5  # of Refused
 
 
@@ -92,7 +92,7 @@ class Entry(NamedTuple):
     request_ids: tuple[str | None, ...] = ()
     block_counts: tuple[int, ...] = ()
     blocks: bytes = b""  # of all effects, as 32-bit numbers
-    stories: tuple[object, ...] = ()  # what else there is to say, as plain tuples; empty: nothing
+    extras: tuple[object, ...] = ()  # what else there is to say, as plain tuples; empty: nothing
     eviction_counts: tuple[int, ...] = ()  # empty: nothing was evicted
     evicted_blocks: tuple[int, ...] = ()
     evicted_keys: bytes = b""
@@ -110,7 +110,7 @@ class Entry(NamedTuple):
         return (
             _ENTRY_BYTES
             + _EFFECT_BYTES * len(self.items)
-            + _STORY_BYTES * len(self.stories)
+            + _EXTRA_BYTES * len(self.extras)
             + _REFUSED_BYTES * len(self.refused)
             + _EVICTED_BYTES * len(self.evicted_blocks)
             + len(self.blocks)
@@ -129,17 +129,17 @@ class Entry(NamedTuple):
         """Return what there is to say of an allocate that was done, None for others."""
         if place >= len(self.items) or self.items[place] != StepItem.ALLOCATE.value:
             return None
-        return Allocation(*self.stories[place])  # type: ignore[misc]
+        return Allocation(*self.extras[place])  # type: ignore[misc]
 
     def end(self, place: int) -> End | None:
         """Return what there is to say of a free that was done, None for others."""
         if place >= len(self.items) or self.items[place] != StepItem.FREE.value:
             return None
-        return End(*self.stories[place])  # type: ignore[misc]
+        return End(*self.extras[place])  # type: ignore[misc]
 
     def child(self, place: int) -> int:
         """Return the new sequence of a fork that was done."""
-        child = self.stories[place]
+        child = self.extras[place]
         assert isinstance(child, int)
         return child
 
@@ -285,9 +285,9 @@ class Attachment:
             return Entry(first, self.number, step, refused=refused)
         items, sequences, groups, blocks, evicted, others = zip(*effects, strict=True)
         if any(others):
-            request_ids, stories = self._follow(effects)
+            request_ids, extras = self._follow(effects)
         else:
-            request_ids, stories = tuple(map(self._request_ids.get, sequences)), ()
+            request_ids, extras = tuple(map(self._request_ids.get, sequences)), ()
         evictions = list(chain.from_iterable(evicted))
         return Entry(
             first,
@@ -300,7 +300,7 @@ class Attachment:
             request_ids,
             tuple(map(len, blocks)),
             array("i", blocks[0] if len(blocks) == 1 else chain.from_iterable(blocks)).tobytes(),
-            stories,
+            extras,
             tuple(map(len, evicted)) if evictions else (),
             tuple([block for block, _ in evictions]),
             b"".join([key for _, key in evictions]),
@@ -309,24 +309,24 @@ class Attachment:
 
     def _follow(self, effects: Sequence[RawEffect]) -> tuple[tuple[str | None, ...], tuple[object, ...]]:
         request_ids: list[str | None] = []
-        stories: list[object] = []
+        extras: list[object] = []
         for effect in map(effect_of, effects):
             request_id = self._request_ids.get(effect.sequence)
-            story: object = None
+            extra: object = None
             match effect:
                 case Allocated(number, group, allocation=allocation):
                     request_id = allocation.request_id
                     self._add(number, group, request_id)
-                    story = tuple(allocation)
+                    extra = tuple(allocation)
                 case Forked(group=group, child=child):
                     self._add(child, group, request_id or "")
-                    story = child
+                    extra = child
                 case Freed():
                     self._remove(effect.sequence)
-                    story = (effect.reason.value, effect.preempted_for_group)
+                    extra = (effect.reason.value, effect.preempted_for_group)
             request_ids.append(request_id)
-            stories.append(story)
-        return tuple(request_ids), tuple(stories)
+            extras.append(extra)
+        return tuple(request_ids), tuple(extras)
 
     def _add(self, number: int, group: int, request_id: str) -> None:
         owner = self._groups.get(group) or self._groups.setdefault(group, _Owner(group, request_id))

@@ -152,7 +152,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             return await in_slices(sequences_message(found, size, pool.spec.block_size))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
-        """Tell a request's story."""
+        """Explain a request."""
         async with translated(context):
             return await self._reading.explain(request.request_id)
 
