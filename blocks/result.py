@@ -67,3 +67,8 @@ class StepResult(NamedTuple):
     host_to_device: tuple[Copy, ...] = ()
     withheld_blocks: tuple[int, ...] = ()
     host_withheld_blocks: tuple[int, ...] = ()
+
+    @property
+    def refused(self) -> set[tuple[StepItem, int]]:
+        """The items that were refused, by their lists and their positions in them."""
+        return {(refusal.item, refusal.position) for refusal in self.refusals}

@@ -70,7 +70,8 @@ class Outcome:
             host.available,
             tuple(self.device_to_host),
             tuple(self.host_to_device),
-            *map(tuple, withheld),
+            tuple(withheld[0]),
+            tuple(withheld[1]),
         )
         return Applied(
             result,

@@ -56,9 +56,9 @@ class PoolTotals:
         if result.refusals:
             self.refusals.update(refusal.reason for refusal in result.refusals)
         if step.frees:
-            refused = {refusal.position for refusal in result.refusals if refusal.item is StepItem.FREE}
+            refused = result.refused
             self.preemptions += sum(
-                free.reason is FreeReason.PREEMPTED and position not in refused
+                free.reason is FreeReason.PREEMPTED and (StepItem.FREE, position) not in refused
                 for position, free in enumerate(step.frees)
             )
         self.peak_held_blocks = max(self.peak_held_blocks, applied.device.held)

@@ -26,7 +26,7 @@ class CommittedChains:
         self.tokens: dict[bytes, Tokens] = {}
 
     def __call__(self, step: Step, applied: kvmanager.Applied) -> None:
-        refused = {(refusal.item, refusal.position) for refusal in applied.result.refusals}
+        refused = applied.result.refused
         for position, commit in enumerate(step.commits):
             assert (StepItem.COMMIT, position) not in refused
             salt, tokens = self._committed[commit.sequence]

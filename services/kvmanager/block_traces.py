@@ -39,7 +39,7 @@ class BlockTraces:
             if not held:
                 del self._engines[engine_id]
         if trace_parents:
-            refused = _refused(applied)
+            refused = applied.result.refused
             tables = {table.sequence: table for table in applied.result.tables}
             for index, parent in trace_parents.items():
                 if (StepItem.ALLOCATE, index) not in refused:  # else it is asked again: Explain has it all
@@ -82,16 +82,12 @@ class BlockTraces:
                 _free(held, free)
         if not step.swap_outs and not step.swap_ins:
             return
-        refused = _refused(applied)
+        refused = applied.result.refused
         groups = {holding.group: holding for holding in held.values()}
         for item, swapped in ((StepItem.SWAP_OUT, step.swap_outs), (StepItem.SWAP_IN, step.swap_ins)):
             for index, group in enumerate(swapped):
                 if (item, index) not in refused and group in groups:
                     groups[group].span.event(_SWAPS[item])
-
-
-def _refused(applied: Applied) -> set[tuple[StepItem, int]]:
-    return {(one.item, one.position) for one in applied.result.refusals}
 
 
 def _free(held: dict[int, _Holding], free: Free) -> None:

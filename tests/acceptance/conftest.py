@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "bench" / "results" / "acceptance.jsonl"
-CODE = ("kvmanager", "engine", "services", "protos")
+CODE = ("blocks", "kvmanager", "engine", "services", "protos")
 
 Record = Callable[..., None]
 

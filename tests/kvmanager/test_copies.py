@@ -78,7 +78,7 @@ class Executed(RuleBasedStateMachine):
             asked[self.last_id] = Twin(self.last_id, (self.resets, salt), todo=list(prompt))
         step = Step(self.pool.last_step + 1, **items)
         applied = self.pool.apply(step)
-        refused = {(refusal.item, refusal.position) for refusal in applied.result.refusals}
+        refused = applied.result.refused
         self.check_refusals(step, applied.result.refusals)
         self.sequences |= children
         for sequence in ended:

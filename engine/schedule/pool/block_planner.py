@@ -87,7 +87,7 @@ class BlockPlanner:
             self._copies.append(Copies(result.device_to_host, result.host_to_device, result.copies))
         _check_refusals(result.refusals)
         self._pins.answered({one.position: one.detail for one in result.refusals if one.item is StepItem.PIN})
-        refused = {(refusal.item, refusal.position) for refusal in result.refusals}
+        refused = result.refused
         moving_out = self._victims.moving_out
         self._victims.go_on(
             group for position, group in enumerate(asked.swap_outs) if (StepItem.SWAP_OUT, position) in refused
