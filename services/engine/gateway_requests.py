@@ -9,20 +9,14 @@ from functools import partial
 
 from engine.constraint import Constraint
 from engine.errors import RequestRefused, SubmissionFailed
-from engine.schedule.outputs import Finished, Output, Scored, Started, Tokens
+from engine.schedule.outputs import Finished, Output
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group
 from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
-from services.wire.output import (
-    failed_message,
-    finished_message,
-    refused_message,
-    sample_end,
-    token_logprobs,
-)
+from services.wire.output import add_output, failed_message, finished_message, refused_message
 from services.wire.request import request_of
 
 # For a gateway to be sent one message.
@@ -160,26 +154,16 @@ class GatewayRequests:
         if output.request_id in self._unwritten and not isinstance(output, Finished):
             return
         message = self._message_to(owner.link)
-        names = {"request_id": output.request_id, "attempt": owner.attempt}
-        match output:
-            case Started():
-                message.started.add(**names, cached_tokens=output.cached_tokens, isolated=output.isolated)
-            case Scored():
-                logprobs = token_logprobs(output.tokens)
-                message.prompts.add(**names, first_position=output.position, logprobs=logprobs)
-            case Tokens():
-                end = output.end and sample_end(output.end)
-                token_ids, logprobs = output.token_ids, token_logprobs(output.tokens)
-                message.tokens.add(**names, sample=output.sample, token_ids=token_ids, logprobs=logprobs, end=end)
-            case Finished(group=group):
-                finished = self._finished_message(group, owner)
-                del self._owners[output.request_id]
-                message.finished.append(finished)
-                if group.fault is not None:
-                    log.error("request %s failed", output.request_id, exc_info=group.fault)
-                self._report(partial(self._reports.ended, group, finished, owner.submitted_at))
-                steps = self._scheduler.totals.steps
-                self._report(partial(self._recorder.ended, group, owner.arrival_step, steps))
+        if not isinstance(output, Finished):
+            add_output(message, output, owner.attempt)
+            return
+        group, finished = output.group, self._finished_message(output.group, owner)
+        del self._owners[output.request_id]
+        message.finished.append(finished)
+        if group.fault is not None:
+            log.error("request %s failed", output.request_id, exc_info=group.fault)
+        self._report(partial(self._reports.ended, group, finished, owner.submitted_at))
+        self._report(partial(self._recorder.ended, group, owner.arrival_step, self._scheduler.totals.steps))
 
     def _finished_message(self, group: Group, owner: _Owner) -> engine_pb2.RequestFinished:
         if (detail := self._unwritten.pop(group.request.request_id, None)) is not None:

@@ -9,6 +9,7 @@ from engine.errors import (
     RequestRefused,
     SubmissionFailed,
 )
+from engine.schedule.outputs import Scored, Started, Tokens
 from engine.schedule.request import FinishReason
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.step_plan import Sampled
@@ -38,8 +39,26 @@ def refused_message(submission: engine_pb2.Submission, refused: RequestRefused) 
     )
 
 
-def token_logprobs(tokens: list[Sampled]) -> list[decoding_pb2.TokenLogprobs]:
-    """Write the log-probabilities of those tokens that have any: all of a request's, or none."""
+def add_output(message: engine_pb2.StepOutput, output: Started | Scored | Tokens, attempt: int) -> None:
+    """Write what a step brought for a request that goes on."""
+    names = {"request_id": output.request_id, "attempt": attempt}
+    match output:
+        case Started():
+            message.started.add(**names, cached_tokens=output.cached_tokens, isolated=output.isolated)
+        case Scored():
+            message.prompts.add(**names, first_position=output.position, logprobs=_token_logprobs(output.tokens))
+        case Tokens():
+            message.tokens.add(
+                **names,
+                sample=output.sample,
+                token_ids=output.token_ids,
+                logprobs=_token_logprobs(output.tokens),
+                end=output.end and _sample_end(output.end),
+            )
+
+
+def _token_logprobs(tokens: list[Sampled]) -> list[decoding_pb2.TokenLogprobs]:
+    """Write those of tokens that have any: all of a request's, or none."""
     return [
         decoding_pb2.TokenLogprobs(
             logprob=token.logprob,
@@ -59,7 +78,7 @@ def finished_message(group: Group, attempt: int, submitted_at: float, now: float
     return engine_pb2.RequestFinished(
         request_id=group.request.request_id,
         attempt=attempt,
-        samples=map(sample_end, group.samples),
+        samples=map(_sample_end, group.samples),
         queued=duration(scheduled - submitted_at),
         prefill=duration(first - scheduled),
         decode=duration(last - first),
@@ -100,8 +119,7 @@ def unbegun_message(
     )
 
 
-def sample_end(sequence: Sequence) -> engine_pb2.SampleEnd:
-    """Write how a sample ended."""
+def _sample_end(sequence: Sequence) -> engine_pb2.SampleEnd:
     assert sequence.finish is not None, "the sample has ended"
     return engine_pb2.SampleEnd(
         reason=_finish_reason(sequence.finish), stop_token_id=sequence.stop_token, score=sequence.score

@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull, RequestExists, RequestRefused
+from engine.schedule.outputs import Scored, Started, Tokens
 from engine.schedule.request import Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
 from services.gateway.fleet.engine_events import EventBatch
 from services.wire.duration import seconds_of
-from services.wire.output import finished_message, refused_message, token_logprobs
+from services.wire.output import add_output, finished_message, refused_message
 
 TOKENS = st.integers(0, (1 << 31) - 1)
 LOGPROBS = st.floats(-1000, 0, width=32)
@@ -24,13 +25,31 @@ REFUSALS = (EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull, Request
 
 @given(st.lists(SAMPLED, max_size=4))
 def test_tokens_with_log_probabilities_are_read_as_they_were_written(tokens: list[Sampled]) -> None:
-    message = engine_pb2.SampleTokens(
-        token_ids=[token.token_id for token in tokens], logprobs=token_logprobs(tokens)
-    ).SerializeToString()
-    batch = EventBatch.of([engine_pb2.SampleTokens.FromString(message)])
-    tops = [tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)) for one in batch.logprobs[0]]
-    logprobs = [one.logprob for one in batch.logprobs[0]]
-    assert list(map(Sampled, batch.token_ids[0], logprobs, tops)) == tokens
+    written = engine_pb2.StepOutput()
+    add_output(written, Tokens("request", tokens, sample=2), attempt=3)
+    read = engine_pb2.StepOutput.FromString(written.SerializeToString())
+    assert [(one.request_id, one.attempt) for one in read.tokens] == [("request", 3)]
+    batch = EventBatch.of(read.tokens)
+    tops = [tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)) for one in batch.logprobs[2]]
+    logprobs = [one.logprob for one in batch.logprobs[2]]
+    assert list(map(Sampled, batch.token_ids[2], logprobs, tops)) == tokens
+
+
+@given(st.lists(SAMPLED, max_size=4), TOKENS, st.booleans())
+def test_a_start_and_a_prompts_log_probabilities_are_read_as_they_were_written(
+    tokens: list[Sampled], number: int, isolated: bool
+) -> None:
+    written = engine_pb2.StepOutput()
+    add_output(written, Started("request", number, isolated), attempt=3)
+    add_output(written, Scored("request", number, tokens), attempt=3)
+    read = engine_pb2.StepOutput.FromString(written.SerializeToString())
+    batch = EventBatch.of([*read.started, *read.prompts])
+    assert batch.started == engine_pb2.RequestStarted(
+        request_id="request", attempt=3, cached_tokens=number, isolated=isolated
+    )
+    (prompt,) = batch.prompts
+    assert (prompt.request_id, prompt.attempt, prompt.first_position) == ("request", 3, number)
+    assert [one.logprob for one in prompt.logprobs] == [token.logprob for token in tokens]
 
 
 @given(st.sampled_from(REFUSALS), NAMES, st.text(max_size=1000), NAMES)
