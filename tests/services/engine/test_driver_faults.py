@@ -23,6 +23,7 @@ from services.engine.observer import EngineObserver
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.runtime.tracing.spans import Tracing
+from services.wire import output
 from tests.engine_in_process import ModelEngine
 
 GUILTY = "guilty"
@@ -146,7 +147,7 @@ def test_tokens_that_cannot_be_written_fail_their_request(
         raised.append(True)
         return True
 
-    raising_for(monkeypatch, gateway_requests, "token_logprobs", first_of_the_guilty)
+    raising_for(monkeypatch, output, "_token_logprobs", first_of_the_guilty)
 
     async def test(driven: Driven) -> None:
         stopping = {"max_tokens": max_tokens, "ignore_eos": True}
