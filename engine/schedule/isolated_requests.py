@@ -43,9 +43,8 @@ class IsolatedRequests:
         self._announced = {group for group in self._queue.running if group.isolated}
 
     def gained_token(self, group: Group) -> None:
-        """Let a group that has its first token run with the others; a search goes on alone to its end."""
-        if group.isolated:
-            group.isolated = group.beams is not None
+        """Let an isolated group that has its first token run with the others; a search goes on alone to its end."""
+        group.isolated = group.beams is not None
 
     def _release_in_time(self, group: Group, now: float) -> None:
         begun = group.isolated_since

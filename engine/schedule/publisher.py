@@ -58,7 +58,8 @@ class Publisher:
 
     def _count_computed(self, sequence: Sequence, work: Work) -> None:
         recomputed = max(0, min(work.end, sequence.lost_tokens) - work.start)
-        sequence.group.stats.count_recomputed(recomputed)
+        if recomputed:
+            sequence.group.stats.count_recomputed(recomputed)
         self._queue.totals.count_computed(len(work.token_ids), recomputed)
 
     def _take_scores(self, group: Group, scores: list[Sampled]) -> None:
@@ -84,7 +85,8 @@ class Publisher:
 
     def _count_generated(self, group: Group, tokens: int, now: float) -> None:
         self._queue.totals.count_generated(tokens)
-        self._isolation.gained_token(group)
+        if group.isolated:
+            self._isolation.gained_token(group)
         group.stats.count_token(now)
 
     def _advance_beams(self, group: Group, found: list[Sampled], now: float) -> None:

@@ -79,9 +79,8 @@ class RequestStats:
         self.started, self.cached_tokens = True, cached_tokens
 
     def schedule(self, now: float) -> None:
-        """Note that it takes part in a step."""
-        if self.scheduled_at is None:
-            self.scheduled_at = now
+        """Note when it first takes part in a step."""
+        self.scheduled_at = now
 
     def count_recomputed(self, tokens: int) -> None:
         """Count tokens that were computed once more."""

@@ -90,7 +90,9 @@ class StepPlanner:
     def _planned(self, plan: StepPlan) -> StepPlan:
         self._queue.totals.count_step(plan.step, len(plan.work))
         for work in plan.work:
-            self._queue.sequence(work.sequence).group.stats.schedule(self.now)
+            stats = self._queue.sequence(work.sequence).group.stats
+            if stats.scheduled_at is None:
+                stats.schedule(self.now)
         return plan
 
     def _known(self, work: Work) -> Work | None:

@@ -142,7 +142,8 @@ class BlockPlanner:
     def _fork(self, step: StepBuilder) -> None:
         """Let the samples go their own ways where their trunk has all that they have in common; beams, at each step."""
         for group in self._queue.running:
-            trunk_done = group.to_fork
+            if not (trunk_done := group.to_fork) and not group.beams:
+                continue
             for parent, child in group.fork():
                 step.forks.append(Fork(parent.id, child.id, parent.computed))
                 self._view.fork(parent, child, parent.computed)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import partial
 
 from blocks import TableChange, blocks_for
 from engine.schedule.pool.prefix_claims import PrefixClaims
@@ -21,6 +22,7 @@ class PoolView:
         """Begin with an empty pool."""
         self.capacity = capacity
         self.block_size = capacity.block_size
+        self.blocks_for = partial(blocks_for, block_size=capacity.block_size)  # so many tokens
         self.claims = PrefixClaims(capacity.block_size)
         self.available = capacity.device_blocks
         self.available_host = capacity.host_blocks
@@ -32,10 +34,6 @@ class PoolView:
         self._given_up: Counter[int] = Counter()
 
     # Counting.
-
-    def blocks_for(self, tokens: int) -> int:
-        """Return how many blocks hold this many tokens."""
-        return blocks_for(tokens, self.block_size)
 
     def cost(self, rooms: Iterable[tuple[Sequence, int]]) -> int:
         """Return how many blocks it takes to give sequences room for so many tokens each, copies of shared ones too."""
