@@ -16,8 +16,8 @@ from pathlib import Path
 import grpc
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
-from tests.forwarder import Forwarder
 from tests.load import prompt_request
+from tests.running.forwarder import Forwarder
 from tests.running_quire import Answer, HealthWatch, RunningService
 from tests.scrape import Scrape
 

@@ -8,8 +8,8 @@ import time
 from statistics import median
 
 from bench.report.results import publish, row, track
-from tests.hostile_messages import Hostile, Neighbour, forget_peak, resident_mib, send, shapes
 from tests.running_quire import RunningService
+from tests.services.kvmanager.hostile_messages import Hostile, Neighbour, forget_peak, resident_mib, send, shapes
 
 REPETITIONS = 1
 _LEAST_SECONDS = 0.2

@@ -22,9 +22,9 @@ from rich.progress import Progress
 
 from bench.report.results import Row, publish, row
 from bench.report.targets import ROOT
-from tests.dashboard import Panel, Query, dashboards
+from tests.deployment.dashboard import Panel, Query, dashboards
+from tests.deployment.prometheus import ALERTS, RunningPrometheus, prometheus_folder
 from tests.load import prompt_request
-from tests.prometheus import ALERTS, RunningPrometheus, prometheus_folder
 from tests.running_quire import RunningQuire, start_quire
 
 PICTURE = ROOT / "docs" / "images" / "block-utilization.png"

@@ -19,7 +19,7 @@ from transformers import (
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from tests.acceptance.conftest import Record
-from tests.chi_square import chi_square_is_likely
+from tests.engine.run.chi_square import chi_square_is_likely
 from tests.load import run_streams
 from tests.reference import reference_model
 from tests.running_quire import RunningQuire, start_quire

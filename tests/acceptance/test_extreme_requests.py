@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import Record
-from tests.extremes import Outcomes, run_cases
 from tests.running_quire import start_quire
+from tests.services.extremes import Outcomes, run_cases
 
 CASES = 20_000
 PIECE = 1000

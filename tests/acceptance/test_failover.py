@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.conftest import Record
-from tests.failover import CHAINS, FAULTS, Failing, Fault, check_equal, failovers, streams
 from tests.faults import Processes
+from tests.running.failover import CHAINS, FAULTS, Failing, Fault, check_equal, failovers, streams
 from tests.running_quire import Answer
 
 ROUNDS = 20

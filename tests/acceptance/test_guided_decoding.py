@@ -11,7 +11,7 @@ import pytest
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from tests.acceptance.conftest import Record
-from tests.guided_languages import LANGUAGES, Asked
+from tests.acceptance.guided_languages import LANGUAGES, Asked
 from tests.running_quire import RunningQuire, start_quire
 
 MOST_TOKENS = 100

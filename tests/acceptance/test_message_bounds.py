@@ -6,9 +6,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tests import hostile_messages
-from tests.hostile_messages import Neighbour
 from tests.running_quire import RunningService
+from tests.services.kvmanager import hostile_messages
+from tests.services.kvmanager.hostile_messages import Neighbour
 
 MOST_MIB = 64
 NAMES = [hostile.name for hostile in hostile_messages.shapes()]

@@ -8,7 +8,7 @@ import tokenizers
 from engine.schedule.limits import Preemption
 from engine.schedule.request import Request
 from tests.acceptance.conftest import Record
-from tests.mixed_batch import COUNT, GREEDIER, KINDS, SEQUENCES, MixedEngine, Tally, check, mixed_batch, run
+from tests.engine.mixed_batch import COUNT, GREEDIER, KINDS, SEQUENCES, MixedEngine, Tally, check, mixed_batch, run
 
 MAX_TOKENS = 14
 EOS = 2

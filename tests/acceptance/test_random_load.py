@@ -16,7 +16,9 @@ import psutil
 import pytest
 
 from tests.acceptance.conftest import Record
-from tests.random_load import (
+from tests.running_quire import RunningQuire
+from tests.scrape import Scrape
+from tests.services.random_load import (
     KINDS,
     Outcomes,
     check_against_those_alone,
@@ -25,8 +27,6 @@ from tests.random_load import (
     run_errands,
     start_in_a_tiny_pool,
 )
-from tests.running_quire import RunningQuire
-from tests.scrape import Scrape
 
 THOUSANDS = 10
 MIB = 1024**2

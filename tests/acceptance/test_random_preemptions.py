@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.acceptance.conftest import Record
-from tests.random_preemptions import run_round
+from tests.engine.random_preemptions import run_round
 
 ROUNDS = 50
 KINDS = {"greedy", "sampled", "samples", "beams", "rules", "logprobs"}

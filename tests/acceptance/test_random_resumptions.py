@@ -5,8 +5,8 @@ from pathlib import Path
 
 from services.engine.guided.languages import Vocabulary
 from tests.acceptance.conftest import Record
+from tests.engine.schedule.random_resumptions import END, VOCABULARY, run_round
 from tests.engine.schedule.test_resuming import compiled
-from tests.random_resumptions import END, VOCABULARY, run_round
 
 ROUNDS = 60
 

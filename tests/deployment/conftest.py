@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prometheus import NoPrometheus, prometheus_folder
+from tests.deployment.prometheus import NoPrometheus, prometheus_folder
 from tests.running_quire import RunningQuire, start_quires
 
 

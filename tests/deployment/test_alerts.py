@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.dashboard import dashboards
-from tests.prometheus import ALERTS, CONFIGURATION, ROOT
+from tests.deployment.dashboard import dashboards
+from tests.deployment.prometheus import ALERTS, CONFIGURATION, ROOT
 from tests.services.test_metrics import OF_TLS, SHOWN
 
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from quire.v1 import kvmanager_pb2 as pb
-from tests.alert_stack import MOST_REQUESTS, AlertStack, clients, read, repeated, unread
 from tests.certificates import Authority
+from tests.deployment.alert_stack import MOST_REQUESTS, AlertStack, clients, read, repeated, unread
+from tests.deployment.prometheus import ALERTS, ROOT, RunningPrometheus
+from tests.deployment.scaled_rules import scaled
 from tests.deployment.test_alerts import alerts as all_alerts
 from tests.load import prompt_request
-from tests.prometheus import ALERTS, ROOT, RunningPrometheus
 from tests.running_quire import CALL_SECONDS, RunningService
-from tests.scaled_rules import scaled
 from tests.services.kvmanager.attach_stream import Stream
 
 DIVISOR = 60

@@ -13,7 +13,7 @@ from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.models.model_store import DEMO_REQUIREMENT, DEMO_WHEELS
-from tests.prometheus import CONFIGURATION
+from tests.deployment.prometheus import CONFIGURATION
 
 ROOT = Path(__file__).parents[2]
 FILE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from tests.api_keys import Keyed, write_keys
-from tests.dashboard import AFTER_FAULTS, Dashboard, Query, dashboards, queries
+from tests.deployment.dashboard import AFTER_FAULTS, Dashboard, Query, dashboards, queries
+from tests.deployment.prometheus import ALERTS, RunningPrometheus
 from tests.load import prompt_request
-from tests.prometheus import ALERTS, RunningPrometheus
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
 
 STREAMS = 16

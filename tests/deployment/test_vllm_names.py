@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from services.runtime.metrics.vllm_names import COUNTERPARTS
+from tests.deployment.prometheus import CONFIGURATION, RunningPrometheus
 from tests.load import prompt_request, run_streams
-from tests.prometheus import CONFIGURATION, RunningPrometheus
 from tests.running_quire import RunningQuire
 from tests.scrape import Scrape
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.schedule.limits import Preemption
 from engine.schedule.request import Request
-from tests.mixed_batch import COUNT, GREEDIER, KINDS, SEQUENCES, MixedEngine, check, mixed_batch, run
+from tests.engine.mixed_batch import COUNT, GREEDIER, KINDS, SEQUENCES, MixedEngine, check, mixed_batch, run
 
 Tiny = Callable[[str], Path]
 MAX_TOKENS = 12

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.random_preemptions import run_round
+from tests.engine.random_preemptions import run_round
 
 
 @pytest.mark.parametrize("number", range(3))

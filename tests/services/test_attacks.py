@@ -21,7 +21,7 @@ from services.runtime import transport
 from tests.api_keys import Keyed, bearer, write_keys
 from tests.faults import wait_until
 from tests.load import prompt_request
-from tests.neighbour import Neighbour, tokens_over_grpc
+from tests.running.neighbour import Neighbour, tokens_over_grpc
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, RunningService, start_quire
 from tests.scrape import Scrape
 from tests.timing import standing_still

@@ -14,7 +14,7 @@ from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.runtime.errors import FIELD_METADATA
 from tests.faults import wait_until
 from tests.load import prompt_request
-from tests.neighbour import Neighbour, tokens_over_grpc
+from tests.running.neighbour import Neighbour, tokens_over_grpc
 from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
 from tests.scrape import Scrape
 from tests.timing import standing_still

@@ -7,8 +7,8 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from quire.v1 import engine_pb2, gateway_pb2
-from tests.extremes import FIELDS, Outcomes, run_cases
 from tests.running_quire import RunningQuire
+from tests.services.extremes import FIELDS, Outcomes, run_cases
 
 CASES = 400  # 20,000 in tests/acceptance
 PAGE = Path(__file__).parents[2] / "docs" / "requests.md"

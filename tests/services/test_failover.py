@@ -9,13 +9,13 @@ import grpc
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
-from tests.deadly_engine import DEADLY_SEED
-from tests.failover import FAULTS, NAMES, Failing, Fault, check_equal, cut, failovers, streams, told
 from tests.faults import Processes, prompt
 from tests.load import prompt_request
-from tests.otlp_collector import Collector
+from tests.running.deadly_engine import DEADLY_SEED
+from tests.running.failover import FAULTS, NAMES, Failing, Fault, check_equal, cut, failovers, streams, told
 from tests.running_quire import CALL_SECONDS, Answer
 from tests.scrape import Scrape
+from tests.services.otlp_collector import Collector
 
 STREAMS = 32
 TOKENS = 60

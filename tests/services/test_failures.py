@@ -16,10 +16,10 @@ from quire.v1 import gateway_pb2_grpc
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
 from services.runtime.settings import InvalidSetting
-from tests.engine_that_loses_its_device import LAST_STEP, MESSAGE
-from tests.failover import failovers
 from tests.faults import Streams
 from tests.load import prompt_request
+from tests.running.engine_that_loses_its_device import LAST_STEP, MESSAGE
+from tests.running.failover import failovers
 from tests.running_quire import (
     CALL_SECONDS,
     START_SECONDS,
@@ -227,7 +227,7 @@ def test_an_engine_that_loses_its_device_ends_and_its_streams_go_on_elsewhere(
             return service
 
         start("kvmanager", "kvmanager")
-        losing = start("engine", "losing", *options, module="tests.engine_that_loses_its_device")
+        losing = start("engine", "losing", *options, module="tests.running.engine_that_loses_its_device")
         engines = ("--engines", f"{at['losing']},{at['other']}", "--failover-seconds", str(CALL_SECONDS))
         gateway = start("gateway", "gateway", *engines)  # ready, it has one engine that it can choose
         start("engine", "other", *options)

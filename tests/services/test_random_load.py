@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.random_load import (
+from tests.running_quire import RunningQuire
+from tests.services.random_load import (
     Outcomes,
     check_against_those_alone,
     check_that_nothing_is_left,
     run_errands,
     start_in_a_tiny_pool,
 )
-from tests.running_quire import RunningQuire
 
 ERRANDS = 500
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.dashboard import AFTER_FAULTS, ON_DEMAND, dashboards, queries
 from tests.deployment.compose.stack import (
     DOWN_SECONDS,
     GRPC_PORT,
@@ -27,8 +26,9 @@ from tests.deployment.compose.stack import (
     inspect,
     run,
 )
+from tests.deployment.dashboard import AFTER_FAULTS, ON_DEMAND, dashboards, queries
+from tests.deployment.prometheus import ALERTS, RunningPrometheus
 from tests.load import prompt_request, run_streams
-from tests.prometheus import ALERTS, RunningPrometheus
 from tests.running_quire import CALL_SECONDS, Answer, open_channel
 
 STREAMS = 16

@@ -28,7 +28,7 @@ from engine.run.sampling import Draw, sample
 from engine.schedule.request import NO_RULES, Capacity, FinishReason, LogitRules, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import RowRules
-from tests.chi_square import chi_square_is_likely
+from tests.engine.run.chi_square import chi_square_is_likely
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import reference_model
 

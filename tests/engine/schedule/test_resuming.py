@@ -10,8 +10,8 @@ from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 from engine.schedule.request import BeamSearch, FinishReason, Request, Sampling, Stopping
 from services.engine.guided.languages import CompiledLanguage, Language, Vocabulary
+from tests.engine.schedule.random_resumptions import BLOCK, END, VOCABULARY, run_round
 from tests.engine_in_process import GREEDY, ModelEngine
-from tests.random_resumptions import BLOCK, END, VOCABULARY, run_round
 
 PROMPT = tuple(range(40, 50))
 SAMPLED = Sampling(temperature=1.0, seed=7)

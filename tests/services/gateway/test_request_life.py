@@ -13,8 +13,8 @@ from quire.v1 import gateway_pb2
 from services.gateway.fleet import prefix_lookup
 from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver
 from services.runtime.errors import DeadlinePassed, InvalidField
-from tests.forwarder import Forwarder
 from tests.load import prompt_request
+from tests.running.forwarder import Forwarder
 from tests.running_quire import CALL_SECONDS
 from tests.services.gateway.handler_in_process import ACME, HandlerInProcess, handler_in_process
 

@@ -6,10 +6,10 @@ import grpc
 import pytest
 
 from quire.v1 import kvmanager_pb2_grpc
-from tests import hostile_messages
-from tests.hostile_messages import Hostile, Neighbour, field, send, step
 from tests.running_quire import RunningService
+from tests.services.kvmanager import hostile_messages
 from tests.services.kvmanager.attach_stream import Stream
+from tests.services.kvmanager.hostile_messages import Hostile, Neighbour, field, send, step
 
 MOST_MIB = 64
 SHAPES = [

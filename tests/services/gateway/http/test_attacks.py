@@ -25,7 +25,7 @@ from services.gateway.access.api_keys import make_key
 from tests.api_keys import write_keys
 from tests.certificates import Authority
 from tests.faults import wait_until
-from tests.neighbour import NEIGHBOUR_TOKENS, Neighbour, Pieces
+from tests.running.neighbour import NEIGHBOUR_TOKENS, Neighbour, Pieces
 from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
 from tests.services.gateway.held import LONG_CHAT, RECEIVE_BYTES, held_stream
 from tests.services.runtime.test_tls import name_shown, version_spoken

@@ -13,7 +13,7 @@ from services.loadgen.workload.prompts import PromptMaker
 from services.loadgen.workload.rows import InvalidFile
 from services.loadgen.workload.selection import InvalidSelection, Selection
 from services.loadgen.workload.workloads import Call, RandomLengths, Recorded, Session
-from tests.data_files import data_file
+from tests.services.loadgen.data_files import data_file
 
 MAKER = PromptMaker(3, 50_000)
 

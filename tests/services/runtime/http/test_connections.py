@@ -25,7 +25,7 @@ from services.runtime.metrics.page import Exposition
 from services.runtime.metrics.server import metrics_server
 from tests.certificates import Authority
 from tests.scrape import Scrape
-from tests.sockets import Connection, connections
+from tests.services.runtime.http.sockets import Connection, connections
 
 NO_ENGINE = "127.0.0.1:1"
 

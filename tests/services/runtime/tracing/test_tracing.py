@@ -14,8 +14,8 @@ from services.runtime.settings import InvalidSetting
 from services.runtime.tracing.export import tracing_to
 from services.runtime.tracing.spans import NO_SPAN, Tracing
 from tests.load import prompt_request
-from tests.otlp_collector import CollectedSpan, Collector
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
+from tests.services.otlp_collector import CollectedSpan, Collector
 from tests.timing import in_time
 
 BLOCKS = 24

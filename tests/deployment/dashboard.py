@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "deploy" / "grafana" / "dashboards"
+FOLDER = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 # Grafana's variables, and what stands for all of each.
 VARIABLES = {"$model_name": ".*", "$engine": ".*", "$tenant": ".*"}
 # What has no series until something has failed, and what has none unless it is configured or clients do certain things.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 _VARIABLE = "QUIRE_DATA"
-_BESIDE = Path(__file__).parents[2] / "shared" / "data"
+_BESIDE = Path(__file__).parents[4] / "shared" / "data"
 
 
 def data_file(name: str) -> Path:

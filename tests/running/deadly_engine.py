@@ -1,4 +1,4 @@
-"""`python -m tests.deadly_engine engine ARGUMENTS...` is `quire engine` with a bug that requests of one seed meet.
+"""`python -m tests.running.deadly_engine engine ...` is `quire engine` with a bug that requests of one seed meet.
 
 The first step that computes a token of such a request kills the process, as a fault of a kernel or of a driver would.
 """

@@ -143,7 +143,7 @@ class Neighbour:
     """Another engine, which does one small Step after the other."""
 
     def __init__(self, address: str) -> None:
-        command = [sys.executable, "-m", "tests.hostile_messages", address]
+        command = [sys.executable, "-m", "tests.services.kvmanager.hostile_messages", address]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.waits()
 

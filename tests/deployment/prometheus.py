@@ -18,7 +18,7 @@ import yaml
 from services.models.model_store import build_once, default_cache
 from tests.running_quire import Output
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIGURATION = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 ALERTS = CONFIGURATION.with_name("alerts.yml")
 PACKAGE_SECONDS = 180

@@ -1,4 +1,4 @@
-"""`python -m tests.damaged_kvmanager kvmanager ARGUMENTS...` is `quire kvmanager` with broken memory.
+"""`python -m tests.running.damaged_kvmanager kvmanager ARGUMENTS...` is `quire kvmanager` with broken memory.
 
 At SIGUSR1 a cached block of every pool gets a holder that there is not, as a bug would give it.
 """

@@ -15,7 +15,7 @@ import pytest
 
 from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
 from tests.faults import Streams, prompt, wait_until
-from tests.forwarder import Forwarder
+from tests.running.forwarder import Forwarder
 from tests.running_quire import Answer, RunningService
 
 NAMES = ("one", "two")
@@ -129,7 +129,7 @@ class Failing:
             *("--kvmanager", self.manager.address, "--model", self._model),
             *("--device-blocks", "1024", "--max-sequences", "80", "--device", "cpu", "--threads", "1"),
             *("--heartbeat-seconds", "0.2", "--grace-seconds", str(_GRACE_SECONDS)),
-            module="tests.deadly_engine",
+            module="tests.running.deadly_engine",
         )
 
     def _start(self, label: str, *arguments: str, module: str = "") -> RunningService:

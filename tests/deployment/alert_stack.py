@@ -1,6 +1,6 @@
 """A Quire whose alerts are to fire: each service a process that can be killed, stopped and started again in its place.
 
-Its KV manager can be damaged (`python -m tests.damaged_kvmanager`), and the links of its engine can be cut.
+Its KV manager can be damaged (`python -m tests.running.damaged_kvmanager`), and the links of its engine can be cut.
 """
 
 import os
@@ -18,8 +18,8 @@ import httpx
 
 from quire.v1 import gateway_pb2, kvmanager_pb2_grpc
 from tests.api_keys import Keyed, write_keys
-from tests.forwarder import Forwarder
 from tests.load import prompt_request
+from tests.running.forwarder import Forwarder
 from tests.running_quire import CALL_SECONDS, RunningService
 
 # A port of this address stays free while its service is gone: calls from this machine come from 127.0.0.1.
@@ -142,7 +142,7 @@ class AlertStack:
     def _started(self, name: str) -> RunningService:
         arguments = (*self._commands[name], "--metrics-listen", f"{METRICS_HOST}:{self.ports[name]}")
         if name == "kvmanager":
-            return RunningService(name, name, *arguments, module="tests.damaged_kvmanager")
+            return RunningService(name, name, *arguments, module="tests.running.damaged_kvmanager")
         return RunningService(name, *arguments)
 
     def _signal(self, name: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.engine_that_loses_its_device engine ARGUMENTS...` is `quire engine` whose device is lost at a step.
+"""`python -m tests.running.engine_that_loses_its_device engine ...` is `quire engine` whose device is lost at a step.
 
 From then on whatever is asked of the device fails, as CUDA does after an illegal address.
 """

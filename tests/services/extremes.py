@@ -18,7 +18,7 @@ import grpc
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.runtime.errors import FIELD_METADATA
-from tests.neighbour import Neighbour, tokens_over_grpc
+from tests.running.neighbour import Neighbour, tokens_over_grpc
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
 from tests.tiny_models import VOCABULARY
 
