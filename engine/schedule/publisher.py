@@ -34,11 +34,12 @@ class Publisher:
         """Take in what a step computed."""
         sampled = iter(brought)
         found: dict[Group, list[Sampled]] = {}
+        recomputed = 0
         for work in plan.work:
             scores = [next(sampled) for _ in work.to_score.token_ids] if work.to_score else []
             tokens = [next(sampled) for _ in work.sample_indices] if work.samples else []
             sequence = self._queue.sequence(work.sequence)
-            self._count_computed(sequence, work)
+            recomputed += _count_recomputed(sequence, work)
             sequence.advance(work.end)
             group = sequence.group
             try:
@@ -49,18 +50,13 @@ class Publisher:
                     found.setdefault(group, []).extend(tokens)
             except Exception as fault:
                 self._endings.note_fault(group, fault)
+        self._queue.totals.count_computed(sum(len(work.token_ids) for work in plan.work), recomputed)
         for group, continuations in found.items():
             try:
                 self._advance_beams(group, continuations, now)
             except Exception as fault:
                 self._endings.note_fault(group, fault)
         self._endings.end_faulty()
-
-    def _count_computed(self, sequence: Sequence, work: Work) -> None:
-        recomputed = max(0, min(work.end, sequence.lost_tokens) - work.start)
-        if recomputed:
-            sequence.group.stats.count_recomputed(recomputed)
-        self._queue.totals.count_computed(len(work.token_ids), recomputed)
 
     def _take_scores(self, group: Group, scores: list[Sampled]) -> None:
         if scores:
@@ -110,6 +106,15 @@ class Publisher:
             tokens = [Sampled(token) for token in answer.tokens[len(group.request.prompt) :]]
             self._outputs.emit(Tokens(group.request.request_id, tokens, answer.index, answer))
         self._endings.end(group, FinishReason.STOP)
+
+
+def _count_recomputed(sequence: Sequence, work: Work) -> int:
+    """Count what a request computed once more; return it."""
+    recomputed = min(work.end, sequence.lost_tokens) - work.start
+    if recomputed <= 0:
+        return 0
+    sequence.group.stats.count_recomputed(recomputed)
+    return recomputed
 
 
 def _check_faults(brought: Iterable[Sampled]) -> None:

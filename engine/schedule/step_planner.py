@@ -59,7 +59,7 @@ class StepPlanner:
         groups = (self._queue.sequence(number).group for number in under_way)
         if self._queue.holds_isolated or not all(map(can_run_ahead, groups)):
             return None
-        budget = self._queue.limits.token_budget
+        budget, size = self._queue.limits.token_budget, self._view.block_size
         work: list[Work] = []
         for gang in gangs(self._queue.running, under_way):
             fed = counts(gang, budget)
@@ -67,7 +67,7 @@ class StepPlanner:
                 return None
             budget -= sum(fed)
             try:
-                work += self._fed(gang, fed)
+                work += [work_of(cursor, count, size) for cursor, count in zip(gang, fed, strict=False)]
             except Exception:  # it ends with the next plan: the step under way is its own too
                 return None
         return StepPlan(plan.step + 1, self._blocks.take_copies(), tuple(work)) if work else None
@@ -108,12 +108,9 @@ class StepPlanner:
 
     def _works(self, gang: list[Cursor], fed: list[int]) -> list[Work]:
         """Return the work of a gang; none where what its request asks for raises, which it then ends with."""
+        size = self._view.block_size
         try:
-            return self._fed(gang, fed)
+            return [work_of(cursor, count, size) for cursor, count in zip(gang, fed, strict=False)]
         except Exception as fault:
             self._endings.note_fault(gang[0].sequence.group, fault)
             return []
-
-    def _fed(self, gang: list[Cursor], fed: list[int]) -> list[Work]:
-        size = self._view.block_size
-        return [work_of(cursor, count, size) for cursor, count in zip(gang, fed, strict=False)]
