@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -92,7 +93,8 @@ def _listener(address: str, purpose: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
         family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(place[:2], family=family, backlog=1024)
+        # The port as it was given: getaddrinfo makes 4464 of 70000.
+        listener = socket.create_server((place[0], int(port)), family=family, backlog=1024)
         # Connections inherit both. asyncio sets the second only on sockets made with IPPROTO_TCP, which these are not:
         # without it, an answer on a connection that is kept alive waits 40 ms for the client's acknowledgement.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
@@ -101,4 +103,6 @@ def _listener(address: str, purpose: str) -> socket.socket:
     except (ValueError, OverflowError) as error:
         raise AddressUnavailable(f"cannot {purpose} on {address}: it is not host:port") from error
     except OSError as error:
-        raise AddressUnavailable(f"cannot {purpose} on {address}: {error.strerror or error}") from error
+        # Of what the system says, socket.create_server makes a sentence that has the address once more.
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise AddressUnavailable(f"cannot {purpose} on {address}: {reason}") from error
