@@ -18,8 +18,8 @@ from bench.report.results import Row, publish, row, track
 from services.gateway.fleet.routing import Policy
 from services.loadgen.clients.target import Target
 from services.loadgen.driver import Progress
-from services.loadgen.report.statistics import Objectives
 from services.loadgen.run import Run, completed_by, describe, measure
+from services.loadgen.statistics import Objectives
 from services.loadgen.workload.arrivals import Arrivals, Random, TraceTimes
 from services.loadgen.workload.load import Bounds, Load
 from services.loadgen.workload.selection import Selection

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from services.loadgen.clients.target import Client, RequestFailed
-from services.loadgen.report.records import COMPLETED, Record
+from services.loadgen.records import COMPLETED, Record
 from services.loadgen.workload.load import Load, Planned
 from services.loadgen.workload.workloads import Call
 

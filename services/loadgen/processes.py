@@ -14,7 +14,7 @@ from typing import Any
 from services.loadgen.clients.opening import open_client
 from services.loadgen.clients.target import Target, Unreachable
 from services.loadgen.driver import Driver, Progress
-from services.loadgen.report.records import Record
+from services.loadgen.records import Record
 from services.loadgen.workload.load import Load
 
 _START_SECONDS = 120

@@ -13,8 +13,8 @@ from services.loadgen.clients.opening import open_client
 from services.loadgen.clients.target import Server, Target
 from services.loadgen.driver import Progress
 from services.loadgen.processes import Share
-from services.loadgen.report.records import Record
-from services.loadgen.report.statistics import Objectives, Spread, Summary, counted, spread, summarize
+from services.loadgen.records import Record
+from services.loadgen.statistics import Objectives, Spread, Summary, counted, spread, summarize
 from services.loadgen.workload.load import Load
 
 # From here on the client has a part in the latencies that it measures.

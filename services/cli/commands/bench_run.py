@@ -16,8 +16,8 @@ from services.loadgen.report import report
 from services.loadgen.report.display import Bar
 from services.loadgen.report.plots import draw
 from services.loadgen.report.report import Conditions
-from services.loadgen.report.statistics import Objectives
 from services.loadgen.run import Run, completed_by, describe, measure
+from services.loadgen.statistics import Objectives
 from services.loadgen.workload.arrivals import Arrivals, ClosedLoop, Random, TraceTimes
 from services.loadgen.workload.lengths import InvalidLengths, parse
 from services.loadgen.workload.load import Bounds, Load

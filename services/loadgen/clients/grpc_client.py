@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.loadgen.clients.target import RequestFailed, Server, Target, Unreachable
-from services.loadgen.report.records import Record, Usage
+from services.loadgen.records import Record, Usage
 from services.loadgen.workload.prompts import Prompt, PromptMaker
 from services.runtime import transport
 from services.runtime.tls import ClientTLS

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from services.loadgen.clients.target import RequestFailed, Server, Target, Unreachable
-from services.loadgen.report.records import Record, Usage
+from services.loadgen.records import Record, Usage
 from services.loadgen.workload.prompts import Prompt, PromptMaker
 from services.runtime.tls import TLSFiles
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.loadgen.report.records import Record
+from services.loadgen.records import Record
 from services.loadgen.workload.prompts import Prompt
 from services.runtime.tls import TLSFiles
 

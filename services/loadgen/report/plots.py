@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from services.loadgen.records import Record
 from services.loadgen.report.drawing import BLUE, GREY, ORANGE, RED, SKY, STYLE
-from services.loadgen.report.records import Record
-from services.loadgen.report.statistics import gaps_of, in_flight, joined, tokens_over_time
 from services.loadgen.run import Run
+from services.loadgen.statistics import gaps_of, in_flight, joined, tokens_over_time
 
 _MILLI = 1e-3
 _SLICES = 60

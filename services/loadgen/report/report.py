@@ -15,8 +15,8 @@ from rich.text import Text
 
 from services.loadgen.clients.target import Server, Target
 from services.loadgen.report import machine
-from services.loadgen.report.statistics import Spread, Summary
 from services.loadgen.run import Run
+from services.loadgen.statistics import Spread, Summary
 from services.loadgen.workload.load import Load
 
 _PACKAGES = ("quire", "grpcio", "aiohttp", "numpy")

@@ -10,7 +10,7 @@ import pytest
 
 from services.loadgen.clients.target import RequestFailed
 from services.loadgen.driver import Driver
-from services.loadgen.report.records import Record
+from services.loadgen.records import Record
 from services.loadgen.workload.arrivals import Arrivals, ClosedLoop, Random, TraceTimes
 from services.loadgen.workload.load import Bounds, Load
 from services.loadgen.workload.prompts import Kind, Piece, Prompt, length

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.loadgen.clients.grpc_client import GrpcClient
 from services.loadgen.clients.target import RequestFailed, Target
-from services.loadgen.report.records import Record
+from services.loadgen.records import Record
 from services.loadgen.workload.prompts import Kind, Piece, PromptMaker
 from services.runtime import transport
 

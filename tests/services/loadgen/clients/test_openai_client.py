@@ -12,7 +12,7 @@ from aiohttp import web
 
 from services.loadgen.clients.openai_client import OpenAIClient, events, retry_after_seconds, spread
 from services.loadgen.clients.target import RequestFailed, Target, Unreachable
-from services.loadgen.report.records import Record
+from services.loadgen.records import Record
 from services.loadgen.workload.prompts import Kind, Piece, PromptMaker
 
 PROMPT = (Piece((Kind.UNIQUE, 0), 5),)

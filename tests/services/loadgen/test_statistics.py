@@ -7,16 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.loadgen.report.records import COMPLETED, Record, Usage
-from services.loadgen.report.statistics import (
-    Objectives,
-    counted,
-    gaps_of,
-    in_flight,
-    spread,
-    summarize,
-    tokens_over_time,
-)
+from services.loadgen.records import COMPLETED, Record, Usage
+from services.loadgen.statistics import Objectives, counted, gaps_of, in_flight, spread, summarize, tokens_over_time
 from services.loadgen.workload.load import Bounds
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)

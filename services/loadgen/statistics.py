@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.loadgen.report.records import Record
+from services.loadgen.records import Record
 from services.loadgen.workload.load import Bounds
 
 Values = NDArray[np.floating[Any]]
