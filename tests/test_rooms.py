@@ -1,0 +1,145 @@
+"""The house keeps its measures: rooms that fit on a page, files that fit in a head, and one name for one thing."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from statistics import median, quantiles
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = ("blocks", "engine", "kvmanager", "services", "bench", "deploy", "helm")
+MOST_FILES, MOST_LINES, MOST_METHODS = 16, 400, 25
+LONGEST_MEDIAN, LONGEST_P90 = 7, 16
+
+# A class name stands once within each of these, and none of `blocks` stands anywhere else.
+SERVICES = {
+    "engine": ("engine", "services/engine"),
+    "kvmanager": ("kvmanager", "services/kvmanager"),
+    "gateway": ("services/gateway",),
+    "loadgen": ("services/loadgen",),
+    "cli": ("services/cli",),
+    "wire": ("services/wire",),
+    "runtime": ("services/runtime", "services/models"),
+    "bench": ("bench",),
+}
+
+
+@cache
+def files() -> dict[Path, str]:
+    """The source of every hand-written file, by its path below the root."""
+    paths = [path for room in PRODUCT for kind in ("py", "h", "cpp") for path in (ROOT / room).rglob(f"*.{kind}")]
+    return {path.relative_to(ROOT): path.read_text() for path in sorted(paths) if "build" not in path.parts}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    return {
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__"): ast.parse(text)
+        for path, text in files().items()
+        if path.suffix == ".py"
+    }
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    for name, tree in modules().items():
+        yield from ((name, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def public_classes(rooms: tuple[str, ...]) -> dict[str, list[str]]:
+    """The modules that define each public class of these rooms at their top level."""
+    found: dict[str, list[str]] = defaultdict(list)
+    prefixes = tuple(f"{room.replace('/', '.')}." for room in rooms)
+    for name, tree in modules().items():
+        if f"{name}.".startswith(prefixes):
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(name)
+    return found
+
+
+def methods(node: ast.ClassDef) -> int:
+    return sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
+
+
+def test_no_folder_has_more_files_than_a_page_shows() -> None:
+    folders: dict[Path, int] = defaultdict(int)
+    for path in files():
+        folders[path.parent] += 1
+    assert {str(folder): count for folder, count in folders.items() if count > MOST_FILES} == {}
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {str(path): text.count("\n") for path, text in files().items()}
+    assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def test_no_class_has_more_than_25_methods() -> None:
+    assert {f"{name}.{one.name}": methods(one) for name, one in classes() if methods(one) > MOST_METHODS} == {}
+
+
+def test_functions_are_short() -> None:
+    lengths = [
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for tree in modules().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert median(lengths) <= LONGEST_MEDIAN
+    assert quantiles(lengths, n=10)[-1] <= LONGEST_P90
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_public_class_name_stands_twice_within_a_service(service: str) -> None:
+    assert {name: where for name, where in public_classes(SERVICES[service]).items() if len(where) > 1} == {}
+
+
+def test_no_class_name_of_the_blocks_stands_anywhere_else() -> None:
+    elsewhere = public_classes(tuple(room for room in PRODUCT if room != "blocks"))
+    assert {name: elsewhere[name] for name in public_classes(("blocks",)) if name in elsewhere} == {}
+
+
+def imported(name: str) -> set[str]:
+    """The modules of the house that a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(modules()[name]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {one if one in modules() else node.module for one in names}
+    return {one for one in found if one in modules() and one != name}
+
+
+def circles() -> list[list[str]]:
+    """The sets of modules that import each other, by Tarjan's algorithm (SIAM J. Comput. 1972)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        number[name] = lowest[name] = len(number)
+        stack.append(name)
+        for other in sorted(imported(name)):
+            if other not in number:
+                visit(other)
+                lowest[name] = min(lowest[name], lowest[other])
+            elif other in stack:
+                lowest[name] = min(lowest[name], number[other])
+        if lowest[name] == number[name]:
+            at = stack.index(name)
+            if len(stack) - at > 1:
+                found.append(stack[at:])
+            del stack[at:]
+
+    for name in modules():
+        if name not in number:
+            visit(name)
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles() == []
