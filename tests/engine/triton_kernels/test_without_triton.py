@@ -7,7 +7,7 @@ from pathlib import Path
 SCRIPT = """
 import sys
 sys.modules["triton"] = None  # as if it were not installed
-import engine.attention, engine.attention.cpu_backend, engine.attention.interface, engine.runner
+import engine.attention, engine.native.cpu_backend, engine.attention.interface, engine.run.runner
 import services.engine.startup.assembly
 assert not any(name.startswith("engine.triton_kernels") for name in sys.modules)
 """
