@@ -37,6 +37,7 @@ PREFILL_BLOCKS = 2_000
 PROMPTS = 4  # prefilled and freed one after the other
 GROWTHS = 40
 WIRE_STEPS = 1_000
+MOST_STEPS_BESIDE = 4_000  # as long as the sequences have tokens
 LARGE_POOL_BLOCKS = 1_000_000
 ENGINES = 16
 # A metric, what is divided by what, and by how many that share the manager.
@@ -243,9 +244,10 @@ async def _beside(address: str, engine_id: str, *command: str) -> tuple[list[flo
     trips = []
     async with transport.channel(address) as channel:
         call = await attach(channel, kvmanager.PoolSpec(engine_id, 1, "model", BLOCK_SIZE, POOL_BLOCKS))
-        steps = load.steps(100_000)
-        while other.returncode is None:
-            trips.append(await round_trip(call, step_message(next(steps))))
+        for step in load.steps(MOST_STEPS_BESIDE):
+            if other.returncode is not None:
+                break
+            trips.append(await round_trip(call, step_message(step)))
             await asyncio.sleep(0)
     assert other.stdout is not None
     return trips[2:], await other.stdout.read()
