@@ -1,1 +1,1 @@
-"""What a GPU runs a model's steps with, beside the attention backend: a fused decoder, and recorded launches."""
+"""What a GPU needs beside the model: its attention backend, a fused decoder, recorded steps, copies, a watch."""

@@ -86,7 +86,7 @@ class Entry(NamedTuple):
     attachment: int
     step: int = 0
     change: int = 0
-    items: bytes = b""  # numbers of StepItems
+    items: bytes = b""  # numbers of step items
     sequences: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     request_ids: tuple[str | None, ...] = ()

@@ -1,1 +1,1 @@
-"""What came of a run: statistics, tables, pictures."""
+"""What came of a run, for people and programs: tables, JSON, pictures."""

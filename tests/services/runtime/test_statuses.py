@@ -404,7 +404,7 @@ def test_a_client_sees_that_a_request_is_given_up_with_which_engines_are_lost(
     assert "3 engines were lost one after the other" in words
 
 
-# Bytes that are no message are no domain error: what comes of them is seen in kvmanager/test_fuzzed_bytes.py.
+# Bytes that are no message are no domain error: what comes of them is seen in tests/services/wire/test_fuzzed_bytes.py.
 SEEN_ELSEWHERE = {DecodeError, errors.RequestGivenUp, *KEYED_PROVOCATIONS}
 ROWS = [error for error in statuses.STATUS if error not in SEEN_ELSEWHERE]
 
