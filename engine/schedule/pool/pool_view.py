@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from functools import partial
 
-from blocks import TableChange, blocks_for
+from blocks import TableChange
 from engine.schedule.pool.prefix_claims import PrefixClaims
 from engine.schedule.request import Capacity
 from engine.schedule.sequence_group import Sequence
@@ -22,7 +21,6 @@ class PoolView:
         """Begin with an empty pool."""
         self.capacity = capacity
         self.block_size = capacity.block_size
-        self.blocks_for = partial(blocks_for, block_size=capacity.block_size)  # so many tokens
         self.claims = PrefixClaims(capacity.block_size)
         self.available = capacity.device_blocks
         self.available_host = capacity.host_blocks
@@ -34,6 +32,10 @@ class PoolView:
         self._given_up: Counter[int] = Counter()
 
     # Counting.
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return how many blocks hold so many tokens."""
+        return -(-tokens // self.block_size)  # written out: a step asks this several times for each sequence
 
     def cost(self, rooms: Iterable[tuple[Sequence, int]]) -> int:
         """Return how many blocks it takes to give sequences room for so many tokens each, copies of shared ones too."""
