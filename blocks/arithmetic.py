@@ -2,5 +2,5 @@
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
-    """Return how many blocks hold so many tokens."""
+    """Return the number of blocks that `tokens` tokens fill, the last one perhaps in part."""
     return -(-tokens // block_size)

@@ -118,7 +118,7 @@ class PoolState:
             del self.groups[sequence.group]
 
     def blocks_for(self, tokens: int) -> int:
-        """Return how many blocks hold so many tokens."""
+        """Return the number of blocks that `tokens` tokens fill."""
         return blocks_for(tokens, self.block_size)
 
     def check_available(self, needed: int) -> None:

@@ -65,7 +65,7 @@ def _streams(panels: Sequence[Any], result: Result) -> None:
 
 
 def _overload(panels: Sequence[Any], result: Result) -> None:
-    """What refused requests were told beside when there was room, and how long the others waited for a token."""
+    """Retry-After of refused requests beside the time until there was room, and waits of the others for a token."""
     forecasts, waits = panels
     points = result["forecasts"]
     most = 1.1 * max(max(one["told"], one["found"]) for one in points)

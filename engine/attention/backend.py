@@ -116,7 +116,7 @@ class AttentionBackend(Protocol):
         """Copy whole blocks, all layers; no destination is a source."""
 
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
-        """Copy whole blocks, all layers, byte for byte to the other tier; no block is a destination twice.
+        """Copy whole blocks, all layers, byte for byte to the other tier; destinations are distinct.
 
         There must be a host tier. On a GPU the copies are queued on the current stream.
         """

@@ -76,7 +76,7 @@ def batch_sizes(most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Buffers:
-    """What a step is told, for as many sequences as there can be; a recording of n reads the first n.
+    """Inputs of a step, sized for the most sequences; a recording of n reads the first n.
 
     `places` are those of the logits: one for each sequence.
     """
@@ -148,7 +148,7 @@ class RecordedDecoder:
 
     @torch.inference_mode()
     def prepare(self, progress: Callable[[int, int], None]) -> None:
-        """Record all sizes, largest first, so that the others fit into its memory. Nobody may hold a block yet.
+        """Record all sizes, largest first, so that the others fit into its memory. No block may be held yet.
 
         `progress` hears how many are done, and of how many.
         """

@@ -1,4 +1,4 @@
-"""What is recorded of requests: when each arrived, which blocks it shares with which others, and how long it became.
+"""Records of requests: when each arrived, which blocks it shares with which others, and how long it became.
 
 No token ids are in it: blocks are named by keys, hashes chained over a secret of the record, the request's salt, and
 all tokens up to the block's end. Who does not know the secret, which is not in the record, cannot tell by guessing

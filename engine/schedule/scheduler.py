@@ -148,7 +148,7 @@ class Scheduler:
         return self._steps.plan_ahead(plan) if self.ahead else None
 
     def adopt(self, ahead: StepPlan, now: float) -> StepPlan:
-        """Return what is left of a step that was planned ahead, now that the tokens before it are known."""
+        """Return the rest of a step planned ahead, once the tokens before it have been sampled."""
         return self._steps.adopt(ahead, now)
 
     def publish(self, plan: StepPlan, brought: list[Sampled], now: float) -> None:

@@ -22,7 +22,7 @@ class SchedulerTotals:
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))  # of requests
 
     def count_step(self, step: int, sequences: int) -> None:
-        """Count a step that so many sequences take part in."""
+        """Count a step and the number of sequences in it."""
         self.steps = step
         self.planned += sequences
 

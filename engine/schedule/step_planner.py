@@ -73,7 +73,7 @@ class StepPlanner:
         return StepPlan(plan.step + 1, self._blocks.take_copies(), tuple(work)) if work else None
 
     def adopt(self, ahead: StepPlan, now: float) -> StepPlan:
-        """Return what is left of a step that was planned ahead, now that the tokens before it are known.
+        """Return the rest of a step planned ahead, once the tokens before it have been sampled.
 
         Who has ended meanwhile, or was moved, has no part in it: what it computes for them counts for nothing.
         """

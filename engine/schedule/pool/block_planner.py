@@ -35,7 +35,7 @@ class BlockPlanner:
         costs: PreemptionCosts,
         lookahead_tokens: int,
     ) -> None:
-        """Begin with nothing asked. Decoding asks so many tokens ahead of its next step.
+        """Start without a pending Step; decoding asks `lookahead_tokens` ahead of its next step.
 
         With one, an answer may take a whole step longer without delaying anybody.
         """

@@ -17,7 +17,7 @@ class Extensions:
     """Asks room for what the next step writes, preempting where it must be; then lookahead, where blocks are left."""
 
     def __init__(self, queue: RequestQueue, view: PoolView, victims: Victims, lookahead_tokens: int) -> None:
-        """Begin with nothing asked. Decoding asks so many tokens ahead of its next step."""
+        """Start without pending extensions; decoding asks `lookahead_tokens` ahead of its next step."""
         self._queue = queue
         self._view = view
         self._victims = victims

@@ -34,11 +34,11 @@ class PoolView:
     # Counting.
 
     def blocks_for(self, tokens: int) -> int:
-        """Return how many blocks hold so many tokens."""
+        """Return the number of blocks that `tokens` tokens fill."""
         return -(-tokens // self.block_size)  # written out: a step asks this several times for each sequence
 
     def cost(self, rooms: Iterable[tuple[Sequence, int]]) -> int:
-        """Return how many blocks it takes to give sequences room for so many tokens each, copies of shared ones too."""
+        """Return the number of blocks that these rooms (in tokens) need, copies of shared blocks included."""
         blocks, moved = 0, Counter[int]()
         for sequence, room in rooms:
             needed = self.blocks_for(room)
