@@ -2,7 +2,7 @@
 
 Nothing here waits, and no clock is read: the time is handed in, in seconds. A bound that was reached lets nobody in
 until what it counts has fallen to its lower mark. So the time until then is a sum over many departures, which can be
-foreseen; how, and with what little is known at first, is in docs/decisions/025-admission-foresees-its-queue.md.
+foreseen; how, and with what little is known at first, is in docs/decisions/025-admission-control.md.
 """
 
 from collections import deque
