@@ -1,4 +1,4 @@
-"""The tours of docs/architecture.md are true: one real request makes the calls that they list, in that order."""
+"""The tours of docs/tours.md are true: one real request makes the listed calls in that order."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from tests.one_process import ROOT, calls, one_process
 
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "tours.md"
 TOURS = ("A request", "A block id", "A token")
 PROMPT = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
 SECONDS = 60.0
