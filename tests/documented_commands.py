@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "helm" / "quire" / "README.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "helm" / "quire" / "README.md",
+)
 # What a command begins with, where it is one within a sentence. `curl` and `grep` are commands in blocks alone.
 PROGRAMS = ("quire", "make", "docker", "helm", "kubectl", "pip")
 
