@@ -25,9 +25,3 @@ def test_the_python_example_prints_a_continuation(tiny_quire: RunningQuire) -> N
         assert run.returncode == 0, run.stderr
         printed.append(run.stdout)
     assert len(printed[-1]) > 10, printed
-
-
-def test_every_file_that_it_links_to_exists() -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
-    assert len(links) >= 4
-    assert [link for link in links if not (Path(__file__).parents[1] / link).exists()] == []

@@ -1,7 +1,6 @@
-"""The generated blocks of pages follow the results, and every result that has a picture can be drawn."""
+"""The pages say what the results say, and every result that has a picture can be drawn."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import pytest
 from bench.report import readme
 from bench.report.pictures import PICTURES, draw
 from bench.report.readme import NOT_MEASURED, Pages, filled
-from bench.report.targets import RESULTS, ROOT, targets
-
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
+from bench.report.targets import RESULTS, targets
 
 
 def result(benchmark: str, **values: float | None) -> str:
@@ -57,16 +54,13 @@ def test_the_table_has_a_line_for_each_target_under_its_title_and_the_list_those
         pages.block("nothing")
 
 
-def test_headlines_are_the_targets_with_a_headline_and_count_all_targets(tmp_path: Path) -> None:
-    (tmp_path / "cpu.json").write_text(result("cpu", b32_over_the_better_peer=0.9))
+def test_headlines_are_the_groups_that_say_so_and_count_all_targets(tmp_path: Path) -> None:
     pages = Pages(tmp_path)
     whole, headlines = (pages.block(name).splitlines() for name in ("performance", "headlines"))
-    assert headlines[0] == whole[0]
-    wanted = [one["headline"] for group in targets().values() for one in group.values() if "headline" in one]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in headlines[4:]] == wanted
-    assert len(wanted) == 5
-    (missed,) = [line for line in headlines if "**no**" in line]
-    assert missed.endswith("| 0.9 | at least 1 (a peer) | **no** | [cpu](bench/results/cpu.json) |")
+    assert headlines[:4] == whole[:4]
+    assert set(headlines) < set(whole)
+    titles = {group["title"] for group in targets().values() if group.get("headline")}
+    assert {line.split("**")[1] for line in headlines if "| **" in line} == titles
 
 
 def test_a_page_below_links_upwards_and_what_stands_outside_of_blocks_stays(
@@ -99,12 +93,6 @@ def test_a_stale_page_is_noticed_and_written_anew(tmp_path: Path, monkeypatch: p
     assert readme.main(check=False) == 0
     assert "targets" in page.read_text()
     assert readme.main(check=True) == 0
-
-
-@pytest.mark.parametrize("page", ["performance.md", "memory.md"])
-def test_every_file_that_a_page_links_to_exists(page: str) -> None:
-    path = ROOT / "docs" / page
-    assert [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("benchmark", [name for name in PICTURES if (RESULTS / f"{name}.json").exists()])
