@@ -4,7 +4,7 @@ Pure and synchronous: values in, values out, no clock, no network, no tensor.
 """
 
 from kvmanager.adoption import adopt
-from kvmanager.applied import Applied
+from kvmanager.applied import AppliedStep
 from kvmanager.errors import (
     IdInUse,
     InvalidItem,
@@ -25,7 +25,7 @@ from kvmanager.errors import (
 from kvmanager.history.events import Event, PoolChange
 from kvmanager.history.explanation import Explanation
 from kvmanager.history.ledger import Ledger
-from kvmanager.lookup import Holding
+from kvmanager.lookup import PrefixHolding
 from kvmanager.manager import KVManager, PoolTotals, Registration, Session
 from kvmanager.observe.audit import Audit, Violation
 from kvmanager.observe.block_lifetimes import BlockLifetimes, LifetimeSamples
@@ -38,7 +38,7 @@ from kvmanager.report import PoolReport, SequenceReport, TierReport, report_of
 from kvmanager.tier.tier import BlockCounts, Eviction, Seal, Tier
 
 __all__ = [
-    "Applied",
+    "AppliedStep",
     "Audit",
     "BlockCounts",
     "BlockLifetimes",
@@ -48,7 +48,6 @@ __all__ = [
     "Event",
     "Eviction",
     "Explanation",
-    "Holding",
     "IdInUse",
     "InvalidItem",
     "InvalidRegistration",
@@ -66,6 +65,7 @@ __all__ = [
     "PoolReport",
     "PoolSpec",
     "PoolTotals",
+    "PrefixHolding",
     "Registration",
     "Seal",
     "SequenceReport",

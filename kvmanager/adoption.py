@@ -9,7 +9,7 @@ from blocks import KEY_BYTES, root_key
 from kvmanager.errors import InvalidReport
 from kvmanager.parts import parts_of
 from kvmanager.pool import Pool
-from kvmanager.pool_spec import PoolSpec, shortened
+from kvmanager.pool_spec import PoolSpec, truncated
 from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.report import PoolReport, SequenceReport, TierReport
 from kvmanager.tier.key_index import NO_KEY
@@ -43,7 +43,7 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
         yield
     for pin, blocks in report.pins.items():
         if not all(state.device.key(block) for block in blocks):
-            raise InvalidReport(f"pin {shortened(pin)!r} holds a block without a key")
+            raise InvalidReport(f"pin {truncated(pin)!r} holds a block without a key")
         sharing.add_pin(pin, blocks)
         state.pins[pin] = list(blocks)
     return pool
@@ -208,8 +208,8 @@ class _Sharing:
     def add_pin(self, pin: str, blocks: list[int]) -> None:
         """Look at a pin. Raises InvalidReport."""
         if not pin or not blocks or len(set(blocks)) < len(blocks):
-            raise InvalidReport(f"pin {shortened(pin)!r} has no name, no block, or one block twice")
-        self._look(self._state.device, blocks, 0, f"pin {shortened(pin)!r}")
+            raise InvalidReport(f"pin {truncated(pin)!r} has no name, no block, or one block twice")
+        self._look(self._state.device, blocks, 0, f"pin {truncated(pin)!r}")
 
     def _look(self, tier: Tier, blocks: list[int], group: int, name: str) -> None:
         host = tier is self._state.host

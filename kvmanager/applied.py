@@ -9,7 +9,7 @@ from kvmanager.effects import RawEffect
 from kvmanager.tier.tier import BlockCounts, Eviction, Seal
 
 
-class Applied(NamedTuple):
+class AppliedStep(NamedTuple):
     """A Step that was applied.
 
     `device` and `host` count the blocks after it. `sealed_blocks` of the device were given `sealed_keys`, `host_sealed`
@@ -59,7 +59,7 @@ class Outcome:
 
     def applied(
         self, step: int, device: BlockCounts, host: BlockCounts, withheld: tuple[list[int], list[int]]
-    ) -> Applied:
+    ) -> AppliedStep:
         """Return what the Step of this number did, at its end."""
         result = StepResult(
             step,
@@ -73,7 +73,7 @@ class Outcome:
             tuple(withheld[0]),
             tuple(withheld[1]),
         )
-        return Applied(
+        return AppliedStep(
             result,
             self.effects,
             device,

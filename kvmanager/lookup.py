@@ -13,7 +13,7 @@ _SLICE = 500
 _UNIT_TOKENS = 32
 
 
-class Holding(NamedTuple):
+class PrefixHolding(NamedTuple):
     """What one pool holds of a prompt: together, what an allocate of it would find now.
 
     `device_tokens` are the leading tokens whose blocks are in the device tier. `host_tokens` are those that follow,
@@ -47,14 +47,14 @@ class _Search:
         self.host_blocks += found
         return found
 
-    def holding(self) -> Holding:
+    def holding(self) -> PrefixHolding:
         size = self.state.block_size
-        return Holding(self.state.spec.engine_id, self.device_blocks * size, self.host_blocks * size)
+        return PrefixHolding(self.state.spec.engine_id, self.device_blocks * size, self.host_blocks * size)
 
 
 def look_up(
     pools: Iterable[PoolState], token_ids: "array[int]", salt: bytes = b""
-) -> Generator[None, None, list[Holding]]:
+) -> Generator[None, None, list[PrefixHolding]]:
     """Look for a prompt in pools, in short slices; the generator's return value has a holding for each, in order.
 
     At least one token is left to compute, as for an allocate. Keys are computed once for all pools with the same

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from blocks import FreeReason, Step, StepItem, StepRefusal
-from kvmanager.applied import Applied
+from kvmanager.applied import AppliedStep
 from kvmanager.errors import SessionReplaced, StaleIncarnation, StepOutOfOrder, UnknownPool
 from kvmanager.history.ledger import Ledger
-from kvmanager.lookup import Holding, look_up
+from kvmanager.lookup import PrefixHolding, look_up
 from kvmanager.observe.audit import Audit, Violation
 from kvmanager.observe.block_map import BlockMap
 from kvmanager.pool import Pool
-from kvmanager.pool_spec import PoolSpec, shortened
+from kvmanager.pool_spec import PoolSpec, truncated
 
 _NAMED_ENGINES = 10
 
@@ -42,7 +42,7 @@ class PoolTotals:
     audits: int = 0
     audit_violations: int = 0
 
-    def add(self, step: Step, applied: Applied, saved_blocks: int) -> None:
+    def add(self, step: Step, applied: AppliedStep, saved_blocks: int) -> None:
         """Count one Step."""
         result = applied.result
         self.steps += 1
@@ -116,14 +116,14 @@ class KVManager:
     def register(self, spec: PoolSpec) -> Registration:
         """Note that an engine begins to attach: of its attaches, the last to register gets the engine.
 
-        It ends with `attach` or `withdraw`. Raises StaleIncarnation as `check` does.
+        It ends with `attach` or `unregister`. Raises StaleIncarnation as `check` does.
         """
         self.check(spec)
         self._last_registration += 1
         self._registered[spec.engine_id] = self._last_registration
         return Registration(spec, self._last_registration)
 
-    def check_last(self, registration: Registration) -> None:
+    def check_latest(self, registration: Registration) -> None:
         """Raise SessionReplaced where the engine has registered again since, and StaleIncarnation as `check` does."""
         self.check(registration.spec)
         engine_id = registration.spec.engine_id
@@ -132,7 +132,7 @@ class KVManager:
         if last > registration.number:
             raise SessionReplaced(f"engine {engine_id} has registered again while this attach was under way")
 
-    def withdraw(self, registration: Registration) -> None:
+    def unregister(self, registration: Registration) -> None:
         """Forget a registration whose attach ended, one way or the other."""
         if self._registered.get(registration.spec.engine_id) == registration.number:
             del self._registered[registration.spec.engine_id]
@@ -153,8 +153,8 @@ class KVManager:
         and SessionReplaced where the engine has registered again since.
         """
         registration = registration or self.register(spec)
-        self.check_last(registration)
-        self.withdraw(registration)
+        self.check_latest(registration)
+        self.unregister(registration)
         current = self._sessions.get(spec.engine_id)
         same_life = current is not None and current.pool.spec.incarnation == spec.incarnation
         self._last_session += 1
@@ -168,7 +168,7 @@ class KVManager:
         self.ledger.attached(spec.engine_id, session.pool.sequences.values())
         return session
 
-    def apply(self, session: Session, step: Step) -> Applied:
+    def apply(self, session: Session, step: Step) -> AppliedStep:
         """Apply a Step of a session. Raises SessionReplaced, and does nothing, when a newer session has the engine."""
         self._check_live(session)
         applied = session.pool.apply(step)
@@ -176,7 +176,7 @@ class KVManager:
         self._count(session, step, applied)
         return applied
 
-    def applying(self, session: Session, step: Step, budget: int) -> Generator[None, None, Applied]:
+    def applying(self, session: Session, step: Step, budget: int) -> Generator[None, None, AppliedStep]:
         """Apply a Step as `apply` does, in slices of `budget` units of work; see `Pool.applying`.
 
         It has to be run to its end, which comes with SessionReplaced where the session ended between two slices: what
@@ -190,7 +190,7 @@ class KVManager:
             try:
                 next(work)
             except StopIteration as end:
-                applied: Applied = end.value
+                applied: AppliedStep = end.value
                 break
             except StepOutOfOrder:
                 session.stepping = False
@@ -209,14 +209,14 @@ class KVManager:
             session.stepping = False
             raise SessionReplaced(f"session {session.number} of engine {session.pool.spec.engine_id} was replaced")
 
-    def _count(self, session: Session, step: Step, applied: Applied) -> None:
+    def _count(self, session: Session, step: Step, applied: AppliedStep) -> None:
         session.totals.add(step, applied, session.pool.device.saved)
         for audit in session.audits:
             audit.on_step(applied)
         for one in session.maps:
             one.on_step(applied)
 
-    def lose(self, session: Session) -> None:
+    def mark_disconnected(self, session: Session) -> None:
         """Note that a session's stream broke; its pool is kept until it is dropped by `detach` or replaced."""
         session.connected = False
 
@@ -230,7 +230,7 @@ class KVManager:
         """Return the live sessions, in order of their engines' ids."""
         return [self._sessions[engine_id] for engine_id in sorted(self._sessions)]
 
-    def of_engine(self, engine_id: str) -> Session | None:
+    def find_session(self, engine_id: str) -> Session | None:
         """Return an engine's session, None while it has none."""
         return self._sessions.get(engine_id)
 
@@ -240,7 +240,7 @@ class KVManager:
             return next(iter(self._sessions.values()))
         if engine_id not in self._sessions:
             attached = ", ".join(sorted(self._sessions)[:_NAMED_ENGINES]) or "none"
-            raise UnknownPool(f"no engine {shortened(engine_id)!r} is attached (attached: {attached})")
+            raise UnknownPool(f"no engine {truncated(engine_id)!r} is attached (attached: {attached})")
         return self._sessions[engine_id]
 
     def audit(self, session: Session) -> Generator[list[Violation]]:
@@ -276,14 +276,14 @@ class KVManager:
             if blocks:
                 self.ledger.withheld(session.pool.spec.engine_id, sorted(blocks), host=host)
 
-    def draw(self, session: Session) -> BlockMap:
-        """Return a map of a session's pool that follows it until `forget`; it is to be drawn."""
+    def open_map(self, session: Session) -> BlockMap:
+        """Return a map of a session's pool that follows its Steps until `close_map`; build it with `building`."""
         session.maps.append(BlockMap(session.pool.state))
         return session.maps[-1]
 
-    def forget(self, session: Session, drawn: BlockMap) -> None:
+    def close_map(self, session: Session, block_map: BlockMap) -> None:
         """Let a map follow its pool no longer. What the audit withheld between Steps it has to be told: see `touch`."""
-        session.maps.remove(drawn)
+        session.maps.remove(block_map)
 
     def is_live(self, session: Session) -> bool:
         """Return whether the session has its engine's pool: it has not ended, and none has replaced it."""
@@ -291,7 +291,7 @@ class KVManager:
 
     def lookup(
         self, token_ids: "array[int]", salt: bytes = b"", model_fingerprint: str = ""
-    ) -> Generator[None, None, list[Holding]]:
+    ) -> Generator[None, None, list[PrefixHolding]]:
         """Look up, in slices, what each pool holds of a prompt's beginning; the generator's return value is the answer.
 
         Pools of other fingerprints are left out unless `model_fingerprint` is empty. Pools stand in order of their

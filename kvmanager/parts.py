@@ -12,13 +12,13 @@ from typing import TypeVar
 # Blocks that a verb touches without a pause: below a millisecond, whatever the verb.
 PART = 512
 
-Rest = Iterator[int]
+Parts = Iterator[int]
 
 _Entry = TypeVar("_Entry")
 _Result = TypeVar("_Result")
 
 
-def taken_from_end(entries: list[_Entry]) -> Iterator[list[_Entry]]:
+def pop_parts(entries: list[_Entry]) -> Iterator[list[_Entry]]:
     """Take all entries out, a part at a time: to take one from the front would move all the others each time."""
     while entries:
         part = entries[-PART:]
@@ -33,7 +33,7 @@ def parts_of(entries: Iterable[_Entry], size: int = 0) -> Iterator[list[_Entry]]
         yield part
 
 
-def completed(work: Generator[object, None, _Result]) -> _Result:
+def complete(work: Generator[object, None, _Result]) -> _Result:
     """Do work that pauses at one go; return what it comes to."""
     while True:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from blocks import Refusal, Step, StepItem, StepRefusal
 from kvmanager import limits
-from kvmanager.applied import Applied, Outcome
+from kvmanager.applied import AppliedStep, Outcome
 from kvmanager.errors import (
     IdInUse,
     InvalidItem,
@@ -20,7 +20,7 @@ from kvmanager.errors import (
     UnknownSequence,
 )
 from kvmanager.observe.slots import SlotCount, Slots
-from kvmanager.parts import Rest, completed
+from kvmanager.parts import Parts, complete
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.tier import Tier
@@ -87,11 +87,11 @@ class Pool:
         """The ids of live groups' sequences."""
         return self.state.groups
 
-    def apply(self, step: Step) -> Applied:
+    def apply(self, step: Step) -> AppliedStep:
         """Apply a Step, item by item. Raises StepOutOfOrder, and does nothing, unless its number is a new highest."""
-        return completed(self.applying(step, _ALL_AT_ONCE))
+        return complete(self.applying(step, _ALL_AT_ONCE))
 
-    def applying(self, step: Step, budget: int) -> Generator[None, None, Applied]:  # noqa: C901  (one frame, for speed)
+    def applying(self, step: Step, budget: int) -> Generator[None, None, AppliedStep]:  # noqa: C901  (one frame, for speed)
         """Apply a Step in slices; the generator's return value says what it did. Raises StepOutOfOrder as `apply` does.
 
         A slice ends after the item with which it has done `budget` units of work: a block touched, 16 tokens hashed, an
@@ -111,7 +111,7 @@ class Pool:
             for position, item in enumerate(items):
                 seen = len(effects)
                 try:
-                    if grants and moved >= limits.MOST_STEP_BLOCKS:
+                    if grants and moved >= limits.MAX_STEP_BLOCKS:
                         raise OutOfBlocks(f"the Step has {moved} blocks already; the next one may ask again")
                     rest = verb(state, item, outcome)
                     if rest is not None:
@@ -162,7 +162,7 @@ class Pool:
             else:
                 sequence.computed = tokens
 
-    def listing(self, after: int, most: int) -> Generator[None, None, list[SequenceTable]]:
+    def listing_sequences(self, after: int, most: int) -> Generator[None, None, list[SequenceTable]]:
         """Find the sequences with the lowest ids above one, at most so many, in slices; the return value lists them.
 
         What Steps begin or end between the slices may be among them or not.
@@ -182,7 +182,7 @@ class Pool:
 
     def slots(self) -> Slots:
         """Say what the slots of held device blocks are good for. Takes time by the number of sequences."""
-        return completed(self.count_slots())
+        return complete(self.count_slots())
 
     def count_slots(self) -> Generator[None, None, Slots]:
         """Say what the slots of held device blocks are good for, a slice of the sequences at a time.
@@ -242,7 +242,7 @@ def _in_slices(rest: Iterable[int], work: int, budget: int) -> Generator[None, N
     return work
 
 
-def _verbs(step: Step) -> Iterator[tuple[StepItem, Sequence[Any], Callable[[PoolState, Any, Outcome], Rest | None]]]:
+def _verbs(step: Step) -> Iterator[tuple[StepItem, Sequence[Any], Callable[[PoolState, Any, Outcome], Parts | None]]]:
     """Yield the lists of a Step that have items, in the order of their application, each with its verb."""
     if step.commits:
         yield StepItem.COMMIT, step.commits, commit

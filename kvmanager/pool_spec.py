@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from kvmanager.errors import InvalidRegistration
 
 # Ids are 32 bits on the wire, and a pool keeps some hundred bytes for each block.
-LARGEST_TIER = 1 << 24
-LARGEST_BLOCK = 1 << 16
+MAX_TIER_BLOCKS = 1 << 24
+MAX_BLOCK_SIZE = 1 << 16
 # Tokens that a sequence can have room for: counts are 32 bits on the wire.
-LARGEST_ROOM = (1 << 31) - 1
+MAX_ROOM_TOKENS = (1 << 31) - 1
 # Names stand in messages of errors, which go into headers.
-LONGEST_NAME = 200
+MAX_NAME_LENGTH = 200
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,18 @@ class PoolSpec:
             if getattr(self, name) < 1:
                 raise InvalidRegistration(f"{name} is {getattr(self, name)}, it must be at least 1")
         for name in ("engine_id", "model", "model_fingerprint"):
-            if len(getattr(self, name)) > LONGEST_NAME:
-                raise InvalidRegistration(f"{name} has {len(getattr(self, name))} characters, {LONGEST_NAME} at most")
-        if self.block_size > LARGEST_BLOCK:
-            raise InvalidRegistration(f"block_size is {self.block_size}, it must be at most {LARGEST_BLOCK}")
+            length = len(getattr(self, name))
+            if length > MAX_NAME_LENGTH:
+                raise InvalidRegistration(f"{name} must have at most {MAX_NAME_LENGTH} characters, not {length}")
+        if self.block_size > MAX_BLOCK_SIZE:
+            raise InvalidRegistration(f"block_size is {self.block_size}, it must be at most {MAX_BLOCK_SIZE}")
         if self.host_blocks < 0:
             raise InvalidRegistration(f"host_blocks is {self.host_blocks}, it must not be negative")
         for name in ("device_blocks", "host_blocks"):
-            if getattr(self, name) > LARGEST_TIER:
-                raise InvalidRegistration(f"{name} is {getattr(self, name)}, it must be at most {LARGEST_TIER}")
+            if getattr(self, name) > MAX_TIER_BLOCKS:
+                raise InvalidRegistration(f"{name} is {getattr(self, name)}, it must be at most {MAX_TIER_BLOCKS}")
 
 
-def shortened(name: str) -> str:
+def truncated(name: str) -> str:
     """Return a name as it may stand in a message."""
-    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+    return name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}..."

@@ -8,7 +8,7 @@ from blocks import Copy, blocks_for, root_key
 from kvmanager import limits, parts
 from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
-from kvmanager.parts import Rest, taken_from_end
+from kvmanager.parts import Parts, pop_parts
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.tier.tier import Eviction, Seal, Tier
 
@@ -93,13 +93,13 @@ class PoolState:
             raise InvalidItem(f"sequence is {number}, ids are at least 1")
         if number in self.sequences:
             raise IdInUse(f"sequence {number} exists")
-        if len(self.sequences) >= limits.MOST_SEQUENCES:
-            raise OutOfBlocks(f"the pool has {limits.MOST_SEQUENCES} sequences, which is all that it may have")
+        if len(self.sequences) >= limits.MAX_SEQUENCES:
+            raise OutOfBlocks(f"the pool has {limits.MAX_SEQUENCES} sequences, which is all that it may have")
 
     def check_shares(self, more: int) -> None:
         """Raise OutOfBlocks unless so many more table entries and pins can hold what others hold."""
-        if self.device.saved + more > limits.MOST_SHARES:
-            raise OutOfBlocks(f"{more} blocks more would be shared, {limits.MOST_SHARES} may be in all")
+        if self.device.saved + more > limits.MAX_SHARES:
+            raise OutOfBlocks(f"{more} blocks more would be shared, {limits.MAX_SHARES} may be in all")
 
     def add(self, sequence: SequenceTable) -> None:
         """Take a new sequence in."""
@@ -134,7 +134,7 @@ class PoolState:
             self._demote(self.device.take_evictions(), outcome)
         return blocks
 
-    def granting(self, table: list[int], number: int, outcome: Outcome) -> Rest:
+    def granting(self, table: list[int], number: int, outcome: Outcome) -> Parts:
         """Hand out device blocks, of which there must be so many, and put them at the end of a table, in parts."""
         while number:
             blocks = self.grant(min(number, parts.PART), outcome)
@@ -167,18 +167,18 @@ class PoolState:
         """Release host blocks: a copy of this Step may read them after one that would write them."""
         self._host_releases += blocks
 
-    def releasing(self, blocks: list[int]) -> Rest:
+    def releasing(self, blocks: list[int]) -> Parts:
         """Release device blocks, the last one first, and what else is under way, in parts."""
         self.under_way += blocks
-        for part in taken_from_end(self.under_way):
+        for part in pop_parts(self.under_way):
             self.device.release(reversed(part))
             yield len(part)
 
-    def end_step(self) -> Rest:
+    def end_step(self) -> Parts:
         """Do what waited for the end of the Step."""
         for tier, releases in ((self.device, self._device_releases), (self.host, self._host_releases)):
             releases.reverse()
-            for part in taken_from_end(releases):
+            for part in pop_parts(releases):
                 tier.release(reversed(part))
                 yield len(part)
 

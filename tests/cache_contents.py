@@ -25,7 +25,7 @@ class CommittedChains:
         self._committed: dict[int, tuple[bytes, Tokens]] = {}
         self.tokens: dict[bytes, Tokens] = {}
 
-    def __call__(self, step: Step, applied: kvmanager.Applied) -> None:
+    def __call__(self, step: Step, applied: kvmanager.AppliedStep) -> None:
         refused = applied.result.refused
         for position, commit in enumerate(step.commits):
             assert (StepItem.COMMIT, position) not in refused

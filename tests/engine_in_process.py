@@ -30,7 +30,7 @@ class MadeToFail(Exception):
     """A failure that a test wanted; any other failure of a step is raised where the turn was asked for."""
 
 
-Observer = Callable[[Step, kvmanager.Applied], None]
+Observer = Callable[[Step, kvmanager.AppliedStep], None]
 
 
 class FickleBlocks(InProcessBlocks):

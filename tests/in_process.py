@@ -14,7 +14,7 @@ class InProcessBlocks:
     def __init__(
         self,
         capacity: Capacity,
-        observe: Callable[[Step, kvmanager.Applied], None] | None = None,
+        observe: Callable[[Step, kvmanager.AppliedStep], None] | None = None,
         host_blocks: int = 0,
     ):
         tiers = (capacity.device_blocks, host_blocks or capacity.host_blocks)

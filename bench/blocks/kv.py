@@ -144,7 +144,7 @@ def _decode(pool_blocks: int, sequences: int = SEQUENCES) -> float:
 
 def _apply(manager: kvmanager.KVManager, session: kvmanager.Session, step: Step) -> None:
     assert not manager.apply(session, step).result.refusals
-    manager.ledger.settle()  # as the service does after each answer
+    manager.ledger.flush()  # as the service does after each answer
 
 
 def _attached(pool_blocks: int) -> tuple[kvmanager.KVManager, kvmanager.Session]:

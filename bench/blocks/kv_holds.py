@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import kvmanager
 from bench.report.results import publish, row, track
 from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
-from services.kvmanager.collecting import look_through, setting_aside, survivors_set_aside
+from services.kvmanager.garbage_collection import collect_all, freeze_survivors, freezing
 
 BLOCKS, HOST_BLOCKS, BLOCK_SIZE = 1_000_000, 125_000, 16
 LONG_BLOCKS = 62_500  # of a sequence of a million tokens
@@ -55,7 +55,7 @@ class _Engine:
         self.holds = holds
         self.manager = kvmanager.KVManager(epoch=1)
         spec = kvmanager.PoolSpec("engine", 1, "model", BLOCK_SIZE, BLOCKS, HOST_BLOCKS)
-        pool = holds.sliced("adopt_empty", setting_aside(kvmanager.adopt(spec, kvmanager.PoolReport())))
+        pool = holds.sliced("adopt_empty", freezing(kvmanager.adopt(spec, kvmanager.PoolReport())))
         self.session = self.manager.attach(spec, pool)
         gc.freeze()  # as the service does with a pool that was adopted
         self._step = 0
@@ -65,7 +65,7 @@ class _Engine:
         step = Step(self._step, **items)
         applied = self.holds.sliced(verb, self.manager.applying(self.session, step, WORK))
         assert not applied.result.refusals, applied.result.refusals
-        self.holds.sliced("settle", _once(self.manager.ledger.settle))
+        self.holds.sliced("settle", _once(self.manager.ledger.flush))
 
     def begin(self, sequence: int, blocks: int, kind: str) -> None:
         """Allocate and commit a prompt; the same one for the same sequence."""
@@ -87,7 +87,7 @@ def _once(work: Callable[[], _Result]) -> Generator[None, None, _Result]:
 
 def main() -> None:
     """Measure, and publish the longest hold and those of each verb and call."""
-    with survivors_set_aside():  # as the service does
+    with freeze_survivors():  # as the service does
         runs = [longest_holds() for _ in track(range(REPETITIONS), "Holds")]
     by_verb = {verb: median(run[verb] for run in runs) for verb in sorted(runs[0])}
     rows = [row("kv_holds", "longest_hold_ms", round(max(by_verb.values()), 2), "ms")]
@@ -130,14 +130,14 @@ def _a_full_pool(engine: _Engine) -> None:
 def _looks(engine: _Engine) -> None:
     holds, pool = engine.holds, engine.session.pool
     holds.sliced("count_slots", pool.count_slots())
-    holds.sliced("list_sequences", pool.listing(0, 1_000))
-    drawn = holds.sliced("draw", _once(lambda: engine.manager.draw(engine.session)))
-    holds.sliced("block_map", drawn.drawing())
-    engine.manager.forget(engine.session, drawn)
+    holds.sliced("list_sequences", pool.listing_sequences(0, 1_000))
+    drawn = holds.sliced("draw", _once(lambda: engine.manager.open_map(engine.session)))
+    holds.sliced("block_map", drawn.building())
+    engine.manager.close_map(engine.session, drawn)
     holds.sliced("audit", engine.manager.audit(engine.session))
     prompt = array("i", random.Random(10).choices(range(49_000), k=SEQUENCE_BLOCKS * BLOCK_SIZE + 1))
     holds.sliced("lookup", engine.manager.lookup(prompt))
-    holds.sliced("look_through_hourly", _once(look_through))
+    holds.sliced("look_through_hourly", _once(collect_all))
 
 
 def _ends(engine: _Engine) -> None:
@@ -161,7 +161,7 @@ def _a_full_report(holds: _Holds) -> None:
     report = kvmanager.PoolReport(device=kvmanager.TierReport(keyed=keyed, release_order=order), last_step=1)
     gc.freeze()
     spec = kvmanager.PoolSpec("engine", 1, "model", BLOCK_SIZE, BLOCKS)
-    pool = holds.sliced("adopt_full", setting_aside(kvmanager.adopt(spec, report)))
+    pool = holds.sliced("adopt_full", freezing(kvmanager.adopt(spec, report)))
     holds.sliced("dismantle", pool.dismantle())
 
 

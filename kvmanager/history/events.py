@@ -170,7 +170,7 @@ class Entry(NamedTuple):
             place += 1
         return place
 
-    def touching(self, block: int, *, host: bool) -> list[int]:
+    def places_of_block(self, block: int, *, host: bool) -> list[int]:
         """Return the places of what was done to a block, or with it: host blocks are those of a swap_out."""
         return [
             place

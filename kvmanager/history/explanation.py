@@ -10,7 +10,7 @@ from blocks import FreeReason, StepItem, StepRefusal
 from kvmanager.effects import Allocation
 from kvmanager.errors import UnknownRequest
 from kvmanager.history.events import Attachment, Entry, Event, Refused
-from kvmanager.pool_spec import shortened
+from kvmanager.pool_spec import truncated
 
 
 class Done(NamedTuple):
@@ -112,7 +112,7 @@ def explain(
     yield from _find_own(entries, first, request_id, own)
     if not own or not request_id:
         raise UnknownRequest(
-            f"no event of a request {shortened(request_id)!r} is kept, the oldest kept one is number {first}"
+            f"no event of a request {truncated(request_id)!r} is kept, the oldest kept one is number {first}"
         )
     others = _Others(own)
     yield from others.find(entries)

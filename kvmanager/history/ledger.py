@@ -13,15 +13,15 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from blocks import Step, StepItem
-from kvmanager.applied import Applied
+from kvmanager.applied import AppliedStep
 from kvmanager.effects import RawEffect
 from kvmanager.history.events import Attachment, Entry, Event, PoolChange
 from kvmanager.history.explanation import Explanation, explain
-from kvmanager.parts import completed
+from kvmanager.parts import complete
 from kvmanager.pool_state import SequenceTable
 
 # Steps that wait for `settle` at most: together they take less than a millisecond.
-_UNSETTLED_STEPS = 32
+_UNFLUSHED_STEPS = 32
 
 # Events, and blocks in them, that are recorded without a pause.
 _EVENTS_TOGETHER = 256
@@ -57,25 +57,25 @@ class Ledger:
         self._weights: deque[int] = deque()
         self._weight = 0
         self._next = 1
-        self._unsettled: list[tuple[Attachment, int, Sequence[RawEffect]]] = []
+        self._unflushed: list[tuple[Attachment, int, Sequence[RawEffect]]] = []
         self._attached: dict[str, Attachment] = {}
         self._attachments: dict[int, Attachment] = {}  # by their numbers, while any of their entries may be kept
 
     @property
     def next_number(self) -> int:
         """The number of the event that will be recorded next."""
-        self.settle()
+        self.flush()
         return self._next
 
     @property
     def first_kept(self) -> int:
         """The number of the oldest event that is kept, the next number while none is."""
-        self.settle()
+        self.flush()
         return self._first_kept()
 
     def attached(self, engine_id: str, sequences: Iterable[SequenceTable] = ()) -> None:
         """Record that an engine's pool began, with these sequences, in the place of an older one of the engine."""
-        self.settle()
+        self.flush()
         self._forget_ended()
         attachment = Attachment(self._next, engine_id, sequences)
         replaced = self._attached.get(engine_id)
@@ -86,36 +86,36 @@ class Ledger:
 
     def detached(self, engine_id: str) -> None:
         """Record that an engine's pool was dropped."""
-        self.settle()
+        self.flush()
         attachment = self._attached.pop(engine_id)
         attachment.end(self._next)
         self._append(Entry(self._next, attachment.number, change=PoolChange.DETACHED.value))
 
     def withheld(self, engine_id: str, blocks: Iterable[int], *, host: bool) -> None:
         """Record that the audit took blocks of an attached engine's pool out of circulation."""
-        self.settle()
+        self.flush()
         change = PoolChange.HOST_WITHHELD if host else PoolChange.WITHHELD
         ids = array("i", blocks)
         entry = Entry(self._next, self._attached[engine_id].number, change=change.value)
         self._append(entry._replace(block_counts=(len(ids),), blocks=ids.tobytes()))
 
-    def record(self, engine_id: str, step: Step, applied: Applied) -> None:
+    def record(self, engine_id: str, step: Step, applied: AppliedStep) -> None:
         """Record what an attached engine's Step did. Keeps its effects, which must not change any more."""
         for _ in self.recording(engine_id, step, applied):
             pass
 
-    def recording(self, engine_id: str, step: Step, applied: Applied) -> Iterator[None]:
+    def recording(self, engine_id: str, step: Step, applied: AppliedStep) -> Iterator[None]:
         """Record a Step as `record` does, pausing after so many events; the engine has to stay attached meanwhile."""
         attachment = self._attached[engine_id]
         if applied.result.refusals or len(applied.effects) > _EVENTS_TOGETHER:
             yield from self._recording(attachment, step, applied)
         elif applied.effects:
-            self._unsettled.append((attachment, step.step, applied.effects))
-            if len(self._unsettled) > _UNSETTLED_STEPS:
-                self.settle()
+            self._unflushed.append((attachment, step.step, applied.effects))
+            if len(self._unflushed) > _UNFLUSHED_STEPS:
+                self.flush()
 
-    def _recording(self, attachment: Attachment, step: Step, applied: Applied) -> Iterator[None]:
-        self.settle()
+    def _recording(self, attachment: Attachment, step: Step, applied: AppliedStep) -> Iterator[None]:
+        self.flush()
         # What was refused speaks of the sequences that there were, and its Step is not kept: it has token ids.
         refused: list[tuple[object, ...]] = []
         for some in _parts([one for one in applied.result.refusals if one.item is not StepItem.LENGTH]):
@@ -134,11 +134,11 @@ class Ledger:
             yield
             self._append(attachment.entry(self._next, step.step, (), tuple(more)))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Put what was recorded into its lasting form: some microseconds a Step, best spent after it was answered."""
-        for attachment, step, effects in self._unsettled:
+        for attachment, step, effects in self._unflushed:
             self._append(attachment.entry(self._next, step, effects))
-        self._unsettled.clear()
+        self._unflushed.clear()
 
     def _append(self, entry: Entry) -> None:
         self._next += entry.size
@@ -181,21 +181,21 @@ class Ledger:
 
     def explain(self, request_id: str) -> Explanation:
         """Return a request's events, oldest first, and what follows from them. Raises UnknownRequest."""
-        return completed(self.explaining(request_id))
+        return complete(self.explaining(request_id))
 
-    def touching(self, engine_id: str, block: int, *, host: bool, most: int) -> Generator[None, None, list[Event]]:
+    def block_events(self, engine_id: str, block: int, *, host: bool, most: int) -> Generator[None, None, list[Event]]:
         """Find the latest events of a block, a Step in each slice; the generator's return value lists them in order.
 
         They are those of the engine's attached pool, at most so many. Of a host block only swap_outs tell.
         """
-        self.settle()
+        self.flush()
         attachment = self._attached.get(engine_id)
         found: list[Event] = []
         for entry in map(Entry._make, reversed(list(self._entries))):
             if attachment is None or entry.first <= attachment.number or len(found) >= most:
                 break
             if entry.attachment == attachment.number:
-                found += (entry.event(place, engine_id) for place in reversed(entry.touching(block, host=host)))
+                found += (entry.event(place, engine_id) for place in reversed(entry.places_of_block(block, host=host)))
             yield
         return found[most - 1 :: -1] if found else []
 

@@ -14,9 +14,9 @@ from struct import pack
 
 from blocks import Pin, PinChange, Step, Unpin
 from kvmanager.adoption import adopt
-from kvmanager.applied import Applied
+from kvmanager.applied import AppliedStep
 from kvmanager.errors import StepOutOfOrder
-from kvmanager.parts import completed, parts_of
+from kvmanager.parts import complete, parts_of
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.report import PoolReport, TierReport
@@ -24,7 +24,7 @@ from kvmanager.report import PoolReport, TierReport
 _SCHEME = b"quire-operations-v2"
 
 
-class RecordParted(Exception):
+class ReplayMismatch(Exception):
     """A replay came to another checksum than the record: at Step `step`, or at the snapshot where that is None."""
 
     def __init__(self, message: str, step: int | None) -> None:
@@ -52,7 +52,7 @@ class Checksum:
             self._hash.update(part)
             yield
 
-    def add(self, step: Step, applied: Applied) -> None:
+    def add(self, step: Step, applied: AppliedStep) -> None:
         """Add a Step, and what it did."""
         for part in chain(_step_parts(step), _applied_parts(applied)):
             self._hash.update(part)
@@ -74,23 +74,23 @@ class OperationsReplay:
         return self._checksum.digest.hex()
 
     def adopt(self, report: PoolReport, recorded: bytes) -> None:
-        """Make the pool as the snapshot has it. Raises RecordParted and InvalidReport."""
+        """Make the pool as the snapshot has it. Raises ReplayMismatch and InvalidReport."""
         for _ in self._checksum.adding(report):
             pass
         if self._checksum.digest != recorded:
-            raise RecordParted("the snapshot or the header's spec is not as it was recorded", None)
-        self.pool = completed(adopt(self.spec, report))
+            raise ReplayMismatch("the snapshot or the header's spec is not as it was recorded", None)
+        self.pool = complete(adopt(self.spec, report))
 
     def apply(self, step: Step, withheld: Sequence[int], host_withheld: Sequence[int], recorded: bytes) -> None:
-        """Apply a Step, before which these blocks were withheld. Raises RecordParted unless all comes as recorded."""
+        """Apply a Step, before which these blocks were withheld. Raises ReplayMismatch unless all comes as recorded."""
         self.pool.withhold(withheld, host_withheld)
         try:
             applied = self.pool.apply(step)
         except StepOutOfOrder as error:
-            raise RecordParted(f"step {step.step} cannot follow: {error}", step.step) from error
+            raise ReplayMismatch(f"step {step.step} cannot follow: {error}", step.step) from error
         self._checksum.add(step, applied)
         if self._checksum.digest != recorded:
-            raise RecordParted(
+            raise ReplayMismatch(
                 f"step {step.step} parts from the record: the core answers it otherwise, or its entry was changed",
                 step.step,
             )
@@ -173,7 +173,7 @@ def _pin(item: PinChange) -> bytes:
             return b"r"
 
 
-def _applied_parts(applied: Applied) -> Iterator[bytes]:
+def _applied_parts(applied: AppliedStep) -> Iterator[bytes]:
     result = applied.result
     yield _list(result.withheld_blocks) + _list(result.host_withheld_blocks)
     yield _rows([(refusal.item.value, refusal.position, refusal.reason.value) for refusal in result.refusals])

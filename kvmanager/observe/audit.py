@@ -29,7 +29,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvmanager.applied import Applied
+from kvmanager.applied import AppliedStep
 from kvmanager.observe.table_follower import TableFollower
 from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.fault import BlockFault
@@ -106,7 +106,7 @@ class Audit:
         self._host = _Holders(state.host, host=True)
         self._tables = TableFollower(state, self._device, self._host)
 
-    def on_step(self, applied: Applied) -> None:
+    def on_step(self, applied: AppliedStep) -> None:
         """Receive a Step that was applied. Keeps its answer for a while, which must not change any more."""
         self._tables.on_step(applied)
 

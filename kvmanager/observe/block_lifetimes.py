@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvmanager.applied import Applied
+from kvmanager.applied import AppliedStep
 from kvmanager.effects import Allocated, Extended, SwappedIn, effect_of
 
 
@@ -45,7 +45,7 @@ class BlockLifetimes:
         self._lives: dict[int, _Life] = {}  # by block
         self._to_skip = self._drawn_skip()
 
-    def on_step(self, applied: Applied, now: float) -> LifetimeSamples | None:
+    def on_step(self, applied: AppliedStep, now: float) -> LifetimeSamples | None:
         """Receive a Step that was applied at a moment, in seconds. None: no block was handed out or found."""
         if not applied.granted_blocks and not applied.hit_tokens:
             return None

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from kvmanager.applied import Applied
+from kvmanager.applied import AppliedStep
 from kvmanager.observe.table_follower import TableFollower
 from kvmanager.pool_state import PoolState
 from kvmanager.tier.tier import Tier
@@ -157,7 +157,7 @@ class BlockMap:
         """The same of the host tier."""
         return self._host.cells
 
-    def on_step(self, applied: Applied) -> None:
+    def on_step(self, applied: AppliedStep) -> None:
         """Receive a Step that was applied. Keeps what is needed of it, which must not change any more."""
         if not self._begun:
             return
@@ -174,7 +174,7 @@ class BlockMap:
         """Look at these blocks again: something else than a Step has changed them."""
         (self._host if host else self._device).changed.update(blocks)
 
-    def drawing(self) -> Generator[None, None, None]:
+    def building(self) -> Generator[None, None, None]:
         """Draw the map for the first time, in slices."""
         yield from self._device.growing()
         yield from self._host.growing()

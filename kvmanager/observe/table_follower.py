@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from blocks import Pin, PinChange, Reset, TableChange, Unpin
-from kvmanager.applied import Applied
+from kvmanager.applied import AppliedStep
 from kvmanager.effects import Forked, Freed, PinsChanged, SwappedIn, SwappedOut, effect_of
 from kvmanager.pool_state import PoolState
 
@@ -44,9 +44,9 @@ class TableFollower(Generic[H]):
         self._host = host
         self._tables: dict[int, tuple[H, list[int]]] = {}
         self._pins: dict[str, list[int]] = {}
-        self._waiting: list[Applied] = []
+        self._waiting: list[AppliedStep] = []
 
-    def on_step(self, applied: Applied) -> None:
+    def on_step(self, applied: AppliedStep) -> None:
         """Receive a Step that was applied. Keeps its answer for a while, which must not change any more."""
         if applied.effects or applied.result.tables:
             self.changes += 1
@@ -102,7 +102,7 @@ class TableFollower(Generic[H]):
                 self.catch_up()
         return done + 1 if done + 1 < _SLICE else 0
 
-    def follow(self, applied: Applied) -> None:
+    def follow(self, applied: AppliedStep) -> None:
         """Change the known tables as an answer says. Its tables are those of forks, swaps, extends and allocates."""
         tables = iter(applied.result.tables)
         for effect in map(effect_of, applied.effects):

@@ -9,7 +9,7 @@ from kvmanager import limits, parts
 from kvmanager.applied import Outcome
 from kvmanager.effects import Allocation
 from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks
-from kvmanager.parts import Rest, parts_of, taken_from_end
+from kvmanager.parts import Parts, parts_of, pop_parts
 from kvmanager.pool_state import PoolState, SequenceTable
 
 
@@ -21,7 +21,7 @@ class Hit(NamedTuple):
     host_block: int
 
 
-def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Rest:
+def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Parts:
     """Begin a group: take the cached prefix, and blocks for what will be computed next."""
     _check(state, item)
     sequence = SequenceTable(item.sequence, item.group, item.request_id, item.salt, state.resets, state.root(item.salt))
@@ -35,7 +35,7 @@ def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Rest:
     for done in state.granting(sequence.table, state.blocks_for(room) - len(sequence.table), outcome):
         state.under_way += sequence.table[len(state.under_way) :]
         yield done
-    for some in taken_from_end(hits):  # so many at once take long to be given back
+    for some in pop_parts(hits):  # so many at once take long to be given back
         yield len(some) // 4
     state.under_way.clear()
     _begin(state, sequence, missed, item, outcome, seen)
@@ -47,7 +47,7 @@ def _check(state: PoolState, item: Allocate) -> None:
         raise IdInUse(f"group {item.group} exists")
     if not item.token_ids or item.compute_tokens < 1 or item.spare_blocks < 0:
         raise InvalidItem("token_ids and compute_tokens must not be empty, spare_blocks not negative")
-    if len(item.token_ids) > limits.LARGEST_TABLE * state.block_size:
+    if len(item.token_ids) > limits.MAX_TABLE_BLOCKS * state.block_size:
         raise InvalidItem(f"a prompt of {len(item.token_ids)} tokens is longer than any table can be")
 
 
@@ -88,7 +88,7 @@ def _extend_prefix(state: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> 
     return None
 
 
-def _taking_prefix(state: PoolState, sequence: SequenceTable, hits: list[Hit], outcome: Outcome) -> Rest:
+def _taking_prefix(state: PoolState, sequence: SequenceTable, hits: list[Hit], outcome: Outcome) -> Parts:
     for some in parts_of(hits):  # all of them before anything is granted, or a grant could evict them
         state.under_way += _hold_hits(state, some)
         yield len(some)

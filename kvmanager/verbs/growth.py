@@ -7,8 +7,8 @@ from blocks import Copy, Extend, StepItem, TableChange, blocks_for
 from kvmanager import limits
 from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
-from kvmanager.parts import Rest, parts_of, taken_from_end
-from kvmanager.pool_spec import LARGEST_ROOM
+from kvmanager.parts import Parts, parts_of, pop_parts
+from kvmanager.pool_spec import MAX_ROOM_TOKENS
 from kvmanager.pool_state import PoolState, SequenceTable
 
 _EXTEND = StepItem.EXTEND
@@ -22,7 +22,7 @@ class _Write(NamedTuple):
     replaces: bool
 
 
-def extend(state: PoolState, item: Extend, outcome: Outcome) -> Rest | None:
+def extend(state: PoolState, item: Extend, outcome: Outcome) -> Parts | None:
     """Make room in all named sequences of a group, or in none.
 
     Any block between the old room and the new length that is shared or keyed is replaced by a copy, last block or not;
@@ -48,7 +48,7 @@ def _member(state: PoolState, group: int, number: int) -> SequenceTable:
     return member
 
 
-def _append(state: PoolState, sequence: SequenceTable, tokens: int, outcome: Outcome) -> Rest | None:
+def _append(state: PoolState, sequence: SequenceTable, tokens: int, outcome: Outcome) -> Parts | None:
     """Extend one sequence whose blocks are all granted in full: nearly every extend is this one, by one block."""
     table = sequence.table
     first = len(table)
@@ -56,7 +56,7 @@ def _append(state: PoolState, sequence: SequenceTable, tokens: int, outcome: Out
     if needed <= 0:
         return None
     room = (first + needed) * state.block_size
-    if room > LARGEST_ROOM or first + needed > limits.LARGEST_TABLE:
+    if room > MAX_ROOM_TOKENS or first + needed > limits.MAX_TABLE_BLOCKS:
         state.check_available(needed)
         raise InvalidItem(f"room for {room} tokens is more than any sequence can have")
     if needed > 1:
@@ -72,7 +72,7 @@ def _append(state: PoolState, sequence: SequenceTable, tokens: int, outcome: Out
     return None
 
 
-def _appending(state: PoolState, sequence: SequenceTable, needed: int, outcome: Outcome) -> Rest:
+def _appending(state: PoolState, sequence: SequenceTable, needed: int, outcome: Outcome) -> Parts:
     state.check_available(needed)
     first, seen = len(sequence.table), len(outcome.evicted)
     yield from state.granting(sequence.table, needed, outcome)
@@ -82,11 +82,11 @@ def _appending(state: PoolState, sequence: SequenceTable, needed: int, outcome: 
     outcome.effects.append((_EXTEND, sequence.id, sequence.group, blocks, outcome.evicted[seen:], None))
 
 
-def _rewriting(state: PoolState, rooms: list[tuple[SequenceTable, int]], outcome: Outcome) -> Rest:
+def _rewriting(state: PoolState, rooms: list[tuple[SequenceTable, int]], outcome: Outcome) -> Parts:
     # Counted before they are listed: a length out of all bounds must not cost memory.
     state.check_available(sum(max(0, state.blocks_for(tokens) - len(member.table)) for member, tokens in rooms))
     longest = max((tokens for _, tokens in rooms), default=0)
-    if state.blocks_for(longest) > min(limits.LARGEST_TABLE, LARGEST_ROOM // state.block_size):
+    if state.blocks_for(longest) > min(limits.MAX_TABLE_BLOCKS, MAX_ROOM_TOKENS // state.block_size):
         raise InvalidItem(f"room for {longest} tokens is more than any sequence can have")
     writes = yield from _planned_writes(state, rooms)
     state.check_available(len(writes))
@@ -94,7 +94,7 @@ def _rewriting(state: PoolState, rooms: list[tuple[SequenceTable, int]], outcome
     seen = len(outcome.evicted)
     granted: list[int] = []
     writes.reverse()
-    for part in taken_from_end(writes):
+    for part in pop_parts(writes):
         granted += [_make_writable(state, write, outcome) for write in reversed(part)]
         yield len(part)
     for (sequence, tokens), old_room in zip(rooms, old_rooms, strict=True):

@@ -7,13 +7,13 @@ from itertools import compress, islice
 from blocks import Commit, Fork, Free, StepItem, TableChange, block_key, block_keys
 from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
-from kvmanager.parts import Rest, parts_of
+from kvmanager.parts import Parts, parts_of
 from kvmanager.pool_state import PoolState, SequenceTable
 
 _COMMIT, _FORK, _FREE = StepItem.COMMIT, StepItem.FORK, StepItem.FREE
 
 
-def commit(state: PoolState, item: Commit, outcome: Outcome) -> Rest | None:
+def commit(state: PoolState, item: Commit, outcome: Outcome) -> Parts | None:
     """Give whole blocks their keys, chained to the sequence's last one."""
     number, first, token_ids = item
     sequence = state.sequences.get(number)
@@ -47,7 +47,7 @@ def _commit_one(
     return [block]
 
 
-def _committing(state: PoolState, sequence: SequenceTable, item: Commit, outcome: Outcome) -> Rest:
+def _committing(state: PoolState, sequence: SequenceTable, item: Commit, outcome: Outcome) -> Parts:
     """Commit any number of blocks. Where some have keys already, all are compared before any is given."""
     blocks = _whole_blocks(state, sequence, item)
     device = state.device
@@ -92,7 +92,7 @@ def _check_same_keys(blocks: list[int], old_keys: list[bytes | None], keys: list
             raise InvalidItem(f"block {block} has another key already")
 
 
-def fork(state: PoolState, item: Fork, outcome: Outcome) -> Rest:
+def fork(state: PoolState, item: Fork, outcome: Outcome) -> Parts:
     """Let a new sequence of the same group share the blocks below a length."""
     parent = state.on_device(item.parent)
     state.check_new(item.child)
@@ -134,7 +134,7 @@ def _last_key(state: PoolState, sequence: SequenceTable) -> bytes:
     return key
 
 
-def free(state: PoolState, item: Free, outcome: Outcome) -> Rest | None:
+def free(state: PoolState, item: Free, outcome: Outcome) -> Parts | None:
     """Give a sequence's table back, tail first."""
     sequence = state.sequence(item.sequence)
     state.remove(sequence)

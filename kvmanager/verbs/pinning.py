@@ -4,11 +4,11 @@ from blocks import Pin, PinChange, Reset, StepItem, Unpin
 from kvmanager import limits
 from kvmanager.applied import Outcome
 from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin
-from kvmanager.parts import Rest, parts_of
+from kvmanager.parts import Parts, parts_of
 from kvmanager.pool_state import PoolState, SequenceTable
 
 
-def change_pins(state: PoolState, item: PinChange, outcome: Outcome) -> Rest:
+def change_pins(state: PoolState, item: PinChange, outcome: Outcome) -> Parts:
     """Pin, unpin or reset."""
     match item:
         case Pin():
@@ -19,7 +19,7 @@ def change_pins(state: PoolState, item: PinChange, outcome: Outcome) -> Rest:
             return _reset(state, item, outcome)
 
 
-def _pin(state: PoolState, item: Pin, outcome: Outcome) -> Rest:
+def _pin(state: PoolState, item: Pin, outcome: Outcome) -> Parts:
     sequence = state.on_device(item.sequence)
     if not item.pin_id:
         raise InvalidItem("pin_id is empty")
@@ -27,8 +27,8 @@ def _pin(state: PoolState, item: Pin, outcome: Outcome) -> Rest:
         raise IdInUse(f"pin {item.pin_id!r} exists")
     if not 1 <= item.block_count <= sequence.committed:
         raise InvalidItem(f"block_count is {item.block_count}, but {sequence.committed} blocks have keys")
-    if len(state.pins) >= limits.MOST_PINS:
-        raise InvalidItem(f"the pool has {limits.MOST_PINS} pins, which is all that it may have")
+    if len(state.pins) >= limits.MAX_PINS:
+        raise InvalidItem(f"the pool has {limits.MAX_PINS} pins, which is all that it may have")
     state.check_shares(item.block_count)
     blocks = sequence.table[: item.block_count]
     yield from _checking_others_fit(state, blocks)
@@ -41,7 +41,7 @@ def _pin(state: PoolState, item: Pin, outcome: Outcome) -> Rest:
     outcome.effects.append((StepItem.PIN, sequence.id, sequence.group, blocks, (), item))
 
 
-def _checking_others_fit(state: PoolState, blocks: list[int]) -> Rest:
+def _checking_others_fit(state: PoolState, blocks: list[int]) -> Parts:
     """Raise PinTooLarge where a live group could then not have in the device what it has now.
 
     What a group may still grow to is known to its engine alone, which checks that before it asks.
@@ -61,7 +61,7 @@ def _checking_others_fit(state: PoolState, blocks: list[int]) -> Rest:
         yield len(group_part)
 
 
-def _checking_fits(state: PoolState, group: int, members: list[SequenceTable], pinned: bytearray, rest: int) -> Rest:
+def _checking_fits(state: PoolState, group: int, members: list[SequenceTable], pinned: bytearray, rest: int) -> Parts:
     held = bytearray(max(state.device.total, state.host.total) + 1)
     needed = 0
     for member in members:
@@ -74,7 +74,7 @@ def _checking_fits(state: PoolState, group: int, members: list[SequenceTable], p
         raise PinTooLarge(f"group {group} has {needed} blocks that are not pinned, but only {rest} would be left")
 
 
-def _unpin(state: PoolState, item: Unpin, outcome: Outcome) -> Rest:
+def _unpin(state: PoolState, item: Unpin, outcome: Outcome) -> Parts:
     if item.pin_id not in state.pins:
         raise UnknownPin(f"there is no pin {item.pin_id!r}")
     blocks = state.pins.pop(item.pin_id)
@@ -82,7 +82,7 @@ def _unpin(state: PoolState, item: Unpin, outcome: Outcome) -> Rest:
     return state.releasing(blocks)
 
 
-def _reset(state: PoolState, item: Reset, outcome: Outcome) -> Rest:
+def _reset(state: PoolState, item: Reset, outcome: Outcome) -> Parts:
     """Forget all keys in both tiers. What sequences that began before it still commit is never found after it."""
     state.resets += 1
     yield from state.device.forgetting_keys()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from blocks import Copy, StepItem, TableChange
 from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem, OutOfBlocks
-from kvmanager.parts import Rest, parts_of
+from kvmanager.parts import Parts, parts_of
 from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.tier import Seal, Tier
 
@@ -33,7 +33,7 @@ class _Route:
         return self.there.get(block) or self.to_copy[self.twins.get(block, block)]
 
 
-def swap_out(state: PoolState, group: int, outcome: Outcome) -> Rest:
+def swap_out(state: PoolState, group: int, outcome: Outcome) -> Parts:
     """Move a group to the host tier. A full host tier refuses: the group is then computed again instead."""
     members = _members(state, group, swapped=False)
     route = _Route()
@@ -48,7 +48,7 @@ def swap_out(state: PoolState, group: int, outcome: Outcome) -> Rest:
     _tell(StepItem.SWAP_OUT, members, outcome)
 
 
-def swap_in(state: PoolState, group: int, outcome: Outcome) -> Rest:
+def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
     """Move a group back to the device."""
     members = _members(state, group, swapped=True)
     route = _Route()
@@ -74,7 +74,7 @@ def _members(state: PoolState, group: int, *, swapped: bool) -> list[SequenceTab
     return members
 
 
-def _planning(route: _Route, members: list[SequenceTable], source: Tier, target: Tier) -> Rest:
+def _planning(route: _Route, members: list[SequenceTable], source: Tier, target: Tier) -> Parts:
     """Plan the move. Raises OutOfBlocks when the target tier has no room for it."""
     first_of_key: dict[bytes, int] = {}
     seen = bytearray(source.total + 1)

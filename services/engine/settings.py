@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from engine.schedule.limits import Limits, Preemption
-from kvmanager.pool_spec import LARGEST_TIER, LONGEST_NAME
+from kvmanager.pool_spec import MAX_NAME_LENGTH, MAX_TIER_BLOCKS
 from services.engine.guided.json_output import JsonBounds
 from services.runtime import exposure, logs
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
@@ -41,13 +41,15 @@ class EngineSettings:
     )
     kernels_folder: str = setting("", "Folder that keeps compiled kernels. Empty: beside the models that were fetched.")
     block_size: int = setting(16, "Tokens that one KV block holds.", least=1, most=4096)
-    device_blocks: int = setting(0, "Blocks of the pool. 0: as many as --cache-mib holds.", least=0, most=LARGEST_TIER)
+    device_blocks: int = setting(
+        0, "Blocks of the pool. 0: as many as --cache-mib holds.", least=0, most=MAX_TIER_BLOCKS
+    )
     cache_mib: int = setting(1024, "Memory for the KV cache in MiB, unless --device-blocks is given.", least=1)
     host_blocks: int = setting(
         0,
         "Blocks of host memory, for preempted requests and for prefixes that the pool has no room for.",
         least=0,
-        most=LARGEST_TIER,
+        most=MAX_TIER_BLOCKS,
     )
     preemption: str = setting(
         "auto",
@@ -128,9 +130,9 @@ class EngineSettings:
         """Check what the KV manager is told of this engine."""
         model = "model_name" if self.model_name else "model"
         for field, name in (("engine_id", self.engine_id), (model, self.served_name())):
-            if len(name) > LONGEST_NAME:
+            if len(name) > MAX_NAME_LENGTH:
                 raise InvalidSetting(
-                    f"{field} is a name of {len(name)} characters, it must have {LONGEST_NAME} at most"
+                    f"{field} is a name of {len(name)} characters, it must have {MAX_NAME_LENGTH} at most"
                 )
             if not name.isprintable():
                 raise InvalidSetting(f"{field} is {name!r}, it must be printable text")

@@ -5,7 +5,7 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from kvmanager import Applied, BlockLifetimes, Session
+from kvmanager import AppliedStep, BlockLifetimes, Session
 from services.kvmanager.observer import POOL_LABELS, pool_labels
 from services.runtime.metrics.histograms import Histogram
 
@@ -47,7 +47,7 @@ class BlockLifetimeMetrics:
             for histogram in self._histograms:
                 histogram.of(*pool_labels(session))
 
-    def stepped(self, session: Session, applied: Applied) -> None:
+    def stepped(self, session: Session, applied: AppliedStep) -> None:
         """Take in what a Step has just done."""
         observed = self._lives[session].on_step(applied, time.monotonic()) if session in self._lives else None
         if observed is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blocks import Allocate, Free, FreeReason, Step, StepItem, TableChange
-from kvmanager import Applied, Session
+from kvmanager import AppliedStep, Session
 from services.runtime.tracing.spans import NO_SPAN, Span, Tracing
 
 _SWAPS = {StepItem.SWAP_OUT: "swap out", StepItem.SWAP_IN: "swap in"}
@@ -31,7 +31,7 @@ class BlockTraces:
         self._tracing = tracing
         self._engines: dict[str, dict[int, _Holding]] = {}  # by engine, then by sequence
 
-    def applied(self, session: Session, step: Step, trace_parents: Mapping[int, str], applied: Applied) -> None:
+    def applied(self, session: Session, step: Step, trace_parents: Mapping[int, str], applied: AppliedStep) -> None:
         """Take in a Step that was done, and its traced allocates' parents by their positions."""
         engine_id = session.pool.spec.engine_id
         if held := self._engines.get(engine_id):
@@ -72,7 +72,7 @@ class BlockTraces:
             holding = _Holding(allocate.group, span, {allocate.sequence})
             self._engines.setdefault(engine_id, {})[allocate.sequence] = holding
 
-    def _follow(self, held: dict[int, _Holding], step: Step, applied: Applied) -> None:
+    def _follow(self, held: dict[int, _Holding], step: Step, applied: AppliedStep) -> None:
         for fork in step.forks:
             if (holding := held.get(fork.parent)) is not None:
                 held[fork.child] = holding

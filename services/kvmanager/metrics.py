@@ -11,10 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from blocks import StepRefusal
-from kvmanager import Applied, Session, Slots, Tier
+from kvmanager import AppliedStep, Session, Slots, Tier
 from services.kvmanager.block_lifetime_metrics import BlockLifetimeMetrics
 from services.kvmanager.observer import POOL_LABELS, PoolObserver, pool_labels
-from services.kvmanager.slices import in_slices
+from services.kvmanager.slices import run_in_slices
 from services.runtime.metrics.histograms import Histogram
 
 _STEP_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
@@ -216,7 +216,7 @@ class KVManagerMetrics(PoolObserver, Collector):
         self._step_seconds.of(*pool_labels(session))
         self._block_lifetimes.attached(session)
 
-    def stepped(self, session: Session, applied: Applied, seconds: float) -> None:
+    def stepped(self, session: Session, applied: AppliedStep, seconds: float) -> None:
         """Count a Step."""
         self._step_seconds.of(*pool_labels(session)).observe(seconds)
         self._block_lifetimes.stepped(session, applied)
@@ -243,7 +243,7 @@ class KVManagerMetrics(PoolObserver, Collector):
         """Read all pools for the next `collect`, a slice at a time: Steps are answered in between."""
         readings = []
         for session in list(self._sessions.values()):
-            slots = await in_slices(session.pool.count_slots(), _SLICES_AT_ONCE, _POLITE_SECONDS)
+            slots = await run_in_slices(session.pool.count_slots(), _SLICES_AT_ONCE, _POLITE_SECONDS)
             readings.append(_Reading(session, slots))
             await asyncio.sleep(0)
         self._readings = readings

@@ -1,6 +1,6 @@
 """Observers of the KV manager at work, and the labels of their series."""
 
-from kvmanager import Applied, Session
+from kvmanager import AppliedStep, Session
 
 POOL_LABELS = ("model_name", "engine")
 
@@ -16,7 +16,7 @@ class PoolObserver:
     def attached(self, session: Session) -> None:
         """A session began; it may replace another one of the same engine."""
 
-    def stepped(self, session: Session, applied: Applied, seconds: float) -> None:
+    def stepped(self, session: Session, applied: AppliedStep, seconds: float) -> None:
         """A Step was read, applied and answered in so many seconds."""
 
     def lost(self, session: Session) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from kvmanager import KVManager
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
-from services.kvmanager.collecting import collecting
+from services.kvmanager.garbage_collection import run_collections
 from services.kvmanager.observer import PoolObserver
-from services.kvmanager.raw_requests import RawRequests
-from services.kvmanager.recording import OperationsRecorder
+from services.kvmanager.raw_request_interceptor import RawRequestInterceptor
+from services.kvmanager.recorder import OperationsRecorder
 from services.kvmanager.servicer import KVManagerServicer
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime import exposure, transport
@@ -47,7 +47,9 @@ class KVManagerService:
             self._map_tls = ServerContext(listening_files(settings))
         self._map: HttpServer | None = None
         self.readiness = Readiness()
-        self.server = transport.server(transport.STEP_MESSAGE_BYTES, [RawRequests()], transport.LINK_MESSAGE_BYTES)
+        self.server = transport.server(
+            transport.STEP_MESSAGE_BYTES, [RawRequestInterceptor()], transport.LINK_MESSAGE_BYTES
+        )
         self._tracing = tracing_to("kvmanager", settings.otlp_endpoint)
         self._servicer = KVManagerServicer(
             self.manager,
@@ -79,7 +81,7 @@ class KVManagerService:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._servicer.run())
-            tasks.create_task(collecting(self.manager, time.monotonic))
+            tasks.create_task(run_collections(self.manager, time.monotonic))
             if self._map_tls:
                 tasks.create_task(self._map_tls.follow())
 

@@ -12,13 +12,13 @@ import grpc
 from kvmanager import KVManager, Session
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
-from services.kvmanager.attaching import Attaching
-from services.kvmanager.auditing import Auditing
+from services.kvmanager.attach_handshake import AttachHandshake
+from services.kvmanager.auditor import Auditor
 from services.kvmanager.block_traces import BlockTraces
-from services.kvmanager.ledger_reading import LedgerReading
+from services.kvmanager.ledger_reader import LedgerReader
 from services.kvmanager.observer import PoolObserver
-from services.kvmanager.recording import OperationsRecorder
-from services.kvmanager.slices import in_slices, patiently
+from services.kvmanager.recorder import OperationsRecorder
+from services.kvmanager.slices import run_in_slices, run_step_in_slices
 from services.runtime.errors import InvalidField, Overloaded
 from services.runtime.statuses import translated
 from services.runtime.tracing.spans import Tracing
@@ -66,8 +66,8 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._leases: dict[Session, asyncio.TimerHandle] = {}
         self._observer = observer
         self._clock = clock
-        self._reading = LedgerReading(manager.ledger)
-        self._auditing = Auditing(manager, clock)
+        self._reading = LedgerReader(manager.ledger)
+        self._auditing = Auditor(manager, clock)
         self._no_engine = asyncio.Event()
         self._no_engine.set()
 
@@ -84,7 +84,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
     ) -> AsyncIterator[pb.PoolResponse]:
         """Attach an engine, then answer its Steps until the stream ends; a half-closed one drops the pool.
 
-        Its messages are bytes: see `RawRequests`.
+        Its messages are bytes: see `RawRequestInterceptor`.
         """
         async with translated(context):
             if self._attaches >= _MOST_STREAMS:
@@ -98,7 +98,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
                 self._attaches -= 1
 
     async def _serve(self, requests: Requests) -> AsyncGenerator[pb.PoolResponse]:
-        attaching = Attaching(self._manager, self._clock)
+        attaching = AttachHandshake(self._manager, self._clock)
         try:
             async with aclosing(attaching.progress(requests)) as signs:
                 async for sign in signs:
@@ -138,7 +138,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             count = _page_size(request.block_count, _LARGEST_BLOCK_PAGE, "block_count")
             pool = self._manager.session(request.engine_id).pool
             tier = pool.host if request.tier == pb.TIER_HOST else pool.device
-            return await in_slices(block_map_message(tier, request.first_block or 1, count))
+            return await run_in_slices(block_map_message(tier, request.first_block or 1, count))
 
     async def ListSequences(  # noqa: N802
         self, request: pb.ListSequencesRequest, context: Context
@@ -148,8 +148,8 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             size = _page_size(request.page_size, _LARGEST_SEQUENCE_PAGE, "page_size")
             after = _page_start(request.page_token)
             pool = self._manager.session(request.engine_id).pool
-            found = await in_slices(pool.listing(after, size + 1))
-            return await in_slices(sequences_message(found, size, pool.spec.block_size))
+            found = await run_in_slices(pool.listing_sequences(after, size + 1))
+            return await run_in_slices(sequences_message(found, size, pool.spec.block_size))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Explain a request."""
@@ -159,11 +159,11 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
     async def LookupPrefix(  # type: ignore[override]  # noqa: N802
         self, request: bytes, context: Context
     ) -> pb.LookupPrefixResponse:
-        """Look for a prompt's beginning in all pools. The request is bytes: see `RawRequests`."""
+        """Look for a prompt's beginning in all pools. The request is bytes: see `RawRequestInterceptor`."""
         async with translated(context):
-            prefix = await in_slices(read_lookup(request))
+            prefix = await run_in_slices(read_lookup(request))
             work = self._manager.lookup(prefix.token_ids, prefix.salt, prefix.model_fingerprint)
-            return holdings_message(await in_slices(work))
+            return holdings_message(await run_in_slices(work))
 
     async def Audit(self, request: pb.AuditRequest, context: Context) -> pb.AuditResponse:  # noqa: N802
         """Audit one pool now."""
@@ -179,7 +179,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             async for message in messages:
                 yield message
 
-    def _begun(self, attaching: Attaching) -> Session:
+    def _begun(self, attaching: AttachHandshake) -> Session:
         """Let go of what the engine had before, and record what it has now."""
         # Else every full collection walks through all blocks again, which live as long as the pool.
         gc.freeze()
@@ -209,7 +209,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             self._no_engine.set()
         if session in self._manager.sessions():
             log.info("stream of an engine broke", extra={**_named(session), "lease_seconds": self._lease_seconds})
-            self._manager.lose(session)
+            self._manager.mark_disconnected(session)
             self._observer.lost(session)
             loop = asyncio.get_running_loop()
             self._leases[session] = loop.call_later(self._lease_seconds, self._expire, session)
@@ -237,14 +237,14 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._soon(session.pool.dismantle())
 
     def _soon(self, work: Generator[None, None, None]) -> None:
-        doing = asyncio.ensure_future(in_slices(work, pause_seconds=_POLITE_SECONDS))
+        doing = asyncio.ensure_future(run_in_slices(work, pause_seconds=_POLITE_SECONDS))
         self._under_way.add(doing)
         doing.add_done_callback(self._under_way.discard)
 
     async def _answered(self, session: Session, request: bytes) -> pb.StepResult:
         """Do a Step, and write the answer; most of them take one slice."""
         begun = self._clock()
-        step, trace_parents = await patiently(read_step(request))
+        step, trace_parents = await run_step_in_slices(read_step(request))
         del request
         work = self._manager.applying(session, step, _STEP_WORK)
         try:
@@ -253,7 +253,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             result = end.value
         else:
             # A Step that has begun is done to its end, whatever becomes of its stream.
-            doing = asyncio.ensure_future(patiently(work))
+            doing = asyncio.ensure_future(run_step_in_slices(work))
             self._under_way.add(doing)
             doing.add_done_callback(self._ended)
             result = await asyncio.shield(doing)
@@ -261,7 +261,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._recorder.applied(session, step, result)
         if self._traces is not None:
             self._traces.applied(session, step, trace_parents, result)
-        return await patiently(result_message(result))
+        return await run_step_in_slices(result_message(result))
 
     def _ended(self, doing: "asyncio.Future[Any]") -> None:
         self._under_way.discard(doing)

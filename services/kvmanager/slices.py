@@ -11,7 +11,7 @@ _HASTY_SLICES = 4
 _POLITE_SECONDS = 0.001
 
 
-async def in_slices(work: Generator[None, None, _Result], together: int = 1, pause_seconds: float = 0) -> _Result:
+async def run_in_slices(work: Generator[None, None, _Result], together: int = 1, pause_seconds: float = 0) -> _Result:
     """Do some work, so many slices between two pauses, and return what it gives.
 
     A pause of 0 lets those go on who can go on now. An engine's call goes through the event loop several times, and
@@ -27,7 +27,7 @@ async def in_slices(work: Generator[None, None, _Result], together: int = 1, pau
         await asyncio.sleep(pause_seconds)
 
 
-async def patiently(work: Generator[None, None, _Result]) -> _Result:
+async def run_step_in_slices(work: Generator[None, None, _Result]) -> _Result:
     """Do an engine's work: at once what is one slice, with others between what is some, politely what is many."""
     slices = 0
     while True:

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kvmanager import Holding, limits
+from kvmanager import PrefixHolding, limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.wire_fields import ENTRY_BYTES, Sliced, numbers, parts, whole
 
@@ -27,18 +27,18 @@ def lookup_message(token_ids: Sequence[int], salt: bytes, model_fingerprint: str
 
 def read_lookup(data: bytes) -> Sliced[Lookup]:
     """Read a LookupPrefixRequest, in slices. Raises InvalidField and DecodeError."""
-    columns = {_TOKEN_IDS: limits.MOST_PROMPT_TOKENS * _VARINT_BYTES}
+    columns = {_TOKEN_IDS: limits.MAX_PROMPT_TOKENS * _VARINT_BYTES}
     found = yield from parts(whole(data), pb.LookupPrefixRequest.DESCRIPTOR, columns, {}, ENTRY_BYTES)
-    token_ids = yield from numbers(found.columns[_TOKEN_IDS], limits.MOST_PROMPT_TOKENS, "token_ids")
+    token_ids = yield from numbers(found.columns[_TOKEN_IDS], limits.MAX_PROMPT_TOKENS, "token_ids")
     rest = pb.LookupPrefixRequest.FromString(bytes(found.rest))
     return Lookup(token_ids, rest.salt, rest.model_fingerprint)
 
 
-def holdings_message(holdings: Iterable[Holding]) -> pb.LookupPrefixResponse:
+def holdings_message(holdings: Iterable[PrefixHolding]) -> pb.LookupPrefixResponse:
     """Write what pools hold of the prompt."""
     return pb.LookupPrefixResponse(holdings=[pb.PrefixHolding(**one._asdict()) for one in holdings])
 
 
-def holdings_of(message: pb.LookupPrefixResponse) -> list[Holding]:
+def holdings_of(message: pb.LookupPrefixResponse) -> list[PrefixHolding]:
     """Read what pools hold of the prompt."""
-    return [Holding(one.engine_id, one.device_tokens, one.host_tokens) for one in message.holdings]
+    return [PrefixHolding(one.engine_id, one.device_tokens, one.host_tokens) for one in message.holdings]

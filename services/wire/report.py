@@ -84,9 +84,9 @@ class ReportReader:
     def __init__(self, spec: PoolSpec) -> None:
         self.report = PoolReport()
         self._most_blocks = {"device": spec.device_blocks, "host": spec.host_blocks}
-        self._most_sequences = min(limits.MOST_SEQUENCES, spec.device_blocks + spec.host_blocks)
+        self._most_sequences = min(limits.MAX_SEQUENCES, spec.device_blocks + spec.host_blocks)
         self._empty_pages = 0
-        self._entries_left = spec.device_blocks + spec.host_blocks + limits.MOST_SHARES
+        self._entries_left = spec.device_blocks + spec.host_blocks + limits.MAX_SHARES
 
     def add(self, message: Message) -> Sliced[bool]:
         """Take one page in, in slices; return whether it was the last. Raises InvalidField and DecodeError too."""
@@ -119,20 +119,20 @@ class ReportReader:
     def _add_pin(self, message: Message) -> Sliced[None]:
         rest, blocks = yield from self._with_blocks(message, pb.PinReport.DESCRIPTOR)
         pin_id = pb.PinReport.FromString(rest).pin_id
-        if short(pin_id, limits.LONGEST_PIN_ID, "report.pins.pin_id") in self.report.pins:
+        if short(pin_id, limits.MAX_PIN_ID_LENGTH, "report.pins.pin_id") in self.report.pins:
             raise InvalidReport(f"pin {pin_id!r} is listed twice")
         self.report.pins[pin_id] = blocks
-        if len(self.report.pins) > limits.MOST_PINS:
-            raise InvalidReport(f"the report has more than {limits.MOST_PINS} pins")
+        if len(self.report.pins) > limits.MAX_PINS:
+            raise InvalidReport(f"the report has more than {limits.MAX_PINS} pins")
         if not len(self.report.pins) % 64:
             yield
 
     def _with_blocks(self, message: Message, kind: Descriptor) -> Sliced[tuple[bytes, list[int]]]:
         """Read the blocks of a sequence or a pin; return the bytes of the rest, and the blocks."""
         column = kind.fields_by_name["block_ids"].number
-        most_bytes = {column: limits.LARGEST_TABLE * _BLOCK_BYTES}
+        most_bytes = {column: limits.MAX_TABLE_BLOCKS * _BLOCK_BYTES}
         found = yield from parts(message, kind, most_bytes, {}, ENTRY_BYTES)
-        blocks = yield from numbers(found.columns[column], limits.LARGEST_TABLE, f"{message.path}.block_ids")
+        blocks = yield from numbers(found.columns[column], limits.MAX_TABLE_BLOCKS, f"{message.path}.block_ids")
         self._entries_left -= len(blocks)
         if self._entries_left < 0:
             raise InvalidReport("the report's tables and pins have more entries than a pool may share")
@@ -168,7 +168,7 @@ def _add_keys(keyed: dict[int, bytes], blocks: "array[int]", keys: bytes) -> Sli
 
 
 def _sequence(message: pb.SequenceReport, blocks: list[int]) -> SequenceReport:
-    short(message.request_id, limits.LONGEST_ID, "report.sequences.request_id")
-    short(message.salt, limits.LONGEST_SALT, "report.sequences.salt")
+    short(message.request_id, limits.MAX_ID_LENGTH, "report.sequences.request_id")
+    short(message.salt, limits.MAX_SALT_LENGTH, "report.sequences.salt")
     read = {field.name: getattr(message, field.name) for field in fields(SequenceReport)}
     return SequenceReport(**read | {"block_ids": blocks})

@@ -129,7 +129,7 @@ def _pin_change(item: pb.PinChange) -> PinChange:
 
 
 def _pin_id(value: str) -> str:
-    return short(value, limits.LONGEST_PIN_ID, "step.pins.pin_id")
+    return short(value, limits.MAX_PIN_ID_LENGTH, "step.pins.pin_id")
 
 
 def _free_reason(value: int) -> FreeReason:
@@ -140,12 +140,12 @@ def _free_reason(value: int) -> FreeReason:
 
 def allocate_of(item: pb.Allocate) -> Allocate:
     """Read an allocate. Raises InvalidField for texts that are too long, and a time that is none."""
-    short(item.trace_parent, limits.LONGEST_ID, "step.allocates.trace_parent")
+    short(item.trace_parent, limits.MAX_ID_LENGTH, "step.allocates.trace_parent")
     return Allocate(
         group=item.group,
         sequence=item.sequence,
-        request_id=short(item.request_id, limits.LONGEST_ID, "step.allocates.request_id"),
-        salt=short(item.salt, limits.LONGEST_SALT, "step.allocates.salt"),
+        request_id=short(item.request_id, limits.MAX_ID_LENGTH, "step.allocates.request_id"),
+        salt=short(item.salt, limits.MAX_SALT_LENGTH, "step.allocates.salt"),
         token_ids=array("i", item.token_ids),
         compute_tokens=item.compute_tokens,
         spare_blocks=item.spare_blocks,

@@ -24,7 +24,7 @@ _VARINT_BYTES = 10
 _COMMITS, _PINS, _FORKS, _FREES, _SWAP_OUTS, _SWAP_INS, _EXTENDS, _ALLOCATES = 2, 3, 4, 5, 6, 7, 8, 9
 _LENGTHS = (10, 11)
 _TOKEN_IDS = 5  # of Allocate
-_COLUMN_BYTES = limits.MOST_ITEMS * _VARINT_BYTES
+_COLUMN_BYTES = limits.MAX_ITEMS * _VARINT_BYTES
 _NO_TRACES: Mapping[int, str] = {}
 
 _Row = TypeVar("_Row")
@@ -61,7 +61,7 @@ def trace_parents(message: pb.Step, first: int) -> Mapping[int, str]:
 
 def _large(message: Message) -> Sliced[ReadStep]:
     columns = dict.fromkeys((_SWAP_OUTS, _SWAP_INS, *_LENGTHS), _COLUMN_BYTES)
-    most = dict.fromkeys((_PINS, _FORKS, _FREES, _ALLOCATES), limits.MOST_ITEMS) | {_COMMITS: 1, _EXTENDS: 1}
+    most = dict.fromkeys((_PINS, _FORKS, _FREES, _ALLOCATES), limits.MAX_ITEMS) | {_COMMITS: 1, _EXTENDS: 1}
     found = yield from parts(message, pb.Step.DESCRIPTOR, columns, most, ENTRY_BYTES)
     rest = pb.Step.FromString(bytes(found.rest))
     swap_outs = yield from _column(found.columns[_SWAP_OUTS], "step.swap_outs", wide=True)
@@ -91,14 +91,14 @@ def _large(message: Message) -> Sliced[ReadStep]:
 def check_items(step: Step) -> None:
     """Raise InvalidField for more items than a Step can have."""
     lists = [items for name, items in vars(step).items() if name not in ("step", "lengths")]
-    if sum(map(len, lists)) > limits.MOST_ITEMS:
-        raise InvalidField(f"step has {sum(map(len, lists))} items, {limits.MOST_ITEMS} at most", "step")
-    if len(step.lengths) > limits.MOST_SEQUENCES:
-        raise InvalidField(f"step has {len(step.lengths)} lengths, {limits.MOST_SEQUENCES} at most", "step.lengths")
+    if sum(map(len, lists)) > limits.MAX_ITEMS:
+        raise InvalidField(f"step has {sum(map(len, lists))} items, {limits.MAX_ITEMS} at most", "step")
+    if len(step.lengths) > limits.MAX_SEQUENCES:
+        raise InvalidField(f"step has {len(step.lengths)} lengths, {limits.MAX_SEQUENCES} at most", "step.lengths")
 
 
 def _column(column: bytearray, field: str, *, wide: bool = False) -> "Sliced[array[int]]":
-    return (yield from numbers(column, limits.MOST_ITEMS, field, wide=wide))
+    return (yield from numbers(column, limits.MAX_ITEMS, field, wide=wide))
 
 
 def _pairs(first: bytearray, second: bytearray, field: str) -> Sliced[list[tuple[int, int]]]:
@@ -109,12 +109,12 @@ def _pairs(first: bytearray, second: bytearray, field: str) -> Sliced[list[tuple
 
 
 def _commits(message: Message) -> Sliced[list[Commit]]:
-    columns = dict.fromkeys((1, 2, 3), _COLUMN_BYTES) | {4: limits.MOST_COMMITTED_TOKENS * _VARINT_BYTES}
+    columns = dict.fromkeys((1, 2, 3), _COLUMN_BYTES) | {4: limits.MAX_COMMITTED_TOKENS * _VARINT_BYTES}
     found = yield from parts(message, pb.Commits.DESCRIPTOR, columns, {}, ENTRY_BYTES)
     sequences = yield from _column(found.columns[1], "step.commits.sequences", wide=True)
     first_indices = yield from _column(found.columns[2], "step.commits.first_indices")
     counts = yield from _column(found.columns[3], "step.commits.token_counts")
-    token_ids = yield from numbers(found.columns[4], limits.MOST_COMMITTED_TOKENS, "step.commits.token_ids")
+    token_ids = yield from numbers(found.columns[4], limits.MAX_COMMITTED_TOKENS, "step.commits.token_ids")
     return (yield from _rows(Commit, "step.commits", (sequences, first_indices), counts, token_ids))
 
 
@@ -148,7 +148,7 @@ def _items(message: Message, fields: list[Field]) -> Sliced[tuple[dict[str, list
     items: dict[str, list[Any]] = {"pins": [], "forks": [], "frees": [], "allocates": []}
     allocates: list[Allocate] = items["allocates"]
     traces: dict[int, str] = {}
-    left = limits.MOST_PROMPT_TOKENS
+    left = limits.MAX_PROMPT_TOKENS
     for is_long, run in groupby(fields, lambda field: field.end - field.start > ENTRY_BYTES):
         for field in run if is_long else ():
             allocate, trace = yield from _long_allocate(message, field, left)
@@ -162,9 +162,9 @@ def _items(message: Message, fields: list[Field]) -> Sliced[tuple[dict[str, list
             step = step_of(part)
             for name, found in items.items():
                 found += getattr(step, name)
-    if sum(len(one.token_ids) for one in allocates) > limits.MOST_PROMPT_TOKENS:
+    if sum(len(one.token_ids) for one in allocates) > limits.MAX_PROMPT_TOKENS:
         raise InvalidField(
-            f"step.allocates has more than {limits.MOST_PROMPT_TOKENS} tokens", "step.allocates.token_ids"
+            f"step.allocates has more than {limits.MAX_PROMPT_TOKENS} tokens", "step.allocates.token_ids"
         )
     return items, traces
 
@@ -173,7 +173,7 @@ def _long_allocate(message: Message, field: Field, most_tokens: int) -> Sliced[t
     inner = message.of(field, pb.Step.DESCRIPTOR.fields_by_number[field.number].name)
     if field.number != _ALLOCATES:
         raise InvalidField(f"{inner.path} has an entry of more than {ENTRY_BYTES} bytes", inner.path)
-    columns = {_TOKEN_IDS: limits.MOST_PROMPT_TOKENS * _VARINT_BYTES}
+    columns = {_TOKEN_IDS: limits.MAX_PROMPT_TOKENS * _VARINT_BYTES}
     found = yield from parts(inner, pb.Allocate.DESCRIPTOR, columns, {}, ENTRY_BYTES)
     token_ids = yield from numbers(found.columns[_TOKEN_IDS], most_tokens, "step.allocates.token_ids")
     rest = pb.Allocate.FromString(bytes(found.rest))

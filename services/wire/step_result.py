@@ -6,7 +6,7 @@ from itertools import chain, starmap
 from typing import TypeVar
 
 from blocks import Copy, Refusal, StepItem, StepRefusal, StepResult, TableChange
-from kvmanager import Applied, BlockCounts
+from kvmanager import AppliedStep, BlockCounts
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.columns import parted
 
@@ -27,7 +27,7 @@ _COPIES = ("device_to_host", "host_to_device", "device_to_device")
 _Row = TypeVar("_Row")
 
 
-def result_message(applied: Applied) -> Generator[None, None, pb.StepResult]:
+def result_message(applied: AppliedStep) -> Generator[None, None, pb.StepResult]:
     """Write the answer to a Step, in slices."""
     result = applied.result
     message = pb.StepResult(

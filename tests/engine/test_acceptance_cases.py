@@ -14,7 +14,7 @@ class Rig(EngineInProcess):
     """An engine over a fake model, and all that it asked and was answered."""
 
     def __init__(self, device_blocks: int, block_size: int) -> None:
-        self.steps: list[tuple[Step, kvmanager.Applied]] = []
+        self.steps: list[tuple[Step, kvmanager.AppliedStep]] = []
         super().__init__(
             FakeRunner(block_size, VOCABULARY),
             Capacity(32, VOCABULARY, block_size, device_blocks),

@@ -21,25 +21,29 @@ def allocate(number, tokens):
 
 BEYOND = {
     "as many sequences as there may be": (
-        {"MOST_SEQUENCES": 1},
+        {"MAX_SEQUENCES": 1},
         {"allocates": [allocate(2, [1])]},
         StepRefusal.OUT_OF_BLOCKS,
     ),
     "as many forks as there may be sequences": (
-        {"MOST_SEQUENCES": 1},
+        {"MAX_SEQUENCES": 1},
         {"forks": [Fork(1, 2, 8)]},
         StepRefusal.OUT_OF_BLOCKS,
     ),
-    "a prompt longer than a table": ({"LARGEST_TABLE": 4}, {"allocates": [allocate(2, [1] * 9)]}, StepRefusal.INVALID),
-    "a table that grows too long": ({"LARGEST_TABLE": 4}, {"extends": [Extend(1, [(1, 9)])]}, StepRefusal.INVALID),
-    "a fork of more than may be shared": ({"MOST_SHARES": 3}, {"forks": [Fork(1, 2, 8)]}, StepRefusal.OUT_OF_BLOCKS),
+    "a prompt longer than a table": (
+        {"MAX_TABLE_BLOCKS": 4},
+        {"allocates": [allocate(2, [1] * 9)]},
+        StepRefusal.INVALID,
+    ),
+    "a table that grows too long": ({"MAX_TABLE_BLOCKS": 4}, {"extends": [Extend(1, [(1, 9)])]}, StepRefusal.INVALID),
+    "a fork of more than may be shared": ({"MAX_SHARES": 3}, {"forks": [Fork(1, 2, 8)]}, StepRefusal.OUT_OF_BLOCKS),
     "a prefix of more than may be shared": (
-        {"MOST_SHARES": 3},
+        {"MAX_SHARES": 3},
         {"allocates": [allocate(2, [7] * 9)]},
         StepRefusal.OUT_OF_BLOCKS,
     ),
-    "a pin of more than may be shared": ({"MOST_SHARES": 3}, {"pins": [Pin("p", 1, 4)]}, StepRefusal.OUT_OF_BLOCKS),
-    "as many pins as there may be": ({"MOST_PINS": 0}, {"pins": [Pin("p", 1, 4)]}, StepRefusal.INVALID),
+    "a pin of more than may be shared": ({"MAX_SHARES": 3}, {"pins": [Pin("p", 1, 4)]}, StepRefusal.OUT_OF_BLOCKS),
+    "as many pins as there may be": ({"MAX_PINS": 0}, {"pins": [Pin("p", 1, 4)]}, StepRefusal.INVALID),
 }
 
 
@@ -59,7 +63,7 @@ def test_what_is_beyond_a_bound_is_refused_and_leaves_everything_as_it_was(case,
 
 
 def test_a_step_that_has_its_blocks_grants_no_more_but_the_next_one_does(monkeypatch):
-    monkeypatch.setattr(limits, "MOST_STEP_BLOCKS", 3)
+    monkeypatch.setattr(limits, "MAX_STEP_BLOCKS", 3)
     pool = pool_with()
     items = [allocate(number, [number] * 4) for number in (2, 3, 4)]
     (refusal,) = pool.apply(Step(3, allocates=items)).result.refusals

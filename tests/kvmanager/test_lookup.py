@@ -73,7 +73,7 @@ def test_another_salt_finds_nothing(manager):
 
 def test_a_pool_whose_stream_broke_is_listed_and_one_that_was_dropped_meanwhile_is_not(manager):
     sessions = [attach(manager, name) for name in ("a", "b")]
-    manager.lose(sessions[0])
+    manager.mark_disconnected(sessions[0])
     slices = manager.lookup(array("i", [1, 2, 3]))
     next(slices)
     manager.detach(sessions[1])

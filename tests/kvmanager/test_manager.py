@@ -156,15 +156,15 @@ def test_of_two_attaches_of_one_engine_the_last_to_register_gets_it(manager, new
     older, newer = manager.register(spec()), manager.register(spec())
     live = manager.attach(spec(), registration=newer) if newer_has_finished else None
     with pytest.raises(SessionReplaced):
-        manager.check_last(older)
+        manager.check_latest(older)
     with pytest.raises(SessionReplaced):
         manager.attach(spec(), registration=older)
-    assert manager.of_engine("engine-a") is live
+    assert manager.find_session("engine-a") is live
 
 
 def test_an_attach_goes_on_when_one_that_registered_after_it_was_given_up(manager):
     older, newer = manager.register(spec()), manager.register(spec())
-    manager.withdraw(newer)
+    manager.unregister(newer)
     assert manager.is_live(manager.attach(spec(), registration=older))
 
 

@@ -40,12 +40,12 @@ def test_the_longest_ids_and_salts_of_an_engine_are_taken_by_the_kv_manager() ->
     group = Group(LARGEST_ID, a_request("i" * LONGEST_REQUEST_ID, bytes(LONGEST_SALT)))
     pin = PinnedPrefix("p" * LONGEST_NAME_BYTES, (1,), b"")
     assert len(group.salt) > LONGEST_SALT
-    assert len(group.salt) <= limits.LONGEST_SALT
-    assert len(group.request.request_id) <= limits.LONGEST_ID
-    assert len(request_of(pin, 0.0).request_id) <= limits.LONGEST_ID
-    assert len(pin.name) <= limits.LONGEST_PIN_ID
+    assert len(group.salt) <= limits.MAX_SALT_LENGTH
+    assert len(group.request.request_id) <= limits.MAX_ID_LENGTH
+    assert len(request_of(pin, 0.0).request_id) <= limits.MAX_ID_LENGTH
+    assert len(pin.name) <= limits.MAX_PIN_ID_LENGTH
     # Together, with a trace_parent and the names of all fields, they are one entry of a Step and of a report.
-    assert LONGEST_REQUEST_ID + limits.LONGEST_SALT + 55 + 256 <= ENTRY_BYTES
+    assert LONGEST_REQUEST_ID + limits.MAX_SALT_LENGTH + 55 + 256 <= ENTRY_BYTES
 
 
 def test_the_items_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:
@@ -54,11 +54,11 @@ def test_the_items_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:
         forks=SEQUENCES,
         extends=SEQUENCES,
         allocates=SEQUENCES,
-        frees_and_moves=limits.MOST_SEQUENCES,  # one for each sequence at most
-        pins=limits.MOST_PINS + 1 + SEQUENCES,  # all unpinned, a reset, and what was computed since
+        frees_and_moves=limits.MAX_SEQUENCES,  # one for each sequence at most
+        pins=limits.MAX_PINS + 1 + SEQUENCES,  # all unpinned, a reset, and what was computed since
     )
-    assert items.total() <= limits.MOST_ITEMS
+    assert items.total() <= limits.MAX_ITEMS
 
 
 def test_the_prompts_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:
-    assert BUDGET - 1 + LONGEST_CONTEXT <= limits.MOST_PROMPT_TOKENS
+    assert BUDGET - 1 + LONGEST_CONTEXT <= limits.MAX_PROMPT_TOKENS

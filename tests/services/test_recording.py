@@ -20,7 +20,7 @@ from quire.v1 import gateway_pb2_grpc, records_pb2
 from services.cli.main import cli
 from services.engine.recording import RequestsRecorder
 from services.engine.settings import EngineSettings
-from services.kvmanager.recording import OperationsRecorder
+from services.kvmanager.recorder import OperationsRecorder
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime.settings import InvalidSetting
 from services.wire.records.file import RecordFile, create, framed

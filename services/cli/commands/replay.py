@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from engine.run.record import RecordSettings
-from kvmanager.history.record import OperationsReplay, RecordParted
+from kvmanager.history.record import OperationsReplay, ReplayMismatch
 from services.cli.commands.print_record import lines
 from services.cli.commands.replay_requests import Figures, RequestsReplay
 from services.wire.records import operations, requests
@@ -101,13 +101,13 @@ def _replay_operations(reader: RecordReader, options: Options, as_json: bool, ad
     try:
         for _ in operations.replaying(reader, replayed):
             advance()
-    except RecordParted as error:
+    except ReplayMismatch as error:
         parted = error
     _show_operations(replayed, parted, reader.why_it_ends, as_json)
     return 0 if parted is None else 1
 
 
-def _show_operations(replayed: OperationsReplay, parted: RecordParted | None, end: str, as_json: bool) -> None:
+def _show_operations(replayed: OperationsReplay, parted: ReplayMismatch | None, end: str, as_json: bool) -> None:
     if as_json:
         figures: dict[str, Any] = {
             "kind": "operations",

@@ -22,7 +22,7 @@ from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from kvmanager import limits
-from kvmanager.pool_spec import LARGEST_TIER
+from kvmanager.pool_spec import MAX_TIER_BLOCKS
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, Wanted, choose
 from services.engine.startup.native_kernels import kernels_for
@@ -31,7 +31,7 @@ from services.runtime.settings import InvalidSetting
 _MIB = 1024 * 1024
 _MEASURED_COPIES = 8
 # A Step's prompts are a step's budget and one prompt more.
-LONGEST_CONTEXT = limits.MOST_PROMPT_TOKENS // 2
+LONGEST_CONTEXT = limits.MAX_PROMPT_TOKENS // 2
 
 log = logging.getLogger("quire.engine")
 
@@ -58,7 +58,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder) if wanted else None
     loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
     capacity = Capacity(
-        context_tokens=min(loaded.context_tokens, LONGEST_CONTEXT, limits.LARGEST_TABLE * settings.block_size),
+        context_tokens=min(loaded.context_tokens, LONGEST_CONTEXT, limits.MAX_TABLE_BLOCKS * settings.block_size),
         vocabulary_size=loaded.vocabulary_size,
         block_size=settings.block_size,
         device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
@@ -111,9 +111,9 @@ def _device_blocks(settings: EngineSettings, geometry: CacheGeometry, dtype: tor
         raise InvalidSetting(
             f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes / _MIB:.1f} MiB, and padding another"
         )
-    if blocks > LARGEST_TIER:
+    if blocks > MAX_TIER_BLOCKS:
         raise InvalidSetting(
             f"cache_mib is {settings.cache_mib}, which holds {blocks} blocks of {settings.block_size} tokens; "
-            f"a pool has {LARGEST_TIER} at most: larger blocks are fewer"
+            f"a pool has {MAX_TIER_BLOCKS} at most: larger blocks are fewer"
         )
     return blocks

@@ -18,12 +18,12 @@ from kvmanager import KVManager, KVManagerError
 from services.kvmanager.pages import details
 from services.kvmanager.pages.guard import Guard
 from services.kvmanager.pages.live import LiveMaps, pool_json
-from services.kvmanager.pages.pages import pages
 from services.kvmanager.pages.playground import operations
 from services.kvmanager.pages.playground.sandbox import Sandbox
 from services.kvmanager.pages.playground.sandbox_view import sandbox_json
 from services.kvmanager.pages.playground.sandboxes import Sandboxes, UnknownSandbox
-from services.kvmanager.slices import in_slices
+from services.kvmanager.pages.static_files import static_routes
+from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import InvalidField, ServiceError
 from services.runtime.http.server_sent_events import ServerSentEvents
 from services.runtime.statuses import retry_headers, status_of
@@ -44,7 +44,7 @@ class BlockMapApp:
         self._live = LiveMaps(manager)
         self._sandboxes = Sandboxes(clock)
         routes = [
-            *(Route(path, page) for path, page in pages().items()),
+            *(Route(path, page) for path, page in static_routes().items()),
             Route("/api/pools", self.list_pools),
             Route("/api/pools/{engine:path}/live", self.watch),
             Route("/api/pools/{engine:path}/sequences", self.list_sequences),
@@ -98,7 +98,7 @@ class BlockMapApp:
 
     async def begin_sandbox(self, request: Request) -> Response:
         """Make a sandbox."""
-        beginning = await _body(request, operations.BEGINNING)
+        beginning = await _body(request, operations.NEW_SANDBOX)
         return self._sandbox(self._sandboxes.begin(beginning.block_size))
 
     async def get_sandbox(self, request: Request) -> Response:
@@ -114,7 +114,7 @@ class BlockMapApp:
     async def undo(self, request: Request) -> Response:
         """Take back a sandbox's last operation."""
         name = request.path_params["name"]
-        self._sandboxes.replace(name, await in_slices(self._sandboxes.get(name).undone()))
+        self._sandboxes.replace(name, await run_in_slices(self._sandboxes.get(name).undone()))
         return self._sandbox(name)
 
     async def reset(self, request: Request) -> Response:

@@ -4,7 +4,7 @@ from typing import Any
 
 from kvmanager import KVManager, Pool, SequenceTable, Session, UnknownRequest, entries_of, state_of
 from services.kvmanager.renderer import event_json, request_name, summary, without_tenants
-from services.kvmanager.slices import in_slices
+from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import InvalidField
 
 _MOST_EVENTS = 10
@@ -19,9 +19,9 @@ async def block_json(manager: KVManager, session: Session, block: int, *, host: 
     tier = pool.host if host else pool.device
     if not 1 <= block <= tier.total:
         raise InvalidField(f"block is {block}, but there are 1 to {tier.total}", "block")
-    places = await in_slices(entries_of(pool.state, block, host=host))
-    touching = manager.ledger.touching(pool.spec.engine_id, block, host=host, most=_MOST_EVENTS)
-    events = await in_slices(touching, _SLICES)
+    places = await run_in_slices(entries_of(pool.state, block, host=host))
+    events_of_block = manager.ledger.block_events(pool.spec.engine_id, block, host=host, most=_MOST_EVENTS)
+    events = await run_in_slices(events_of_block, _SLICES)
     key = tier.key(block)
     return {
         "block": block,
@@ -67,7 +67,7 @@ async def sequence_json(manager: KVManager, session: Session, number: int) -> di
     if sequence is None:
         return {"sequence": number, "live": False}
     try:
-        explanation = await in_slices(manager.ledger.explaining(sequence.request_id), _SLICES)
+        explanation = await run_in_slices(manager.ledger.explaining(sequence.request_id), _SLICES)
         said = without_tenants(summary(explanation))
     except UnknownRequest:
         said = "What happened to it is no longer kept."

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvmanager import KVManager, MapChanges, PoolChange, Session, UnknownPool
 from services.kvmanager.renderer import event_json
-from services.kvmanager.slices import in_slices
+from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import Overloaded, UnsupportedField
 
 # Together with what a browser needs to draw it, about what an eye can follow.
@@ -84,7 +84,7 @@ class _LivePool:
     messages: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT_MESSAGES))
 
     def __post_init__(self) -> None:
-        self._map = self.manager.draw(self.session)
+        self._map = self.manager.open_map(self.session)
         self._changed = asyncio.Event()
         self._drawn = asyncio.Event()
         self._next_event = self.manager.ledger.next_number
@@ -95,7 +95,7 @@ class _LivePool:
 
     async def _run(self) -> None:
         try:
-            await in_slices(self._map.drawing())
+            await run_in_slices(self._map.building())
             self._drawn.set()
             while self.manager.is_live(self.session):
                 await asyncio.sleep(_TICK_SECONDS)
@@ -110,12 +110,12 @@ class _LivePool:
     def close(self) -> None:
         """Follow the pool no longer."""
         self.task.cancel()
-        self.manager.forget(self.session, self._map)
+        self.manager.close_map(self.session, self._map)
 
     async def _tick(self) -> None:
         self._ticks += 1
         events = self._events()
-        changes = await in_slices(self._map.updating())
+        changes = await run_in_slices(self._map.updating())
         counts = counts_json(self.session)
         news: dict[str, Any] = {}
         if events:

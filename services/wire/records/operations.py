@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from blocks import Step
-from kvmanager import Applied, InvalidRegistration, InvalidReport, PoolReport, PoolSpec
+from kvmanager import AppliedStep, InvalidRegistration, InvalidReport, PoolReport, PoolSpec
 from kvmanager.history.record import Checksum, OperationsReplay
-from kvmanager.parts import completed
+from kvmanager.parts import complete
 from quire.v1 import records_pb2 as pb
 from quire.v1.kvmanager_pb2 import ReportPage
 from services.runtime.errors import InvalidField
@@ -46,7 +46,7 @@ class OperationsRecord:
         for page in pages_of(report):
             yield pb.RecordEntry(snapshot=page, checksum=self._checksum.digest if page.last else b"")
 
-    def applied(self, step: Step, applied: Applied) -> Iterator[pb.RecordEntry]:
+    def applied(self, step: Step, applied: AppliedStep) -> Iterator[pb.RecordEntry]:
         """Yield the entry of a Step that was applied."""
         recorded = pb.RecordedStep(
             withheld_blocks=applied.result.withheld_blocks,
@@ -69,7 +69,7 @@ def replay_of(reader: RecordReader) -> OperationsReplay:
 def replaying(reader: RecordReader, replay: OperationsReplay) -> Iterator[None]:
     """Run a record again, and pause after each entry.
 
-    Raises RecordParted where the replay comes to another checksum than the record, and InvalidRecord.
+    Raises ReplayMismatch where the replay comes to another checksum than the record, and InvalidRecord.
     """
     pages, is_complete = ReportReader(replay.spec), False
     try:
@@ -91,7 +91,7 @@ def replaying(reader: RecordReader, replay: OperationsReplay) -> Iterator[None]:
 def _is_last(pages: ReportReader, page: ReportPage) -> bool:
     """Add a page of the snapshot; return whether it was the last."""
     data = page.SerializeToString()
-    return completed(pages.add(Message(data, 0, len(data), "snapshot")))
+    return complete(pages.add(Message(data, 0, len(data), "snapshot")))
 
 
 def _apply(replay: OperationsReplay, entry: pb.RecordEntry) -> None:

@@ -179,7 +179,7 @@ class TestEqualToTransformers:
 
 class TestBlocks:
     def test_beams_fork_and_free_at_every_step_and_share_what_they_have_in_common(self, folder: Path) -> None:
-        seen: list[tuple[Step, kvmanager.Applied]] = []
+        seen: list[tuple[Step, kvmanager.AppliedStep]] = []
         engine = ModelEngine(folder, block_size=BLOCK, observe=lambda *step: seen.append(step))
         search_with(engine, prompt(10), BeamSearch(4), 20)
         sequences, shared = 0, 0

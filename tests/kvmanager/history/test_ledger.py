@@ -321,11 +321,11 @@ def test_the_ledger_takes_no_more_memory_than_it_weighs(steps):
     engine = Engine(KVManager(epoch=1, ledger=Ledger(weight=400_000)), blocks=1000)
     tracemalloc.start()
     try:
-        engine.ledger.settle()
+        engine.ledger.flush()
         before, _ = tracemalloc.get_traced_memory()
         for number in range(1, 300):
             steps(engine, number)
-        engine.ledger.settle()
+        engine.ledger.flush()
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

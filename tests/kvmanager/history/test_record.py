@@ -7,7 +7,7 @@ import pytest
 
 from blocks import Allocate, Step
 from kvmanager import Pool, PoolReport, PoolSpec, report_of
-from kvmanager.history.record import Checksum, OperationsReplay, RecordParted
+from kvmanager.history.record import Checksum, OperationsReplay, ReplayMismatch
 from tests.kvmanager.test_report import adopted, random_step, spec
 
 STEPS = 25
@@ -131,7 +131,7 @@ def test_one_changed_value_is_found_at_the_right_step(seed):
     position = draw.choice(choices)
     step, *rest = session.steps[position]
     session.steps[position] = (draw.choice(list(changed_steps(step))), *rest)
-    with pytest.raises(RecordParted) as found:
+    with pytest.raises(ReplayMismatch) as found:
         replayed(session)
     assert found.value.step == step.step
 
@@ -150,7 +150,7 @@ def test_a_core_that_answers_otherwise_is_found_at_the_right_step(monkeypatch):
         return applied
 
     monkeypatch.setattr(Pool, "apply", answers_otherwise)
-    with pytest.raises(RecordParted, match="the core answers it otherwise") as found:
+    with pytest.raises(ReplayMismatch, match="the core answers it otherwise") as found:
         replayed(session)
     assert found.value.step >= numbers[7]
 
@@ -158,14 +158,14 @@ def test_a_core_that_answers_otherwise_is_found_at_the_right_step(monkeypatch):
 def test_a_changed_snapshot_a_missing_step_and_a_repeated_one_are_found():
     session = a_session(5, steps_before=10)
     session.report.resets += 1
-    with pytest.raises(RecordParted, match="the snapshot") as found:
+    with pytest.raises(ReplayMismatch, match="the snapshot") as found:
         replayed(session)
     assert found.value.step is None
     session.report.resets -= 1
     missing = session.steps.pop(2)
-    with pytest.raises(RecordParted, match="step 103"):
+    with pytest.raises(ReplayMismatch, match="step 103"):
         replayed(session)
     session.steps.insert(2, missing)
     session.steps.insert(3, missing)
-    with pytest.raises(RecordParted, match="step 102 cannot follow"):
+    with pytest.raises(ReplayMismatch, match="step 102 cannot follow"):
         replayed(session)

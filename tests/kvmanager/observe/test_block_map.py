@@ -44,8 +44,8 @@ def cells(numbers):
 
 def test_an_empty_pools_blocks_are_free():
     manager, session = manager_with()
-    drawn = manager.draw(session)
-    end_of(drawn.drawing())
+    drawn = manager.open_map(session)
+    end_of(drawn.building())
     assert cells(drawn.device) == [Cell(BlockState.FREE, False, False, 0, 0)] * 12
     assert cells(drawn.host) == [Cell(BlockState.FREE, False, False, 0, 0)] * 6
 
@@ -58,8 +58,8 @@ def test_states_keys_counts_owners_and_pins_are_told():
         Step(3, forks=[Fork(1, 2, 3)], frees=[Free(3, FreeReason.FINISHED)]),
     ):
         assert manager.apply(session, step).result.refusals == ()
-    drawn = manager.draw(session)
-    end_of(drawn.drawing())
+    drawn = manager.open_map(session)
+    end_of(drawn.building())
     assert cells(drawn.device)[:5] == [
         Cell(BlockState.HELD, True, True, 3, 0),
         Cell(BlockState.HELD, True, False, 2, 0),
@@ -78,8 +78,8 @@ def test_more_than_255_holders_count_as_255():
     manager, session = manager_with()
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0], 2)]))
     manager.apply(session, Step(2, forks=[Fork(1, child, 2) for child in range(2, 300)]))
-    drawn = manager.draw(session)
-    end_of(drawn.drawing())
+    drawn = manager.open_map(session)
+    end_of(drawn.building())
     assert cells(drawn.device)[0] == Cell(BlockState.HELD, False, False, 255, 0)
 
 
@@ -87,8 +87,8 @@ class Updating:
     """A map that is drawn and updated a slice at a time."""
 
     def __init__(self, manager, session):
-        self.map = manager.draw(session)
-        self._work = self.map.drawing()
+        self.map = manager.open_map(session)
+        self._work = self.map.building()
 
     def go_on(self):
         try:
@@ -144,8 +144,8 @@ def test_a_map_begun_between_two_slices_of_a_step_is_right_at_its_end(seed):
 def test_what_an_update_tells_makes_the_old_map_the_new_one():
     draw = random.Random(7)
     manager, session = manager_with()
-    drawn = manager.draw(session)
-    end_of(drawn.drawing())
+    drawn = manager.open_map(session)
+    end_of(drawn.building())
     copies = [list(drawn.device), list(drawn.host)]
     for number in range(1, 200):
         manager.apply(session, random_step(session.pool, draw, number))
@@ -160,8 +160,8 @@ def test_a_reset_is_seen_although_it_names_no_block():
     manager, session = manager_with()
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0], 2)]))
     manager.apply(session, Step(2, commits=[Commit(1, 0, [1, 0])], frees=[Free(1, FreeReason.FINISHED)]))
-    drawn = manager.draw(session)
-    end_of(drawn.drawing())
+    drawn = manager.open_map(session)
+    end_of(drawn.building())
     assert cells(drawn.device)[0].state is BlockState.CACHED
     manager.apply(session, Step(3, pins=[Reset()]))
     end_of(drawn.updating())
@@ -170,9 +170,9 @@ def test_a_reset_is_seen_although_it_names_no_block():
 
 def test_a_forgotten_map_hears_of_nothing():
     manager, session = manager_with()
-    drawn = manager.draw(session)
-    end_of(drawn.drawing())
-    manager.forget(session, drawn)
+    drawn = manager.open_map(session)
+    end_of(drawn.building())
+    manager.close_map(session, drawn)
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0], 2)]))
     assert list(end_of(drawn.updating()).device) == []
 

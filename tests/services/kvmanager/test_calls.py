@@ -31,7 +31,7 @@ def test_registration_names_the_managers_life_and_counts_sessions(stream: Callab
     assert first.lease.ToSeconds() == 0
 
 
-BEGINNINGS = {
+NEW_SANDBOXS = {
     "a step first": ([{"step": pb.Step(step=1)}], INVALID, "expected register, got step", ""),
     "a report first": ([{"report": pb.ReportPage(last=True)}], INVALID, "expected register, got report", ""),
     "an empty message first": ([{}], INVALID, "expected register, got an empty message", ""),
@@ -81,7 +81,7 @@ BEGINNINGS = {
     "a name too long for a message": (
         [{"register": register(engine_id="x" * 201)}],
         INVALID,
-        "engine_id has 201 characters, 200 at most",
+        "engine_id must have at most 200 characters, not 201",
         "",
     ),
     "no blocks": ([{"register": register(device_blocks=0)}], INVALID, "device_blocks is 0, it must be at least 1", ""),
@@ -91,7 +91,7 @@ BEGINNINGS = {
 }
 
 
-@pytest.mark.parametrize(("messages", "code", "reason", "field"), BEGINNINGS.values(), ids=BEGINNINGS.keys())
+@pytest.mark.parametrize(("messages", "code", "reason", "field"), NEW_SANDBOXS.values(), ids=NEW_SANDBOXS.keys())
 def test_a_stream_that_begins_wrongly_is_refused_and_leaves_no_pool(
     stub: kvmanager_pb2_grpc.KVManagerStub,
     stream: Callable[[], Stream],

@@ -62,7 +62,7 @@ def test_a_pool_whose_stream_broke_is_shown_as_not_connected() -> None:
     session = manager.attach(spec("one", 1, 8, "model"))
     metrics.attached(session)
     assert shown(metrics).value("quire_kv_pool_connected") == 1
-    manager.lose(session)
+    manager.mark_disconnected(session)
     assert shown(metrics).value("quire_kv_pool_connected") == 0
 
 

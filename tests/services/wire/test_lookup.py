@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager import Holding
+from kvmanager import PrefixHolding
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.lookup import Lookup, holdings_message, holdings_of, lookup_message, read_lookup
 from tests.services.wire.slicing import drain
@@ -21,7 +21,7 @@ def test_a_lookup_is_read_as_it_was_written(token_ids: list[int], salt: bytes, f
     assert drain(read_lookup(data)) == Lookup(array("i", token_ids), salt, fingerprint)
 
 
-@given(st.lists(st.builds(Holding, NAMES, COUNTS, COUNTS), max_size=5))
-def test_what_pools_hold_is_read_as_it_was_written(holdings: list[Holding]) -> None:
+@given(st.lists(st.builds(PrefixHolding, NAMES, COUNTS, COUNTS), max_size=5))
+def test_what_pools_hold_is_read_as_it_was_written(holdings: list[PrefixHolding]) -> None:
     data = holdings_message(holdings).SerializeToString()
     assert holdings_of(pb.LookupPrefixResponse.FromString(data)) == holdings

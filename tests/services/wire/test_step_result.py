@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks import Copy, Refusal, StepItem, StepRefusal, StepResult, TableChange
-from kvmanager import Applied, BlockCounts, Seal
+from kvmanager import AppliedStep, BlockCounts, Seal
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.step_result import result_message, result_of
 from tests.services.wire.slicing import drain, sliced
@@ -20,7 +20,7 @@ REFUSALS = st.builds(Refusal, st.sampled_from(StepItem), COUNTS, st.sampled_from
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> Applied:
+def answers(draw: st.DrawFn) -> AppliedStep:
     device, host = (BlockCounts(*draw(st.tuples(COUNTS, COUNTS, COUNTS, COUNTS))) for _ in range(2))
     result = StepResult(
         step=draw(IDS),
@@ -35,7 +35,7 @@ def answers(draw: st.DrawFn) -> Applied:
         host_withheld_blocks=tuple(draw(st.lists(BLOCKS, max_size=3))),
     )
     sealed = draw(st.lists(st.tuples(BLOCKS, KEYS), max_size=3))
-    return Applied(
+    return AppliedStep(
         result=result,
         effects=[],
         device=device,
@@ -51,13 +51,13 @@ def answers(draw: st.DrawFn) -> Applied:
 
 
 @given(answers())
-def test_an_answer_is_read_as_it_was_written(applied: Applied) -> None:
+def test_an_answer_is_read_as_it_was_written(applied: AppliedStep) -> None:
     message = pb.StepResult.FromString(drain(result_message(applied)).SerializeToString())
     assert result_of(message) == applied.result
 
 
 @given(answers())
-def test_an_answer_says_more_for_those_who_keep_books_of_their_own(applied: Applied) -> None:
+def test_an_answer_says_more_for_those_who_keep_books_of_their_own(applied: AppliedStep) -> None:
     message = drain(result_message(applied))
     keys = [message.sealed_keys[start : start + 32] for start in range(0, len(message.sealed_keys), 32)]
     assert list(map(Seal, message.sealed_blocks, keys)) == applied.sealed
@@ -77,7 +77,9 @@ def test_an_answer_of_many_entries_is_written_in_slices_and_read_as_it_was_writt
     )
     counts = BlockCounts(0, 0, 0)
     seals = [Seal(number, bytes(32)) for number in many]
-    work = result_message(Applied(result, [], counts, counts, list(many), [bytes(32)] * len(many), seals, [], 0, 0, 0))
+    work = result_message(
+        AppliedStep(result, [], counts, counts, list(many), [bytes(32)] * len(many), seals, [], 0, 0, 0)
+    )
     message, pauses = sliced(work)
     assert pauses > 80
     assert result_of(message) == result

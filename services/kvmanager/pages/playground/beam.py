@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from blocks import FreeReason
-from services.kvmanager.pages.playground.driven_pool import DrivenPool
+from services.kvmanager.pages.playground.sandbox_pool import SandboxPool
 
 
 class BeamExample:
@@ -13,7 +13,7 @@ class BeamExample:
         self.stage = 0
         self._beams: list[int] = []
 
-    def next(self, pool: DrivenPool) -> None:
+    def next(self, pool: SandboxPool) -> None:
         """Play the next step. Whatever the pool refuses is raised as it is, and ends the example."""
         play = _STAGES[self.stage]
         try:
@@ -24,25 +24,25 @@ class BeamExample:
         self.stage = (self.stage + 1) % BEAM_STAGES
 
 
-def _prompt(pool: DrivenPool, _: list[int]) -> list[int]:
+def _prompt(pool: SandboxPool, _: list[int]) -> list[int]:
     pool.say("Beam search with four beams, as in Figure 9 of the paper. The prompt fills one block.")
     return [pool.begin_sequence(pool.new_tokens(pool.block_size), 5 * pool.block_size)]
 
 
-def _part(pool: DrivenPool, beams: list[int]) -> list[int]:
+def _part(pool: SandboxPool, beams: list[int]) -> list[int]:
     pool.say("Two candidates part: they share the prompt, and each gets a block of its own.")
     beams = [beams[0], pool.fork(beams[0])]
     pool.grow(beams, pool.block_size)
     return beams
 
 
-def _go_on(pool: DrivenPool, beams: list[int]) -> list[int]:
+def _go_on(pool: SandboxPool, beams: list[int]) -> list[int]:
     pool.say("Both go on for another block.")
     pool.grow(beams, pool.block_size)
     return beams
 
 
-def _diverge(pool: DrivenPool, beams: list[int]) -> list[int]:
+def _diverge(pool: SandboxPool, beams: list[int]) -> list[int]:
     first, other = beams
     pool.say(f"Three candidates come from sequence {first}: they share its three blocks and diverge in the fourth.")
     beams = [first, pool.fork(first), pool.fork(first), other]
@@ -50,7 +50,7 @@ def _diverge(pool: DrivenPool, beams: list[int]) -> list[int]:
     return beams
 
 
-def _choose(pool: DrivenPool, beams: list[int]) -> list[int]:
+def _choose(pool: SandboxPool, beams: list[int]) -> list[int]:
     first, second, third, last = beams
     pool.say(f"The four best of the next step all come from {second} and {third}: {first} and {last} are pruned.")
     beams = [second, pool.fork(second), third, pool.fork(third)]
@@ -59,7 +59,7 @@ def _choose(pool: DrivenPool, beams: list[int]) -> list[int]:
     return beams
 
 
-def _copy(pool: DrivenPool, beams: list[int]) -> list[int]:
+def _copy(pool: SandboxPool, beams: list[int]) -> list[int]:
     first, second, third, last = beams
     pool.say(f"Next, {first} goes on twice and {last} not at all. Its last block is begun: only that one is copied.")
     beams = [first, second, third, pool.fork(first)]
@@ -68,13 +68,13 @@ def _copy(pool: DrivenPool, beams: list[int]) -> list[int]:
     return beams
 
 
-def _end(pool: DrivenPool, beams: list[int]) -> list[int]:
+def _end(pool: SandboxPool, beams: list[int]) -> list[int]:
     pool.say("The search is over. Whole blocks stay cached until their space is needed.")
     pool.free(beams, FreeReason.FINISHED)
     return []
 
 
-_STAGES: tuple[Callable[[DrivenPool, list[int]], list[int]], ...] = (
+_STAGES: tuple[Callable[[SandboxPool, list[int]], list[int]], ...] = (
     _prompt,
     _part,
     _go_on,

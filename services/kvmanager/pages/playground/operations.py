@@ -65,11 +65,11 @@ class BeamOperation(_Operation):
 Operation = NewOperation | AppendOperation | ForkOperation | WriteOperation | FreeOperation | BeamOperation
 
 
-class Beginning(_Operation):
+class NewSandbox(_Operation):
     """What a sandbox is made with."""
 
     block_size: Literal[4, 16] = 16
 
 
 OPERATION: TypeAdapter[Operation] = TypeAdapter(Annotated[Operation, Field(discriminator="operation")])
-BEGINNING: TypeAdapter[Beginning] = TypeAdapter(Beginning)
+NEW_SANDBOX: TypeAdapter[NewSandbox] = TypeAdapter(NewSandbox)

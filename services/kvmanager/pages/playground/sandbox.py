@@ -6,7 +6,7 @@ from blocks import FreeReason
 from services.kvmanager.pages.playground import operations as op
 from services.kvmanager.pages.playground.beam import BeamExample
 from services.kvmanager.pages.playground.contiguous import ContiguousMemory, Demand, policies
-from services.kvmanager.pages.playground.driven_pool import BLOCKS, DrivenPool, OperationRefused, SandboxLog
+from services.kvmanager.pages.playground.sandbox_pool import BLOCKS, OperationRefused, SandboxLog, SandboxPool
 
 _MOST_OPERATIONS = 400
 
@@ -16,7 +16,7 @@ class Sandbox:
 
     def __init__(self, block_size: int) -> None:
         self.log = SandboxLog()
-        self.pool = DrivenPool(block_size, self.log)
+        self.pool = SandboxPool(block_size, self.log)
         self.beam = BeamExample()
         self.words: dict[str, int] = {}
         self.done: list[op.Operation] = []

@@ -5,8 +5,8 @@ from typing import Any
 
 import kvmanager
 from services.kvmanager.pages.playground.beam import BEAM_STAGES
-from services.kvmanager.pages.playground.driven_pool import BLOCKS, DrivenPool
 from services.kvmanager.pages.playground.sandbox import Sandbox
+from services.kvmanager.pages.playground.sandbox_pool import BLOCKS, SandboxPool
 
 
 def sandbox_json(box: Sandbox) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def sandbox_json(box: Sandbox) -> dict[str, Any]:
     }
 
 
-def _block(pool: DrivenPool, block: int, holders: list[int]) -> dict[str, Any]:
+def _block(pool: SandboxPool, block: int, holders: list[int]) -> dict[str, Any]:
     device, size = pool.core.device, pool.block_size
     fills = []
     for number in holders:
@@ -48,7 +48,7 @@ def _block(pool: DrivenPool, block: int, holders: list[int]) -> dict[str, Any]:
     }
 
 
-def _sequence(pool: DrivenPool, number: int, words: dict[int, str]) -> dict[str, Any]:
+def _sequence(pool: SandboxPool, number: int, words: dict[int, str]) -> dict[str, Any]:
     text = pool.text(number)
     return {
         "sequence": number,

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, closing
 
 from kvmanager import Event, KVManager, Session, Violation
-from services.kvmanager.slices import in_slices
+from services.kvmanager.slices import run_in_slices
 
 # Between two slices, each of a third of a millisecond: well below one per cent of a core.
 _SLICE_PAUSE_SECONDS = 0.05
@@ -20,7 +20,7 @@ _TOLD_EVENTS = 10
 log = logging.getLogger("quire.kvmanager")
 
 
-class Auditing:
+class Auditor:
     """Audits all pools, and tells what it found."""
 
     def __init__(self, manager: KVManager, clock: Callable[[], float]) -> None:
@@ -58,7 +58,9 @@ class Auditing:
     async def _tell(self, session: Session, violations: list[Violation]) -> None:
         engine_id = session.pool.spec.engine_id
         for block, host, sentence in violations[:_TOLD_VIOLATIONS]:
-            events = await in_slices(self._manager.ledger.touching(engine_id, block, host=host, most=_TOLD_EVENTS))
+            events = await run_in_slices(
+                self._manager.ledger.block_events(engine_id, block, host=host, most=_TOLD_EVENTS)
+            )
             withheld = "; it is withheld" if block else ""
             told = {"engine": engine_id, "block": block, "host": host, "request_ids": _requests(events)}
             sentences = (engine_id, sentence, withheld, _told(events))

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from kvmanager import Ledger
 from quire.v1 import kvmanager_pb2 as pb
 from services.kvmanager.renderer import summary
-from services.kvmanager.slices import in_slices
+from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import InvalidField
 from services.wire.ledger import event_message
 
@@ -16,7 +16,7 @@ _PAGE = 100
 _SLICES = 50
 
 
-class LedgerReading:
+class LedgerReader:
     """The readers of one ledger. Nothing waits for them; each looks for itself at what has come."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -25,7 +25,7 @@ class LedgerReading:
 
     def tell(self) -> None:
         """Say that something may have been recorded."""
-        self._ledger.settle()
+        self._ledger.flush()
         for news in self._news:
             news.set()
 
@@ -60,7 +60,7 @@ class LedgerReading:
 
     async def explain(self, request_id: str) -> pb.ExplainResponse:
         """Explain a request, letting others work in between. Raises UnknownRequest."""
-        explanation = await in_slices(self._ledger.explaining(request_id), _SLICES)
+        explanation = await run_in_slices(self._ledger.explaining(request_id), _SLICES)
         message = pb.ExplainResponse(summary=summary(explanation))
         for start in range(0, len(explanation.events), _SLICES):
             message.events.extend(map(event_message, explanation.events[start : start + _SLICES]))

@@ -14,7 +14,7 @@ _READ_IN_SLICES = ("Attach", "LookupPrefix")
 _REQUEST_BYTES = 1 << 16
 
 
-class RawRequests(HandlerInterceptor):
+class RawRequestInterceptor(HandlerInterceptor):
     """Hands `Attach` and `LookupPrefix` their messages unread, and lets no other request be large."""
 
     service = pb.DESCRIPTOR.services_by_name["KVManager"].full_name

@@ -22,7 +22,7 @@ _LOOK_THROUGH_SECONDS = 3600.0
 
 
 @contextmanager
-def survivors_set_aside() -> Iterator[None]:
+def freeze_survivors() -> Iterator[None]:
     """Let collections inside the context pass over whatever has survived one that was not the youngest's alone."""
     gc.callbacks.append(_set_aside)
     try:
@@ -31,7 +31,7 @@ def survivors_set_aside() -> Iterator[None]:
         gc.callbacks.remove(_set_aside)
 
 
-def setting_aside(work: Generator[None, None, _Result]) -> Generator[None, None, _Result]:
+def freezing(work: Generator[None, None, _Result]) -> Generator[None, None, _Result]:
     """Do work whose results stay, and whose lists have a million entries: set them aside before they are collected."""
     while True:
         try:
@@ -48,20 +48,22 @@ def _set_aside(phase: str, facts: dict[str, int]) -> None:
         gc.freeze()
 
 
-async def collecting(manager: KVManager, clock: Callable[[], float], period_seconds: float = _PERIOD_SECONDS) -> None:
+async def run_collections(
+    manager: KVManager, clock: Callable[[], float], period_seconds: float = _PERIOD_SECONDS
+) -> None:
     """Set survivors aside, and look through all of them at times, until cancelled. `clock` is in seconds."""
     looked_through_at, any_since = clock(), False
-    with survivors_set_aside():
+    with freeze_survivors():
         while True:
             attached = bool(manager.sessions())
             if (any_since and not attached) or clock() - looked_through_at >= _LOOK_THROUGH_SECONDS:
-                look_through()
+                collect_all()
                 looked_through_at = clock()
             any_since = attached
             await asyncio.sleep(period_seconds)
 
 
-def look_through() -> None:
+def collect_all() -> None:
     """Collect everything that nothing refers to but itself."""
     gc.unfreeze()
     gc.collect()

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvmanager import KVManager, PoolReport, Session, adopt
 from quire.v1 import kvmanager_pb2 as pb
-from services.kvmanager.collecting import setting_aside
+from services.kvmanager.garbage_collection import freezing
 from services.runtime.errors import UnexpectedMessage
 from services.wire.attach import kind_of, only_field, read_register
 from services.wire.report import ReportReader
@@ -18,7 +18,7 @@ _POLITE_SECONDS = 0.001
 Requests = AsyncIterator[bytes]
 
 
-class Attaching:
+class AttachHandshake:
     """One engine's way to its session. Attaches under way take turns, slice by slice.
 
     `report` is what was adopted, `replaced` the session in whose place the new one is.
@@ -49,18 +49,18 @@ class Attaching:
             while not last:
                 data = await next_message(requests, "report")
                 async for sign in self._in_slices(reader.add(only_field(data, "report"))):
-                    self._manager.check_last(registration)
+                    self._manager.check_latest(registration)
                     yield sign
                 last = self._result
                 self._pages += 1
                 await asyncio.sleep(self._politeness())
-            async for sign in self._in_slices(setting_aside(adopt(spec, reader.report))):
-                self._manager.check_last(registration)
+            async for sign in self._in_slices(freezing(adopt(spec, reader.report))):
+                self._manager.check_latest(registration)
                 yield sign
-            self.replaced = self._manager.of_engine(spec.engine_id)
+            self.replaced = self._manager.find_session(spec.engine_id)
             self.session = self._manager.attach(spec, self._result, registration)
         finally:
-            self._manager.withdraw(registration)
+            self._manager.unregister(registration)
 
     async def _in_slices(self, work: Generator[None, None, Any]) -> AsyncIterator[pb.PoolResponse]:
         for _ in self._keeping(work):

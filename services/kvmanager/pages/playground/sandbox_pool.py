@@ -5,8 +5,8 @@ from itertools import count, islice
 from typing import Any
 
 from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Step
-from kvmanager import Applied, Pool, PoolSpec
-from services.kvmanager.pages.playground import narration
+from kvmanager import AppliedStep, Pool, PoolSpec
+from services.kvmanager.pages.playground import log_messages
 
 BLOCKS = 64
 # In blocks: what a sequence may become, and what contiguous reservation has to reckon with.
@@ -57,7 +57,7 @@ class SandboxLog:
         self._operation += 1
 
 
-class DrivenPool:
+class SandboxPool:
     """A pool, and the texts of its sequences. `block_size` in tokens. What cannot be done raises OperationRefused."""
 
     def __init__(self, block_size: int, log: SandboxLog) -> None:
@@ -101,7 +101,7 @@ class DrivenPool:
         (table,) = applied.result.tables
         self.texts[number] = SequenceText(token_ids, expected)
         cached = table.cached_tokens // self.block_size
-        told = narration.began(number, len(token_ids), table.block_ids[:cached], table.block_ids[cached:])
+        told = log_messages.began(number, len(token_ids), table.block_ids[:cached], table.block_ids[cached:])
         self.say(" ".join([told, *_cost(applied)]))
         self._computed([number])
         return number
@@ -118,7 +118,7 @@ class DrivenPool:
             text = self.text(number)
             text.token_ids += self.new_tokens(tokens)
             text.final = max(text.final, len(text.token_ids))
-            self.say(narration.grew(number, tokens, tables[number], self._table(number), holders))
+            self.say(log_messages.grew(number, tokens, tables[number], self._table(number), holders))
         self._computed_at_cost(numbers, applied)
 
     def fork(self, number: int) -> int:
@@ -128,7 +128,7 @@ class DrivenPool:
         child = next(self._ids)
         self._apply(forks=[Fork(number, child, len(text.token_ids))])
         self.texts[child] = SequenceText(list(text.token_ids), text.final, number)
-        self.say(narration.forked(number, child, self._table(child), self.core.device))
+        self.say(log_messages.forked(number, child, self._table(child), self.core.device))
         self._set_lengths([child])
         return child
 
@@ -149,7 +149,7 @@ class DrivenPool:
         )
         (text.token_ids[-1],) = self.new_tokens(1)
         new, copied = self._table(number)[-1], bool(applied.result.copies)
-        self.say(narration.rewrote(number, last, new, holders, copied=copied))
+        self.say(log_messages.rewrote(number, last, new, holders, copied=copied))
         self._computed_at_cost([number], applied)
 
     def free(self, numbers: list[int], reason: FreeReason) -> None:
@@ -158,7 +158,7 @@ class DrivenPool:
             table = list(self._table(number))
             self._apply(frees=[Free(number, reason)])
             del self.texts[number]
-            self.say(narration.ended(number, reason, table, self.core.device))
+            self.say(log_messages.ended(number, reason, table, self.core.device))
 
     def _check_room(self, tokens: int, sequences: int) -> None:
         if tokens > self.longest:
@@ -170,13 +170,13 @@ class DrivenPool:
         self.text(number)
         return self.core.sequences[number].table
 
-    def _apply(self, **items: Any) -> Applied:
+    def _apply(self, **items: Any) -> AppliedStep:
         applied = self.core.apply(Step(next(self._steps), **items))
         if applied.result.refusals:
             raise OperationRefused(applied.result.refusals[0].detail)
         return applied
 
-    def _computed_at_cost(self, numbers: list[int], applied: Applied) -> None:
+    def _computed_at_cost(self, numbers: list[int], applied: AppliedStep) -> None:
         for told in _cost(applied):
             self.say(told)
         self._computed(numbers)
@@ -196,6 +196,6 @@ class DrivenPool:
         self._apply(lengths=[(number, len(self.text(number).token_ids)) for number in numbers])
 
 
-def _cost(applied: Applied) -> list[str]:
+def _cost(applied: AppliedStep) -> list[str]:
     """Tell what was given up for a grant, if anything was."""
-    return [narration.given_up([block for block, _ in applied.evicted])] if applied.evicted else []
+    return [log_messages.given_up([block for block, _ in applied.evicted])] if applied.evicted else []

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
-from services.kvmanager import auditing
+from services.kvmanager import auditor
 from services.kvmanager.metrics import KVManagerMetrics
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
@@ -63,14 +63,14 @@ async def running() -> AsyncIterator[tuple[KVManagerService, pb_grpc.KVManagerSt
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits follow each other without rest."""
-    monkeypatch.setattr(auditing, "_LEAST_REST_SECONDS", 0)
-    monkeypatch.setattr(auditing, "_SLICE_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(auditor, "_LEAST_REST_SECONDS", 0)
+    monkeypatch.setattr(auditor, "_SLICE_PAUSE_SECONDS", 0)
 
 
 @pytest.fixture
 def at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The audit that never ends rests: what is found is found by those that are asked for."""
-    monkeypatch.setattr(auditing, "_LEAST_REST_SECONDS", 1000)
+    monkeypatch.setattr(auditor, "_LEAST_REST_SECONDS", 1000)
 
 
 def prompt(sequence: int) -> pb.Allocate:

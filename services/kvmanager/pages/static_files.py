@@ -19,7 +19,7 @@ _NAMES = {"index.html": "/", "sandbox.html": "/sandbox"}
 Page = Callable[[Request], Awaitable[Response]]
 
 
-def pages() -> dict[str, Page]:
+def static_routes() -> dict[str, Page]:
     """Return what answers each path."""
     folder = resources.files(__package__) / "page"
     files = [file for file in folder.iterdir() if file.name.endswith(tuple(_TYPES))]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from blocks import Step
-from kvmanager import Applied, PoolReport, Session
+from kvmanager import AppliedStep, PoolReport, Session
 from services.runtime.settings import InvalidSetting
 from services.wire.records.file import RecordFile, create, log
 from services.wire.records.operations import OperationsRecord
@@ -51,7 +51,7 @@ class OperationsRecorder:
         self._files = [*(one for one in self._files if not one.closed), file]
         log.info("%s: the operations of engine %s are recorded, token ids included", path, spec.engine_id)
 
-    def applied(self, session: Session, step: Step, applied: Applied) -> None:
+    def applied(self, session: Session, step: Step, applied: AppliedStep) -> None:
         """Record a Step."""
         if session.number in self._sessions:
             record, file = self._sessions[session.number]

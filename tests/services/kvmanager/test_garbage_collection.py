@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from kvmanager import KVManager, PoolSpec
-from services.kvmanager.collecting import collecting, setting_aside, survivors_set_aside
+from services.kvmanager.garbage_collection import freeze_survivors, freezing, run_collections
 
 HOUR = 3600.0
 
@@ -28,7 +28,7 @@ def thawed() -> Iterator[None]:
 
 
 def test_what_has_survived_two_collections_is_looked_at_no_more() -> None:
-    with survivors_set_aside():
+    with freeze_survivors():
         kept = [[number] for number in range(100)]
         gc.collect(0)
         assert any(one is kept for one in gc.get_objects())
@@ -45,7 +45,7 @@ def test_what_a_slice_brings_is_set_aside_before_it_is_ever_collected() -> None:
         yield
         return large
 
-    sliced = setting_aside(work())
+    sliced = freezing(work())
     next(sliced)
     with pytest.raises(StopIteration) as end:
         next(sliced)
@@ -59,7 +59,7 @@ def test_cycles_go_once_an_hour_and_when_the_last_engine_has_left(seconds: float
 
     async def look() -> bool:
         clock = count(0.0, seconds)
-        task = asyncio.create_task(collecting(manager, lambda: next(clock), period_seconds=0))
+        task = asyncio.create_task(run_collections(manager, lambda: next(clock), period_seconds=0))
         await asyncio.sleep(0)
         cyclic = weakref.ref(Cyclic())
         gc.freeze()
