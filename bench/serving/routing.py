@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.loads.engine_loads import LoadSamples, most_over_mean
 from bench.loads.memory import DATA_VARIABLE, DataMissing
 from bench.report.results import Row, publish, row, track
-from services.gateway.fleet.routing import Policy
+from services.gateway.fleet.routing import RoutingPolicy
 from services.loadgen.clients.target import Target
 from services.loadgen.driver import Progress
 from services.loadgen.run import Run, completed_by, describe, measure
@@ -76,7 +76,7 @@ CASES = (
 class Fleet:
     """Engines of so many blocks behind a gateway."""
 
-    policy: Policy
+    policy: RoutingPolicy
     engines: int
     blocks: int
 
@@ -110,7 +110,10 @@ def _fleets(case: RoutedWorkload) -> list[Fleet]:
     return [
         fleet
         for blocks in case.pools
-        for fleet in (Fleet(Policy.PREFIX, 1, ENGINES * blocks), *(Fleet(one, ENGINES, blocks) for one in Policy))
+        for fleet in (
+            Fleet(RoutingPolicy.PREFIX, 1, ENGINES * blocks),
+            *(Fleet(one, ENGINES, blocks) for one in RoutingPolicy),
+        )
     ]
 
 
@@ -202,7 +205,7 @@ def _rows(case: RoutedWorkload, outcomes: dict[str, Outcome]) -> list[Row]:
     for blocks in case.pools:
         alone = outcomes[f"{case.name}_{blocks}_one_engine"]
         rows.append(row("routing", f"{case.name}_{blocks}_one_engine_hit_rate", round(alone.hit_rate, 4), "share"))
-        for policy in Policy:
+        for policy in RoutingPolicy:
             name = _name(case, Fleet(policy, ENGINES, blocks))
             outcome = outcomes[name]
             over = round(outcome.hit_rate / alone.hit_rate, 4) if alone.hit_rate else None

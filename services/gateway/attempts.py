@@ -10,7 +10,7 @@ from services.gateway.fleet.dispatch import Dispatcher, Placement
 from services.gateway.fleet.engine_events import Failover, FailoverReason, late
 from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.fleet.lost_engines import LostEngines
-from services.gateway.fleet.ticket import Event
+from services.gateway.fleet.request_stream import Event
 from services.gateway.prepared_request import PreparedRequest
 from services.runtime.errors import RequestGivenUp, Unavailable
 
@@ -26,7 +26,7 @@ class FailoverLimits:
     seconds: float
 
 
-class Attempts:
+class RequestAttempts:
     """At most one engine has the request at a time. `clock` is in seconds."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Attempts:
         self._take(await self._dispatcher.place(request.model, request.submission, request.span))
 
     async def next_events(self) -> list[Event]:
-        """Wait for what the engine sends next. Raises LinkBroke, SlowClient, or DeadlinePassed."""
+        """Wait for what the engine sends next. Raises EngineDisconnected, SlowClient, or DeadlinePassed."""
         try:
             return await self._present().ticket.next_events(self._request.deadline.at)
         except TimeoutError as error:

@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Self
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
-from services.gateway.attempts import Attempts
+from services.gateway.attempts import RequestAttempts
 from services.gateway.fleet.engine_events import EventBatch, Failover, FailoverReason, abandonment, failure, refusal
-from services.gateway.fleet.ticket import LinkBroke
+from services.gateway.fleet.request_stream import EngineDisconnected
 from services.gateway.prepared_request import PreparedRequest
 from services.gateway.sample_output import SampleOutput
 from services.gateway.text.text_stream import TextStream
@@ -30,7 +30,7 @@ log = logging.getLogger("quire.gateway")
 class Generation:
     """A request that engines work on. As a context, it ends the request at its engine. `clock` is in seconds."""
 
-    def __init__(self, request: PreparedRequest, attempts: Attempts, clock: Callable[[], float]) -> None:
+    def __init__(self, request: PreparedRequest, attempts: RequestAttempts, clock: Callable[[], float]) -> None:
         self.request = request
         self._attempts = attempts
         self._clock = clock
@@ -70,7 +70,7 @@ class Generation:
             log.exception("request %s failed", self.request.parameters.request_id)
             raise GenerationFailed(f"the gateway failed at this request: {type(error).__name__}") from error
 
-    def client_is_slow(self) -> None:
+    def on_slow_client(self) -> None:
         """End the request at the engine: its client does not read."""
         self._attempts.cancel(engine_pb2.CANCEL_REASON_SLOW_CLIENT)
 
@@ -91,7 +91,7 @@ class Generation:
         while True:
             try:
                 batch = EventBatch.of(await self._attempts.next_events())
-            except LinkBroke:
+            except EngineDisconnected:
                 if all(sample.ended for sample in self._samples):
                     return EventBatch(finished=self._own_finish())
                 lost = Unavailable("the engine went away while it was answering")
@@ -161,7 +161,7 @@ class Generation:
                 batch = EventBatch.of(await self._attempts.next_events())
                 if batch.finished is not None:
                     return batch.finished
-        except LinkBroke:
+        except EngineDisconnected:
             return self._own_finish()
 
     def _own_finish(self) -> engine_pb2.RequestFinished:

@@ -13,7 +13,7 @@ from services.gateway.text.stop_strings import StopRules
 from services.runtime.errors import InvalidField
 from services.wire.duration import seconds_of
 
-LONGEST_REQUEST_ID_BYTES = 128
+MAX_REQUEST_ID_BYTES = 128
 _MOST_STOP_STRINGS = 64
 _LONGEST_STOP_STRING_BYTES = 1024
 _SEED_BITS = 63
@@ -21,7 +21,7 @@ _MOST_SAMPLES = 128
 _MOST_LOGPROBS = 20
 _LONGEST_CONSTRAINT_BYTES = 64 * 1024
 _MOST_LENGTH_PENALTY = 10.0
-MOST_TIMEOUT_SECONDS = 86_400
+MAX_TIMEOUT_SECONDS = 86_400
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,7 @@ def new_request_id() -> str:
 
 def _request_id(given: str) -> str:
     size = len(given.encode())
-    _require(
-        size <= LONGEST_REQUEST_ID_BYTES, "request_id", f"has {size} bytes, the most is {LONGEST_REQUEST_ID_BYTES}"
-    )
+    _require(size <= MAX_REQUEST_ID_BYTES, "request_id", f"has {size} bytes, the most is {MAX_REQUEST_ID_BYTES}")
     return given or new_request_id()
 
 
@@ -231,9 +229,9 @@ def _timeout(request: gateway_pb2.GenerateRequest) -> float | None:
         return None
     seconds = seconds_of(request.timeout)
     _require(
-        0 < seconds <= MOST_TIMEOUT_SECONDS,
+        0 < seconds <= MAX_TIMEOUT_SECONDS,
         "timeout",
-        f"is {seconds:g} s, it must be above 0 and at most {MOST_TIMEOUT_SECONDS}",
+        f"is {seconds:g} s, it must be above 0 and at most {MAX_TIMEOUT_SECONDS}",
     )
     return seconds
 

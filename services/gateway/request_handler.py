@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.admission import AdmissionControl, AdmittedRequest
-from services.gateway.access.callers import SOMEWHERE, Caller, Origin
+from services.gateway.access.callers import DEFAULT_ORIGIN, Caller, Origin
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.access.slow_clients import Reader, SlowClients
 from services.gateway.access.tenants import Reservation, Tenants
 from services.gateway.access.token_bound import most_tokens, sequences_of
-from services.gateway.attempts import Attempts, FailoverLimits
+from services.gateway.attempts import FailoverLimits, RequestAttempts
 from services.gateway.deadlines import Deadline
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.fleet import Fleet, ServedModel
@@ -92,31 +92,31 @@ class RequestHandler:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin = SOMEWHERE) -> Responses:
+    async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin = DEFAULT_ORIGIN) -> Responses:
         """Yield what the client gets. Raises a ServiceError.
 
         All that the request holds is on one stack, which gives it back in the reverse order, whatever happens.
         Observers are called beside it, and last.
         """
         info = self._info(request, origin)
-        observer, finished = self._observer.request(info), None
+        observer, finished = self._observer.on_request(info), None
         try:
             async with AsyncExitStack() as held:
                 life = self._admit(held, request, info, observer)
-                observer.admitted(life.parameters.request_id)
+                observer.on_admitted(life.parameters.request_id)
                 prepared = await self._prepare(request, info, life)
-                observer.prepared(prepared.progress)
+                observer.on_prepared(prepared.progress)
                 life.reservation.expect(prepared.most_tokens(), prepared.progress.used_tokens)
                 life.place.weigh(prepared.most_tokens(), self._clock())
                 responses, reader = await self._begin(held, prepared, observer)
-                observer.submitted(prepared.progress)
+                observer.on_submitted(prepared.progress)
                 async for response in responses:
                     match response.WhichOneof("event"):
                         case "delta":
-                            observer.tokens(response.delta, self._clock())
+                            observer.on_tokens(response.delta, self._clock())
                         case "started":
                             life.place.started(self._clock())
-                            observer.started(response.started)
+                            observer.on_started(response.started)
                         case "finished":
                             finished = response.finished
                     reader.begin()
@@ -124,11 +124,11 @@ class RequestHandler:
                     reader.end()
         except BaseException as error:
             if finished is None:
-                observer.failed(error, self._clock())
+                observer.on_failed(error, self._clock())
             raise
         finally:
             if finished is not None:
-                observer.ended(finished, self._clock())
+                observer.on_ended(finished, self._clock())
 
     @property
     def slow_clients(self) -> SlowClients:
@@ -175,8 +175,8 @@ class RequestHandler:
         """Forget what was counted of models, engines and tenants that are gone, a while after that."""
         self._fleet.forget(now)
         models, tenants = self._fleet.names(), self._limits.tenants
-        self._limits.admission.keep(models)
-        self._observer.inventory(Inventory(self._fleet.engines(), models, tenants.names()), now)
+        self._limits.admission.retain_models(models)
+        self._observer.on_inventory(Inventory(self._fleet.engines(), models, tenants.names()), now)
         tenants.forget(now)
 
     async def drain(self) -> None:
@@ -208,7 +208,7 @@ class RequestHandler:
         reservation = held.enter_context(self._limits.tenants.admitted(caller, most, sequences))
         place = held.enter_context(self._place(model, most, request, info.arrival))
         deadline = Deadline.after(info.arrival, parameters.timeout, clock)
-        held.enter_context(deadline.noticed(lambda: observer.deadline_passed(waiting=place.waiting)))
+        held.enter_context(deadline.noticed(lambda: observer.on_deadline_passed(waiting=place.waiting)))
         held.enter_context(model.in_use())
         return _Life(model, parameters, reservation, place, deadline)
 
@@ -216,11 +216,11 @@ class RequestHandler:
         self, held: AsyncExitStack, prepared: PreparedRequest, observer: RequestObserver
     ) -> tuple[Responses, Reader]:
         """Give a request to an engine; return its responses, and the watch over the client that reads them."""
-        attempts = Attempts(prepared, self._dispatcher, self._limits.failover, self._clock)
+        attempts = RequestAttempts(prepared, self._dispatcher, self._limits.failover, self._clock)
         generation = held.enter_context(Generation(prepared, attempts, self._clock))
         await attempts.begin()
         responses = await held.enter_async_context(aclosing(generation.responses()))
-        return responses, held.enter_context(self.slow_clients.watched(generation, observer.slow_client))
+        return responses, held.enter_context(self.slow_clients.watched(generation, observer.on_slow_client))
 
     @contextmanager
     def _own_id(self, caller: Caller, request_id: str) -> Iterator[None]:
@@ -242,12 +242,12 @@ class RequestHandler:
             self._last_refused_at = self._clock()
             raise Unavailable("the gateway is draining", refusal=RejectionReason.DRAINING)
         admission = self._limits.admission
-        place = admission.enter(model.name, most, arrival, sequences_of(request))
+        place = admission.admit(model.name, most, arrival, sequences_of(request))
         self._empty.clear()
         try:
             yield place
         except Overloaded as error:  # the engines' own queues are full
-            error.retry_seconds = admission.seconds_until_one_ends(self._clock())
+            error.retry_seconds = admission.seconds_until_next_end(self._clock())
             raise
         finally:
             place.leave(self._clock())

@@ -22,13 +22,13 @@ from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet
 from services.gateway.fleet.prefix_lookup import PrefixLookup
-from services.gateway.fleet.routing import Policy, Router
+from services.gateway.fleet.routing import Router, RoutingPolicy
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.observe.observers import GatewayObservers
 from services.gateway.observe.request_log import RequestLog
 from services.gateway.observe.tenant_usage import TenantUsage
 from services.gateway.request_handler import RequestHandler, RequestLimits
-from services.gateway.servicer import MOST_ADMIN_SECONDS, GatewayServicer, ParsingInterceptor
+from services.gateway.servicer import ADMIN_TIMEOUT_SECONDS, GatewayServicer, ParsingInterceptor
 from services.gateway.settings import GatewaySettings
 from services.runtime import transport
 from services.runtime.errors import RejectionReason, Unauthenticated
@@ -70,7 +70,7 @@ class GatewayService:
         clock = asyncio.get_running_loop().time
         usage = TenantUsage()
         self._observer = GatewayObservers(RequestLog(), usage, observer or GatewayObserver())
-        self._observer.tenants(usage.figures, tenants.rejections)
+        self._observer.on_tenants(usage.figures, tenants.rejections)
         self._lookup = PrefixLookup(settings.kvmanager, clock, links_tls) if settings.kvmanager else None
         links = LinkOptions(
             timeout_seconds=settings.link_timeout_seconds,
@@ -80,7 +80,7 @@ class GatewayService:
             observer=self._observer,
         )
         self._fleet = Fleet(EngineAddresses.of(settings.engines), settings.discovery_seconds, links)
-        router = Router(Policy(settings.routing), settings.routing_slack_tokens)
+        router = Router(RoutingPolicy(settings.routing), settings.routing_slack_tokens)
         dispatcher = Dispatcher(self._fleet, router, self._lookup, self._observer, clock)
         failover = FailoverLimits(settings.failovers, settings.failover_seconds)
         admission = AdmissionControl(settings.max_requests, settings.max_queued_tokens)
@@ -99,7 +99,7 @@ class GatewayService:
         try:
             return self._authentication.authenticate(authorization)
         except Unauthenticated:
-            self._observer.refused("", RejectionReason.UNAUTHENTICATED)
+            self._observer.on_rejected("", RejectionReason.UNAUTHENTICATED)
             raise
 
     async def start(self) -> str:
@@ -153,7 +153,9 @@ class GatewayService:
             for link in links:
                 if pinned_for[link] != link.sessions:
                     pinned_for[link] = link.sessions
-                    await pinned_prompts.pin_all(self._administration, link, self._pinned_prompts, MOST_ADMIN_SECONDS)
+                    await pinned_prompts.pin_all(
+                        self._administration, link, self._pinned_prompts, ADMIN_TIMEOUT_SECONDS
+                    )
             await change
 
     async def drain(self) -> None:

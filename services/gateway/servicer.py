@@ -13,7 +13,7 @@ from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway.access.auth_interceptor import Authenticate, authorization_of, value_of
 from services.gateway.access.callers import Caller, Origin
 from services.gateway.administration import FleetAdministration
-from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES, new_request_id
+from services.gateway.parameters import MAX_REQUEST_ID_BYTES, new_request_id
 from services.gateway.request_handler import RequestHandler
 from services.gateway.text.utf8 import parse_request
 from services.runtime.interceptors import Handler, HandlerInterceptor, Metadata
@@ -22,10 +22,10 @@ from services.runtime.statuses import translated
 Context = grpc.aio.ServicerContext[Any, Any]
 
 # Without a deadline of the caller's. Computing a long prefix behind a full queue takes its time.
-MOST_ADMIN_SECONDS = 60.0
+ADMIN_TIMEOUT_SECONDS = 60.0
 
 REQUEST_ID_METADATA = "x-request-id"
-_SENDABLE_ID = re.compile(rf"[!-~]{{1,{LONGEST_REQUEST_ID_BYTES}}}")
+_SENDABLE_ID = re.compile(rf"[!-~]{{1,{MAX_REQUEST_ID_BYTES}}}")
 _SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
 
 
@@ -79,7 +79,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
             self._caller(context).require_operator()
             left = context.time_remaining()
             return await self._administration.administer(
-                request, MOST_ADMIN_SECONDS if left is None else max(0.0, left)
+                request, ADMIN_TIMEOUT_SECONDS if left is None else max(0.0, left)
             )
 
     def _origin(self, context: Context) -> Origin:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from services.gateway.fleet.discovery import EngineAddresses
-from services.gateway.fleet.routing import Policy
+from services.gateway.fleet.routing import RoutingPolicy
 from services.runtime import exposure, logs
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import check, setting
@@ -37,7 +37,7 @@ class GatewaySettings:
         "prefix",
         "Who gets a request: the engine that has most of its prompt, unless it has too much to do; the one with least "
         "to do; or each in turn.",
-        choices=tuple(policy.value for policy in Policy),
+        choices=tuple(policy.value for policy in RoutingPolicy),
     )
     routing_window_seconds: float = setting(
         60.0, "With --routing prefix: seconds for which an engine's work counts as its load.", least=0.1

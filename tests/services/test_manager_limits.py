@@ -10,9 +10,9 @@ from engine.schedule.sequence_group import Group
 from kvmanager import limits
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import LONGEST_CONTEXT
-from services.gateway.access.api_keys import is_tenant
-from services.gateway.access.namespace import LONGEST_SALT_BYTES, Namespace, qualified
-from services.gateway.parameters import LONGEST_REQUEST_ID_BYTES
+from services.gateway.access.api_keys import is_tenant_name
+from services.gateway.access.namespace import MAX_SALT_BYTES, Namespace, qualified
+from services.gateway.parameters import MAX_REQUEST_ID_BYTES
 from services.wire.wire_fields import ENTRY_BYTES
 
 BUDGET, SEQUENCES = (
@@ -29,10 +29,10 @@ def a_request(request_id: str, salt: bytes) -> Request:
 @pytest.mark.parametrize("tenant", ["", TENANT])
 @pytest.mark.parametrize("separate", [True, False])
 def test_the_longest_ids_and_salts_of_a_gateway_are_taken_by_engines(tenant: str, separate: bool) -> None:
-    assert is_tenant(TENANT)
-    assert not is_tenant(TENANT + "t")
-    request_id = qualified(tenant, "i" * LONGEST_REQUEST_ID_BYTES)
-    salt = Namespace(separate).salt(tenant, "s" * LONGEST_SALT_BYTES)
+    assert is_tenant_name(TENANT)
+    assert not is_tenant_name(TENANT + "t")
+    request_id = qualified(tenant, "i" * MAX_REQUEST_ID_BYTES)
+    salt = Namespace(separate).salt(tenant, "s" * MAX_SALT_BYTES)
     Capacity(8, 8, 4, 8).check(a_request(request_id, salt))
 
 

@@ -13,8 +13,8 @@ from services.gateway.access.token_bound import ONE_SEQUENCE, Sequences
 from services.runtime.errors import Overloaded, RejectionReason
 
 # Of a bound. Lower marks make better predictions, higher ones use more of what the bound allows.
-LOWER_MARK = 0.8
-# Departures over which throughput is measured, and so many that nothing need be made up.
+LOW_WATERMARK = 0.8
+# Retention over which throughput is measured, and so many that nothing need be made up.
 _RECENT, _ENOUGH = 64, 8
 # An answer takes as long: to come again earlier is of no use.
 _SOONEST_SECONDS = 0.01
@@ -61,7 +61,7 @@ class _Entry:
     since: float
 
 
-class Bound:
+class Limiter:
     """A sum of amounts that is kept within a limit, and a forecast of when there is room again.
 
     Whoever is alone fits, whatever the amount: else one that is larger than the limit would never be served.
@@ -69,7 +69,7 @@ class Bound:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lower_mark = min(limit - 1, int(limit * LOWER_MARK))
+        self._lower_mark = min(limit - 1, int(limit * LOW_WATERMARK))
         self._entries: dict[object, _Entry] = {}  # oldest first
         self._closed = False
         self._throughput = Throughput()
@@ -155,8 +155,8 @@ class AdmittedRequest:
 class _Bounds:
     """What a request is counted in: all that are under way, and the tokens that wait for its model."""
 
-    requests: Bound
-    tokens: Bound
+    requests: Limiter
+    tokens: Limiter
 
 
 class AdmissionControl:
@@ -165,8 +165,8 @@ class AdmissionControl:
     def __init__(self, max_requests: int, max_queued_tokens: int) -> None:
         self._max_requests = max_requests
         self._max_queued_tokens = max_queued_tokens
-        self._requests = Bound(max_requests)
-        self._tokens: dict[str, Bound] = {}
+        self._requests = Limiter(max_requests)
+        self._tokens: dict[str, Limiter] = {}
 
     @property
     def requests(self) -> int:
@@ -177,23 +177,23 @@ class AdmissionControl:
         """Tokens that wait for a model."""
         return self._tokens[model].level if model in self._tokens else 0
 
-    def keep(self, models: Container[str]) -> None:
+    def retain_models(self, models: Container[str]) -> None:
         """Forget other models, of which nothing waits."""
         self._tokens = {name: bound for name, bound in self._tokens.items() if name in models or len(bound)}
 
-    def enter(self, model: str, tokens: int, now: float, sequences: Sequences = ONE_SEQUENCE) -> AdmittedRequest:
+    def admit(self, model: str, tokens: int, now: float, sequences: Sequences = ONE_SEQUENCE) -> AdmittedRequest:
         """Let a request for a served model in, which runs so many sequences and weighs at most so many tokens.
 
         Raises Overloaded, which says when there is room again.
         """
-        bounds = _Bounds(self._requests, self._tokens.setdefault(model, Bound(self._max_queued_tokens)))
+        bounds = _Bounds(self._requests, self._tokens.setdefault(model, Limiter(self._max_queued_tokens)))
         self._check(bounds, tokens, sequences, now)
         place = AdmittedRequest(bounds)
         bounds.requests.enter(place, sequences.count, now)
         bounds.tokens.enter(place, tokens, now)
         return place
 
-    def seconds_until_one_ends(self, now: float) -> float:
+    def seconds_until_next_end(self, now: float) -> float:
         """Foresee when the next of the requests under way ends."""
         return self._requests.seconds_until(self._requests.level - 1, now)
 

@@ -96,7 +96,7 @@ def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def is_tenant(name: str) -> bool:
+def is_tenant_name(name: str) -> bool:
     """Whether a tenant can be called so."""
     return _TENANT.fullmatch(name) is not None
 
@@ -147,7 +147,7 @@ def _key_of(entry: Any) -> _Key:
     if unknown := sorted(entry.keys() - set(_FIELDS)):
         raise ValueError(f"{unknown[0]!r} is no field of it")
     tenant, sha256, operator = entry.get("tenant", ""), entry.get("sha256", ""), entry.get("operator", False)
-    if not isinstance(tenant, str) or not is_tenant(tenant):
+    if not isinstance(tenant, str) or not is_tenant_name(tenant):
         raise ValueError(f"tenant is {tenant!r}, it must be 1 to 64 letters, digits, dots, dashes and underscores")
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise ValueError("sha256 must be 64 hexadecimal digits")  # not shown: it may be the key itself

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.gateway.access.api_keys import ApiKeys, parse
-from services.gateway.access.callers import ANYONE, Caller
+from services.gateway.access.callers import ANONYMOUS, Caller
 from services.gateway.access.tenants import Tenants
 from services.runtime.file_version import version_of
 from services.runtime.settings import InvalidSetting
@@ -36,7 +36,7 @@ class Authentication:
     def authenticate(self, authorization: str | None) -> Caller:
         """Return who sent this value of `authorization`. Raises Unauthenticated."""
         if self._keys is None:
-            return ANYONE
+            return ANONYMOUS
         return self._keys.caller(authorization, self._clock())
 
     async def follow(self) -> None:

@@ -30,7 +30,7 @@ class Caller:
             )
 
 
-ANYONE = Caller()
+ANONYMOUS = Caller()
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Origin:
     `seconds_left` is the call's own deadline. `trace_parent` is what W3C's `traceparent` said, if anything.
     """
 
-    caller: Caller = ANYONE
+    caller: Caller = ANONYMOUS
     protocol: str = "grpc"
     trace_parent: str = ""
     seconds_left: float | None = None
 
 
-SOMEWHERE = Origin()
+DEFAULT_ORIGIN = Origin()

@@ -6,10 +6,10 @@ Where nobody is asked for an API key there is one tenant without a name, whose s
 from dataclasses import dataclass
 
 from quire.v1 import gateway_pb2
-from services.gateway.access.api_keys import is_tenant
+from services.gateway.access.api_keys import is_tenant_name
 from services.runtime.errors import InvalidField
 
-LONGEST_SALT_BYTES = 256
+MAX_SALT_BYTES = 256
 # No text in UTF-8 has this byte, so no client's own salt is one of a tenant's.
 _TENANTS_SALT = b"\xff"
 
@@ -29,7 +29,7 @@ class Namespace:
 
     def salt_of_pin(self, pin: gateway_pb2.PinPrompt) -> bytes:
         """Return the salt of the requests that shall share a pin. Raises InvalidField."""
-        if self.separate and not is_tenant(pin.tenant):
+        if self.separate and not is_tenant_name(pin.tenant):
             fault = f"is {pin.tenant!r}, which is no tenant's name" if pin.tenant else "is missing: whose prefix is it?"
             raise InvalidField(f"pin_prefix.tenant {fault}", "pin_prefix.tenant")
         if pin.tenant and not self.separate:
@@ -45,6 +45,6 @@ def qualified(tenant: str, request_id: str) -> str:
 def checked_salt(given: str, field: str) -> str:
     """Return a salt. Raises InvalidField for one that engines would not take."""
     size = len(given.encode())
-    if size > LONGEST_SALT_BYTES:
-        raise InvalidField(f"{field} has {size} bytes, the most is {LONGEST_SALT_BYTES}", field)
+    if size > MAX_SALT_BYTES:
+        raise InvalidField(f"{field} has {size} bytes, the most is {MAX_SALT_BYTES}", field)
     return given

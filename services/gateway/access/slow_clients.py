@@ -18,7 +18,7 @@ _LOOK_SECONDS = 1.0
 class Stoppable(Protocol):
     """What works for a client."""
 
-    def client_is_slow(self) -> None:
+    def on_slow_client(self) -> None:
         """Stop working."""
 
 
@@ -49,7 +49,7 @@ class Reader:
         """Stop the work for it, and the task that writes; return that."""
         self._writing_since = None
         self._on_slow()
-        self._generation.client_is_slow()
+        self._generation.on_slow_client()
         if self._task is not None:
             self._task.cancel()
         return self._task

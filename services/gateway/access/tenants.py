@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from services.gateway.access.admission import Bound
+from services.gateway.access.admission import Limiter
 from services.gateway.access.api_keys import TenantLimits
 from services.gateway.access.callers import Caller
 from services.gateway.access.token_bound import ONE_SEQUENCE, Sequences
-from services.gateway.fleet.departures import MOST_TENANTS, SECONDS, Departures
+from services.gateway.fleet.retention import MAX_RETAINED_TENANTS, RETENTION_SECONDS, Retention
 from services.runtime.errors import InvalidField, Overloaded, RejectionReason
 
 _SECONDS_PER_MINUTE = 60.0
@@ -55,10 +55,10 @@ class Tenants:
         """`clock` is in seconds and never goes back."""
         self._clock = clock
         self._limits: Mapping[str, TenantLimits] = {}
-        self._running: dict[str, Bound] = {}  # while there are any
+        self._running: dict[str, Limiter] = {}  # while there are any
         self._buckets: dict[str, _Bucket] = {}
         self.rejections: Counter[str] = Counter()  # by tenant
-        self._departures = Departures[str](SECONDS, most=MOST_TENANTS)
+        self._departures = Retention[str](RETENTION_SECONDS, most=MAX_RETAINED_TENANTS)
 
     def limit(self, limits: Mapping[str, TenantLimits]) -> None:
         """Let these limits count from now on, by tenant. What runs goes on, and counts against them."""
@@ -95,7 +95,7 @@ class Tenants:
             self.rejections[tenant] += 1
             raise
         reservation = Reservation(bucket, most_tokens)
-        self._running.setdefault(tenant, Bound(1)).enter(reservation, sequences.count, self._clock())
+        self._running.setdefault(tenant, Limiter(1)).enter(reservation, sequences.count, self._clock())
         try:
             yield reservation
         finally:

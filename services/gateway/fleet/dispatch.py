@@ -12,8 +12,8 @@ from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.fleet.observer import FleetObserver
 from services.gateway.fleet.prefix_lookup import PrefixLookup
-from services.gateway.fleet.routing import Candidate, Policy, Router, RoutingChoice
-from services.gateway.fleet.ticket import Ticket
+from services.gateway.fleet.request_stream import RequestStream
+from services.gateway.fleet.routing import Candidate, Router, RoutingChoice, RoutingPolicy
 from services.runtime.errors import RejectionReason, ServiceError, Unavailable
 from services.runtime.tracing.spans import NO_SPAN, Attributes, Span
 
@@ -26,7 +26,7 @@ class Placement:
 
     engine_id: str
     link: EngineLink
-    ticket: Ticket
+    ticket: RequestStream
     keys: Sequence[bytes]
     expected_tokens: int  # of the prompt that need not be computed
     clock: Callable[[], float]
@@ -102,11 +102,11 @@ class Dispatcher:
         except ServiceError as error:
             attempt.end(type(error).__name__)
             raise
-        self._observer.routed(model.name, choice.engine_id, choice.reason.value, expected)
+        self._observer.on_routed(model.name, choice.engine_id, choice.reason.value, expected)
         if submission.isolated:
             fields = {"request_id": submission.request_id, "model": model.name, "engine": choice.engine_id}
             log.warning("engines were lost with the request, it goes on isolated", extra=fields)
-            self._observer.isolated(model.name, choice.engine_id)
+            self._observer.on_isolated(model.name, choice.engine_id)
         own_keys = keys.get(link.description().block_size, ())
         return Placement(choice.engine_id, link, ticket, own_keys, expected, self._clock, attempt)
 
@@ -118,18 +118,18 @@ class Dispatcher:
         """Log and count that a request leaves this engine before it has ended."""
         fields = {"request_id": request_id, "model": model, "engine": engine_id, "reason": reason.value}
         log.info("request leaves engine %s", engine_id, extra=fields)
-        self._observer.failed_over(model, engine_id, reason.value)
+        self._observer.on_failover(model, engine_id, reason.value)
 
     def given_up(self, model: str, request_id: str, engine_ids: Sequence[str]) -> None:
         """Log and count that engines were lost with a request, one after the other, and it is not tried again."""
         fields = {"request_id": request_id, "model": model, "engine": engine_ids[-1], "engines": list(engine_ids)}
         log.error("request is given up: engines were lost with it, the last one while it was isolated", extra=fields)
-        self._observer.given_up(model)
+        self._observer.on_given_up(model)
 
     async def _known_tokens(self, model: ServedModel, submission: engine_pb2.Submission) -> dict[str, int] | None:
         """Ask the KV manager, where the answer can make a difference."""
         links = model.ready().values()
-        if self._lookup is None or self._router.policy is not Policy.PREFIX or len(links) < 2:
+        if self._lookup is None or self._router.policy is not RoutingPolicy.PREFIX or len(links) < 2:
             return None
         fingerprints = {link.description().model_fingerprint for link in links}
         fingerprint = fingerprints.pop() if len(fingerprints) == 1 else ""
@@ -137,7 +137,7 @@ class Dispatcher:
 
     def _keys(self, links: Collection[EngineLink], submission: engine_pb2.Submission) -> dict[int, Sequence[bytes]]:
         """Return the keys of the prompt's blocks by the size of a block, where prefixes count."""
-        if self._router.policy is not Policy.PREFIX:
+        if self._router.policy is not RoutingPolicy.PREFIX:
             return {}
         sizes = {link.description().block_size for link in links}
         root, tokens = root_key("", submission.salt), array("i", submission.prompt_token_ids)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from quire.v1 import decoding_pb2, engine_pb2
-from services.gateway.fleet.ticket import Event
+from services.gateway.fleet.request_stream import Event
 from services.runtime.errors import (
     DeadlinePassed,
     GenerationFailed,

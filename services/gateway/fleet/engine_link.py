@@ -11,10 +11,10 @@ import grpc
 
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
-from services.gateway.fleet.engine_work import EngineWork
+from services.gateway.fleet.in_flight_requests import InFlightRequests
+from services.gateway.fleet.load_estimate import LoadEstimate
 from services.gateway.fleet.observer import FleetObserver
-from services.gateway.fleet.open_requests import OpenRequests
-from services.gateway.fleet.ticket import Event, Ticket
+from services.gateway.fleet.request_stream import Event, RequestStream
 from services.runtime import transport
 from services.runtime.errors import (
     FIELD_METADATA,
@@ -79,13 +79,13 @@ class EngineLink:
         self._listener = listener
         self._timeout_seconds = options.timeout_seconds
         self._observer = options.observer
-        self._requests = OpenRequests(options.max_buffered_tokens)
+        self._requests = InFlightRequests(options.max_buffered_tokens)
         self._description: pb.GetEngineResponse | None = None
         self._stub: pb_grpc.EngineAsyncStub | None = None
         self._request_blocks = 0
         self.draining = False
         self.without_kvmanager = False  # for so long that requests fail there
-        self.work = EngineWork(options.work_seconds)
+        self.work = LoadEstimate(options.work_seconds)
         self.sessions = 0  # how often the engine came up
         self._unused_for = ""  # why it was not used, when it was tried last
         self.readiness = Readiness()
@@ -93,7 +93,7 @@ class EngineLink:
         self._changed = asyncio.Event()
 
     @property
-    def takes_requests(self) -> bool:
+    def accepts_requests(self) -> bool:
         """Whether the engine is there with its KV manager, and neither it nor the link is about to go."""
         return self.readiness.ready and not (self.draining or self.without_kvmanager or self._retired)
 
@@ -103,7 +103,7 @@ class EngineLink:
         self._notify()
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield at once, and each time that `takes_requests`, `readiness` or `idle` may have changed."""
+        """Yield at once, and each time that `accepts_requests`, `readiness` or `idle` may have changed."""
         while True:
             changed = self._changed
             yield
@@ -143,16 +143,16 @@ class EngineLink:
         self._request_blocks = response.request_blocks
         return response
 
-    def submit(self, submission: pb.Submission) -> Ticket:
-        """Give a request to the engine, as OpenRequests does it. Raises Unavailable while the engine is away."""
+    def submit(self, submission: pb.Submission) -> RequestStream:
+        """Give a request to the engine, as InFlightRequests does it. Raises Unavailable while the engine is away."""
         self.description()
         return self._requests.submit(submission)
 
-    def cancel(self, ticket: Ticket, reason: pb.CancelReason.ValueType, sample: int | None = None) -> None:
+    def cancel(self, ticket: RequestStream, reason: pb.CancelReason.ValueType, sample: int | None = None) -> None:
         """End a request at the engine, or one sample of it; its RequestFinished still comes."""
         self._requests.cancel(ticket, reason, sample)
 
-    def forget(self, ticket: Ticket) -> None:
+    def forget(self, ticket: RequestStream) -> None:
         """Drop whatever else comes for a request; its id is free."""
         self._requests.forget(ticket, asyncio.get_running_loop().time())
         if self.idle:
@@ -247,4 +247,4 @@ class EngineLink:
             given_up_at = self._requests.deliver(end, last=True)
             if given_up_at is not None:
                 engine, seconds = self.description(), asyncio.get_running_loop().time() - given_up_at
-                self._observer.cancelled(engine.model, engine.engine_id, seconds)
+                self._observer.on_cancelled(engine.model, engine.engine_id, seconds)

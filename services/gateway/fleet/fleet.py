@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
-from services.gateway.fleet.departures import MOST_MODELS, Departures
 from services.gateway.fleet.discovery import EngineAddresses, discovered
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
+from services.gateway.fleet.retention import MAX_RETAINED_MODELS, Retention
 from services.gateway.text.tokenizer import Tokenizer
 from services.gateway.text.tokenizer_store import TokenizerStore
 from services.runtime.errors import InvalidField, RejectionReason, Unavailable, UnknownModel
@@ -40,7 +40,7 @@ class ServedModel:
 
     def ready(self) -> dict[str, EngineLink]:
         """Return the links to engines that take requests by the engines' ids: one that has two addresses is one."""
-        return {link.description().engine_id: link for link in self.links if link.takes_requests}
+        return {link.description().engine_id: link for link in self.links if link.accepts_requests}
 
     def check_ready(self) -> None:
         """Raise Unavailable where no engine takes requests, with what they lack."""
@@ -75,7 +75,7 @@ class Fleet:
         self._tokenizers = TokenizerStore()
         self._links: dict[str, EngineLink] = {}
         self._models: dict[str, ServedModel] = {}
-        self._departed_models = Departures[str](most=MOST_MODELS)
+        self._departed_models = Retention[str](most=MAX_RETAINED_MODELS)
         self._changed = asyncio.Event()
         self.readiness = Readiness()
 
@@ -121,7 +121,7 @@ class Fleet:
         needed = {name for name, model in self._models.items() if model.links or model.under_way}
         for name in self._departed_models.due(self._models, needed, now):
             del self._models[name]
-            log.info("model %s is forgotten: more than %s models are without engines", name, MOST_MODELS)
+            log.info("model %s is forgotten: more than %s models are without engines", name, MAX_RETAINED_MODELS)
         self._tokenizers.keep({model.digest for model in self._models.values()})
 
     async def wait_for_change(self) -> None:
@@ -186,6 +186,6 @@ class Fleet:
         self._announce()
 
     def _announce(self) -> None:
-        self.readiness.set(any(link.takes_requests for link in self.links()))
+        self.readiness.set(any(link.accepts_requests for link in self.links()))
         self._changed.set()
         self._changed = asyncio.Event()

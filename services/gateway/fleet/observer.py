@@ -4,17 +4,17 @@
 class FleetObserver:
     """Receives what happens to requests at engines; these defaults ignore it."""
 
-    def routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
+    def on_routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
         """A request was given to this engine, which should have so many of the prompt's tokens cached."""
 
-    def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
+    def on_failover(self, model_name: str, engine_id: str, reason: str) -> None:
         """A request left this engine before it had ended, for another one to go on with it."""
 
-    def isolated(self, model_name: str, engine_id: str) -> None:
+    def on_isolated(self, model_name: str, engine_id: str) -> None:
         """A request with which engines were lost was given to this one, to be computed with no other in its batch."""
 
-    def given_up(self, model_name: str) -> None:
+    def on_given_up(self, model_name: str) -> None:
         """Engines were lost with a request for this model, one of them while it was isolated; it has failed."""
 
-    def cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
+    def on_cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
         """The engine has ended a request, so many seconds after its client had left it."""

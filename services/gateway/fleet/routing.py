@@ -14,7 +14,7 @@ from enum import Enum
 _MOST_OF_SHARE = 1.25
 
 
-class Policy(Enum):
+class RoutingPolicy(Enum):
     """What decides."""
 
     PREFIX = "prefix"
@@ -22,7 +22,7 @@ class Policy(Enum):
     ROUND_ROBIN = "round-robin"
 
 
-class Reason(Enum):
+class RoutingReason(Enum):
     """Why an engine was chosen."""
 
     ONLY = "only"  # no other was there
@@ -53,10 +53,10 @@ class RoutingChoice:
     """The engine chosen, and why."""
 
     engine_id: str
-    reason: Reason
+    reason: RoutingReason
 
 
-class RecentWork:
+class RecentLoad:
     """Tokens of work, which count less the longer they are ago; after `seconds` still 1/e of them."""
 
     def __init__(self, seconds: float) -> None:
@@ -78,7 +78,7 @@ class RecentWork:
 class Router:
     """Chooses engines. With the policy `prefix`, an engine may be ahead of its share by `slack_tokens` in any case."""
 
-    policy: Policy
+    policy: RoutingPolicy
     slack_tokens: int = 0
     _last: str = field(default="", init=False)
 
@@ -86,18 +86,18 @@ class Router:
         """Choose among candidates, of which there is at least one; with equal ones the smallest id wins."""
         ordered = sorted(candidates, key=lambda one: one.engine_id)
         if len(ordered) == 1:
-            return RoutingChoice(ordered[0].engine_id, Reason.ONLY)
+            return RoutingChoice(ordered[0].engine_id, RoutingReason.ONLY)
         match self.policy:
-            case Policy.ROUND_ROBIN:
+            case RoutingPolicy.ROUND_ROBIN:
                 return self._next(ordered)
-            case Policy.LEAST_LOADED:
-                return RoutingChoice(min(ordered, key=_load).engine_id, Reason.LEAST_LOADED)
-            case Policy.PREFIX:
+            case RoutingPolicy.LEAST_LOADED:
+                return RoutingChoice(min(ordered, key=_load).engine_id, RoutingReason.LEAST_LOADED)
+            case RoutingPolicy.PREFIX:
                 return self._by_prefix(ordered, prompt_tokens)
 
     def _next(self, ordered: Sequence[Candidate]) -> RoutingChoice:
         self._last = next((one.engine_id for one in ordered if one.engine_id > self._last), ordered[0].engine_id)
-        return RoutingChoice(self._last, Reason.ROUND_ROBIN)
+        return RoutingChoice(self._last, RoutingReason.ROUND_ROBIN)
 
     def _by_prefix(self, ordered: Sequence[Candidate], prompt_tokens: int) -> RoutingChoice:
         """Take the one that computes the first token soonest, of those that have not done too much lately."""
@@ -109,8 +109,10 @@ class Router:
         )
         most_cached = max(one.cached_tokens for one in ordered)
         if not most_cached:
-            return RoutingChoice(best.engine_id, Reason.NEW)
-        return RoutingChoice(best.engine_id, Reason.PREFIX if best.cached_tokens == most_cached else Reason.LOAD)
+            return RoutingChoice(best.engine_id, RoutingReason.NEW)
+        return RoutingChoice(
+            best.engine_id, RoutingReason.PREFIX if best.cached_tokens == most_cached else RoutingReason.LOAD
+        )
 
     def _within_bound(self, one: Candidate, all_of_them: Sequence[Candidate], prompt_tokens: int) -> bool:
         work = prompt_tokens - one.cached_tokens

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from quire.v1 import gateway_pb2
-from services.gateway.access.callers import ANYONE, Origin
+from services.gateway.access.callers import ANONYMOUS, Origin
 from services.gateway.http import faults
 from services.gateway.http.events import EventStream
 from services.gateway.http.json_request import REQUEST_ID, ApiRoute, Authenticate
@@ -62,7 +62,9 @@ router = APIRouter(route_class=ApiRoute, responses=_ERRORS)
 open_router = APIRouter()
 
 
-def make_app(handler: RequestHandler, readiness: Readiness, authenticate: Authenticate = lambda _: ANYONE) -> FastAPI:
+def make_app(
+    handler: RequestHandler, readiness: Readiness, authenticate: Authenticate = lambda _: ANONYMOUS
+) -> FastAPI:
     """Make the application. `authenticate` returns who sent a value of `Authorization`, or raises a ServiceError."""
     app = FastAPI(
         title="Quire",

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.access.callers import ANYONE
+from services.gateway.access.callers import ANONYMOUS
 from services.gateway.http.app import make_app
 from services.gateway.http.json_request import Authenticate
 from services.gateway.observe.observer import GatewayObserver
@@ -26,7 +26,7 @@ def http_server(
     settings: GatewaySettings,
     readiness: Readiness,
     observer: GatewayObserver,
-    authenticate: Authenticate = lambda _: ANYONE,
+    authenticate: Authenticate = lambda _: ANONYMOUS,
     context: ssl.SSLContext | None = None,
 ) -> HttpServer:
     """Make the server of a gateway; with a context, its connections are encrypted."""
@@ -61,7 +61,7 @@ class ObservedApp:
             method = scope["method"] if scope["method"] in _METHODS else _UNKNOWN_ROUTE
             # What was refused below gets no other answer, whatever the application makes of a client that is gone.
             status = scope["state"].get(REFUSED_WITH) or status or _CLIENT_CLOSED_REQUEST
-            self._observer.http_request(getattr(route, "path", _UNKNOWN_ROUTE), method, status)
+            self._observer.on_http_request(getattr(route, "path", _UNKNOWN_ROUTE), method, status)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         date = (b"date", formatdate(usegmt=True).encode())
@@ -71,4 +71,4 @@ class ObservedApp:
 
 def count_refusal(observer: GatewayObserver, status: int) -> None:
     """Count an answer to what the application never received."""
-    observer.http_request(_UNKNOWN_ROUTE, _UNKNOWN_ROUTE, status)
+    observer.on_http_request(_UNKNOWN_ROUTE, _UNKNOWN_ROUTE, status)

@@ -94,7 +94,7 @@ DISTRIBUTIONS: dict[str, tuple[str, str, tuple[float, ...]]] = {
 }
 
 
-class Ending(Enum):
+class FinishedReason(Enum):
     """How a request ended that an engine had taken; the values are those of vLLM's label `finished_reason`."""
 
     STOP = "stop"
@@ -108,5 +108,5 @@ class EngineSeries:
     """The series of one model at one engine that requests add to, and how many requests it has."""
 
     distributions: dict[str, Buckets]
-    ended: dict[Ending, Counter]
+    ended: dict[FinishedReason, Counter]
     under_way: int = 0

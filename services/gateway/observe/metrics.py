@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.gateway.fleet.departures import MOST_ENGINES, SECONDS, Departures
-from services.gateway.observe.distributions import DISTRIBUTIONS, Ending, EngineSeries
+from services.gateway.fleet.retention import MAX_RETAINED_ENGINES, RETENTION_SECONDS, Retention
+from services.gateway.observe.distributions import DISTRIBUTIONS, EngineSeries, FinishedReason
 from services.gateway.observe.observer import (
     GatewayObserver,
     Inventory,
     RequestInfo,
     RequestObserver,
     RequestProgress,
-    TenantFigures,
+    TenantStats,
 )
 from services.gateway.observe.tenant_metrics import TenantMetrics
 from services.runtime.errors import (
@@ -115,17 +115,17 @@ class GatewayMetrics(GatewayObserver):
         self._series: dict[tuple[str, str], EngineSeries] = {}
         self._engines: set[tuple[str, str]] = set()  # that have series,
         self._models: set[str] = set()  # and models
-        self._departures = Departures[tuple[str, str]](SECONDS, most=MOST_ENGINES)
+        self._departures = Retention[tuple[str, str]](RETENTION_SECONDS, most=MAX_RETAINED_ENGINES)
 
-    def tenants(self, figures: Callable[[], list[TenantFigures]], rejections: Mapping[str, int]) -> None:
+    def on_tenants(self, figures: Callable[[], list[TenantStats]], rejections: Mapping[str, int]) -> None:
         """Look at the tenants' requests there."""
         self._tenants.begin(figures, rejections)
 
-    def request(self, request: RequestInfo) -> RequestObserver:
+    def on_request(self, request: RequestInfo) -> RequestObserver:
         """Count this request."""
         return _RequestMetrics(self, request)
 
-    def refused(self, model_name: str, refusal: RejectionReason) -> None:
+    def on_rejected(self, model_name: str, refusal: RejectionReason) -> None:
         """Count it under its model and reason."""
         self.count("refused", model_name, refusal.value)
 
@@ -139,29 +139,29 @@ class GatewayMetrics(GatewayObserver):
         self._models.add(request.model_name)
         self._open_streams.labels(request.model_name, request.origin.protocol).inc(change)
 
-    def cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
+    def on_cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
         """Count how long it took."""
         self._cancelled.of(*self._known(model_name, engine_id)).observe(seconds)
 
-    def routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
+    def on_routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
         """Count the request, and what the engine should have of it."""
         labels = self._known(model_name, engine_id)
         self._of_engines["routed"].labels(*labels, reason).inc()
         self._of_engines["expected"].labels(*labels).inc(cached_tokens)
 
-    def failed_over(self, model_name: str, engine_id: str, reason: str) -> None:
+    def on_failover(self, model_name: str, engine_id: str, reason: str) -> None:
         """Count it under the engine that was left."""
         self._of_engines["failed_over"].labels(*self._known(model_name, engine_id), reason).inc()
 
-    def isolated(self, model_name: str, engine_id: str) -> None:
+    def on_isolated(self, model_name: str, engine_id: str) -> None:
         """Count the attempt under the engine that gets it."""
         self._of_engines["isolated"].labels(*self._known(model_name, engine_id)).inc()
 
-    def given_up(self, model_name: str) -> None:
+    def on_given_up(self, model_name: str) -> None:
         """Count it under its model."""
         self.count("given_up", model_name)
 
-    def http_request(self, route: str, method: str, status: int) -> None:
+    def on_http_request(self, route: str, method: str, status: int) -> None:
         """Count an answer."""
         self._http_requests.labels(route, method, str(status)).inc()
 
@@ -175,11 +175,11 @@ class GatewayMetrics(GatewayObserver):
             self._of_models["given_up"].labels(model_name)
             self._series[labels] = EngineSeries(
                 {key: histogram.of(*labels) for key, histogram in self._distributions.items()},
-                {ending: self._of_engines["ended"].labels(*labels, ending.value) for ending in Ending},
+                {ending: self._of_engines["ended"].labels(*labels, ending.value) for ending in FinishedReason},
             )
         return self._series[labels]
 
-    def inventory(self, inventory: Inventory, now: float) -> None:
+    def on_inventory(self, inventory: Inventory, now: float) -> None:
         """Show engines that are gone, and have no requests any more, for a while; models until they are forgotten."""
         busy = {labels for labels, series in self._series.items() if series.under_way}
         for labels in self._departures.due(self._engines, busy.union(inventory.engines), now):
@@ -219,19 +219,19 @@ class _RequestMetrics(RequestObserver):
         self._lengths = collections.Counter[int]()  # tokens, by sample
         self._last_tokens_at: float | None = None
 
-    def admitted(self, request_id: str) -> None:
+    def on_admitted(self, request_id: str) -> None:
         del request_id
         self._admitted = True
         self._metrics.count_stream(self._request, 1)
 
-    def submitted(self, progress: RequestProgress) -> None:
+    def on_submitted(self, progress: RequestProgress) -> None:
         self._series = self._metrics.series(self._request.model_name, progress.engine_id)
         self._series.under_way += 1
 
-    def started(self, started: gateway_pb2.Started) -> None:
+    def on_started(self, started: gateway_pb2.Started) -> None:
         self._max_tokens = started.max_tokens
 
-    def tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
+    def on_tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
         count, last, series = len(delta.token_ids), self._last_tokens_at, self._series
         if not count or series is None:
             return
@@ -245,27 +245,27 @@ class _RequestMetrics(RequestObserver):
         if count > 1:
             inter_token.observe(0.0, count - 1)
 
-    def slow_client(self) -> None:
+    def on_slow_client(self) -> None:
         self._metrics.count("slow_clients", self._request.model_name)
 
-    def deadline_passed(self, *, waiting: bool) -> None:
+    def on_deadline_passed(self, *, waiting: bool) -> None:
         self._metrics.count("deadlines", self._request.model_name, "queued" if waiting else "running")
 
-    def ended(self, finished: gateway_pb2.Finished, now: float) -> None:
+    def on_ended(self, finished: gateway_pb2.Finished, now: float) -> None:
         length = finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH
         if self._series is not None:
             for key, value in self._values(finished).items():
                 self._series.distributions[key].observe(value)
             self._series.distributions["end_to_end"].observe(now - self._request.arrival)
-        self._leave(Ending.LENGTH if length else Ending.STOP)
+        self._leave(FinishedReason.LENGTH if length else FinishedReason.STOP)
 
-    def failed(self, error: BaseException, now: float) -> None:
+    def on_failed(self, error: BaseException, now: float) -> None:
         del now
         if isinstance(error, ServiceError) and error.refusal is not None:
-            self._metrics.refused(self._request.model_name, error.refusal)
+            self._metrics.on_rejected(self._request.model_name, error.refusal)
         self._leave(_ending(error))
 
-    def _leave(self, ending: Ending | None) -> None:
+    def _leave(self, ending: FinishedReason | None) -> None:
         if self._admitted:
             self._metrics.count_stream(self._request, -1)
         if self._series is not None:
@@ -292,9 +292,9 @@ class _RequestMetrics(RequestObserver):
         return values | ({"per_token": decode / (longest - 1)} if longest > 1 else {})
 
 
-def _ending(error: BaseException) -> Ending | None:
+def _ending(error: BaseException) -> FinishedReason | None:
     if isinstance(error, Unavailable | GenerationFailed):
-        return Ending.ERROR
+        return FinishedReason.ERROR
     if isinstance(error, ServiceError) and not isinstance(error, DeadlinePassed | SlowClient):
         return None
-    return Ending.ABORT
+    return FinishedReason.ABORT

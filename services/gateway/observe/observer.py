@@ -48,31 +48,31 @@ class RequestProgress:
 class RequestObserver:
     """Receives what happens to one request, in this order; these defaults ignore it. `now` is in seconds."""
 
-    def admitted(self, request_id: str) -> None:
+    def on_admitted(self, request_id: str) -> None:
         """It has its id and its place."""
 
-    def prepared(self, progress: RequestProgress) -> None:
+    def on_prepared(self, progress: RequestProgress) -> None:
         """It is tokenized, and about to be given to an engine. The progress goes on changing."""
 
-    def submitted(self, progress: RequestProgress) -> None:
+    def on_submitted(self, progress: RequestProgress) -> None:
         """An engine was given it, for the first time."""
 
-    def started(self, started: gateway_pb2.Started) -> None:
+    def on_started(self, started: gateway_pb2.Started) -> None:
         """An engine has begun it."""
 
-    def tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
+    def on_tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
         """A sample got text, or tokens, or both."""
 
-    def slow_client(self) -> None:
+    def on_slow_client(self) -> None:
         """It is being ended because its client does not read."""
 
-    def deadline_passed(self, *, waiting: bool) -> None:
+    def on_deadline_passed(self, *, waiting: bool) -> None:
         """It is being ended because its time is over; `waiting`: no engine had begun it."""
 
-    def ended(self, finished: gateway_pb2.Finished, now: float) -> None:
+    def on_ended(self, finished: gateway_pb2.Finished, now: float) -> None:
         """It was answered to its end. This or `failed` is called once, and last."""
 
-    def failed(self, error: BaseException, now: float) -> None:
+    def on_failed(self, error: BaseException, now: float) -> None:
         """It ended with this instead: a ServiceError, or because its client left."""
 
 
@@ -84,7 +84,7 @@ class Inventory(NamedTuple):
     tenants: Collection[str]
 
 
-class TenantFigures(NamedTuple):
+class TenantStats(NamedTuple):
     """One tenant's requests for one model. The kinds of tokens are computed, cached, generated and recomputed.
 
     `running_tokens` are those of prompts and answers of the requests that an engine has begun: what the tenant would
@@ -102,19 +102,19 @@ class TenantFigures(NamedTuple):
 class GatewayObserver(FleetObserver):
     """Receives what happens to requests; these defaults ignore it."""
 
-    def request(self, request: RequestInfo) -> RequestObserver:
+    def on_request(self, request: RequestInfo) -> RequestObserver:
         """A request has arrived; return what receives the rest."""
         del request
         return RequestObserver()
 
-    def refused(self, model_name: str, refusal: RejectionReason) -> None:
+    def on_rejected(self, model_name: str, refusal: RejectionReason) -> None:
         """A call was refused before it was a request."""
 
-    def inventory(self, inventory: Inventory, now: float) -> None:
+    def on_inventory(self, inventory: Inventory, now: float) -> None:
         """These engines, models and tenants are there now. `now` is in seconds."""
 
-    def tenants(self, figures: Callable[[], list[TenantFigures]], rejections: Mapping[str, int]) -> None:
+    def on_tenants(self, figures: Callable[[], list[TenantStats]], rejections: Mapping[str, int]) -> None:
         """Where to look for what tenants use; `rejections` are requests at a tenant's limit, by tenant."""
 
-    def http_request(self, route: str, method: str, status: int) -> None:
+    def on_http_request(self, route: str, method: str, status: int) -> None:
         """A request over HTTP was answered; 499: its client left before."""

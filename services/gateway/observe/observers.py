@@ -65,12 +65,12 @@ class GatewayObservers(GatewayObserver):
         self.observers = observers
         self.failures = ObserverFailures()
 
-    def request(self, request: RequestInfo) -> RequestObserver:
+    def on_request(self, request: RequestInfo) -> RequestObserver:
         """Return the observers of one request; one that raises here is not among them."""
         found = []
         for observer in self.observers:
             try:
-                found.append(observer.request(request))
+                found.append(observer.on_request(request))
             except Exception as error:
-                self.failures.add(observer, "request", error)
+                self.failures.add(observer, "on_request", error)
         return RequestObservers(found, self.failures)

@@ -41,7 +41,7 @@ log = logging.getLogger("quire.gateway.requests")
 class RequestLog(GatewayObserver):
     """Reports each request of a gateway at its end."""
 
-    def request(self, request: RequestInfo) -> RequestObserver:
+    def on_request(self, request: RequestInfo) -> RequestObserver:
         """Return what gathers its report."""
         return _Report(request)
 
@@ -54,25 +54,25 @@ class _Report(RequestObserver):
         self._finished: gateway_pb2.Finished | None = None
         self._status: grpc.StatusCode | None = None
 
-    def admitted(self, request_id: str) -> None:
+    def on_admitted(self, request_id: str) -> None:
         self._request_id = request_id
         self._request.span.event("admitted")
 
-    def prepared(self, progress: RequestProgress) -> None:
+    def on_prepared(self, progress: RequestProgress) -> None:
         self._progress = progress
 
-    def slow_client(self) -> None:
+    def on_slow_client(self) -> None:
         self._status = STATUS[SlowClient].grpc
 
-    def deadline_passed(self, *, waiting: bool) -> None:
+    def on_deadline_passed(self, *, waiting: bool) -> None:
         del waiting
         self._status = STATUS[DeadlinePassed].grpc
 
-    def ended(self, finished: gateway_pb2.Finished, now: float) -> None:
+    def on_ended(self, finished: gateway_pb2.Finished, now: float) -> None:
         self._finished = finished
         self._report(grpc.StatusCode.OK, None, now)
 
-    def failed(self, error: BaseException, now: float) -> None:
+    def on_failed(self, error: BaseException, now: float) -> None:
         self._report(self._status or _status_of(error), error, now)
 
     def _report(self, status: grpc.StatusCode, error: BaseException | None, now: float) -> None:

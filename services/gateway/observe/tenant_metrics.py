@@ -6,7 +6,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.gateway.observe.observer import TenantFigures
+from services.gateway.observe.observer import TenantStats
 
 _LABELS = ("model_name", "tenant")
 _KINDS = ("computed", "cached", "generated", "recomputed")
@@ -16,10 +16,10 @@ class TenantMetrics(Collector):
     """Looks at the tenants' requests whenever it is scraped."""
 
     def __init__(self) -> None:
-        self._figures: Callable[[], Iterable[TenantFigures]] = tuple
+        self._figures: Callable[[], Iterable[TenantStats]] = tuple
         self._rejections: Mapping[str, int] = {}
 
-    def begin(self, figures: Callable[[], Iterable[TenantFigures]], rejections: Mapping[str, int]) -> None:
+    def begin(self, figures: Callable[[], Iterable[TenantStats]], rejections: Mapping[str, int]) -> None:
         """Look at these from now on; `rejections` are requests at a tenant's limit, by tenant."""
         self._figures, self._rejections = figures, rejections
 

@@ -3,14 +3,14 @@
 from collections import Counter
 
 from quire.v1 import gateway_pb2
-from services.gateway.fleet.departures import MOST_TENANTS, SECONDS, Departures
+from services.gateway.fleet.retention import MAX_RETAINED_TENANTS, RETENTION_SECONDS, Retention
 from services.gateway.observe.observer import (
     GatewayObserver,
     Inventory,
     RequestInfo,
     RequestObserver,
     RequestProgress,
-    TenantFigures,
+    TenantStats,
 )
 
 _Key = tuple[str, str]  # model and tenant
@@ -23,9 +23,9 @@ class TenantUsage(GatewayObserver):
         self._under_way: dict[_Key, set[RequestProgress]] = {}
         self._requests: Counter[_Key] = Counter()
         self._ended: dict[_Key, Counter[str]] = {}
-        self._departures = Departures[_Key](SECONDS, most=MOST_TENANTS)
+        self._departures = Retention[_Key](RETENTION_SECONDS, most=MAX_RETAINED_TENANTS)
 
-    def request(self, request: RequestInfo) -> RequestObserver:
+    def on_request(self, request: RequestInfo) -> RequestObserver:
         """Count it once an engine was given it."""
         return _RequestUsage(self, (request.model_name, request.origin.caller.tenant))
 
@@ -40,7 +40,7 @@ class TenantUsage(GatewayObserver):
         self._under_way[key].remove(progress)
         self._ended[key] += tokens_by_kind(progress)
 
-    def inventory(self, inventory: Inventory, now: float) -> None:
+    def on_inventory(self, inventory: Inventory, now: float) -> None:
         """Forget what tenants used that are gone, or models, a while after that."""
         kept = {
             (model, tenant)
@@ -50,15 +50,15 @@ class TenantUsage(GatewayObserver):
         for key in self._departures.due(self._requests, kept, now):
             del self._requests[key], self._ended[key], self._under_way[key]
 
-    def figures(self) -> list[TenantFigures]:
+    def figures(self) -> list[TenantStats]:
         """Return how it stands, by model and tenant."""
         return [self._figures(key) for key in self._requests]
 
-    def _figures(self, key: _Key) -> TenantFigures:
+    def _figures(self, key: _Key) -> TenantStats:
         running = self._under_way[key]
         tokens = sum((tokens_by_kind(progress) for progress in running), Counter(self._ended[key]))
         used = sum(progress.used_tokens() for progress in running)
-        return TenantFigures(*key, self._requests[key], len(running), used, tokens)
+        return TenantStats(*key, self._requests[key], len(running), used, tokens)
 
 
 class _RequestUsage(RequestObserver):
@@ -67,15 +67,15 @@ class _RequestUsage(RequestObserver):
         self._key = key
         self._progress: RequestProgress | None = None
 
-    def submitted(self, progress: RequestProgress) -> None:
+    def on_submitted(self, progress: RequestProgress) -> None:
         self._progress = progress
         self._usage.begin(self._key, progress)
 
-    def ended(self, finished: gateway_pb2.Finished, now: float) -> None:
+    def on_ended(self, finished: gateway_pb2.Finished, now: float) -> None:
         del finished, now
         self._end()
 
-    def failed(self, error: BaseException, now: float) -> None:
+    def on_failed(self, error: BaseException, now: float) -> None:
         del error, now
         self._end()
 

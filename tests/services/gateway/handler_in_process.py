@@ -26,7 +26,7 @@ from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.engine_link import LinkOptions
 from services.gateway.fleet.fleet import Fleet
 from services.gateway.fleet.prefix_lookup import PrefixLookup
-from services.gateway.fleet.routing import Policy, Router
+from services.gateway.fleet.routing import Router, RoutingPolicy
 from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver, RequestProgress
 from services.gateway.observe.observers import GatewayObservers
 from services.gateway.observe.request_log import RequestLog
@@ -88,35 +88,35 @@ class Events(GatewayObserver, RequestObserver):
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.on_submitted: Callable[[], None] = lambda: None
+        self.at_submission: Callable[[], None] = lambda: None
         self.progress: RequestProgress | None = None
 
-    def request(self, request: RequestInfo) -> RequestObserver:
+    def on_request(self, request: RequestInfo) -> RequestObserver:
         self.names.clear()
         self.progress = None
         return self
 
-    def admitted(self, request_id: str) -> None:
+    def on_admitted(self, request_id: str) -> None:
         self.names.append("admitted")
 
-    def prepared(self, progress: RequestProgress) -> None:
+    def on_prepared(self, progress: RequestProgress) -> None:
         self.names.append("prepared")
         self.progress = progress
 
-    def submitted(self, progress: RequestProgress) -> None:
+    def on_submitted(self, progress: RequestProgress) -> None:
         self.names.append("submitted")
-        self.on_submitted()
+        self.at_submission()
 
-    def started(self, started: gateway_pb2.Started) -> None:
+    def on_started(self, started: gateway_pb2.Started) -> None:
         self.names.append("started")
 
-    def tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
+    def on_tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
         self.names.append("tokens")
 
-    def ended(self, finished: gateway_pb2.Finished, now: float) -> None:
+    def on_ended(self, finished: gateway_pb2.Finished, now: float) -> None:
         self.names.append("ended")
 
-    def failed(self, error: BaseException, now: float) -> None:
+    def on_failed(self, error: BaseException, now: float) -> None:
         self.names.append("failed")
 
 
@@ -134,14 +134,14 @@ class HandlerInProcess:
         self.tenants.limit({"acme": TenantLimits(10, TOKENS)})
         self.slow_clients = SlowClients(CALL_SECONDS, clock)
         limits = RequestLimits(self.admission, FailoverLimits(3, CALL_SECONDS), self.tenants, self.slow_clients)
-        dispatcher = Dispatcher(self.fleet, Router(Policy.PREFIX), self.lookup, observers, clock)
+        dispatcher = Dispatcher(self.fleet, Router(RoutingPolicy.PREFIX), self.lookup, observers, clock)
         namespace = Namespace(separate=True)
         self.handler = RequestHandler(self.fleet, dispatcher, limits, namespace, observers, Tracing(), clock)
 
     async def wait_for_engines(self, count: int) -> None:
         """Return once so many engines take requests."""
         async with asyncio.timeout(CALL_SECONDS):
-            while sum(link.takes_requests for link in self.fleet.links()) < count:
+            while sum(link.accepts_requests for link in self.fleet.links()) < count:
                 await self.fleet.wait_for_change()
 
     async def assert_nothing_held(self, task: "asyncio.Task[object]") -> None:

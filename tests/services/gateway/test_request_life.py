@@ -134,7 +134,7 @@ def test_a_request_that_is_cancelled_at_any_await_of_a_failover_holds_nothing(
     async def run(forwarders: list[Forwarder]) -> list[tuple[str, ...]]:
         places = tuple(forwarder.address for forwarder in forwarders)
         async with handler_in_process(tmp_path, tiny_model("llama"), through=places) as one:
-            one.events.on_submitted = lambda: cut(forwarders)
+            one.events.at_submission = lambda: cut(forwarders)
             histories = await cancel_everywhere(one, lambda: answer(one, a_request()), lambda: one.wait_for_engines(2))
             assert one.events.progress is not None
             assert one.events.progress.failovers > 0
@@ -201,12 +201,15 @@ class Raising(GatewayObserver):
         self.of_request = RaisingRequest()
         setattr(self.of_request if method in methods(RequestObserver) else self, method, fail)
 
-    def request(self, request: RequestInfo) -> RequestObserver:
+    def on_request(self, request: RequestInfo) -> RequestObserver:
         return self.of_request
 
 
 # What happens to none of the requests below. That these, too, raise for nobody else is in observe/test_observers.py.
-_ELSEWHERE = ("failed_over", "isolated", "given_up", "refused", "inventory", "tenants", "http_request")
+_ELSEWHERE = (
+    *("on_failover", "on_isolated", "on_given_up"),
+    *("on_rejected", "on_inventory", "on_tenants", "on_http_request"),
+)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from services.gateway.http.openai import requests
 from services.gateway.http.openai.constraints import constraint_of, require_tools
 from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.openai.messages import chat
-from services.gateway.parameters import MOST_TIMEOUT_SECONDS, new_request_id
+from services.gateway.parameters import MAX_TIMEOUT_SECONDS, new_request_id
 from services.runtime.errors import InvalidField, UnsupportedField
 from services.wire.duration import duration
 
@@ -156,8 +156,8 @@ def _limit_chat(
 def _timeout(seconds: float | None) -> Duration | None:
     if seconds is None:
         return None
-    if not 0 < seconds <= MOST_TIMEOUT_SECONDS:
-        raise InvalidField(f"timeout is {seconds}, it must be above 0 and at most {MOST_TIMEOUT_SECONDS}", "timeout")
+    if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
+        raise InvalidField(f"timeout is {seconds}, it must be above 0 and at most {MAX_TIMEOUT_SECONDS}", "timeout")
     return duration(seconds)
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.gateway.access.admission import AdmissionControl, AdmittedRequest, Bound
+from services.gateway.access.admission import AdmissionControl, AdmittedRequest, Limiter
 from services.gateway.access.token_bound import Sequences
 from services.runtime.errors import Overloaded
 
@@ -16,7 +16,7 @@ PLENTY = 1_000_000
 
 def refusal(admission: AdmissionControl, now: float, tokens: int = 1, model: str = "m") -> Overloaded:
     with pytest.raises(Overloaded) as caught:
-        admission.enter(model, tokens, now)
+        admission.admit(model, tokens, now)
     return caught.value
 
 
@@ -30,51 +30,51 @@ def seconds(refused: Overloaded) -> float:
 
 def test_requests_are_let_in_up_to_the_limit_and_again_from_the_lower_mark_on() -> None:
     admission = AdmissionControl(10, PLENTY)
-    places = [admission.enter("m", 1, 0.0) for _ in range(10)]
+    places = [admission.admit("m", 1, 0.0) for _ in range(10)]
     assert "10 sequences are under way, the limit is 10" in str(refusal(admission, 1.0))
     places.pop().leave(2.0)
     refusal(admission, 2.0)
     places.pop().leave(3.0)
     assert admission.requests == 8
     for _ in range(2):
-        admission.enter("m", 1, 3.0)
+        admission.admit("m", 1, 3.0)
     refusal(admission, 3.0)
 
 
 def test_a_request_counts_once_for_each_of_its_sequences() -> None:
     admission = AdmissionControl(10, PLENTY)
-    place = admission.enter("m", 1, 0.0, Sequences(8, "sampling.sample_count"))
+    place = admission.admit("m", 1, 0.0, Sequences(8, "sampling.sample_count"))
     with pytest.raises(Overloaded, match=r"8 sequences are under way, the limit is 10, and beam_search.width is 3"):
-        admission.enter("m", 1, 0.0, Sequences(3, "beam_search.width"))
+        admission.admit("m", 1, 0.0, Sequences(3, "beam_search.width"))
     place.leave(1.0)
     assert admission.requests == 0
-    admission.enter("m", 1, 1.0, Sequences(11, "beam_search.width"))  # alone
+    admission.admit("m", 1, 1.0, Sequences(11, "beam_search.width"))  # alone
 
 
 def test_a_bound_that_nobody_ran_into_has_no_lower_mark() -> None:
     admission = AdmissionControl(10, PLENTY)
-    places = [admission.enter("m", 1, 0.0) for _ in range(10)]
+    places = [admission.admit("m", 1, 0.0) for _ in range(10)]
     places.pop().leave(1.0)
-    admission.enter("m", 1, 1.0)
+    admission.admit("m", 1, 1.0)
 
 
 def test_requests_of_all_models_are_bounded_together_and_tokens_of_each_for_itself() -> None:
     admission = AdmissionControl(3, 100)
-    admission.enter("a", 100, 0.0)
+    admission.admit("a", 100, 0.0)
     assert "100 tokens wait, the limit is 100" in str(refusal(admission, 0.0, 1, "a"))
-    admission.enter("b", 100, 0.0)
-    admission.enter("c", 100, 0.0)
+    admission.admit("b", 100, 0.0)
+    admission.admit("c", 100, 0.0)
     assert "3 sequences are under way" in str(refusal(admission, 0.0, 1, "d"))
     assert [admission.queued_tokens(model) for model in "abcd"] == [100, 100, 100, 0]
 
 
 def test_tokens_wait_until_the_request_is_begun_and_its_place_is_taken_until_it_ends() -> None:
     admission = AdmissionControl(2, 100)
-    place = admission.enter("m", 90, 0.0)
+    place = admission.admit("m", 90, 0.0)
     refusal(admission, 0.0, 20)
     place.started(1.0)
     assert (admission.queued_tokens("m"), admission.requests, place.waiting) == (0, 1, False)
-    admission.enter("m", 100, 1.0)
+    admission.admit("m", 100, 1.0)
     refusal(admission, 1.0, 1)
     place.leave(2.0)
     place.leave(2.0)
@@ -83,10 +83,10 @@ def test_tokens_wait_until_the_request_is_begun_and_its_place_is_taken_until_it_
 
 def test_what_a_request_weighs_is_corrected_once_it_is_known() -> None:
     admission = AdmissionControl(10, 100)
-    place = admission.enter("m", 90, 0.0)
+    place = admission.admit("m", 90, 0.0)
     refusal(admission, 0.0, 20)
     place.weigh(30, 0.1)
-    admission.enter("m", 20, 0.1)
+    admission.admit("m", 20, 0.1)
     place.leave(0.2)
     place.weigh(50, 0.3)
     assert admission.queued_tokens("m") == 20
@@ -94,20 +94,20 @@ def test_what_a_request_weighs_is_corrected_once_it_is_known() -> None:
 
 def test_a_request_larger_than_the_bound_is_let_in_where_nothing_else_waits() -> None:
     admission = AdmissionControl(10, 100)
-    small = admission.enter("m", 1, 0.0)
+    small = admission.admit("m", 1, 0.0)
     refusal(admission, 0.0, 500)
     small.started(1.0)
-    large = admission.enter("m", 500, 1.0)
+    large = admission.admit("m", 500, 1.0)
     refusal(admission, 1.0)
     large.started(2.0)
-    admission.enter("m", 100, 2.0)
+    admission.admit("m", 100, 2.0)
 
 
 def test_a_large_request_that_is_refused_keeps_no_small_one_out() -> None:
     admission = AdmissionControl(10, 100)
-    admission.enter("m", 50, 0.0)
+    admission.admit("m", 50, 0.0)
     refusal(admission, 0.0, 60)
-    admission.enter("m", 10, 0.0)
+    admission.admit("m", 10, 0.0)
 
 
 # Forecasts
@@ -115,7 +115,7 @@ def test_a_large_request_that_is_refused_keeps_no_small_one_out() -> None:
 
 def full(limit: int) -> tuple[AdmissionControl, list[AdmittedRequest]]:
     admission = AdmissionControl(limit, PLENTY)
-    return admission, [admission.enter("m", 1, 0.0) for _ in range(limit)]
+    return admission, [admission.admit("m", 1, 0.0) for _ in range(limit)]
 
 
 def overload(
@@ -125,7 +125,7 @@ def overload(
     for _ in range(departures):
         with suppress(Overloaded):
             while True:
-                places.append(admission.enter("m", 1, now))
+                places.append(admission.admit("m", 1, now))
         now += seconds_each
         places.pop(0).leave(now)
     return now
@@ -142,14 +142,14 @@ def test_the_forecast_is_the_way_to_the_lower_mark_at_the_measured_throughput(ra
 
 def test_the_forecast_of_tokens_counts_tokens() -> None:
     admission = AdmissionControl(PLENTY, 1000)
-    places = [admission.enter("m", 100, 0.0) for _ in range(10)]
+    places = [admission.admit("m", 100, 0.0) for _ in range(10)]
     now = 0.0
     for _ in range(15):  # 100 tokens every 2 seconds
         refusal(admission, now, 1)
         for _ in range(2):
             now += 2.0
             places.pop(0).started(now)
-        places += [admission.enter("m", 100, now) for _ in range(2)]
+        places += [admission.admit("m", 100, now) for _ in range(2)]
     assert seconds(refusal(admission, now, 1)) == pytest.approx(200 / 50, rel=0.02)
     assert seconds(refusal(admission, now, 700)) == pytest.approx(700 / 50, rel=0.02)
 
@@ -161,8 +161,8 @@ def test_time_in_which_nobody_is_refused_does_not_count() -> None:
         place.leave(now)
     for _ in range(50):  # an hour with a request a minute
         now += 60
-        admission.enter("m", 1, now).leave(now + 1)
-    places = [admission.enter("m", 1, now) for _ in range(100)]
+        admission.admit("m", 1, now).leave(now + 1)
+    places = [admission.admit("m", 1, now) for _ in range(100)]
     assert 1.0 < seconds(refusal(admission, now)) <= 20 * 0.1
 
 
@@ -175,8 +175,8 @@ def test_before_anything_has_left_the_forecast_grows_with_the_time_that_passed()
 def test_after_few_departures_the_forecast_goes_by_how_long_requests_stay() -> None:
     admission = AdmissionControl(100, PLENTY)
     for number in range(20):  # one at a time, four seconds each: no throughput can be told from that
-        admission.enter("m", 1, 10.0 * number).leave(10.0 * number + 4)
-    places = [admission.enter("m", 1, 1000.0) for _ in range(100)]
+        admission.admit("m", 1, 10.0 * number).leave(10.0 * number + 4)
+    places = [admission.admit("m", 1, 1000.0) for _ in range(100)]
     assert seconds(refusal(admission, 1000.0)) == pytest.approx(20 / (100 / 4))
     for place in places[:4]:
         place.leave(1004.0)
@@ -194,7 +194,7 @@ def test_an_engine_that_stands_still_makes_the_forecast_longer() -> None:
 def test_when_the_next_request_ends_is_foreseen_too() -> None:
     admission, places = full(100)
     now = overload(admission, places, 0.1, 101, 0.0)
-    assert admission.seconds_until_one_ends(now) == pytest.approx(0.1, rel=0.05)
+    assert admission.seconds_until_next_end(now) == pytest.approx(0.1, rel=0.05)
 
 
 # A twin that adds everything up anew
@@ -205,7 +205,7 @@ class BoundBesideItsTwin(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bound = Bound(20)
+        self.bound = Limiter(20)
         self.inside: dict[int, int] = {}
         self.closed = False
         self.now = 0.0

@@ -10,7 +10,7 @@ import pytest
 from services.gateway.access import authentication
 from services.gateway.access.api_keys import ApiKeys, TenantLimits, digest_of, parse
 from services.gateway.access.authentication import Authentication
-from services.gateway.access.callers import ANYONE, Caller
+from services.gateway.access.callers import ANONYMOUS, Caller
 from services.gateway.access.tenants import Tenants
 from services.runtime.errors import NotPermitted, Unauthenticated
 from services.runtime.settings import InvalidSetting
@@ -83,7 +83,7 @@ def test_a_request_is_served_no_earlier_than_its_key_allows(stated: tuple[str, .
 
 
 def test_where_no_keys_are_asked_for_any_priority_is_taken() -> None:
-    ANYONE.check_priority(-(2**31))
+    ANONYMOUS.check_priority(-(2**31))
 
 
 @pytest.mark.parametrize("wrong", ["'0'", "1.5", "true", "2147483648", "-2147483649"])
@@ -131,7 +131,7 @@ def test_a_file_that_is_wrong_is_refused_naming_it_and_the_entry(text: str, faul
 
 
 def test_without_a_file_anyone_may_call() -> None:
-    assert Authentication("", Tenants(lambda: 0.0)).authenticate(None) == ANYONE
+    assert Authentication("", Tenants(lambda: 0.0)).authenticate(None) == ANONYMOUS
 
 
 @pytest.mark.parametrize("name", ["", "absent.toml"])

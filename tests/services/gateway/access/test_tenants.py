@@ -9,7 +9,7 @@ import pytest
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.api_keys import TenantLimits
-from services.gateway.access.callers import ANYONE, Caller
+from services.gateway.access.callers import ANONYMOUS, Caller
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.access.tenants import Reservation, Tenants
 from services.gateway.access.token_bound import Sequences, most_tokens, sequences_of
@@ -89,7 +89,7 @@ def test_a_tenant_has_no_more_requests_under_way_than_it_may_and_others_do_not_m
         with taken(tenants):
             clock.now += 6
             assert retry_seconds(tenants) == 3, "the first of two that have run for 6 s and less"
-            with taken(tenants, caller=OTHER), taken(tenants, caller=ANYONE):
+            with taken(tenants, caller=OTHER), taken(tenants, caller=ANONYMOUS):
                 pass
         with taken(tenants):
             pass

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.fleet.routing import Candidate, Policy, Reason, RecentWork, Router, RoutingChoice
+from services.gateway.fleet.routing import Candidate, RecentLoad, Router, RoutingChoice, RoutingPolicy, RoutingReason
 
 PROMPT = 1000
 candidates = st.lists(
@@ -22,19 +22,19 @@ candidates = st.lists(
 )
 
 
-@given(st.sampled_from(Policy), candidates, st.integers(0, 5000))
+@given(st.sampled_from(RoutingPolicy), candidates, st.integers(0, 5000))
 def test_whoever_is_chosen_is_one_of_the_candidates_in_whatever_order_they_come(
-    policy: Policy, those: list[Candidate], slack: int
+    policy: RoutingPolicy, those: list[Candidate], slack: int
 ) -> None:
     choice = Router(policy, slack).choose(those, PROMPT)
     assert choice.engine_id in {one.engine_id for one in those}
     assert Router(policy, slack).choose(those[::-1], PROMPT) == choice
-    assert (choice.reason is Reason.ONLY) == (len(those) == 1)
+    assert (choice.reason is RoutingReason.ONLY) == (len(those) == 1)
 
 
 @given(candidates, st.integers(0, 5000))
 def test_an_engine_over_its_share_is_chosen_only_where_it_has_done_least(those: list[Candidate], slack: int) -> None:
-    choice = Router(Policy.PREFIX, slack).choose(those, PROMPT)
+    choice = Router(RoutingPolicy.PREFIX, slack).choose(those, PROMPT)
     chosen = next(one for one in those if one.engine_id == choice.engine_id)
     work = PROMPT - chosen.cached_tokens
     share = (sum(one.recent_tokens for one in those) + work) / len(those)
@@ -47,32 +47,32 @@ def test_an_engine_over_its_share_is_chosen_only_where_it_has_done_least(those: 
 
 def test_who_has_most_of_the_prompt_gets_it() -> None:
     a, b = Candidate("a", cached_tokens=100), Candidate("b", cached_tokens=900, requests=5)
-    assert Router(Policy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("b", Reason.PREFIX)
+    assert Router(RoutingPolicy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("b", RoutingReason.PREFIX)
 
 
 def test_who_has_most_of_the_prompt_but_too_long_a_queue_does_not_get_it() -> None:
     a, b = Candidate("a", cached_tokens=100), Candidate("b", cached_tokens=900, waiting_tokens=2000)
-    assert Router(Policy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("a", Reason.LOAD)
+    assert Router(RoutingPolicy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("a", RoutingReason.LOAD)
 
 
 def test_who_has_done_more_than_its_share_lately_does_not_get_it() -> None:
     a, b = Candidate("a"), Candidate("b", cached_tokens=900, recent_tokens=5000)
-    assert Router(Policy.PREFIX, 0).choose([a, b], PROMPT) == RoutingChoice("a", Reason.LOAD)
-    assert Router(Policy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("b", Reason.PREFIX)
+    assert Router(RoutingPolicy.PREFIX, 0).choose([a, b], PROMPT) == RoutingChoice("a", RoutingReason.LOAD)
+    assert Router(RoutingPolicy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("b", RoutingReason.PREFIX)
 
 
 def test_a_prompt_that_nobody_has_goes_to_who_has_done_least_lately() -> None:
     those = [Candidate("a", recent_tokens=300), Candidate("b", recent_tokens=200), Candidate("c", recent_tokens=250)]
-    assert Router(Policy.PREFIX, 10_000).choose(those, PROMPT) == RoutingChoice("b", Reason.NEW)
+    assert Router(RoutingPolicy.PREFIX, 10_000).choose(those, PROMPT) == RoutingChoice("b", RoutingReason.NEW)
 
 
 def test_least_loaded_counts_requests_before_tokens() -> None:
     a, b = Candidate("a", requests=2), Candidate("b", requests=1, waiting_tokens=5000)
-    assert Router(Policy.LEAST_LOADED).choose([a, b], PROMPT) == RoutingChoice("b", Reason.LEAST_LOADED)
+    assert Router(RoutingPolicy.LEAST_LOADED).choose([a, b], PROMPT) == RoutingChoice("b", RoutingReason.LEAST_LOADED)
 
 
 def test_round_robin_gives_each_engine_as_many_also_where_one_comes_and_goes() -> None:
-    router = Router(Policy.ROUND_ROBIN)
+    router = Router(RoutingPolicy.ROUND_ROBIN)
     three, two = [Candidate("c"), Candidate("a"), Candidate("b")], [Candidate("c"), Candidate("a")]
     assert [router.choose(three, PROMPT).engine_id for _ in range(4)] == ["a", "b", "c", "a"]
     assert [router.choose(two, PROMPT).engine_id for _ in range(3)] == ["c", "a", "c"]
@@ -80,7 +80,7 @@ def test_round_robin_gives_each_engine_as_many_also_where_one_comes_and_goes() -
 
 
 def test_work_counts_less_the_longer_it_is_ago() -> None:
-    work = RecentWork(seconds=10.0)
+    work = RecentLoad(seconds=10.0)
     work.add(5.0, 100)
     assert work.tokens(5.0) == 100
     assert work.tokens(15.0) == pytest.approx(100 / 2.718281828)
@@ -89,7 +89,7 @@ def test_work_counts_less_the_longer_it_is_ago() -> None:
 
 
 def test_work_that_was_expected_and_did_not_come_is_taken_back_but_never_below_nothing() -> None:
-    work = RecentWork(seconds=10.0)
+    work = RecentLoad(seconds=10.0)
     work.add(0.0, 100)
     work.add(0.0, -30)
     assert work.tokens(0.0) == 70

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.gateway.access.callers import ANYONE, Caller, Origin
+from services.gateway.access.callers import ANONYMOUS, Caller, Origin
 from services.gateway.http.app import make_app
 from services.gateway.http.server import ObservedApp, count_refusal
 from services.gateway.observe.observer import GatewayObserver
@@ -84,7 +84,7 @@ class Observer(GatewayObserver):
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, int]] = []
 
-    def http_request(self, route: str, method: str, status: int) -> None:
+    def on_http_request(self, route: str, method: str, status: int) -> None:
         self.requests.append((route, method, status))
 
 
@@ -148,4 +148,4 @@ class PlayedServer:
 def _authenticate(authorization: str | None) -> Caller:
     if authorization == "Bearer wrong":
         raise Unauthenticated("the API key is unknown")
-    return Caller("theirs") if authorization else ANYONE
+    return Caller("theirs") if authorization else ANONYMOUS

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from services.gateway.access.callers import SOMEWHERE
+from services.gateway.access.callers import DEFAULT_ORIGIN
 from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver
 from services.gateway.observe.observers import GatewayObservers
 
-INFO = RequestInfo("r", "m", SOMEWHERE, 0.0)
+INFO = RequestInfo("r", "m", DEFAULT_ORIGIN, 0.0)
 
 
 def methods(kind: type) -> list[str]:
@@ -49,10 +49,10 @@ def test_what_a_requests_observer_raises_reaches_nobody(method: str, caplog: pyt
     requests = RequestObserver(), RequestObserver()
     raising, other = Calls(requests[0], method, ValueError("wrong")), Calls(requests[1], method)
     for kind, request in zip(kinds, requests, strict=True):
-        kind.request = lambda _, request=request: request  # type: ignore[method-assign, misc]
+        kind.on_request = lambda _, request=request: request  # type: ignore[method-assign, misc]
     observers = GatewayObservers(*kinds)
     for _ in range(3):
-        getattr(observers.request(INFO), method)(1)
+        getattr(observers.on_request(INFO), method)(1)
     assert raising.seen == other.seen == [(1,)] * 3
     assert [one.getMessage() for one in caplog.records] == [
         f"an observer failed, which is logged once: RequestObserver.{method} raised ValueError: wrong"

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.gateway.access.callers import SOMEWHERE
+from services.gateway.access.callers import DEFAULT_ORIGIN
 from services.gateway.observe.metrics import GatewayMetrics
 from services.gateway.observe.observer import RequestInfo, RequestObserver, RequestProgress
 from services.runtime.errors import (
@@ -24,9 +24,9 @@ class Shown:
 
     def __init__(self) -> None:
         self.metrics = GatewayMetrics()
-        self.request: RequestObserver = self.metrics.request(RequestInfo("r", "m", SOMEWHERE, ARRIVAL))
-        self.request.admitted("r")
-        self.request.submitted(RequestProgress(7, engine_id="e"))
+        self.request: RequestObserver = self.metrics.on_request(RequestInfo("r", "m", DEFAULT_ORIGIN, ARRIVAL))
+        self.request.on_admitted("r")
+        self.request.on_submitted(RequestProgress(7, engine_id="e"))
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, {"model_name": "m", "engine": "e", **labels})
@@ -57,10 +57,10 @@ def finished(reason: decoding_pb2.FinishReason.ValueType) -> gateway_pb2.Finishe
 
 def test_tokens_and_the_end_are_counted_with_their_times() -> None:
     shown = Shown()
-    shown.request.tokens(delta(1), ARRIVAL + 2)
-    shown.request.tokens(delta(2), ARRIVAL + 3)
+    shown.request.on_tokens(delta(1), ARRIVAL + 2)
+    shown.request.on_tokens(delta(2), ARRIVAL + 3)
     assert shown.open_streams() == 1
-    shown.request.ended(finished(decoding_pb2.FINISH_REASON_LENGTH), ARRIVAL + 4)
+    shown.request.on_ended(finished(decoding_pb2.FINISH_REASON_LENGTH), ARRIVAL + 4)
     assert shown.distribution(FIRST) == (1, 2.0)
     assert shown.distribution(BETWEEN) == (1, 1.0)
     assert shown.distribution("quire_e2e_request_latency_seconds") == (1, 4.0)
@@ -71,10 +71,10 @@ def test_tokens_and_the_end_are_counted_with_their_times() -> None:
 def test_tokens_that_come_together_share_the_time_and_text_without_a_token_is_no_token() -> None:
     shown = Shown()
     for now, ids in enumerate(((1, 2, 3), (), (4, 5)), start=1):
-        shown.request.tokens(delta(*ids), ARRIVAL + now)
+        shown.request.on_tokens(delta(*ids), ARRIVAL + now)
     assert shown.distribution(FIRST) == (1, 1.0)
     assert shown.distribution(BETWEEN) == (4, 2.0)
-    shown.request.ended(finished(decoding_pb2.FINISH_REASON_STOP), ARRIVAL + 4)
+    shown.request.on_ended(finished(decoding_pb2.FINISH_REASON_STOP), ARRIVAL + 4)
     assert shown.distribution("quire_request_max_num_generation_tokens") == (1, 5)
     assert shown.endings() == {"stop": 1}
 
@@ -87,10 +87,10 @@ def test_a_finished_request_is_shown_with_its_figures_and_the_tokens_of_its_long
     end.timing.prefill.FromMilliseconds(500)
     end.timing.decode.FromMilliseconds(1500)
     shown = Shown()
-    shown.request.started(gateway_pb2.Started(max_tokens=9))
+    shown.request.on_started(gateway_pb2.Started(max_tokens=9))
     for sample, ids in ((0, [1, 2]), (1, [3]), (0, [4, 5])):
-        shown.request.tokens(delta(*ids, sample=sample), ARRIVAL)
-    shown.request.ended(end, ARRIVAL + 3)
+        shown.request.on_tokens(delta(*ids, sample=sample), ARRIVAL)
+    shown.request.on_ended(end, ARRIVAL + 3)
     expected = {
         "prompt_tokens": 7,
         "prefill_kv_computed_tokens": 3,
@@ -123,8 +123,8 @@ def test_a_finished_request_is_shown_with_its_figures_and_the_tokens_of_its_long
 )
 def test_an_error_is_an_ending_and_a_refusal_is_none(error: BaseException, endings: dict[str, float]) -> None:
     shown = Shown()
-    shown.request.tokens(delta(1), ARRIVAL + 1)
-    shown.request.failed(error, ARRIVAL + 2)
+    shown.request.on_tokens(delta(1), ARRIVAL + 1)
+    shown.request.on_failed(error, ARRIVAL + 2)
     assert shown.endings() == endings
     assert shown.distribution("quire_e2e_request_latency_seconds") == (0, 0)
     assert shown.open_streams() == 0
@@ -132,8 +132,8 @@ def test_an_error_is_an_ending_and_a_refusal_is_none(error: BaseException, endin
 
 def test_a_request_that_no_engine_was_given_has_no_ending() -> None:
     metrics = GatewayMetrics()
-    request = metrics.request(RequestInfo("r", "m", SOMEWHERE, ARRIVAL))
-    request.failed(Overloaded("full"), ARRIVAL)
+    request = metrics.on_request(RequestInfo("r", "m", DEFAULT_ORIGIN, ARRIVAL))
+    request.on_failed(Overloaded("full"), ARRIVAL)
     labels = {"model_name": "m", "reason": "engine_queue"}
     assert metrics.registry.get_sample_value("quire_admission_rejections_total", labels) == 1
     assert metrics.registry.get_sample_value("quire_open_streams", {"model_name": "m", "protocol": "grpc"}) is None

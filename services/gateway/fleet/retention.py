@@ -10,15 +10,15 @@ from collections.abc import Container, Hashable, Iterable
 from typing import Generic, TypeVar
 
 # Some scrapes, and longer than an engine takes to come back.
-SECONDS = 600.0
-MOST_ENGINES = 100
-MOST_TENANTS = 1000
-MOST_MODELS = 16
+RETENTION_SECONDS = 600.0
+MAX_RETAINED_ENGINES = 100
+MAX_RETAINED_TENANTS = 1000
+MAX_RETAINED_MODELS = 16
 
 K = TypeVar("K", bound=Hashable)
 
 
-class Departures(Generic[K]):
+class Retention(Generic[K]):
     """When which of some keys were gone. A key is due after `seconds`; above `most`, those longest gone are at once."""
 
     def __init__(self, seconds: float = math.inf, *, most: int) -> None:

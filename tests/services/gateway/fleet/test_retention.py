@@ -21,13 +21,13 @@ from services.gateway import server
 from services.gateway.access import tenants
 from services.gateway.access.admission import AdmissionControl
 from services.gateway.access.api_keys import TenantLimits
-from services.gateway.access.callers import SOMEWHERE, Caller, Origin
+from services.gateway.access.callers import DEFAULT_ORIGIN, Caller, Origin
 from services.gateway.access.tenants import Tenants
 from services.gateway.fleet import engine_link, fleet
-from services.gateway.fleet.departures import MOST_MODELS, SECONDS, Departures
 from services.gateway.fleet.discovery import EngineAddresses
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet, ServedModel
+from services.gateway.fleet.retention import MAX_RETAINED_MODELS, RETENTION_SECONDS, Retention
 from services.gateway.observe import metrics, tenant_usage
 from services.gateway.observe.metrics import GatewayMetrics
 from services.gateway.observe.observer import Inventory, RequestInfo, RequestObserver, RequestProgress
@@ -55,7 +55,7 @@ STOPPED = gateway_pb2.Finished(samples=[gateway_pb2.SampleFinish(reason=decoding
 def test_a_key_is_due_when_it_was_gone_for_the_time_or_when_too_many_went_after_it(
     looks: list[tuple[set[int], set[int], int]], seconds: int, most: int
 ) -> None:
-    tried, now = Departures[int](seconds, most=most), 0
+    tried, now = Retention[int](seconds, most=most), 0
     since: dict[int, int] = {}
     for known, present, passed in looks:
         now += passed
@@ -77,27 +77,27 @@ def lines(shown: GatewayMetrics, *words: str) -> list[bytes]:
 
 def a_request(shown: GatewayMetrics, engine: str, model: str = MODEL) -> RequestObserver:
     """Let an engine be given a request."""
-    one = shown.request(RequestInfo("r", model, SOMEWHERE, 0.0))
-    one.admitted("r")
-    one.submitted(RequestProgress(1, engine_id=engine))
+    one = shown.on_request(RequestInfo("r", model, DEFAULT_ORIGIN, 0.0))
+    one.on_admitted("r")
+    one.on_submitted(RequestProgress(1, engine_id=engine))
     return one
 
 
 def serve(shown: GatewayMetrics, engine: str, model: str = MODEL) -> None:
     """Let everything happen that is counted of an engine and its model."""
     one = a_request(shown, engine, model)
-    shown.routed(model, engine, "prefix", 7)
-    one.tokens(gateway_pb2.Delta(token_ids=[1]), 0.1)
-    shown.failed_over(model, engine, "lost")
-    shown.cancelled(model, engine, 0.1)
-    shown.refused(model, RejectionReason.MAX_REQUESTS)
-    one.deadline_passed(waiting=True)
-    one.slow_client()
-    one.ended(STOPPED, 1.0)
+    shown.on_routed(model, engine, "prefix", 7)
+    one.on_tokens(gateway_pb2.Delta(token_ids=[1]), 0.1)
+    shown.on_failover(model, engine, "lost")
+    shown.on_cancelled(model, engine, 0.1)
+    shown.on_rejected(model, RejectionReason.MAX_REQUESTS)
+    one.on_deadline_passed(waiting=True)
+    one.on_slow_client()
+    one.on_ended(STOPPED, 1.0)
 
 
 def are_there(shown: GatewayMetrics, engines: set[tuple[str, str]], models: set[str], now: float) -> None:
-    shown.inventory(Inventory(engines, models, set()), now)
+    shown.on_inventory(Inventory(engines, models, set()), now)
 
 
 def test_an_engines_series_are_shown_for_a_while_after_it_has_gone_and_then_no_more() -> None:
@@ -107,9 +107,9 @@ def test_an_engines_series_are_shown_for_a_while_after_it_has_gone_and_then_no_m
     before = len(lines(shown, 'engine="old"'))
     are_there(shown, {(MODEL, "old"), (MODEL, "new")}, {MODEL}, 0.0)
     are_there(shown, {(MODEL, "new")}, {MODEL}, 100.0)
-    are_there(shown, {(MODEL, "new")}, {MODEL}, 99.0 + SECONDS)
+    are_there(shown, {(MODEL, "new")}, {MODEL}, 99.0 + RETENTION_SECONDS)
     assert len(lines(shown, 'engine="old"')) == before > 300
-    are_there(shown, {(MODEL, "new")}, {MODEL}, 100.0 + SECONDS)
+    are_there(shown, {(MODEL, "new")}, {MODEL}, 100.0 + RETENTION_SECONDS)
     assert lines(shown, "old") == []
     assert len(lines(shown, 'engine="new"')) == before
 
@@ -117,7 +117,12 @@ def test_an_engines_series_are_shown_for_a_while_after_it_has_gone_and_then_no_m
 def test_an_engine_that_comes_back_in_time_goes_on_counting() -> None:
     shown = GatewayMetrics()
     serve(shown, "a")
-    for now, there in ((0.0, set()), (SECONDS - 1, {(MODEL, "a")}), (SECONDS, set()), (2 * SECONDS - 1, set())):
+    for now, there in (
+        (0.0, set()),
+        (RETENTION_SECONDS - 1, {(MODEL, "a")}),
+        (RETENTION_SECONDS, set()),
+        (2 * RETENTION_SECONDS - 1, set()),
+    ):
         are_there(shown, there, {MODEL}, now)
     serve(shown, "a")
     (count,) = lines(shown, "quire_request_success_total", 'finished_reason="stop"')
@@ -128,12 +133,12 @@ def test_what_a_long_request_began_at_an_engine_that_is_gone_is_shown_until_afte
     shown = GatewayMetrics()
     request = a_request(shown, "a")
     are_there(shown, set(), {MODEL}, 0.0)
-    are_there(shown, set(), {MODEL}, 2 * SECONDS)
-    request.ended(STOPPED, 1.0)
-    are_there(shown, set(), {MODEL}, 3 * SECONDS)
+    are_there(shown, set(), {MODEL}, 2 * RETENTION_SECONDS)
+    request.on_ended(STOPPED, 1.0)
+    are_there(shown, set(), {MODEL}, 3 * RETENTION_SECONDS)
     (count,) = lines(shown, "quire_request_success_total", 'finished_reason="stop"')
     assert count.endswith(b" 1.0")
-    are_there(shown, set(), {MODEL}, 4 * SECONDS)
+    are_there(shown, set(), {MODEL}, 4 * RETENTION_SECONDS)
     assert lines(shown, 'engine="a"') == []
 
 
@@ -141,9 +146,9 @@ def test_a_models_series_end_with_it_and_those_of_no_model_never() -> None:
     shown = GatewayMetrics()
     serve(shown, "a", "old")
     serve(shown, "a", "new")
-    shown.refused("", RejectionReason.UNAVAILABLE)
+    shown.on_rejected("", RejectionReason.UNAVAILABLE)
     are_there(shown, {("new", "a")}, {"new"}, 0.0)
-    are_there(shown, {("new", "a")}, {"new"}, SECONDS)
+    are_there(shown, {("new", "a")}, {"new"}, RETENTION_SECONDS)
     assert lines(shown, "old") == []
     assert len(lines(shown, "quire_admission_rejections_total", 'model_name=""')) == 1
 
@@ -157,7 +162,7 @@ def served(name: str) -> ServedModel:
 
 def test_models_without_engines_are_remembered_up_to_a_number_and_those_in_use_always() -> None:
     tried = Fleet(EngineAddresses((), ()), 1.0, LinkOptions(1.0, 1.0))
-    names = [f"{number:02}" for number in range(MOST_MODELS + 3)]
+    names = [f"{number:02}" for number in range(MAX_RETAINED_MODELS + 3)]
     for now, name in enumerate(names):
         tried._models[name] = served(name)
         tried.forget(now)
@@ -186,10 +191,10 @@ def test_tokenizers_are_kept_for_known_models_alone() -> None:
 
 def test_a_models_bound_ends_with_it_unless_somebody_waits_there() -> None:
     admission = AdmissionControl(9, 9)
-    places = [admission.enter(name, 5, 0.0) for name in ("a", "b", "c")]
+    places = [admission.admit(name, 5, 0.0) for name in ("a", "b", "c")]
     places[0].leave(0.0)
     places[1].leave(0.0)
-    admission.keep({"b"})
+    admission.retain_models({"b"})
     assert admission._tokens.keys() == {"b", "c"}
     assert admission.queued_tokens("c") == 5
 
@@ -204,23 +209,23 @@ def test_the_refusals_of_a_tenant_without_keys_are_shown_for_a_while() -> None:
             pass
     held.limit({"b": limits})
     held.forget(0.0)
-    held.forget(SECONDS - 1)
+    held.forget(RETENTION_SECONDS - 1)
     assert held.rejections == {"a": 1, "b": 1}
-    held.forget(SECONDS)
+    held.forget(RETENTION_SECONDS)
     assert held.rejections == {"b": 1}
 
 
 def test_what_a_tenant_used_is_shown_for_a_while_after_its_keys_and_its_last_request() -> None:
     usage = TenantUsage()
-    request = usage.request(RequestInfo("r", MODEL, Origin(Caller("a")), 0.0))
-    request.submitted(RequestProgress(1))
-    for now in (0.0, SECONDS):
-        usage.inventory(Inventory((), {MODEL}, {""}), now)
+    request = usage.on_request(RequestInfo("r", MODEL, Origin(Caller("a")), 0.0))
+    request.on_submitted(RequestProgress(1))
+    for now in (0.0, RETENTION_SECONDS):
+        usage.on_inventory(Inventory((), {MODEL}, {""}), now)
     assert [one.running for one in usage.figures()] == [1]
-    request.ended(STOPPED, SECONDS)
-    usage.inventory(Inventory((), {MODEL}, {""}), 2 * SECONDS)
+    request.on_ended(STOPPED, RETENTION_SECONDS)
+    usage.on_inventory(Inventory((), {MODEL}, {""}), 2 * RETENTION_SECONDS)
     assert [one.tenant for one in usage.figures()] == ["a"]
-    usage.inventory(Inventory((), {MODEL}, {""}), 3 * SECONDS)
+    usage.on_inventory(Inventory((), {MODEL}, {""}), 3 * RETENTION_SECONDS)
     assert usage.figures() == []
 
 
@@ -272,7 +277,7 @@ def test_fifty_engines_that_come_and_go_leave_nothing_behind(
 ) -> None:
     caplog.set_level(logging.INFO)
     for module in (metrics, tenants, tenant_usage):
-        monkeypatch.setattr(module, "SECONDS", 0.0)
+        monkeypatch.setattr(module, "RETENTION_SECONDS", 0.0)
     monkeypatch.setattr(server, "_FORGET_SECONDS", 0.02)
     monkeypatch.setattr(engine_link, "_RETRY_SECONDS", (0.01,))
     listed: asyncio.Queue[dict[str, str]] = asyncio.Queue()

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from quire.v1 import engine_pb2 as pb
-from services.gateway.fleet.open_requests import OpenRequests
-from services.gateway.fleet.ticket import LinkBroke
+from services.gateway.fleet.in_flight_requests import InFlightRequests
+from services.gateway.fleet.request_stream import EngineDisconnected
 from services.runtime.errors import RequestIsLive, SlowClient
 
 
@@ -22,7 +22,7 @@ def finished(attempt: int = 1) -> pb.RequestFinished:
     return pb.RequestFinished(request_id="r", attempt=attempt)
 
 
-def sent(requests: OpenRequests, count: int) -> list[pb.ServeRequest]:
+def sent(requests: InFlightRequests, count: int) -> list[pb.ServeRequest]:
     """Return the next messages to the engine, of which there are so many."""
 
     async def read() -> list[pb.ServeRequest]:
@@ -34,7 +34,7 @@ def sent(requests: OpenRequests, count: int) -> list[pb.ServeRequest]:
 
 
 def test_an_id_is_taken_until_its_request_is_forgotten() -> None:
-    requests = OpenRequests(10)
+    requests = InFlightRequests(10)
     ticket = requests.submit(submission())
     with pytest.raises(RequestIsLive):
         requests.submit(submission())
@@ -45,7 +45,7 @@ def test_an_id_is_taken_until_its_request_is_forgotten() -> None:
 
 
 def test_attempts_count_on_from_one_that_was_given_up_and_its_events_reach_nobody() -> None:
-    requests = OpenRequests(10)
+    requests = InFlightRequests(10)
     requests.forget(requests.submit(submission()), now=1.0)
     again = requests.submit(submission())
     assert again.submission.attempt == 2
@@ -55,7 +55,7 @@ def test_attempts_count_on_from_one_that_was_given_up_and_its_events_reach_nobod
 
 
 def test_the_end_of_a_request_that_was_given_up_says_when_that_was_once() -> None:
-    requests = OpenRequests(10)
+    requests = InFlightRequests(10)
     requests.forget(requests.submit(submission()), now=7.0)
     assert requests.deliver(tokens(5), last=False) is None
     assert requests.deliver(finished(attempt=2), last=True) is None
@@ -64,7 +64,7 @@ def test_the_end_of_a_request_that_was_given_up_says_when_that_was_once() -> Non
 
 
 def test_a_request_that_has_ended_is_not_given_up() -> None:
-    requests = OpenRequests(10)
+    requests = InFlightRequests(10)
     ticket = requests.submit(submission())
     assert requests.deliver(finished(), last=True) is None
     requests.forget(ticket, now=1.0)
@@ -72,7 +72,7 @@ def test_a_request_that_has_ended_is_not_given_up() -> None:
 
 
 def test_a_request_whose_tokens_are_not_read_is_cancelled_once() -> None:
-    requests = OpenRequests(10)
+    requests = InFlightRequests(10)
     ticket = requests.submit(submission())
     for _ in range(3):
         requests.deliver(tokens(*range(8)), last=False)
@@ -85,11 +85,11 @@ def test_a_request_whose_tokens_are_not_read_is_cancelled_once() -> None:
 
 
 def test_what_is_lost_with_the_link_is_neither_sent_nor_waited_for() -> None:
-    requests = OpenRequests(10)
+    requests = InFlightRequests(10)
     requests.forget(requests.submit(submission()), now=1.0)
     ticket = requests.submit(submission())
     requests.lose()
-    with pytest.raises(LinkBroke):
+    with pytest.raises(EngineDisconnected):
         asyncio.run(ticket.next_events(None))
     requests.cancel(ticket, pb.CANCEL_REASON_CLIENT)
     later = requests.submit(submission())

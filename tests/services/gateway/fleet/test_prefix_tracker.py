@@ -1,8 +1,8 @@
-from services.gateway.fleet.prefixes import SentPrefixes
+from services.gateway.fleet.prefix_tracker import PrefixTracker
 
 
 def test_what_was_sent_counts_as_cached_until_the_pool_has_no_room_for_it() -> None:
-    sent = SentPrefixes(blocks=4)
+    sent = PrefixTracker(blocks=4)
     first, second, third = ([name + bytes([n]) for n in range(3)] for name in (b"a", b"b", b"c"))
     sent.sent(first)
     assert sent.cached_blocks(first) == 3
@@ -14,7 +14,7 @@ def test_what_was_sent_counts_as_cached_until_the_pool_has_no_room_for_it() -> N
 
 
 def test_live_requests_add_to_what_is_known_and_ended_ones_do_not() -> None:
-    sent = SentPrefixes(blocks=100)
+    sent = PrefixTracker(blocks=100)
     keys = [bytes([n]) for n in range(5)]
     sent.sent(keys[:3])
     sent.sent(keys)

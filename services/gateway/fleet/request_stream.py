@@ -9,12 +9,12 @@ from services.runtime.errors import SlowClient
 Event = pb.RequestStarted | pb.PromptScores | pb.SampleTokens | pb.RequestFinished | pb.RequestRefused
 
 
-class LinkBroke(Exception):
+class EngineDisconnected(Exception):
     """The link to the engine broke; whatever it had for a request is lost."""
 
 
 @dataclass(eq=False)
-class Ticket:
+class RequestStream:
     """A request given to the engine, and what came back for it and was not read yet, in order.
 
     While its reader is behind, the tokens of a sample become one message. `most_tokens` may wait; when there are more,
@@ -49,8 +49,8 @@ class Ticket:
     async def next_events(self, deadline: float | None) -> list[Event]:
         """Wait for events and return all that is there.
 
-        Raises SlowClient when too much waited, LinkBroke when nothing more can come, TimeoutError when the event loop's
-        clock reaches `deadline`.
+        Raises SlowClient if the buffer overflowed, EngineDisconnected if no event can follow, and TimeoutError when the
+        event loop's clock reaches `deadline`.
         """
         if not self._arrived.is_set():
             async with asyncio.timeout_at(deadline):
@@ -58,7 +58,7 @@ class Ticket:
         if self.overrun:
             raise SlowClient(f"more than {self.most_tokens} tokens waited for being read")
         if not self._waiting:
-            raise LinkBroke
+            raise EngineDisconnected
         if not self.lost:  # else what came before counts
             self._arrived.clear()
         return self._take()

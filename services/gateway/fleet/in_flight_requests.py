@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from quire.v1 import engine_pb2 as pb
-from services.gateway.fleet.ticket import Event, Ticket
+from services.gateway.fleet.request_stream import Event, RequestStream
 from services.runtime.errors import RequestIsLive
 
 
@@ -17,7 +17,7 @@ class _GivenUp:
     at: float
 
 
-class OpenRequests:
+class InFlightRequests:
     """Requests by id: those with a ticket, and those that were given up and whose end the engine has not sent yet.
 
     Of a ticket's request at most `max_buffered_tokens` wait to be read. Times are in seconds.
@@ -26,24 +26,24 @@ class OpenRequests:
     def __init__(self, max_buffered_tokens: int) -> None:
         self._max_buffered_tokens = max_buffered_tokens
         self._outgoing: asyncio.Queue[pb.ServeRequest] = asyncio.Queue()
-        self._tickets: dict[str, Ticket] = {}
+        self._tickets: dict[str, RequestStream] = {}
         self._given_up: dict[str, _GivenUp] = {}
 
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def submit(self, submission: pb.Submission) -> Ticket:
+    def submit(self, submission: pb.Submission) -> RequestStream:
         """Send a request; its attempt counts from where the last one of that id was given up. Raises RequestIsLive."""
         if submission.request_id in self._tickets:
             raise RequestIsLive(f"request_id {submission.request_id!r} is live", "request_id")
         if given_up := self._given_up.get(submission.request_id):
             submission.attempt = max(submission.attempt, given_up.attempt + 1)
-        ticket = Ticket(submission, self._max_buffered_tokens)
+        ticket = RequestStream(submission, self._max_buffered_tokens)
         self._tickets[submission.request_id] = ticket
         self._outgoing.put_nowait(pb.ServeRequest(submission=submission))
         return ticket
 
-    def cancel(self, ticket: Ticket, reason: pb.CancelReason.ValueType, sample: int | None = None) -> None:
+    def cancel(self, ticket: RequestStream, reason: pb.CancelReason.ValueType, sample: int | None = None) -> None:
         """End a request at the engine, or one sample of it; its RequestFinished still comes."""
         submission = ticket.submission
         if self._tickets.get(submission.request_id) is ticket:
@@ -52,7 +52,7 @@ class OpenRequests:
             )
             self._outgoing.put_nowait(pb.ServeRequest(cancel=cancel))
 
-    def forget(self, ticket: Ticket, now: float) -> None:
+    def forget(self, ticket: RequestStream, now: float) -> None:
         """Drop whatever else comes for a request; its id is free."""
         request_id, attempt = ticket.submission.request_id, ticket.submission.attempt
         if self._tickets.get(request_id) is ticket:

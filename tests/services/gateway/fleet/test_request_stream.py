@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from quire.v1 import decoding_pb2, engine_pb2
-from services.gateway.fleet.ticket import Event, LinkBroke, Ticket
+from services.gateway.fleet.request_stream import EngineDisconnected, Event, RequestStream
 from services.runtime.errors import SlowClient
 
 STARTED = engine_pb2.RequestStarted(request_id="r", cached_tokens=3)
@@ -17,14 +17,14 @@ def tokens(sample: int, *token_ids: int, logprob: float | None = None) -> engine
     return engine_pb2.SampleTokens(request_id="r", sample=sample, token_ids=token_ids, logprobs=logprobs)
 
 
-def a_ticket(*events: Event, most_tokens: int = 10) -> Ticket:
-    ticket = Ticket(engine_pb2.Submission(request_id="r"), most_tokens)
+def a_ticket(*events: Event, most_tokens: int = 10) -> RequestStream:
+    ticket = RequestStream(engine_pb2.Submission(request_id="r"), most_tokens)
     for event in events:
         ticket.put(event)
     return ticket
 
 
-def read(ticket: Ticket, deadline: float | None = None) -> list[Event]:
+def read(ticket: RequestStream, deadline: float | None = None) -> list[Event]:
     return asyncio.run(ticket.next_events(deadline))
 
 
@@ -84,7 +84,7 @@ def test_what_came_before_the_link_broke_is_read_first() -> None:
     ticket.lose()
     assert read(ticket) == [tokens(0, 1)]
     for _ in range(2):
-        with pytest.raises(LinkBroke):
+        with pytest.raises(EngineDisconnected):
             read(ticket)
 
 

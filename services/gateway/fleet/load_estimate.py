@@ -1,17 +1,17 @@
 """What an engine has to do, and what it has cached, as far as its gateway can know."""
 
 from quire.v1 import engine_pb2 as pb
-from services.gateway.fleet.prefixes import SentPrefixes
-from services.gateway.fleet.routing import RecentWork
+from services.gateway.fleet.prefix_tracker import PrefixTracker
+from services.gateway.fleet.routing import RecentLoad
 
 
-class EngineWork:
+class LoadEstimate:
     """What this gateway has given an engine, and what the engine has reported since it came up."""
 
     def __init__(self, seconds: float) -> None:
         """Remember work for about so many seconds."""
-        self.recent = RecentWork(seconds)
-        self.sent = SentPrefixes(0)
+        self.recent = RecentLoad(seconds)
+        self.sent = PrefixTracker(0)
         self.requests_of_others = 0  # when the engine last reported
         self._reported_tokens = 0
         self._given_tokens = 0
@@ -33,7 +33,7 @@ class EngineWork:
 
     def begin_session(self, device_blocks: int) -> None:
         """The engine has come up, with a pool of so many blocks: nothing is cached there."""
-        self.sent = SentPrefixes(device_blocks)
+        self.sent = PrefixTracker(device_blocks)
 
     def end_session(self) -> None:
         """The engine is gone. What it was given lately still counts, if it comes back."""

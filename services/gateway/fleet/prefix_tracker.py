@@ -6,7 +6,7 @@ from collections.abc import Sequence
 Keys = Sequence[bytes]
 
 
-class SentPrefixes:
+class PrefixTracker:
     """The prefixes of what was sent to one engine: those of its live requests, and the last ones that its pool holds.
 
     It forgets as the engine does: what was used longest ago, tails before heads.
