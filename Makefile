@@ -14,7 +14,7 @@ HELM_TESTS := tests/deployment/helm
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,10 @@ fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 m
 		QUIRE_FUZZ=1 $(BIN)/pytest tests/kvmanager/test_random_steps.py tests/kvmanager/test_copies.py \
 			--timeout=1200 $(ARGS) || exit; \
 	done
+
+mutants: .venv/installed model ## seed faults in the product, and count those that the tests find
+	test -e build/mutants/coverage || $(BIN)/python -m tests.mutants map
+	$(BIN)/python -m tests.mutants run $(ARGS)
 
 fuzz-http: .venv/installed ## let schemathesis call the HTTP front for some minutes
 	QUIRE_FUZZ=1 $(BIN)/pytest tests/services/gateway/http/test_openapi.py --timeout=1200 $(ARGS)

@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = tuple(
-    path
-    for path in (
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-        *sorted((ROOT / "docs").rglob("*.md")),
-        ROOT / "helm" / "quire" / "README.md",
-    )
-    if path.exists()
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "helm" / "quire" / "README.md",
 )
 # What a command begins with, where it is one within a sentence. `curl` and `grep` are commands in blocks alone.
 PROGRAMS = ("quire", "make", "docker", "helm", "kubectl", "pip")

@@ -30,6 +30,9 @@ from quire.v1 import (
 from services.runtime import transport
 from tests.scrape import Scrape
 
+# The modules of `quire`, and of one whose engines run some requests slowly.
+COMMAND = "services.cli.main"
+SLOW_ENGINE = "tests.running.slow_engine"
 START_SECONDS = 150
 STOP_SECONDS = 60
 CALL_SECONDS = 120
@@ -172,11 +175,15 @@ class RunningQuire:
 
 
 class RunningService:
-    """One service as a process, started by its own command, or as a module that stands in for it."""
+    """One service as a process, started by its command; engines run requests of SLOW_SEED slowly."""
 
     def __init__(self, label: str, *arguments: str, module: str = "") -> None:
+        """Start `label`'s command, or with a module the command that begins `arguments`."""
         self.label = label
-        self.process = launch(*arguments, module=module) if module else launch(label, *arguments)
+        if module:
+            self.process = launch(*arguments, module=module)
+        else:
+            self.process = launch(label, *arguments, module=SLOW_ENGINE if label == "engine" else COMMAND)
         self.output = Output(self.process)
         self.address = self.output.wait_for("listens on").split("listens on ")[1]
         self.metrics_url = metrics_url(self.output, label)
@@ -272,7 +279,7 @@ def start_quires(*arguments: tuple[str, ...]) -> list[RunningQuire]:
     """Start one `quire serve` for each tuple of arguments, all together, and wait until each is ready."""
     folders = [Path(tempfile.mkdtemp(prefix="quire-test-")) for _ in arguments]
     processes = [
-        launch("serve", "--listen", f"unix:{folder}/gateway.sock", *own)
+        launch("serve", "--listen", f"unix:{folder}/gateway.sock", *own, module=SLOW_ENGINE)
         for folder, own in zip(folders, arguments, strict=True)
     ]
     outputs = [Output(process) for process in processes]
@@ -289,7 +296,7 @@ def children_of(pid: int) -> dict[str, int]:
     rows = subprocess.run(
         ["ps", "--no-headers", "-o", "pid,args", "--ppid", str(pid)], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    found = [re.match(r"\s*(\d+) .*services\.cli\.main (\w+)", row) for row in rows]
+    found = [re.match(r"\s*(\d+) .*-m [\w.]+ (\w+)", row) for row in rows]
     return {match[2]: int(match[1]) for match in found if match}
 
 
@@ -298,7 +305,7 @@ def open_channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options=transport.channel_options())
 
 
-def launch(*arguments: str, module: str = "services.cli.main", **environment: str) -> subprocess.Popen[str]:
+def launch(*arguments: str, module: str = COMMAND, **environment: str) -> subprocess.Popen[str]:
     """Start the command `quire`, or another module, with its output as text in one pipe; HTTP only where asked for."""
     for option, commands in (("--http-listen", ("serve", "gateway")), ("--map-listen", ("serve", "kvmanager"))):
         if arguments[0] in commands and option not in arguments:

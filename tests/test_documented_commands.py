@@ -51,9 +51,12 @@ RUN = {
 # Shown commands that are read, because they take long, or need what a test has not: a key, another machine, a model.
 READ = {
     "make demo": "tests/acceptance/test_newcomer.py runs it",
+    "make serve": "`serving` runs it, without arguments",
     "make test": "this is it",
+    "pytest": "this is it",
     "quire serve": "`make serve` runs it",
     "quire bench": "tests/services/loadgen run it, for as long as a test may",
+    "quire replay": "tests/services/cli/commands run it on records",
     "quire plan": "its model has to be fetched",
     "QUIRE_API_KEY": "the key is made up",
     "acme/cmpl-7": "a tenant's request",
@@ -109,7 +112,7 @@ def read_quire(words: list[str], shown: bool) -> None:
         assert words[0] in command.commands, f"there is no command {words[0]}"
         command = command.commands[words[0]]
         words = words[1:]
-    for name in re.findall(r"\S+\.(?:txt|jsonl)", " ".join(words)) if shown else ():
+    for name in re.findall(r"\S+\.(?:txt|jsonl|record)", " ".join(words)) if shown else ():
         Path(name).write_text("{}")
     try:
         with command.make_context(command.name, words, parent=context):
@@ -243,14 +246,15 @@ def shell(clone: Path, tiny_model: Callable[[str], Path]) -> Callable[..., "subp
 
 @pytest.fixture(scope="module")
 def serving(shell: Callable[..., "subprocess.Popen[str]"]) -> Iterator[Output]:
-    """What `make serve` prints, once it is ready, and a request called as in the README; Ctrl-C ends it."""
+    """The output of `make serve`, once it is ready and has served the requests that the pages explain."""
     process = shell("make -o .venv/installed serve")
     output = Output(process)
     line = output.wait_for("serve     | ready: gateway at ", START_SECONDS)
     address = line.split("gateway at ")[1].split(",")[0]
     with grpc.insecure_channel(address) as channel:
-        (asked := prompt_request("fox", 3)).request_id = "r9"
-        Answer.of(gateway_pb2_grpc.GatewayStub(channel).Generate(asked, timeout=CALL_SECONDS))
+        for request_id in ("r9", "chatcmpl-first"):
+            (asked := prompt_request("fox", 3)).request_id = request_id
+            Answer.of(gateway_pb2_grpc.GatewayStub(channel).Generate(asked, timeout=CALL_SECONDS))
     yield output
     os.killpg(process.pid, signal.SIGINT)
     process.wait(STOP_SECONDS)

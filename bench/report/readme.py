@@ -1,8 +1,8 @@
-"""Writes into the pages what was measured: `make readme`; with `--check` it only says whether a page is stale.
+"""Write measured figures into the pages: `make readme`; with `--check`, only report stale pages.
 
 A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
-targets and what was reached, `headlines` that of the groups that say they are `headline`, `missed` a list of those that
-were not, and `picture NAME` what a benchmark drew.
+targets and their measured values, `headlines` the table of those with a `headline`, `missed` a list of missed targets,
+and `picture NAME` the picture of a benchmark.
 """
 
 import json
@@ -28,17 +28,18 @@ def _command(benchmark: str) -> str:
 
 
 class Line(NamedTuple):
-    """A target, and what was measured of it: `met` is yes, no or not measured."""
+    """A target and its measured value: `met` is yes, no or not measured. `headline` is empty for most."""
 
     benchmark: str
     words: str
+    headline: str
     value: str
     target: str
     met: str
 
 
 class Pages:
-    """The blocks, made from the targets and a folder of results; their links begin at the root of the repository."""
+    """The blocks of pages, from the targets and a folder of results. Links begin at the root of the repository."""
 
     def __init__(self, results: Path = RESULTS, images: Path = IMAGES) -> None:
         self._targets = targets()
@@ -49,7 +50,7 @@ class Pages:
             self._results[name] = json.loads(path.read_text()) if path.exists() else {}
 
     def block(self, name: str) -> str:
-        """Return what belongs into the block of this name. Raises KeyError for a name that is none."""
+        """Return the text of a block. Raises KeyError for an unknown name."""
         if name.startswith("picture "):
             return self._picture(name.removeprefix("picture "))
         return {"performance": self._table, "headlines": self._headlines, "missed": self._missed}[name]()
@@ -59,33 +60,39 @@ class Pages:
         for benchmark, group in self._targets.items():
             rows = {row["metric"]: row for row in self._results[benchmark].get("rows", ())}
             for metric, target in group.items():
-                if metric not in ("title", "headline"):
+                if metric != "title":
                     yield _line(benchmark, target, rows.get(metric, {}))
 
     def _headlines(self) -> str:
-        return self._table(only="headline")
-
-    def _table(self, only: str = "title") -> str:
-        lines = list(self.lines())
-        counts = Counter(line.met for line in lines)
-        unknown = counts[NOT_MEASURED]
-        text = [
-            f"Of {len(lines)} targets {counts['yes']} are met, {counts['no']} missed, {unknown} not measured.",
-            "",
-            "| what was promised | measured | target or peer | met | from |",
-            "|---|---|---|---|---|",
+        rows = [
+            f"| {line.headline} | {line.value} | {line.target} | {_shown_met(line)} | {self._source(line)} |"
+            for line in self.lines()
+            if line.headline
         ]
+        return "\n".join(
+            [self._counts(), "", "| what | measured | target | met | from |", "|---|---|---|---|---|", *rows]
+        )
+
+    def _table(self) -> str:
+        text = [self._counts(), "", "| target | measured | bound or peer | met | from |", "|---|---|---|---|---|"]
         last = ""
-        for line in lines:
-            if not self._targets[line.benchmark].get(only):
-                continue
+        for line in self.lines():
             if line.benchmark != last:
                 last = line.benchmark
                 text.append(f"| **{self._targets[last]['title']}**{_measured_on(self._results[last])} | | | | |")
-            result = f"[{last}](bench/results/{last}.json)" if self._results[last] else f"`{_command(last)}`"
-            shown = f"**{line.met}**" if line.met == "no" else line.met
-            text.append(f"| {line.words} | {line.value} | {line.target} | {shown} | {result} |")
+            text.append(f"| {line.words} | {line.value} | {line.target} | {_shown_met(line)} | {self._source(line)} |")
         return "\n".join(text)
+
+    def _counts(self) -> str:
+        counts = Counter(line.met for line in self.lines())
+        return (
+            f"Of {counts.total()} targets {counts['yes']} are met, {counts['no']} missed,"
+            f" {counts[NOT_MEASURED]} not measured."
+        )
+
+    def _source(self, line: Line) -> str:
+        name = line.benchmark
+        return f"[{name}](bench/results/{name}.json)" if self._results[name] else f"`{_command(name)}`"
 
     def _missed(self) -> str:
         return "\n".join(
@@ -104,12 +111,18 @@ class Pages:
 
 def _line(benchmark: str, target: Mapping[str, Any], row: Mapping[str, Any]) -> Line:
     value, unit, peer = row.get("value"), row.get("unit", "ratio"), row.get("peer")
+    words, headline = target["words"], target.get("headline", "")
     wanted = f"{_SIDES[target['better']]} {_shown(target['target'], unit)}" + (
         f" ({peer.replace('_', ' ')})" if peer else ""
     )
     if value is None:
-        return Line(benchmark, target["words"], "-", wanted, NOT_MEASURED)
-    return Line(benchmark, target["words"], _shown(value, unit), wanted, "yes" if met(value, dict(target)) else "no")
+        return Line(benchmark, words, headline, "-", wanted, NOT_MEASURED)
+    reached = "yes" if met(value, dict(target)) else "no"
+    return Line(benchmark, words, headline, _shown(value, unit), wanted, reached)
+
+
+def _shown_met(line: Line) -> str:
+    return f"**{line.met}**" if line.met == "no" else line.met
 
 
 def _shown(value: float, unit: str) -> str:
@@ -119,7 +132,7 @@ def _shown(value: float, unit: str) -> str:
 
 
 def _measured_on(result: Mapping[str, Any]) -> str:
-    """Say on which machine, and of which commit."""
+    """Return the machine, the commit and the day of a result."""
     if not result:
         return ""
     hardware = result["hardware"]
@@ -129,7 +142,7 @@ def _measured_on(result: Mapping[str, Any]) -> str:
 
 
 def filled(page: Path, pages: Pages) -> str:
-    """Return a page's text with all its blocks made anew."""
+    """Return a page's text with all its blocks generated."""
     upwards = "../" * len(page.relative_to(ROOT).parent.parts)
 
     def fill(match: re.Match[str]) -> str:
@@ -140,7 +153,7 @@ def filled(page: Path, pages: Pages) -> str:
 
 
 def main(check: bool) -> int:
-    """Write the pages, or say which of them are stale; return the exit status."""
+    """Write the pages, or only report stale ones; return the exit status."""
     pages = Pages()
     stale = [page for page in PAGES if filled(page, pages) != page.read_text()]
     for page in stale:

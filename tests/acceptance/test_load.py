@@ -8,6 +8,7 @@ from tests.load import (
     let_deadlines_pass,
     prompt_request,
     run_streams,
+    slow_request,
 )
 from tests.running_quire import RunningQuire
 
@@ -32,7 +33,7 @@ def test_nothing_is_held_after_200_cancellations_missed_deadlines_and_a_killed_c
     demo_quire: RunningQuire, record: Record
 ) -> None:
     def request(number: int) -> gateway_pb2.GenerateRequest:
-        return prompt_request(f"{SYSTEM}Letter number {number}:", max_tokens=400)
+        return slow_request(f"{SYSTEM}Letter number {number}:", max_tokens=400)
 
     cancelled = cancel_at_random(demo_quire, request, 200, seed=1)
     let_deadlines_pass(demo_quire, request, 40, seed=2, longest=2.0)

@@ -1,16 +1,22 @@
-"""Many clients at once, and clients that go away: nothing may be held for them afterwards."""
+"""Many clients at once, and disconnected clients: no blocks are held for them afterwards."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from quire.v1 import gateway_pb2
-from tests.load import cancel_at_random, kill_a_client_mid_stream, let_deadlines_pass, prompt_request, run_streams
+from tests.load import (
+    cancel_at_random,
+    kill_a_client_mid_stream,
+    let_deadlines_pass,
+    prompt_request,
+    run_streams,
+    slow_request,
+)
 from tests.running_quire import Answer, RunningQuire
 from tests.scrape import Scrape
-from tests.timing import in_time
 
-# As many as the pool holds of one request: whoever gives up does so long before.
+# As many as the pool holds of one request.
 LONG = 900
 PROMPTS = [
     "The quick brown fox jumps over the lazy dog, again and again.",
@@ -41,7 +47,7 @@ def mixed_requests(count: int) -> list[gateway_pb2.GenerateRequest]:
 
 
 def long_request(number: int) -> gateway_pb2.GenerateRequest:
-    return prompt_request(f"{PROMPTS[number % 3]} {number}", max_tokens=LONG)
+    return slow_request(f"{PROMPTS[number % 3]} {number}", max_tokens=LONG)
 
 
 def generated(quire: RunningQuire) -> float:
@@ -81,9 +87,6 @@ def test_requests_whose_deadline_passes_leave_nothing(tiny_quire: RunningQuire) 
 
 
 def test_a_client_that_is_killed_mid_stream_leaves_nothing(tiny_quire: RunningQuire) -> None:
-    def cut_short() -> bool | None:
-        before = generated(tiny_quire)
-        kill_a_client_mid_stream(tiny_quire, prompt_request("My client dies.", LONG))
-        return generated(tiny_quire) - before < LONG / 2 or None
-
-    assert in_time(cut_short, "the engine goes no further than its client")
+    before = generated(tiny_quire)
+    kill_a_client_mid_stream(tiny_quire, slow_request("My client dies.", LONG))
+    assert generated(tiny_quire) - before < LONG / 2

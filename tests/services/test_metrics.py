@@ -9,12 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.v1 import kvmanager_pb2
 from tests.faults import wait_until
-from tests.load import prompt_request, run_streams
+from tests.load import SLOW_SEED, prompt_request, run_streams, slow_request
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
 from tests.scrape import Scrape
-from tests.timing import in_time
 
 # Tokens. The pool of the running Quire holds no more of one request.
 LONG = 900
@@ -255,31 +253,25 @@ def test_streams_are_shown_as_open_by_what_they_came_over(tiny_quire: RunningQui
     def open_now() -> dict[str, float]:
         return {"grpc": 0.0, "http": 0.0} | scrape(tiny_quire, "gateway").values("quire_open_streams", "protocol")
 
-    body = {"prompt": "over HTTP", "max_tokens": LONG, "stream": True, "ignore_eos": True}
-
-    def seen() -> bool | None:
-        call = tiny_quire.gateway.Generate(prompt_request("over gRPC", LONG))
-        next(call)
-        with httpx.stream("POST", f"{tiny_quire.http_url}/v1/completions", json=body, timeout=CALL_SECONDS) as response:
-            assert response.status_code == 200, response.read()
-            shown = open_now()
-            call.cancel()
-        wait_until(lambda: open_now() == {"grpc": 0, "http": 0}, "no stream is open", CALL_SECONDS)
-        return shown == {"grpc": 1, "http": 1} or None
+    body = {"prompt": "over HTTP", "max_tokens": LONG, "stream": True, "ignore_eos": True, "seed": SLOW_SEED}
 
     quiet(tiny_quire)
-    assert in_time(seen, "two streams are open at a time")
+    call = tiny_quire.gateway.Generate(slow_request("over gRPC", LONG))
+    next(call)
+    with httpx.stream("POST", f"{tiny_quire.http_url}/v1/completions", json=body, timeout=CALL_SECONDS) as response:
+        assert response.status_code == 200, response.read()
+        assert open_now() == {"grpc": 1, "http": 1}
+        call.cancel()
+    wait_until(lambda: open_now() == {"grpc": 0, "http": 0}, "no stream is open", CALL_SECONDS)
     tiny_quire.settled_pool()
 
 
 def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQuire) -> None:
     run_streams(tiny_quire, [prompt_request(f"prompt number {number}", 5) for number in range(12)], 6)
 
-    def at_one_moment() -> tuple[kvmanager_pb2.PoolInfo, Scrape] | None:
-        pool, shown = tiny_quire.settled_pool(), scrape(tiny_quire, "kvmanager")
-        return (pool, shown) if tiny_quire.pool() == pool else None
-
-    pool, shown = in_time(at_one_moment, "nothing happens while both are read")
+    tiny_quire.settled_pool()
+    quiet(tiny_quire)
+    pool, shown = tiny_quire.pool(), scrape(tiny_quire, "kvmanager")
     states = shown.values("quire_kv_blocks", "state", tier="device")
     assert states == {"free": pool.device.free, "cached": pool.device.cached, "held": 0, "withheld": 0}
     assert states["cached"] > 0
@@ -297,19 +289,13 @@ def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQui
 
 def test_while_requests_run_their_blocks_and_tokens_are_shown_as_held(tiny_quire: RunningQuire) -> None:
     quiet(tiny_quire)
-
-    def while_it_runs() -> tuple[Scrape, Scrape] | None:
-        call = tiny_quire.gateway.Generate(prompt_request("a prompt that is a little longer than one block", LONG))
-        tokens = 0
-        while tokens < 6:  # after which the manager has heard of some that were computed
-            tokens += len(next(call).delta.token_ids)
-        shown = scrape(tiny_quire, "engine"), scrape(tiny_quire, "kvmanager")
-        still_there = tiny_quire.pool().sequences == 1
-        call.cancel()
-        quiet(tiny_quire)
-        return shown if still_there else None
-
-    engine, manager = in_time(while_it_runs, "a request runs while the metrics are read")
+    call = tiny_quire.gateway.Generate(slow_request("a prompt that is a little longer than one block", LONG))
+    tokens = 0
+    while tokens < 6:  # after which the manager has received some of their commits
+        tokens += len(next(call).delta.token_ids)
+    engine, manager = scrape(tiny_quire, "engine"), scrape(tiny_quire, "kvmanager")
+    call.cancel()
+    quiet(tiny_quire)
     assert engine.value("quire_num_requests_running") == 1
     assert engine.value("quire_num_requests_waiting") == 0
     assert engine.values("quire_num_requests_waiting_by_reason", "reason") == {"capacity": 0, "deferred": 0}
