@@ -171,6 +171,13 @@ def texts() -> tuple[str, ...]:
 
 
 @cache
+def tests() -> frozenset[str]:
+    """The names of all tests."""
+    sources = ((ROOT / path).read_text() for path in tracked() if re.match(r"tests/.*\.py", path))
+    return frozenset(name for source in sources for name in re.findall(r"def (test_\w+)\(", source))
+
+
+@cache
 def routes() -> frozenset[str]:
     """The paths that services serve over HTTP."""
     found = {text for name, tree in modules().items() if name.startswith("services.") for text in _texts(tree)}
