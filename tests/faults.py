@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
-from tests.load import prompt_request
+from tests.load import SLOW_SEED, prompt_request
 from tests.running.forwarder import Forwarder
 from tests.running_quire import Answer, HealthWatch, RunningService
 from tests.scrape import Scrape
@@ -30,7 +30,6 @@ _BYTES_OF_A_REPORT = 1500
 
 Fault = Callable[["Services", random.Random], None]
 Away = Callable[["Services"], AbstractContextManager[None]]
-Order = tuple[list[tuple[int, int]], list[list[int]]]
 
 
 class Streams:
@@ -289,17 +288,21 @@ def wait_until(done: Callable[[], bool], what: str, seconds: float = 60) -> None
         time.sleep(0.02)
 
 
-def prompt(number: int, length: int, max_tokens: int, salt: str = "") -> gateway_pb2.GenerateRequest:
-    """Ask for the most likely continuation of random tokens, always the same for a number."""
+def prompt(
+    number: int, length: int, max_tokens: int, salt: str = "", *, slow: bool = False
+) -> gateway_pb2.GenerateRequest:
+    """Build a greedy request with a random prompt, always the same for a number."""
     draw = random.Random(number)
     request = prompt_request("", max_tokens, salt=salt)
+    if slow:
+        request.sampling.seed = SLOW_SEED
     request.prompt.token_ids.ids.extend(draw.randrange(3, 380) for _ in range(length))
     return request
 
 
-def prompts(count: int, max_tokens: int, salt: str = "") -> list[gateway_pb2.GenerateRequest]:
-    """Prompts of one to five blocks. The salt keeps a run from finding what another has computed."""
-    return [prompt(number, 17 + 13 * number % 60, max_tokens, salt) for number in range(count)]
+def prompts(count: int, max_tokens: int, salt: str = "", *, slow: bool = False) -> list[gateway_pb2.GenerateRequest]:
+    """Build requests with prompts of one to five blocks. Runs with different salts share no cached blocks."""
+    return [prompt(number, 17 + 13 * number % 60, max_tokens, salt, slow=slow) for number in range(count)]
 
 
 # Faults
@@ -446,34 +449,3 @@ def cut_while_requests_come_and_go(
 def wait_for_sequences(services: Services, most: int) -> None:
     """Wait until there are no more than this many: frees follow the report by a Step."""
     wait_until(lambda: services.pool().sequences <= most, f"no more than {most} sequences hold blocks")
-
-
-# What a fault may not change
-
-
-def order_after(services: Services, disturb: Callable[[Services], None], salt: str = "") -> Order:
-    """Run requests one by one in a small pool, disturb one of them and what follows, and show the order of blocks.
-
-    Returns the map of the blocks, and the tables of the next allocations.
-    """
-    for number in range(8):
-        services.generate(prompt(number % 5, 100 + 40 * (number % 5), 30, salt))
-        wait_until(lambda: services.pool().sequences == 0, "it is over")
-    stream = services.run([prompt(50, 70, 100, salt)])
-    stream.wait_for_tokens(20)
-    disturb(services)
-    stream.tokens()
-    wait_until(lambda: services.pool().sequences == 0, "it is over")
-    disturb(services)
-    block_map = services.block_map()
-    tables = []
-    for number in (60, 2, 61):
-        held = services.forwarder.hold_answers()
-        stream = services.run([prompt(number, 500, 30, salt)])
-        wait_until(lambda: len(services.sequences()) == 1, "it has its blocks")
-        (table,) = services.sequences().values()
-        services.forwarder.release(held)
-        tables.append(table[: 500 // 16])
-        stream.tokens()
-        wait_until(lambda: services.pool().sequences == 0, "it is over")
-    return block_map, tables

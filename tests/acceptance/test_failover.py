@@ -3,16 +3,20 @@
 import random
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
 from tests.acceptance.conftest import Record
-from tests.faults import Processes
+from tests.faults import Processes, prompt
+from tests.running.deadly_engine import DEADLY_SEED
 from tests.running.failover import CHAINS, FAULTS, Failing, Fault, check_equal, failovers, streams
 from tests.running_quire import Answer
+from tests.scrape import Scrape
 
 ROUNDS = 20
 STREAMS = 32
 TOKENS = 40
+NEIGHBOURS = 6
 MOST_SECONDS = 300
 
 
@@ -32,7 +36,7 @@ def services(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> 
 
 @pytest.fixture(scope="module")
 def undisturbed(services: Failing) -> list[Answer]:
-    """What all streams tell when nothing happens."""
+    """The answers without a fault."""
     running = services.run(streams(STREAMS, TOKENS, "undisturbed"), MOST_SECONDS)
     assert running.codes() == {}
     assert failovers(running.answers) == 0
@@ -40,7 +44,7 @@ def undisturbed(services: Failing) -> list[Answer]:
 
 
 @pytest.mark.parametrize("fault", (FAULTS | CHAINS).values(), ids=(FAULTS | CHAINS).keys())
-def test_streams_go_on_elsewhere_with_exactly_what_they_would_have_told(
+def test_streams_fail_over_without_a_change_of_their_answers(
     services: Failing, undisturbed: list[Answer], fault: Fault, record: Record
 ) -> None:
     moved = 0
@@ -60,7 +64,24 @@ def test_streams_go_on_elsewhere_with_exactly_what_they_would_have_told(
             streams=rounds * STREAMS,
             samples=rounds * sum(len(answer.finished.samples) for answer in undisturbed),
             tokens=rounds * sum(answer.finished.usage.generated_tokens for answer in undisturbed),
-            streams_that_went_on_elsewhere=moved,
+            streams_that_failed_over=moved,
             other_tokens=0,
         )
     assert moved > 2 * ROUNDS
+
+
+def test_a_deadly_request_ends_three_engines_and_fails_alone(services: Failing) -> None:
+    services.mend()
+    undisturbed = services.run([prompt(n, 30, TOKENS, "undisturbed") for n in range(NEIGHBOURS)])
+    assert undisturbed.codes() == {}
+    deadly = prompt(99, 30, TOKENS, "deadly")
+    deadly.sampling.seed = DEADLY_SEED
+    running = services.run([*(prompt(n, 30, TOKENS, "neighbours") for n in range(NEIGHBOURS)), deadly])
+    assert services.restart_while_streams_run() == 3
+    assert running.codes() == {NEIGHBOURS: grpc.StatusCode.INTERNAL}
+    assert "3 engines were lost one after the other" in str(running.failures()[NEIGHBOURS])
+    check_equal(running.answers[:NEIGHBOURS], undisturbed.answers)
+    shown = Scrape.of(services.gateway.metrics_url)
+    assert shown.value("quire_requests_given_up_total") == 1
+    assert sum(shown.values("quire_isolated_attempts_total", "engine").values()) >= 1
+    services.check_that_nothing_is_left()

@@ -20,7 +20,7 @@ _launch = ModelRunner.launch
 _create_subprocess = asyncio.create_subprocess_exec
 
 
-def _launched(self: ModelRunner, plan: StepPlan) -> Launched:
+def launch(self: ModelRunner, plan: StepPlan) -> Launched:
     if any(work.sampling.seed == SLOW_SEED for work in plan.work):
         time.sleep(_SECONDS)
     return _launch(self, plan)
@@ -35,5 +35,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         asyncio.create_subprocess_exec = _create_slow_engine  # type: ignore[assignment]
     else:
-        ModelRunner.launch = _launched  # type: ignore[method-assign]
+        ModelRunner.launch = launch  # type: ignore[method-assign]
     main()
