@@ -46,7 +46,7 @@ class FickleBlocks(InProcessBlocks):
         self._returned = False
 
     def send(self, step: Step) -> None:
-        self._replica.sent(step)
+        self._replica.add_in_flight(step)
         super().send(step)
 
     def receive(self) -> StepResult | None:
@@ -58,7 +58,7 @@ class FickleBlocks(InProcessBlocks):
             return None
         result = super().receive()
         if result is not None:
-            self._replica.answered(result)
+            self._replica.apply_result(result)
         return result
 
     def lose(self) -> None:
@@ -69,7 +69,7 @@ class FickleBlocks(InProcessBlocks):
     def restore(self) -> None:
         """Attach again, with a report of the pool."""
         spec = self.session.pool.spec
-        self.session = self.manager.attach(spec, adopted(spec, self._replica.settle()))
+        self.session = self.manager.attach(spec, adopted(spec, self._replica.report()))
         self._returned = True
 
 

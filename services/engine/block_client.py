@@ -18,7 +18,7 @@ from blocks import Reattached, Step, StepResult
 from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
-from services.engine.replica import PoolDiffers, Replica
+from services.engine.replica import PoolDiverged, Replica
 from services.runtime import transport
 from services.runtime.tls import ClientTLS
 from services.wire.attach import register_message
@@ -57,7 +57,7 @@ class _Lost:
     """The stream broke."""
 
 
-class PoolRefused(Exception):
+class AttachRefused(Exception):
     """The KV manager will not have this engine; the message says why."""
 
 
@@ -133,8 +133,8 @@ class BlockClient:
     async def run(self) -> None:
         """Attach, and attach again after each loss, until cancelled.
 
-        Raises PoolRefused when there is no use. A manager whose books differ is sent those of the engine, by attaching
-        again; one that goes on to differ raises PoolDiffers.
+        Raises AttachRefused where a retry cannot help. A manager whose pool diverged receives the engine's pool when
+        the stream attaches again; one that keeps diverging raises PoolDiverged.
         """
         retry_seconds = _FIRST_RETRY_SECONDS
         while True:
@@ -159,7 +159,7 @@ class BlockClient:
             # this one when it tries again, or this engine's own earlier attempt, given up here and come late there.
             replaced = error.code() is grpc.StatusCode.ABORTED and self.attached.is_set()
             if error.code() in _FINAL and not replaced:
-                raise PoolRefused(f"the KV manager at {self._address} refused the pool: {error.details()}") from error
+                raise AttachRefused(f"the KV manager at {self._address} refused the pool: {error.details()}") from error
             log.warning("KV manager at %s: %s", self._address, error.details())
         except TimeoutError:
             log.warning("KV manager at %s gave no sign within %s s", self._address, _REGISTER_SECONDS)
@@ -194,8 +194,8 @@ class BlockClient:
     def _take(self, result: StepResult) -> bool:
         """Hand an answer on; return whether the manager's books are the engine's."""
         try:
-            self._replica.answered(result)
-        except PoolDiffers as differs:
+            self._replica.apply_result(result)
+        except PoolDiverged as differs:
             self._differences += 1
             if self._differences > _MOST_DIFFERENCES:
                 raise
@@ -207,14 +207,14 @@ class BlockClient:
 
     async def _requests(self) -> AsyncIterator[pb.PoolRequest]:
         yield pb.PoolRequest(register=register_message(self._replica.spec))
-        for page in pages_of(self._replica.settle()):
+        for page in pages_of(self._replica.report()):
             yield pb.PoolRequest(report=page)
         outgoing = self._outgoing
         while (request := await outgoing.get()) is not None:
             yield request
 
     def _post(self, outgoing: _Outgoing, step: Step, message: pb.PoolRequest) -> None:
-        self._replica.sent(step)
+        self._replica.add_in_flight(step)
         outgoing.put_nowait(message)
 
     def _put(self, incoming: StepResult | _Attached | _Lost) -> None:

@@ -17,7 +17,7 @@ from quire.v1 import engine_pb2
 from services.engine.administration import Administration
 from services.engine.gateway_link import GatewayLink
 from services.engine.gateway_requests import Arrival, GatewayRequests
-from services.engine.manager_watch import ManagerWatch
+from services.engine.manager_monitor import ManagerMonitor
 from services.engine.observer import EngineFigures, EngineObserver, StepFigures
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
@@ -44,7 +44,7 @@ class EngineDriver:
         self._scheduler = engine.scheduler
         self._administration = Administration(engine.scheduler)
         self._requests = GatewayRequests(engine.scheduler, eos_token_ids, recorder, reports, self._call)
-        self._manager = ManagerWatch(seconds_without_kvmanager, time.monotonic())
+        self._manager = ManagerMonitor(seconds_without_kvmanager, time.monotonic())
         self._observer = observer
         self._figures = self._count()
         self._loop = asyncio.get_running_loop()

@@ -129,8 +129,8 @@ class EngineMetrics(EngineObserver, Collector):
     def began(self, model_name: str, engine_id: str, figures: Callable[[], EngineFigures]) -> None:
         """Show the engine from now on."""
         self._labels = labels = (model_name, engine_id)
-        self._step, self._tokens = self._step_seconds.of(*labels), self._iteration_tokens.of(*labels)
-        self._phases = tuple(self._phase_seconds.of(*labels, phase) for phase in PHASES)
+        self._step, self._tokens = self._step_seconds.labels(*labels), self._iteration_tokens.labels(*labels)
+        self._phases = tuple(self._phase_seconds.labels(*labels, phase) for phase in PHASES)
         self._figures = figures
 
     def on_step(self, step: StepFigures) -> None:

@@ -12,7 +12,7 @@ import kvmanager
 from blocks import Step, StepResult
 
 
-class PoolDiffers(Exception):
+class PoolDiverged(Exception):
     """The KV manager answered otherwise than the same Steps always do. `own` is the answer that they lead to."""
 
     def __init__(self, own: StepResult) -> None:
@@ -44,18 +44,18 @@ class Replica:
         """The pins that hold blocks."""
         return frozenset(self._pool.state.pins)
 
-    def sent(self, step: Step) -> None:
+    def add_in_flight(self, step: Step) -> None:
         """Remember a Step until its answer comes."""
         self._unanswered.append(step)
 
-    def answered(self, result: StepResult) -> None:
-        """Do what the KV manager did. Raises PoolDiffers, with the answer to believe, when that gives another one."""
+    def apply_result(self, result: StepResult) -> None:
+        """Do what the KV manager did. Raises PoolDiverged, with the answer to believe, when that gives another one."""
         self._pool.withhold(result.withheld_blocks, result.host_withheld_blocks)
         own = self._pool.apply(self._unanswered.popleft()).result
         if _compared(own) != _compared(result):
-            raise PoolDiffers(own)
+            raise PoolDiverged(own)
 
-    def settle(self) -> kvmanager.PoolReport:
+    def report(self) -> kvmanager.PoolReport:
         """Describe the pool as the engine has it now, when the answers under way will never come.
 
         What was freed, forked or computed is so whether the manager received it or not; what was asked for was not

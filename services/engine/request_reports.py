@@ -58,7 +58,7 @@ class RequestReports:
         self._log(finished, span, {"status": "ended", **_of_message(finished), **counted})
         if span is not NO_SPAN:
             _describe(span, group, submitted_at)
-            span.note({"gen_ai.response.model": self._own["model"], "quire.engine": self._own["engine"]})
+            span.set_attributes({"gen_ai.response.model": self._own["model"], "quire.engine": self._own["engine"]})
             span.end(_fault(finished))
 
     def _span(self, submission: engine_pb2.Submission, at: float) -> Span:
@@ -72,7 +72,7 @@ class RequestReports:
             "gen_ai.request.top_p": submission.sampling.top_p,
             "quire.attempt": submission.attempt,
         }
-        return self._tracing.begin("llm_request", submission.trace_parent, attributes, at=at)
+        return self._tracing.start_span("llm_request", submission.trace_parent, attributes, at=at)
 
     def _log(
         self, about: engine_pb2.Submission | engine_pb2.RequestFinished, span: Span, fields: dict[str, Any]
@@ -114,22 +114,22 @@ def _describe(span: Span, group: Group, submitted_at: float) -> None:
     """Add a request's times, its preemptions, and what vLLM's spans have, under the same names."""
     stats = group.stats
     scheduled, first, last = stats.scheduled_at, stats.first_token_at, stats.last_token_at
-    span.child("queue", at=submitted_at).end(at=scheduled)
+    span.start_child("queue", at=submitted_at).end(at=scheduled)
     if scheduled is not None:
-        span.child("prefill", {"quire.cached_tokens": group.stats.cached_tokens}, at=scheduled).end(at=first)
-        span.note({"gen_ai.latency.time_in_queue": scheduled - submitted_at})
+        span.start_child("prefill", {"quire.cached_tokens": group.stats.cached_tokens}, at=scheduled).end(at=first)
+        span.set_attributes({"gen_ai.latency.time_in_queue": scheduled - submitted_at})
     if first is not None and last is not None:
-        span.event("first token", at=first)
-        span.child("decode", at=first).end(at=last)
-        span.note({"gen_ai.latency.time_to_first_token": first - submitted_at})
-        span.note({"gen_ai.latency.time_in_model_decode": last - first})
+        span.add_event("first token", at=first)
+        span.start_child("decode", at=first).end(at=last)
+        span.set_attributes({"gen_ai.latency.time_to_first_token": first - submitted_at})
+        span.set_attributes({"gen_ai.latency.time_in_model_decode": last - first})
         if scheduled is not None:
-            span.note({"gen_ai.latency.time_in_model_prefill": first - scheduled})
+            span.set_attributes({"gen_ai.latency.time_in_model_prefill": first - scheduled})
     for at in stats.preempted_at:
-        span.event("preempted", at=at)
+        span.add_event("preempted", at=at)
     for at in stats.resumed_at:
-        span.event("resumed", at=at)
-    span.note(
+        span.add_event("resumed", at=at)
+    span.set_attributes(
         {
             "gen_ai.usage.prompt_tokens": len(group.request.prompt),
             "gen_ai.usage.completion_tokens": group.generated,

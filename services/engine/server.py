@@ -24,7 +24,7 @@ from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime import transport
 from services.runtime.service import Readiness
 from services.runtime.tls import link_tls, server_tls
-from services.runtime.tracing.export import tracing_to
+from services.runtime.tracing.export import create_tracing
 
 # For the step under way when the engine stops, and for gateways to read what it still says.
 _LAST_SECONDS = 2.0
@@ -57,7 +57,7 @@ class EngineService:
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
         self._address = settings.listen
-        self._tracing = tracing_to("engine", settings.otlp_endpoint)
+        self._tracing = create_tracing("engine", settings.otlp_endpoint)
         self._recorder = RequestsRecorder(settings.record_requests)
         self._driver: EngineDriver | None = None
         self._link: BlockClient | None = None

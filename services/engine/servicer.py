@@ -15,7 +15,7 @@ from services.engine.guided.constraints import Constraints
 from services.engine.request_parser import RequestParser
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime.errors import Unavailable, UnexpectedMessage
-from services.runtime.statuses import translated
+from services.runtime.statuses import abort_on_error
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.ServeRequest]
@@ -62,7 +62,7 @@ class EngineServicer(pb_grpc.EngineServicer):
 
         Written and not yielded, so that a write can be left which the gateway holds up.
         """
-        async with translated(context):
+        async with abort_on_error(context):
             (driver, constraints), link = self._loaded(), GatewayLink()
             parser = RequestParser(driver, link, constraints)
             reader = asyncio.create_task(self._read(parser, requests))
@@ -81,7 +81,7 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     async def GetEngine(self, _request: pb.GetEngineRequest, context: Context) -> pb.GetEngineResponse:  # noqa: N802
         """Describe the engine."""
-        async with translated(context):
+        async with abort_on_error(context):
             self._loaded()
             return self._description
 
@@ -89,7 +89,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         self, _request: pb.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[pb.GetTokenizerResponse]:
         """Send the tokenizer's files."""
-        async with translated(context):
+        async with abort_on_error(context):
             self._loaded()
             assert self._tokenizer is not None, "it came with the engine"
             for piece in self._tokenizer.pieces():
@@ -97,7 +97,7 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     async def Admin(self, request: pb.EngineAdminRequest, context: Context) -> pb.EngineAdminResponse:  # noqa: N802
         """Change what is pinned."""
-        async with translated(context):
+        async with abort_on_error(context):
             driver, _ = self._loaded()
             return await driver.administer(request)
 

@@ -47,7 +47,7 @@ class RequestAttempts:
         self._take(await self._dispatcher.place(request.model, request.submission, request.span))
 
     async def next_events(self) -> list[Event]:
-        """Wait for what the engine sends next. Raises EngineDisconnected, SlowClient, or DeadlinePassed."""
+        """Wait for what the engine sends next. Raises EngineDisconnected, SlowClient, or DeadlineExceeded."""
         try:
             return await self._present().ticket.next_events(self._request.deadline.at)
         except TimeoutError as error:
@@ -113,7 +113,7 @@ class RequestAttempts:
         request.progress.failovers += 1
         waits = failover.reason is not FailoverReason.NO_KV_MANAGER
         self._wait_until = self._clock() + self._limits.seconds if waits else None
-        request.span.event("failover", {"quire.engine": engine_id, "quire.reason": failover.reason.value})
+        request.span.add_event("failover", {"quire.engine": engine_id, "quire.reason": failover.reason.value})
         self._dispatcher.failed_over(request.model.name, request.submission.request_id, engine_id, failover.reason)
 
     async def _place_again(self, failover: Failover, samples: Sequence[engine_pb2.SampleState]) -> Placement:

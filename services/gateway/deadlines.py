@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from services.runtime.errors import DeadlinePassed
+from services.runtime.errors import DeadlineExceeded
 
 # A client hangs up by its own clock, which began before the call reached the gateway.
 _EARLY_SECONDS = 0.1
@@ -35,7 +35,7 @@ class Deadline:
         """
         try:
             yield
-        except DeadlinePassed:
+        except DeadlineExceeded:
             passed()
             raise
         except (asyncio.CancelledError, GeneratorExit):

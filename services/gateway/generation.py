@@ -12,11 +12,11 @@ from services.gateway.fleet.request_stream import EngineDisconnected
 from services.gateway.prepared_request import PreparedRequest
 from services.gateway.sample_output import SampleOutput
 from services.gateway.text.text_stream import TextStream
-from services.runtime.errors import DeadlinePassed, GenerationFailed, ServiceError, SlowClient, Unavailable
+from services.runtime.errors import DeadlineExceeded, GenerationFailed, ServiceError, SlowClient, Unavailable
 from services.wire.duration import duration
 
 _CANCEL_REASONS: dict[type[BaseException] | None, engine_pb2.CancelReason.ValueType] = {
-    DeadlinePassed: engine_pb2.CANCEL_REASON_DEADLINE,
+    DeadlineExceeded: engine_pb2.CANCEL_REASON_DEADLINE,
     SlowClient: engine_pb2.CANCEL_REASON_SLOW_CLIENT,
 }
 # What a client gets in one message; with all that can be asked for, that is some 250 kB.
@@ -151,7 +151,7 @@ class Generation:
         self._attempts.on_tokens()
         if self.request.progress.first_token_at is None:
             self.request.progress.first_token_at = self._clock()
-            self.request.span.event("first token")
+            self.request.span.add_event("first token")
 
     async def _stop(self) -> engine_pb2.RequestFinished:
         """End the request at the engine, and return how it did."""

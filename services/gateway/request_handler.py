@@ -30,7 +30,7 @@ from services.gateway.prepared_request import (
 from services.gateway.text.chat_template import ChatTemplateError, ToolsUnknown
 from services.gateway.text.conversation import conversation_of
 from services.gateway.text.tokenizer import Tokenizer
-from services.runtime.errors import InvalidField, Overloaded, RejectionReason, RequestIsLive, ServiceError, Unavailable
+from services.runtime.errors import InvalidField, Overloaded, RejectionReason, RequestExists, ServiceError, Unavailable
 from services.runtime.tracing.spans import Tracing
 
 # Above this, tokenizing takes longer than other streams should wait.
@@ -193,7 +193,7 @@ class RequestHandler:
         except ServiceError:
             model_name = ""
         arrival = self._clock()
-        span = self._tracing.begin("generate", origin.trace_parent, at=arrival)
+        span = self._tracing.start_span("generate", origin.trace_parent, at=arrival)
         return RequestInfo(request.request_id, model_name, origin, arrival, span)
 
     def _admit(
@@ -227,7 +227,7 @@ class RequestHandler:
         """Keep the caller from using the id again: two engines would not know of each other's requests."""
         own = qualified(caller.tenant, request_id)
         if own in self._ids:
-            raise RequestIsLive(f"request_id {request_id!r} is live", "request_id")
+            raise RequestExists(f"request_id {request_id!r} is live", "request_id")
         self._ids.add(own)
         try:
             yield
@@ -240,7 +240,7 @@ class RequestHandler:
     ) -> Iterator[AdmittedRequest]:
         if self._draining:
             self._last_refused_at = self._clock()
-            raise Unavailable("the gateway is draining", refusal=RejectionReason.DRAINING)
+            raise Unavailable("the gateway is draining", rejection=RejectionReason.DRAINING)
         admission = self._limits.admission
         place = admission.admit(model.name, most, arrival, sequences_of(request))
         self._empty.clear()
@@ -259,7 +259,7 @@ class RequestHandler:
         check_vocabulary(parameters, model.description().vocabulary_size)
         if request.prompt.HasField("token_ids"):
             check_fits(len(request.prompt.token_ids.ids), "prompt.token_ids.ids", model)
-        with info.span.child("tokenize"):
+        with info.span.start_child("tokenize"):
             token_ids = await self.token_ids(model.name, request.prompt)
         check_fits(len(token_ids), "prompt", model)
         own, salt = qualified(tenant, parameters.request_id), self._namespace.salt(tenant, parameters.salt)
@@ -270,7 +270,7 @@ class RequestHandler:
 
 
 def _parameters(request: gateway_pb2.GenerateRequest, origin: Origin) -> Parameters:
-    """Check a request, and whether its caller may make it. Raises InvalidField or NotPermitted."""
+    """Check a request, and whether its caller may make it. Raises InvalidField or PermissionDenied."""
     parameters = Parameters.of(request).within(origin.seconds_left)
     origin.caller.check_priority(parameters.priority)
     return parameters

@@ -34,7 +34,7 @@ from services.runtime import transport
 from services.runtime.errors import RejectionReason, Unauthenticated
 from services.runtime.service import Readiness
 from services.runtime.tls import ServerContext, link_tls, listening_files, server_tls
-from services.runtime.tracing.export import tracing_to
+from services.runtime.tracing.export import create_tracing
 
 # The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE:
 # a client would not try again what is cancelled.
@@ -85,7 +85,7 @@ class GatewayService:
         failover = FailoverLimits(settings.failovers, settings.failover_seconds)
         admission = AdmissionControl(settings.max_requests, settings.max_queued_tokens)
         limits = RequestLimits(admission, failover, tenants, SlowClients(settings.slow_client_seconds, clock))
-        self._tracing = tracing_to("gateway", settings.otlp_endpoint, settings.trace_sample_ratio)
+        self._tracing = create_tracing("gateway", settings.otlp_endpoint, settings.trace_sample_ratio)
         self._handler = RequestHandler(self._fleet, dispatcher, limits, namespace, self._observer, self._tracing, clock)
         self._administration = FleetAdministration(self._fleet, self._handler, namespace)
         self._http: HttpServer | None = None
@@ -131,7 +131,7 @@ class GatewayService:
             tasks.create_task(self._handler.slow_clients.run())
             tasks.create_task(self._forget())
             if self._http_tls:
-                tasks.create_task(self._http_tls.follow())
+                tasks.create_task(self._http_tls.reload_on_change())
 
     async def _forget(self) -> None:
         """Now and then, forget what is known of engines, tenants and models that are gone."""

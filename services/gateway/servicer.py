@@ -17,7 +17,7 @@ from services.gateway.parameters import MAX_REQUEST_ID_BYTES, new_request_id
 from services.gateway.request_handler import RequestHandler
 from services.gateway.text.utf8 import parse_request
 from services.runtime.interceptors import Handler, HandlerInterceptor, Metadata
-from services.runtime.statuses import translated
+from services.runtime.statuses import abort_on_error
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -46,7 +46,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         Written and not yielded: so the cancellation of a write that a client holds up comes out here, and has a status.
         """
         metadata: dict[str, str] = {}
-        async with translated(context, metadata):
+        async with abort_on_error(context, metadata):
             metadata |= _named(request)
             with self._handler.slow_clients.named():
                 async with aclosing(self._handler.generate(request, self._origin(context))) as responses:
@@ -55,27 +55,27 @@ class GatewayServicer(pb_grpc.GatewayServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Tokenize a prompt."""
-        async with translated(context):
+        async with abort_on_error(context):
             return pb.TokenizeResponse(token_ids=await self._handler.token_ids(request.model, request.prompt))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Tell the text of tokens."""
-        async with translated(context):
+        async with abort_on_error(context):
             return pb.DetokenizeResponse(text=await self._handler.text(request))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
         """Describe a model."""
-        async with translated(context):
+        async with abort_on_error(context):
             return self._handler.model(request.model)
 
     async def ListModels(self, _request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
         """Describe all models."""
-        async with translated(context):
+        async with abort_on_error(context):
             return pb.ListModelsResponse(models=self._handler.models())
 
     async def Admin(self, request: pb.AdminRequest, context: Context) -> pb.AdminResponse:  # noqa: N802
         """Change what is pinned."""
-        async with translated(context):
+        async with abort_on_error(context):
             self._caller(context).require_operator()
             left = context.time_remaining()
             return await self._administration.administer(
@@ -96,7 +96,7 @@ class ParsingInterceptor(HandlerInterceptor):
 
     service = _SERVICE.full_name
 
-    def replaced(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
+    def wrap_handler(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
         """Give the handler of a call another deserializer."""
         del metadata
         request_type = GetMessageClass(_SERVICE.methods_by_name[method].input_type)

@@ -45,7 +45,7 @@ class BlockLifetimeMetrics:
         if self._share:
             self._lives[session] = BlockLifetimes(self._share, random.random)
             for histogram in self._histograms:
-                histogram.of(*pool_labels(session))
+                histogram.labels(*pool_labels(session))
 
     def stepped(self, session: Session, applied: AppliedStep) -> None:
         """Take in what a Step has just done."""
@@ -54,7 +54,7 @@ class BlockLifetimeMetrics:
             return
         for histogram, values in zip(self._histograms, observed, strict=True):
             if values:
-                series = histogram.of(*pool_labels(session))
+                series = histogram.labels(*pool_labels(session))
                 for value in values:
                     series.observe(value)
 

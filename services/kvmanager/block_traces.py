@@ -67,7 +67,7 @@ class BlockTraces:
             "quire.kv.prompt_tokens": len(allocate.token_ids),
             "quire.kv.waited_seconds": allocate.waited_seconds,
         }
-        span = self._tracing.begin("hold blocks", parent, attributes)
+        span = self._tracing.start_span("hold blocks", parent, attributes)
         if span is not NO_SPAN:
             holding = _Holding(allocate.group, span, {allocate.sequence})
             self._engines.setdefault(engine_id, {})[allocate.sequence] = holding
@@ -87,7 +87,7 @@ class BlockTraces:
         for item, swapped in ((StepItem.SWAP_OUT, step.swap_outs), (StepItem.SWAP_IN, step.swap_ins)):
             for index, group in enumerate(swapped):
                 if (item, index) not in refused and group in groups:
-                    groups[group].span.event(_SWAPS[item])
+                    groups[group].span.add_event(_SWAPS[item])
 
 
 def _free(held: dict[int, _Holding], free: Free) -> None:
@@ -95,7 +95,7 @@ def _free(held: dict[int, _Holding], free: Free) -> None:
     attributes: dict[str, Any] = {"quire.kv.sequence": free.sequence, "quire.kv.reason": reason}
     if free.preempted_for_group:
         attributes["quire.kv.preempted_for_group"] = free.preempted_for_group
-    held[free.sequence].span.event("preempt" if free.reason is FreeReason.PREEMPTED else "free", attributes)
+    held[free.sequence].span.add_event("preempt" if free.reason is FreeReason.PREEMPTED else "free", attributes)
     _give_back(held, free.sequence)
 
 

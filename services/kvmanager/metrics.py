@@ -213,12 +213,12 @@ class KVManagerMetrics(PoolObserver, Collector):
         if replaced:
             self._forget(replaced)
         self._sessions[session.pool.spec.engine_id] = session
-        self._step_seconds.of(*pool_labels(session))
+        self._step_seconds.labels(*pool_labels(session))
         self._block_lifetimes.attached(session)
 
     def stepped(self, session: Session, applied: AppliedStep, seconds: float) -> None:
         """Count a Step."""
-        self._step_seconds.of(*pool_labels(session)).observe(seconds)
+        self._step_seconds.labels(*pool_labels(session)).observe(seconds)
         self._block_lifetimes.stepped(session, applied)
 
     def lost(self, session: Session) -> None:

@@ -19,7 +19,7 @@ class RawRequestInterceptor(HandlerInterceptor):
 
     service = pb.DESCRIPTOR.services_by_name["KVManager"].full_name
 
-    def replaced(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
+    def wrap_handler(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
         """Change how the request of a call is read."""
         del metadata
         read = None if method in _READ_IN_SLICES else _small(handler.request_deserializer)

@@ -18,7 +18,7 @@ from services.kvmanager.settings import KVManagerSettings
 from services.runtime import exposure, transport
 from services.runtime.service import Readiness
 from services.runtime.tls import ServerContext, listening_files, server_tls
-from services.runtime.tracing.export import tracing_to
+from services.runtime.tracing.export import create_tracing
 
 if TYPE_CHECKING:  # what the page needs is imported only where it is asked for
     from services.runtime.http.server import HttpServer
@@ -50,7 +50,7 @@ class KVManagerService:
         self.server = transport.server(
             transport.STEP_MESSAGE_BYTES, [RawRequestInterceptor()], transport.LINK_MESSAGE_BYTES
         )
-        self._tracing = tracing_to("kvmanager", settings.otlp_endpoint)
+        self._tracing = create_tracing("kvmanager", settings.otlp_endpoint)
         self._servicer = KVManagerServicer(
             self.manager,
             observer or PoolObserver(),
@@ -83,7 +83,7 @@ class KVManagerService:
             tasks.create_task(self._servicer.run())
             tasks.create_task(run_collections(self.manager, time.monotonic))
             if self._map_tls:
-                tasks.create_task(self._map_tls.follow())
+                tasks.create_task(self._map_tls.reload_on_change())
 
     async def drain(self) -> None:
         """Wait until every engine has left, or the grace time is over."""

@@ -20,7 +20,7 @@ from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recorder import OperationsRecorder
 from services.kvmanager.slices import run_in_slices, run_step_in_slices
 from services.runtime.errors import InvalidField, Overloaded
-from services.runtime.statuses import translated
+from services.runtime.statuses import abort_on_error
 from services.runtime.tracing.spans import Tracing
 from services.wire.attach import registered_message
 from services.wire.lookup import holdings_message, read_lookup
@@ -86,7 +86,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
 
         Its messages are bytes: see `RawRequestInterceptor`.
         """
-        async with translated(context):
+        async with abort_on_error(context):
             if self._attaches >= _MOST_STREAMS:
                 raise Overloaded(f"{self._attaches} streams are open, which is all that this KV manager takes")
             self._attaches += 1
@@ -125,14 +125,14 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
 
     async def GetPool(self, request: pb.GetPoolRequest, context: Context) -> pb.GetPoolResponse:  # noqa: N802
         """Count one pool."""
-        async with translated(context):
+        async with abort_on_error(context):
             return pb.GetPoolResponse(pool=pool_message(self._manager.session(request.engine_id)))
 
     async def GetBlockMap(  # noqa: N802
         self, request: pb.GetBlockMapRequest, context: Context
     ) -> pb.GetBlockMapResponse:
         """Show a page of one pool's blocks."""
-        async with translated(context):
+        async with abort_on_error(context):
             if request.first_block < 0:
                 raise InvalidField(f"first_block is {request.first_block}, it must not be negative", "first_block")
             count = _page_size(request.block_count, _LARGEST_BLOCK_PAGE, "block_count")
@@ -144,7 +144,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self, request: pb.ListSequencesRequest, context: Context
     ) -> pb.ListSequencesResponse:
         """Show a page of one pool's sequences."""
-        async with translated(context):
+        async with abort_on_error(context):
             size = _page_size(request.page_size, _LARGEST_SEQUENCE_PAGE, "page_size")
             after = _page_start(request.page_token)
             pool = self._manager.session(request.engine_id).pool
@@ -153,21 +153,21 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Explain a request."""
-        async with translated(context):
+        async with abort_on_error(context):
             return await self._reading.explain(request.request_id)
 
     async def LookupPrefix(  # type: ignore[override]  # noqa: N802
         self, request: bytes, context: Context
     ) -> pb.LookupPrefixResponse:
         """Look for a prompt's beginning in all pools. The request is bytes: see `RawRequestInterceptor`."""
-        async with translated(context):
+        async with abort_on_error(context):
             prefix = await run_in_slices(read_lookup(request))
             work = self._manager.lookup(prefix.token_ids, prefix.salt, prefix.model_fingerprint)
             return holdings_message(await run_in_slices(work))
 
     async def Audit(self, request: pb.AuditRequest, context: Context) -> pb.AuditResponse:  # noqa: N802
         """Audit one pool now."""
-        async with translated(context):
+        async with abort_on_error(context):
             violations = await self._auditing.audit(self._manager.session(request.engine_id))
             return pb.AuditResponse(violations=[violation.sentence for violation in violations])
 
@@ -175,7 +175,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self, request: pb.WatchEventsRequest, context: Context
     ) -> AsyncIterator[pb.WatchEventsResponse]:
         """Stream the ledger."""
-        async with translated(context), aclosing(self._reading.watch(request.from_event)) as messages:
+        async with abort_on_error(context), aclosing(self._reading.watch(request.from_event)) as messages:
             async for message in messages:
                 yield message
 

@@ -23,10 +23,10 @@ class RejectionReason(Enum):
 class ServiceError(Exception):
     """Base of everything that a service refuses. `field` is the path of the field to blame, empty when none is.
 
-    `refusal` says why a request was not let in, None where it is wrong or had been let in.
+    `rejection` says why a request was not let in, None where it is wrong or had been let in.
     """
 
-    refusal: RejectionReason | None = None
+    rejection: RejectionReason | None = None
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -48,10 +48,10 @@ class UnexpectedMessage(ServiceError):
 class Unauthenticated(ServiceError):
     """The API key is missing, wrong or expired."""
 
-    refusal = RejectionReason.UNAUTHENTICATED
+    rejection = RejectionReason.UNAUTHENTICATED
 
 
-class NotPermitted(ServiceError):
+class PermissionDenied(ServiceError):
     """The API key does not allow it."""
 
 
@@ -59,7 +59,7 @@ class UnknownModel(ServiceError):
     """No such model is served."""
 
 
-class RequestIsLive(ServiceError):
+class RequestExists(ServiceError):
     """The request id is in use."""
 
 
@@ -86,11 +86,11 @@ class Overloaded(ServiceError):
         message: str,
         field: str = "",
         retry_seconds: float = _COME_AGAIN_SECONDS,
-        refusal: RejectionReason = RejectionReason.ENGINE_QUEUE,
+        rejection: RejectionReason = RejectionReason.ENGINE_QUEUE,
     ) -> None:
         super().__init__(message, field)
         self.retry_seconds = retry_seconds
-        self.refusal = refusal
+        self.rejection = rejection
 
 
 class SlowClient(ServiceError):
@@ -100,12 +100,12 @@ class SlowClient(ServiceError):
 class Unavailable(ServiceError):
     """Draining, or another service is away."""
 
-    def __init__(self, message: str, field: str = "", refusal: RejectionReason | None = None) -> None:
+    def __init__(self, message: str, field: str = "", rejection: RejectionReason | None = None) -> None:
         super().__init__(message, field)
-        self.refusal = refusal
+        self.rejection = rejection
 
 
-class DeadlinePassed(ServiceError):
+class DeadlineExceeded(ServiceError):
     """The time allowed is over."""
 
 

@@ -32,10 +32,10 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
         service, _, method = handler_call_details.method.lstrip("/").partition("/")
         if handler is None or self.service not in ("", service):
             return handler
-        return self.replaced(handler, method, handler_call_details.invocation_metadata)
+        return self.wrap_handler(handler, method, handler_call_details.invocation_metadata)
 
     @abstractmethod
-    def replaced(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
+    def wrap_handler(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
         """Return what handles a call with this metadata instead of `handler`."""
 
 
@@ -52,7 +52,7 @@ class MalformedRequests(HandlerInterceptor):
     out where the stream is read.
     """
 
-    def replaced(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
+    def wrap_handler(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
         """Wrap the handler of a call that has one request."""
         del method, metadata
         if handler.request_streaming or handler.request_deserializer is None:

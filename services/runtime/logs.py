@@ -45,7 +45,7 @@ def level_setting() -> Any:
     return setting("info", _LEVEL, choices=LEVELS)
 
 
-class Logs:
+class LogWriter:
     """Takes lines and records from any thread, and writes them in order to a file descriptor."""
 
     def __init__(self, formatter: logging.Formatter, descriptor: int = _STANDARD_ERROR) -> None:
@@ -107,7 +107,7 @@ class Logs:
 class _Handler(QueueHandler):
     """Hands records on when all that could change meanwhile, or keep objects alive, has become text."""
 
-    def __init__(self, logs: Logs) -> None:
+    def __init__(self, logs: LogWriter) -> None:
         super().__init__(queue.SimpleQueue())
         self._logs = logs
         self._plain = logging.Formatter()
@@ -157,9 +157,9 @@ def json_formatter(service: str) -> logging.Formatter:
 
 
 @contextmanager
-def logging_to_stderr(service: str, log_format: str, level: str) -> Iterator[Logs]:
+def logging_to_stderr(service: str, log_format: str, level: str) -> Iterator[LogWriter]:
     """Log everything of this process to standard error, warnings and exceptions that nobody caught included."""
-    logs = Logs(json_formatter(service) if log_format == "json" else TextFormatter())
+    logs = LogWriter(json_formatter(service) if log_format == "json" else TextFormatter())
     root, lowest = logging.getLogger(), getattr(logging, level.upper())
     handler = _Handler(logs)
     before = (root.level, log.level, sys.excepthook, threading.excepthook)

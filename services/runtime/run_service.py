@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from services.runtime.health import HealthServicer
-from services.runtime.logs import Logs, logging_to_stderr
+from services.runtime.logs import LogWriter, logging_to_stderr
 from services.runtime.metrics.certificates import show_certificates
 from services.runtime.metrics.page import Exposition
 from services.runtime.metrics.server import metrics_server
@@ -69,7 +69,7 @@ def run_service(
 class _DroppedLines(Collector):
     """Counts the lines of the log that nobody will read."""
 
-    def __init__(self, logs: Logs) -> None:
+    def __init__(self, logs: LogWriter) -> None:
         self._logs = logs
 
     def collect(self) -> Iterator[Metric]:

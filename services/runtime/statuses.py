@@ -49,23 +49,23 @@ STATUS: dict[type[Exception], Status] = {
     errors.UnsupportedField: Status(grpc.StatusCode.UNIMPLEMENTED, 400),
     errors.UnexpectedMessage: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
     errors.Unauthenticated: Status(grpc.StatusCode.UNAUTHENTICATED, 401),
-    errors.NotPermitted: Status(grpc.StatusCode.PERMISSION_DENIED, 403),
+    errors.PermissionDenied: Status(grpc.StatusCode.PERMISSION_DENIED, 403),
     errors.UnknownModel: Status(grpc.StatusCode.NOT_FOUND, 404),
-    errors.RequestIsLive: Status(grpc.StatusCode.ALREADY_EXISTS, 409),
+    errors.RequestExists: Status(grpc.StatusCode.ALREADY_EXISTS, 409),
     errors.UnknownPin: Status(grpc.StatusCode.NOT_FOUND, 404),
     errors.PinExists: Status(grpc.StatusCode.ALREADY_EXISTS, 409),
     errors.PinTooLarge: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 409),  # to come again is of no use
     errors.Overloaded: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     errors.SlowClient: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 408),
     errors.Unavailable: Status(grpc.StatusCode.UNAVAILABLE, 503),
-    errors.DeadlinePassed: Status(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+    errors.DeadlineExceeded: Status(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     errors.GenerationFailed: Status(grpc.StatusCode.INTERNAL, 500),
     errors.RequestGivenUp: Status(grpc.StatusCode.INTERNAL, 500),
 }
 
 
 @asynccontextmanager
-async def translated(
+async def abort_on_error(
     context: grpc.aio.ServicerContext[Any, Any], metadata: dict[str, str] | None = None
 ) -> AsyncIterator[None]:
     """Turn a domain error raised inside into the call's status.

@@ -127,7 +127,7 @@ class ServerContext:
             self.context.verify_mode = ssl.CERT_REQUIRED
         self._loaded = _Reloaded(files, lambda: files.load_into(self.context))
 
-    async def follow(self) -> None:
+    async def reload_on_change(self) -> None:
         """Read the files again whenever they change, until cancelled."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
@@ -146,7 +146,7 @@ class ClientTLS:
         self._contents = _Reloaded(files, self._read)
         self.server_name = server_name
 
-    def named(self, name: str) -> "ClientTLS":
+    def with_server_name(self, name: str) -> "ClientTLS":
         """Return the same for a service whose address was found by a name, which certificates must have then.
 
         A server name that is set goes before it. The files are read once for both.

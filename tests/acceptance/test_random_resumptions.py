@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from services.engine.guided.languages import Vocabulary
+from services.engine.guided.grammars import Vocabulary
 from tests.acceptance.conftest import Record
 from tests.engine.schedule.random_resumptions import END, VOCABULARY, run_round
 from tests.engine.schedule.test_resuming import compiled

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import kvmanager
 from blocks import BlockManager, Reattached, Step, StepResult
 from engine.schedule.request import Capacity
-from services.engine.block_client import BlockClient, PoolRefused
+from services.engine.block_client import AttachRefused, BlockClient
 from services.engine.replica import Replica
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
@@ -241,7 +241,7 @@ class WireLink:
         """Raises Refused when the link has ended because the manager will not have it."""
         if self._task.done() and not self._news.is_set():
             error = self._task.exception()
-            assert isinstance(error, PoolRefused), error
+            assert isinstance(error, AttachRefused), error
             raise Refused(str(error))
         assert self._news.wait(SECONDS), "nothing came"
         self._news.clear()

@@ -41,7 +41,7 @@ OWNERS = {
     "Engine": "engine/run/loop.py",
     "EngineDriver": "services/engine/driver.py",
     "GatewayRequests": "services/engine/gateway_requests.py",
-    "ManagerWatch": "services/engine/manager_watch.py",
+    "ManagerMonitor": "services/engine/manager_monitor.py",
 }
 CHANGING = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popleft", "remove", "setdefault"),

@@ -11,7 +11,7 @@ from engine.attention.flex_backend import FlexBackend
 from engine.model.decoder import ModulesDecoder
 from engine.model.loading import LoadedModel, load_model
 from engine.schedule.request import Capacity
-from services.engine.startup.backends import Wanted, choose, gpu_decoder
+from services.engine.startup.backends import BackendOptions, choose, gpu_decoder
 from services.runtime.settings import InvalidSetting
 from tests.engine.triton_case import DEVICE, make_triton_backend
 
@@ -24,16 +24,16 @@ def load(tiny_model: Callable[[str], Path]) -> Callable[[str, torch.device], Loa
 
 
 @pytest.fixture
-def wanted(load: Callable[[str, torch.device], LoadedModel]) -> Callable[[str], Wanted]:
-    def make(attention: str) -> Wanted:
+def wanted(load: Callable[[str, torch.device], LoadedModel]) -> Callable[[str], BackendOptions]:
+    def make(attention: str) -> BackendOptions:
         loaded = load("llama", CPU)
         capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 8, 16)
-        return Wanted(attention, loaded, capacity, None, 4)
+        return BackendOptions(attention, loaded, capacity, None, 4)
 
     return make
 
 
-def test_without_kernels_a_cpu_takes_torchs_operators(wanted: Callable[[str], Wanted]) -> None:
+def test_without_kernels_a_cpu_takes_torchs_operators(wanted: Callable[[str], BackendOptions]) -> None:
     choice = choose(wanted("auto"))
     assert isinstance(choice.backend, TorchBackend)
     assert isinstance(choice.decoder, ModulesDecoder)
@@ -41,11 +41,11 @@ def test_without_kernels_a_cpu_takes_torchs_operators(wanted: Callable[[str], Wa
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
-def test_flexattention_is_taken_where_it_is_asked_for(wanted: Callable[[str], Wanted]) -> None:
+def test_flexattention_is_taken_where_it_is_asked_for(wanted: Callable[[str], BackendOptions]) -> None:
     assert isinstance(choose(wanted("flex")).backend, FlexBackend)
 
 
-def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(wanted: Callable[[str], Wanted]) -> None:
+def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(wanted: Callable[[str], BackendOptions]) -> None:
     with pytest.raises(InvalidSetting, match="attention_backend is 'triton', but the model runs on cpu"):
         choose(wanted("triton"))
 

@@ -23,7 +23,7 @@ from services.engine.settings import EngineSettings
 from services.kvmanager.recorder import OperationsRecorder
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime.settings import InvalidSetting
-from services.wire.records.file import RecordFile, create, framed
+from services.wire.records.file import RecordFile, create, length_delimited
 from services.wire.records.reader import RecordReader
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, START_SECONDS, Answer, RunningQuire, RunningService, launch
@@ -276,7 +276,7 @@ def test_what_cannot_be_written_stops_the_record_alone(caplog: pytest.LogCapture
     file.write(lambda: [HEADER])
     file.write(lambda: [numbered(1 // 0)])
     file.join(SECONDS)
-    assert path.read_bytes() == framed(HEADER)
+    assert path.read_bytes() == length_delimited(HEADER)
     assert "recording stops: ZeroDivisionError" in caplog.messages[0]
 
 

@@ -20,7 +20,7 @@ def lines(reader: RecordReader) -> Iterator[str]:
         kind = entry.WhichOneof("kind")
         checksum = f" checksum={entry.checksum.hex()}" if entry.checksum else ""
         yield f"{reader.entries} {kind} {_fields(getattr(entry, str(kind)))}{checksum}"
-    yield f"The record ends: {reader.why_it_ends}."
+    yield f"The record ends: {reader.end_reason}."
 
 
 def _fields(message: Message) -> str:

@@ -97,13 +97,13 @@ def _progress(console: Console) -> Iterator[_Advance]:
 def _replay_operations(reader: RecordReader, options: Options, as_json: bool, advance: Callable[[], None]) -> int:
     if given := options.given():
         raise click.UsageError(f"{given[0]} is for a record of requests; this one is of operations")
-    replayed, parted = operations.replay_of(reader), None
+    replayed, parted = operations.begin_replay(reader), None
     try:
-        for _ in operations.replaying(reader, replayed):
+        for _ in operations.run_replay(reader, replayed):
             advance()
     except ReplayMismatch as error:
         parted = error
-    _show_operations(replayed, parted, reader.why_it_ends, as_json)
+    _show_operations(replayed, parted, reader.end_reason, as_json)
     return 0 if parted is None else 1
 
 
@@ -140,7 +140,7 @@ def _replay_requests(reader: RecordReader, options: Options, as_json: bool, prog
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     figures = run.run(lambda ended: progress(ended, len(found)))
-    _show_requests(figures, settings, reader.why_it_ends, as_json)
+    _show_requests(figures, settings, reader.end_reason, as_json)
     return 0
 
 

@@ -18,7 +18,7 @@ from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.models.model_store import ModelUnavailable
-from services.runtime.logs import Logs, logging_to_stderr
+from services.runtime.logs import LogWriter, logging_to_stderr
 
 log = logging.getLogger("quire")
 
@@ -59,7 +59,7 @@ def _print(console: Console, label: str, line: str) -> None:
     console.out(line, highlight=False)
 
 
-def _pass_on(logs: Logs, label: str, line: str) -> None:
+def _pass_on(logs: LogWriter, label: str, line: str) -> None:
     """Log what is no JSON object in a service's name: a library wrote it, or this process."""
     if line.startswith("{") and line.endswith("}"):
         logs.put(line)

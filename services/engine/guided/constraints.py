@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from engine.constraint import Constraint
 from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull
 from quire.v1 import decoding_pb2
-from services.engine.guided.json_output import USUAL, JsonBounds
+from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds
 
 if TYPE_CHECKING:  # an engine works without llguidance, except for requests with a constraint
-    from services.engine.guided.constraint_trial import Trial
-    from services.engine.guided.languages import Vocabulary
+    from services.engine.guided.compile_sandbox import CompileSandbox
+    from services.engine.guided.grammars import Vocabulary
 
 # What is kept takes some 100 kB each, and what a trial lets pass 96 MiB at the very most.
 _MOST_KEPT = 32
@@ -38,13 +38,13 @@ class Constraints:
     """Compiles one after the other, and keeps what was asked for last."""
 
     def __init__(
-        self, folder: Path, vocabulary_size: int, eos_token_ids: Iterable[int], bounds: JsonBounds = USUAL
+        self, folder: Path, vocabulary_size: int, eos_token_ids: Iterable[int], bounds: JsonBounds = DEFAULT_BOUNDS
     ) -> None:
         """Remember the model; `load` reads its tokenizer."""
         self._model = (folder, vocabulary_size, frozenset(eos_token_ids), bounds)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraints")
         self._kept: OrderedDict[_Key, _Compilation] = OrderedDict()
-        self._tools: tuple[Vocabulary, Trial] | None = None
+        self._tools: tuple[Vocabulary, CompileSandbox] | None = None
         self._unserved = ""
 
     async def load(self) -> None:
@@ -103,10 +103,10 @@ class Constraints:
 
     def _load(self) -> None:
         try:
-            from services.engine.guided.constraint_trial import Trial
-            from services.engine.guided.languages import Vocabulary
+            from services.engine.guided.compile_sandbox import CompileSandbox
+            from services.engine.guided.grammars import Vocabulary
 
-            self._tools = Vocabulary(*self._model), Trial(*self._model)
+            self._tools = Vocabulary(*self._model), CompileSandbox(*self._model)
         except Exception as error:  # neither `tokenizers` nor llguidance raise anything more precise
             self._unserved = f"{type(error).__name__}: {error}"
             log.warning("requests with a constraint are refused: %s", self._unserved)
@@ -115,13 +115,13 @@ class Constraints:
         """Return a constraint or what is wrong with it. Raises a RequestRefused for what is not its fault."""
         if self._tools is None:
             raise FieldUnserved(f"constraint: this engine serves none ({self._unserved})", "constraint")
-        from services.engine.guided.languages import BadLanguage, CompiledLanguage, Language
+        from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar
 
         vocabulary, trial = self._tools
-        language = Language(*key)
+        language = GrammarSpec(*key)
         try:
-            return trial.fault(language) or CompiledLanguage(vocabulary, language)
-        except BadLanguage as error:
+            return trial.fault(language) or CompiledGrammar(vocabulary, language)
+        except InvalidGrammar as error:
             return str(error)
         except OSError as error:
             raise EngineUnavailable(f"the constraint could not be compiled: {error}") from error

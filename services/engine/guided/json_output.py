@@ -28,7 +28,7 @@ class JsonBounds:
         return {0: "[^\\s\\S]", 1: " "}.get(self.blanks, rf"[ \n\r\t]{{1,{self.blanks}}}")
 
 
-USUAL = JsonBounds()
+DEFAULT_BOUNDS = JsonBounds()
 
 
 class JsonPart(Enum):

@@ -24,7 +24,7 @@ from engine.schedule.step_plan import Runner
 from kvmanager import limits
 from kvmanager.pool_spec import MAX_TIER_BLOCKS
 from services.engine.settings import EngineSettings
-from services.engine.startup.backends import Backend, Wanted, choose
+from services.engine.startup.backends import Backend, BackendOptions, choose
 from services.engine.startup.native_kernels import kernels_for
 from services.runtime.settings import InvalidSetting
 
@@ -64,7 +64,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
         device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
         host_blocks=settings.host_blocks,
     )
-    chosen = choose(Wanted(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences))
+    chosen = choose(BackendOptions(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences))
     costs = PreemptionCosts(_seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead)
     runner = ModelRunner(loaded, chosen.backend, capacity.block_size, decoder=chosen.decoder, clock=time.monotonic)

@@ -30,7 +30,7 @@ Backend: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
 log = logging.getLogger("quire.engine")
 
 
-class Choice(NamedTuple):
+class BackendChoice(NamedTuple):
     """What runs the steps, and in words. With `ahead`, a step's launch returns before the step has ended."""
 
     backend: Backend
@@ -39,7 +39,7 @@ class Choice(NamedTuple):
     ahead: bool = False
 
 
-class Wanted(NamedTuple):
+class BackendOptions(NamedTuple):
     """What decides: the setting, the model, the sizes, the CPU's kernels if there are any, and sequences of a step."""
 
     attention: str
@@ -61,7 +61,7 @@ class Wanted(NamedTuple):
         return (capacity.block_size, capacity.device_blocks, self.loaded.dtype, self.device, capacity.host_blocks)
 
 
-def choose(wanted: Wanted) -> Choice:
+def choose(wanted: BackendOptions) -> BackendChoice:
     """Allocate the cache of the backend that is asked for, or that is the fastest here; make the decoder over it.
 
     Raises InvalidSetting where what is asked for cannot run.
@@ -75,7 +75,7 @@ def choose(wanted: Wanted) -> Choice:
     return choice
 
 
-def _fastest(wanted: Wanted) -> str:
+def _fastest(wanted: BackendOptions) -> str:
     if wanted.device.type == "cuda":
         if find_spec("triton"):
             return "triton"
@@ -86,13 +86,13 @@ def _fastest(wanted: Wanted) -> str:
     return "cpu" if fast and loaded.geometry.head_size <= LARGEST_HEAD else "torch"
 
 
-def _torch(wanted: Wanted) -> Choice:
+def _torch(wanted: BackendOptions) -> BackendChoice:
     loaded = wanted.loaded
     backend = TorchBackend(loaded.geometry, *wanted.sizes)
-    return Choice(backend, ModulesDecoder(loaded, backend))
+    return BackendChoice(backend, ModulesDecoder(loaded, backend))
 
 
-def _flex(wanted: Wanted) -> Choice:
+def _flex(wanted: BackendOptions) -> BackendChoice:
     from engine.attention.flex_backend import FlexBackend
 
     loaded = wanted.loaded
@@ -100,21 +100,23 @@ def _flex(wanted: Wanted) -> Choice:
     decoder = ModulesDecoder(loaded, backend)
     log.info("FlexAttention's kernels are compiled, which takes some seconds, or found in torch's cache")
     run_a_prompt_and_a_token(decoder, loaded, backend)
-    return Choice(backend, decoder)
+    return BackendChoice(backend, decoder)
 
 
-def _cpu(wanted: Wanted) -> Choice:
+def _cpu(wanted: BackendOptions) -> BackendChoice:
     assert wanted.kernels is not None, "they were asked for, so they are there"
     loaded, capacity, threads = wanted.loaded, wanted.capacity, torch.get_num_threads()
     sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, capacity.host_blocks, threads)
     backend = CpuBackend(wanted.kernels, loaded.geometry, *sizes)
     decoder = decoder_for(wanted.kernels, loaded, backend, threads)
     return (
-        Choice(backend, decoder, "the CPU's kernels") if decoder else Choice(backend, ModulesDecoder(loaded, backend))
+        BackendChoice(backend, decoder, "the CPU's kernels")
+        if decoder
+        else BackendChoice(backend, ModulesDecoder(loaded, backend))
     )
 
 
-def _triton(wanted: Wanted) -> Choice:
+def _triton(wanted: BackendOptions) -> BackendChoice:
     if wanted.device.type != "cuda":
         raise BackendUnavailable(f"the model runs on {wanted.device.type}")
     if not find_spec("triton"):
@@ -127,8 +129,8 @@ def _triton(wanted: Wanted) -> Choice:
     decoder = gpu_decoder(loaded, backend, modules)
     words = "the model's modules" if decoder is modules else "few launches"
     if recorded := _recorded(decoder, wanted):
-        return Choice(backend, recorded, f"{words}, recorded for decoding", ahead=True)
-    return Choice(backend, decoder, words, ahead=True)
+        return BackendChoice(backend, recorded, f"{words}, recorded for decoding", ahead=True)
+    return BackendChoice(backend, decoder, words, ahead=True)
 
 
 def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesDecoder) -> Decoder:
@@ -141,7 +143,7 @@ def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesD
     return decoder if agrees("the GPU's decoder", decoder, modules, loaded, backend) else modules
 
 
-def _recorded(decoder: Decoder, wanted: Wanted) -> Decoder | None:
+def _recorded(decoder: Decoder, wanted: BackendOptions) -> Decoder | None:
     """Return the decoder with its decoding steps recorded, None where they cannot be. Raises DeviceLost."""
     from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
 
@@ -159,4 +161,9 @@ def _recorded(decoder: Decoder, wanted: Wanted) -> Decoder | None:
     return recorded
 
 
-_MAKERS: dict[str, Callable[[Wanted], Choice]] = {"torch": _torch, "cpu": _cpu, "flex": _flex, "triton": _triton}
+_MAKERS: dict[str, Callable[[BackendOptions], BackendChoice]] = {
+    "torch": _torch,
+    "cpu": _cpu,
+    "flex": _flex,
+    "triton": _triton,
+}

@@ -214,4 +214,4 @@ class AdmissionControl:
             what = f"{bounds.tokens.level} tokens wait, the limit is {self._max_queued_tokens}"
             refusal = RejectionReason.MAX_QUEUED_TOKENS
         message = f"{what}; there is room again in about {seconds:.2g} s"
-        raise Overloaded(message, retry_seconds=seconds, refusal=refusal)
+        raise Overloaded(message, retry_seconds=seconds, rejection=refusal)

@@ -9,7 +9,7 @@ from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Caller
 from services.runtime.errors import ServiceError
 from services.runtime.interceptors import Handler, HandlerInterceptor, Metadata
-from services.runtime.statuses import translated
+from services.runtime.statuses import abort_on_error
 
 Authenticate = Callable[[str | None], Caller]
 
@@ -24,7 +24,7 @@ class AuthInterceptor(HandlerInterceptor):
     def __init__(self, authenticate: Authenticate) -> None:
         self._authenticate = authenticate
 
-    def replaced(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
+    def wrap_handler(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
         """Pass a call on, or give it a handler that refuses it."""
         del method
         try:
@@ -47,7 +47,7 @@ def value_of(wanted: str, metadata: Metadata) -> str | None:
 
 def _refusing(handler: Handler, error: ServiceError) -> Handler:
     async def call(_request: bytes, context: _Context) -> None:
-        async with translated(context):
+        async with abort_on_error(context):
             raise error
 
     async def stream(request: bytes, context: _Context) -> AsyncIterator[None]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.runtime.errors import NotPermitted
+from services.runtime.errors import PermissionDenied
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class Caller:
     best_priority: int | None = None
 
     def require_operator(self) -> None:
-        """Raise NotPermitted unless the key is an operator's."""
+        """Raise PermissionDenied unless the key is an operator's."""
         if not self.operator:
-            raise NotPermitted("the API key is not an operator's")
+            raise PermissionDenied("the API key is not an operator's")
 
     def check_priority(self, priority: int) -> None:
-        """Raise NotPermitted where a request of this priority would be served before those that the key allows."""
+        """Raise PermissionDenied where a request of this priority would be served before those that the key allows."""
         if self.best_priority is not None and priority < self.best_priority:
-            raise NotPermitted(
+            raise PermissionDenied(
                 f"priority is {priority}, the API key allows {self.best_priority} and larger: smaller is served first",
                 "priority",
             )

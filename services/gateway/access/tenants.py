@@ -114,7 +114,7 @@ class Tenants:
                 f"{running.level} sequences of tenant {tenant!r} are under way, {most} is its limit, "
                 f"and this request has {count} ({field})",
                 retry_seconds=running.seconds_until(most - count, self._clock()),
-                refusal=RejectionReason.TENANT_REQUESTS,
+                rejection=RejectionReason.TENANT_REQUESTS,
             )
 
     def _check_tokens(self, tenant: str, bucket: "_Bucket | None", most_tokens: int) -> None:
@@ -123,7 +123,7 @@ class Tenants:
             raise Overloaded(
                 f"tenant {tenant!r} {state} in {seconds:.1f} s unless others give theirs back before",
                 retry_seconds=seconds,
-                refusal=RejectionReason.TENANT_TOKENS,
+                rejection=RejectionReason.TENANT_TOKENS,
             )
 
     def _leave(self, tenant: str, reservation: Reservation) -> None:

@@ -82,20 +82,20 @@ class Dispatcher:
 
         Its span gets a part for the choice, and one for the attempt that lasts until the placement is left.
         """
-        with span.child("route"):
+        with span.start_child("route"):
             model.check_ready()
             known = await self._known_tokens(model, submission)
             links = {engine_id: link for engine_id, link in model.ready().items() if link not in avoid}
             if not links:
                 raise Unavailable(
-                    f"no engine of model {model.name!r} takes requests", refusal=RejectionReason.UNAVAILABLE
+                    f"no engine of model {model.name!r} takes requests", rejection=RejectionReason.UNAVAILABLE
                 )
             keys = self._keys(links.values(), submission)
             candidates = [self._candidate(engine_id, link, keys, known) for engine_id, link in links.items()]
             choice = self._router.choose(candidates, len(submission.prompt_token_ids))
         expected = next(one.cached_tokens for one in candidates if one.engine_id == choice.engine_id)
         link = links[choice.engine_id]
-        attempt = span.child("attempt", _attempt_attributes(submission, choice, expected), calls=True)
+        attempt = span.start_child("attempt", _attempt_attributes(submission, choice, expected), calls=True)
         submission.trace_parent = attempt.trace_parent
         try:
             ticket = link.submit(submission)

@@ -7,18 +7,18 @@ from enum import Enum
 from quire.v1 import decoding_pb2, engine_pb2
 from services.gateway.fleet.request_stream import Event
 from services.runtime.errors import (
-    DeadlinePassed,
+    DeadlineExceeded,
     GenerationFailed,
     InvalidField,
     Overloaded,
-    RequestIsLive,
+    RequestExists,
     ServiceError,
     Unavailable,
     UnsupportedField,
 )
 
 _REFUSALS: dict[int, type[ServiceError]] = {
-    engine_pb2.REFUSAL_REASON_ALREADY_EXISTS: RequestIsLive,
+    engine_pb2.REFUSAL_REASON_ALREADY_EXISTS: RequestExists,
     engine_pb2.REFUSAL_REASON_INVALID: InvalidField,
     engine_pb2.REFUSAL_REASON_QUEUE_FULL: Overloaded,
     engine_pb2.REFUSAL_REASON_UNAVAILABLE: Unavailable,
@@ -115,7 +115,7 @@ def failure(finished: engine_pb2.RequestFinished) -> ServiceError:
     return kind(finished.detail, _BLAMED.get(finished.failure, ""))
 
 
-def late(*, began: bool) -> DeadlinePassed:
+def late(*, began: bool) -> DeadlineExceeded:
     """Return the error of a request whose time is over, whoever noticed it; `began`: an engine had begun it."""
     phase = "ran" if began else "waited in the queue"
-    return DeadlinePassed(f"timeout has passed while the request {phase}", "timeout")
+    return DeadlineExceeded(f"timeout has passed while the request {phase}", "timeout")

@@ -18,7 +18,7 @@ from services.gateway.fleet.request_stream import Event, RequestStream
 from services.runtime import transport
 from services.runtime.errors import (
     FIELD_METADATA,
-    DeadlinePassed,
+    DeadlineExceeded,
     GenerationFailed,
     InvalidField,
     PinExists,
@@ -41,7 +41,7 @@ _ADMIN_ERRORS: dict[grpc.StatusCode, type[ServiceError]] = {
     grpc.StatusCode.ALREADY_EXISTS: PinExists,
     grpc.StatusCode.RESOURCE_EXHAUSTED: PinTooLarge,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlinePassed,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
 
 log = logging.getLogger("quire.gateway")
@@ -75,7 +75,7 @@ class EngineLink:
     def __init__(self, address: str, options: LinkOptions, listener: EngineListener, name: str = "") -> None:
         """Remember where the engine is, and the host's name that its certificate has then; `run` connects."""
         self.address = address
-        self._tls = options.tls and options.tls.named(name)
+        self._tls = options.tls and options.tls.with_server_name(name)
         self._listener = listener
         self._timeout_seconds = options.timeout_seconds
         self._observer = options.observer

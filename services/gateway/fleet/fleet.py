@@ -48,7 +48,7 @@ class ServedModel:
             without = any(link.without_kvmanager for link in self.links if not link.draining)
             why = ": those that are there are without their KV manager" if without else ""
             raise Unavailable(
-                f"no engine of model {self.name!r} takes requests{why}", refusal=RejectionReason.UNAVAILABLE
+                f"no engine of model {self.name!r} takes requests{why}", rejection=RejectionReason.UNAVAILABLE
             )
 
     def request_blocks(self) -> int:
@@ -60,7 +60,7 @@ class ServedModel:
         """Describe the model as its engines do; blocks are the largest pool's. Raises Unavailable without an engine."""
         descriptions = [link.description() for link in self.links if link.readiness.ready]
         if not descriptions:
-            raise Unavailable(f"no engine of model {self.name!r} is there", refusal=RejectionReason.UNAVAILABLE)
+            raise Unavailable(f"no engine of model {self.name!r} is there", rejection=RejectionReason.UNAVAILABLE)
         return max(descriptions, key=lambda one: one.device_blocks)
 
 
@@ -89,7 +89,7 @@ class Fleet:
             return self._models[name]
         known = ", ".join(map(repr, sorted(self._models)))
         if not known:
-            raise Unavailable("no engine is there yet", refusal=RejectionReason.UNAVAILABLE)
+            raise Unavailable("no engine is there yet", rejection=RejectionReason.UNAVAILABLE)
         if name:
             raise UnknownModel(
                 f"model {name!r} is not served, {known} {'are' if len(self._models) > 1 else 'is'}", "model"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.v1 import engine_pb2 as pb
 from services.gateway.fleet.request_stream import Event, RequestStream
-from services.runtime.errors import RequestIsLive
+from services.runtime.errors import RequestExists
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class InFlightRequests:
         return len(self._tickets)
 
     def submit(self, submission: pb.Submission) -> RequestStream:
-        """Send a request; its attempt counts from where the last one of that id was given up. Raises RequestIsLive."""
+        """Send a request; its attempt counts from where the last one of that id was given up. Raises RequestExists."""
         if submission.request_id in self._tickets:
-            raise RequestIsLive(f"request_id {submission.request_id!r} is live", "request_id")
+            raise RequestExists(f"request_id {submission.request_id!r} is live", "request_id")
         if given_up := self._given_up.get(submission.request_id):
             submission.attempt = max(submission.attempt, given_up.attempt + 1)
         ticket = RequestStream(submission, self._max_buffered_tokens)

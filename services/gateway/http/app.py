@@ -21,7 +21,7 @@ from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.openai.messages import chat
 from services.gateway.request_handler import RequestHandler
 from services.runtime.errors import InvalidField, ServiceError, Unavailable
-from services.runtime.http.presence import while_connected
+from services.runtime.http.disconnect import while_connected
 from services.runtime.service import Readiness
 
 _ERRORS: dict[int | str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from services.gateway.http.faults import Fault
 from services.gateway.http.json_body import MalformedJson, parse
 from services.gateway.http.openai.translation import own_id
 from services.runtime.errors import ServiceError
-from services.runtime.http.presence import ClientGone
+from services.runtime.http.disconnect import ClientDisconnected
 from services.runtime.transport import CLIENT_MESSAGE_BYTES
 
 REQUEST_ID = "x-request-id"
@@ -61,7 +61,7 @@ class ApiRoute(APIRoute):
                 raise
             try:
                 return await handle(JsonRequest(request.scope, request.receive))
-            except ClientGone:
+            except ClientDisconnected:
                 return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
         return taken_in

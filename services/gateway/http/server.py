@@ -12,7 +12,7 @@ from services.gateway.http.json_request import Authenticate
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.request_handler import RequestHandler
 from services.gateway.settings import GatewaySettings
-from services.runtime.http.connection import REFUSED_WITH, HttpLimits
+from services.runtime.http.connection import REJECTED_STATUS, HttpLimits
 from services.runtime.http.server import HttpServer
 from services.runtime.service import Readiness
 
@@ -60,7 +60,7 @@ class ObservedApp:
             route: Any = scope.get("route")
             method = scope["method"] if scope["method"] in _METHODS else _UNKNOWN_ROUTE
             # What was refused below gets no other answer, whatever the application makes of a client that is gone.
-            status = scope["state"].get(REFUSED_WITH) or status or _CLIENT_CLOSED_REQUEST
+            status = scope["state"].get(REJECTED_STATUS) or status or _CLIENT_CLOSED_REQUEST
             self._observer.on_http_request(getattr(route, "path", _UNKNOWN_ROUTE), method, status)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:

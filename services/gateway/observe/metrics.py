@@ -18,7 +18,7 @@ from services.gateway.observe.observer import (
 )
 from services.gateway.observe.tenant_metrics import TenantMetrics
 from services.runtime.errors import (
-    DeadlinePassed,
+    DeadlineExceeded,
     GenerationFailed,
     RejectionReason,
     ServiceError,
@@ -141,7 +141,7 @@ class GatewayMetrics(GatewayObserver):
 
     def on_cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
         """Count how long it took."""
-        self._cancelled.of(*self._known(model_name, engine_id)).observe(seconds)
+        self._cancelled.labels(*self._known(model_name, engine_id)).observe(seconds)
 
     def on_routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
         """Count the request, and what the engine should have of it."""
@@ -174,7 +174,7 @@ class GatewayMetrics(GatewayObserver):
                 self._of_models["refused"].labels(model_name, refusal.value)  # from 0 on: the first shows in a rate
             self._of_models["given_up"].labels(model_name)
             self._series[labels] = EngineSeries(
-                {key: histogram.of(*labels) for key, histogram in self._distributions.items()},
+                {key: histogram.labels(*labels) for key, histogram in self._distributions.items()},
                 {ending: self._of_engines["ended"].labels(*labels, ending.value) for ending in FinishedReason},
             )
         return self._series[labels]
@@ -261,8 +261,8 @@ class _RequestMetrics(RequestObserver):
 
     def on_failed(self, error: BaseException, now: float) -> None:
         del now
-        if isinstance(error, ServiceError) and error.refusal is not None:
-            self._metrics.on_rejected(self._request.model_name, error.refusal)
+        if isinstance(error, ServiceError) and error.rejection is not None:
+            self._metrics.on_rejected(self._request.model_name, error.rejection)
         self._leave(_ending(error))
 
     def _leave(self, ending: FinishedReason | None) -> None:
@@ -295,6 +295,6 @@ class _RequestMetrics(RequestObserver):
 def _ending(error: BaseException) -> FinishedReason | None:
     if isinstance(error, Unavailable | GenerationFailed):
         return FinishedReason.ERROR
-    if isinstance(error, ServiceError) and not isinstance(error, DeadlinePassed | SlowClient):
+    if isinstance(error, ServiceError) and not isinstance(error, DeadlineExceeded | SlowClient):
         return None
     return FinishedReason.ABORT

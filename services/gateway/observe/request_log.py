@@ -13,7 +13,7 @@ import grpc
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.namespace import qualified
 from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver, RequestProgress
-from services.runtime.errors import DeadlinePassed, SlowClient
+from services.runtime.errors import DeadlineExceeded, SlowClient
 from services.runtime.statuses import STATUS, status_of
 from services.runtime.tracing.spans import NO_SPAN, Attributes
 
@@ -56,7 +56,7 @@ class _Report(RequestObserver):
 
     def on_admitted(self, request_id: str) -> None:
         self._request_id = request_id
-        self._request.span.event("admitted")
+        self._request.span.add_event("admitted")
 
     def on_prepared(self, progress: RequestProgress) -> None:
         self._progress = progress
@@ -66,7 +66,7 @@ class _Report(RequestObserver):
 
     def on_deadline_passed(self, *, waiting: bool) -> None:
         del waiting
-        self._status = STATUS[DeadlinePassed].grpc
+        self._status = STATUS[DeadlineExceeded].grpc
 
     def on_ended(self, finished: gateway_pb2.Finished, now: float) -> None:
         self._finished = finished
@@ -81,7 +81,7 @@ class _Report(RequestObserver):
         if log.isEnabledFor(level):
             log.log(level, "request ended", extra=self._fields(status, error, seconds))
         if span is not NO_SPAN:
-            span.note(self._attributes(seconds))
+            span.set_attributes(self._attributes(seconds))
             span.end("" if status is grpc.StatusCode.OK else status.name)
 
     def _fields(self, status: grpc.StatusCode, error: BaseException | None, seconds: float) -> dict[str, Any]:

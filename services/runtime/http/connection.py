@@ -16,7 +16,7 @@ _MOST_HEADERS = 100
 # Requests that a client may send before the one before them is answered.
 _MOST_PIPELINED = 8
 # In the state of a request that was answered here while the application worked on it: the status.
-REFUSED_WITH = "refused_with"
+REJECTED_STATUS = "rejected_status"
 # Of a body that nobody reads any more, because its request has been answered: most clients read the answer only when
 # they have sent all, and a connection that is closed before takes the answer along. None of it is kept.
 _MOST_UNREAD_BYTES = 1024 * 1024 * 1024
@@ -86,13 +86,15 @@ class _AnswersTransport:
 class HttpConnection(HttpToolsProtocol):
     """Closes what a client does not finish, and answers what cannot be parsed in OpenAI's shape.
 
-    `refused` hears the status of each such answer to what the application never saw.
+    `on_rejected` is called with the status of each response that the application never saw.
     """
 
-    def __init__(self, limits: HttpLimits, config: Config, state: ServerState, refused: Callable[[int], None]) -> None:
+    def __init__(
+        self, limits: HttpLimits, config: Config, state: ServerState, on_rejected: Callable[[int], None]
+    ) -> None:
         super().__init__(config=config, server_state=state, app_state={})
         self._limits = limits
-        self._refused = refused
+        self._on_rejected = on_rejected
         self._reading = _Deadline(self.loop)
         self._writing = _Deadline(self.loop)
         self._in_head = False
@@ -257,9 +259,9 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
             return
         if self._answering:
-            self.cycle.scope["state"][REFUSED_WITH] = status.value
+            self.cycle.scope["state"][REJECTED_STATUS] = status.value
         else:
-            self._refused(status.value)
+            self._on_rejected(status.value)
         self.transport.write(_refusal(status, message))
         self._linger(self._limits.read_seconds if within is None else within)
 

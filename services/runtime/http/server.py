@@ -29,14 +29,14 @@ class HttpServer:
         app: ASGIApp,
         limits: HttpLimits,
         context: ssl.SSLContext | None = None,
-        refused: Callable[[int], None] = lambda _: None,
+        on_rejected: Callable[[int], None] = lambda _: None,
     ) -> None:
         """With a context, connections are encrypted by it.
 
-        `refused` hears the status of what was answered without the application having seen it.
+        `on_rejected` is called with the status of each response that the application never saw.
         """
         self._limits = limits
-        self._refused = refused
+        self._on_rejected = on_rejected
         self._context = context
         # It logs what clients do wrong; what goes wrong here is logged by the application.
         self._config = uvicorn.Config(
@@ -61,7 +61,7 @@ class HttpServer:
         listener = _listener(address, purpose)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: HttpConnection(self._limits, self._config, self._state, self._refused),
+            lambda: HttpConnection(self._limits, self._config, self._state, self._on_rejected),
             sock=listener,
             ssl=self._context,
             ssl_handshake_timeout=self._limits.read_seconds if self._context else None,

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.runtime.http.presence import ClientGone, while_connected
+from services.runtime.http.disconnect import ClientDisconnected, while_connected
 
 Events = AsyncGenerator[bytes, None]
 
@@ -30,7 +30,7 @@ class ServerSentEvents(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, or what a client that leaves waits for."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        with suppress(ClientGone):
+        with suppress(ClientDisconnected):
             await while_connected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:

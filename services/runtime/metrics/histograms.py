@@ -57,7 +57,7 @@ class Histogram(Collector):
         self._series: dict[tuple[str, ...], _Series] = {}
         registry.register(self)
 
-    def of(self, *labels: str) -> Buckets:
+    def labels(self, *labels: str) -> Buckets:
         """Return the series with these values of the labels; it is shown from the first time on."""
         series = self._series.get(labels) or self._begin(labels)
         return series.buckets

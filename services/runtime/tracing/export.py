@@ -8,7 +8,7 @@ OTLP_ENDPOINT = (
 )
 
 
-def tracing_to(service: str, endpoint: str, sample_ratio: float = 0.0) -> Tracing:
+def create_tracing(service: str, endpoint: str, sample_ratio: float = 0.0) -> Tracing:
     """Return what records traces for the collector at `endpoint`; where that is empty, what records none.
 
     A span whose parent is another process's is recorded if that one is; without a parent, this fraction of them is.

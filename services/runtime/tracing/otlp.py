@@ -41,7 +41,7 @@ class OtlpTracing(Tracing):
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
         self._tracer = self._provider.get_tracer("quire")
 
-    def begin(
+    def start_span(
         self, name: str, trace_parent: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None
     ) -> Span:
         """See Tracing."""
@@ -64,7 +64,7 @@ class _Recorded(Span):
         self.trace_id = trace.format_trace_id(context.trace_id)
         self.trace_parent = f"00-{self.trace_id}-{trace.format_span_id(context.span_id)}-{context.trace_flags:02x}"
 
-    def child(
+    def start_child(
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None, calls: bool = False
     ) -> Span:
         parent = trace.set_span_in_context(self._span, Context())
@@ -72,11 +72,11 @@ class _Recorded(Span):
         span = self._tracer.start_span(name, parent, kind, attributes, start_time=_since_1970(at))
         return _Recorded(self._tracer, span)
 
-    def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None) -> None:
+    def add_event(self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None) -> None:
         if self._span.is_recording():
             self._span.add_event(name, attributes, _since_1970(at))
 
-    def note(self, attributes: Attributes) -> None:
+    def set_attributes(self, attributes: Attributes) -> None:
         if self._span.is_recording():
             self._span.set_attributes(attributes)
 

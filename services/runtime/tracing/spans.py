@@ -24,18 +24,18 @@ class Span(AbstractContextManager["Span", None]):
     trace_parent = ""  # names it to another process, as W3C's header `traceparent` does
     trace_id = ""
 
-    def child(
+    def start_child(
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None, calls: bool = False
     ) -> "Span":
         """Begin a part of it; `calls` says that another process goes on with it."""
         del name, attributes, at, calls
         return self
 
-    def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None) -> None:
+    def add_event(self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None) -> None:
         """Note that something happened."""
         del name, attributes, at
 
-    def note(self, attributes: Attributes) -> None:
+    def set_attributes(self, attributes: Attributes) -> None:
         """Add attributes."""
         del attributes
 
@@ -56,7 +56,7 @@ NO_SPAN = Span()
 class Tracing:
     """Begins the spans of a process. This one records none."""
 
-    def begin(
+    def start_span(
         self, name: str, trace_parent: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None
     ) -> Span:
         """Begin this process's part of a trace, or, with an empty or malformed parent, a trace of its own."""

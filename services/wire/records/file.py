@@ -50,7 +50,7 @@ def create(path: Path) -> tuple[BinaryIO, Path]:
     raise FileExistsError(f"{path} exists, and {_MOST_NAMES} others of its name")
 
 
-def framed(entry: pb.RecordEntry) -> bytes:
+def length_delimited(entry: pb.RecordEntry) -> bytes:
     """Return an entry's bytes behind their length."""
     data = entry.SerializeToString()
     length, size = bytearray(), len(data)
@@ -122,7 +122,7 @@ class RecordFile:
                 reason = f"the file is full: it may have {full} bytes" if full else self._why
                 if full:
                     log.warning("%s: recording stops: %s", self._name, reason)
-                self._file.write(framed(pb.RecordEntry(end=pb.RecordEnd(reason=reason))))
+                self._file.write(length_delimited(pb.RecordEntry(end=pb.RecordEnd(reason=reason))))
         except Exception as error:
             log.warning("%s: recording stops: %s: %s", self._name, type(error).__name__, error)
         finally:
@@ -134,7 +134,7 @@ class RecordFile:
         written = 0
         while (make := self._entries.get()) is not None:
             for entry in make():
-                data = b"" if entry is None else framed(entry)
+                data = b"" if entry is None else length_delimited(entry)
                 written += len(data)
                 if self._bytes_left is not None and written > self._bytes_left:
                     self._stopped = True

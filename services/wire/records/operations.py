@@ -57,7 +57,7 @@ class OperationsRecord:
         yield pb.RecordEntry(step=recorded, checksum=self._checksum.digest)
 
 
-def replay_of(reader: RecordReader) -> OperationsReplay:
+def begin_replay(reader: RecordReader) -> OperationsReplay:
     """Begin the replay of a record. Raises InvalidRecord."""
     reader.check_version(OPERATIONS_VERSION)
     try:
@@ -66,7 +66,7 @@ def replay_of(reader: RecordReader) -> OperationsReplay:
         raise reader.invalid(f"header.pool: {error}") from error
 
 
-def replaying(reader: RecordReader, replay: OperationsReplay) -> Iterator[None]:
+def run_replay(reader: RecordReader, replay: OperationsReplay) -> Iterator[None]:
     """Run a record again, and pause after each entry.
 
     Raises ReplayMismatch where the replay comes to another checksum than the record, and InvalidRecord.

@@ -41,7 +41,7 @@ class RecordReader:
             raise self.invalid(f"header says {named}; read here is version {version}")
 
     @property
-    def why_it_ends(self) -> str:
+    def end_reason(self) -> str:
         """How the record ends, in words."""
         if self.end is not None:
             return self.end

@@ -27,7 +27,7 @@ from engine.schedule.request import (
     Stopping,
 )
 from engine.schedule.step_plan import RowRules
-from services.engine.guided.languages import CompiledLanguage, Language, Vocabulary
+from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, Vocabulary
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import beam_reference
 from tests.tiny_models import VOCABULARY
@@ -95,7 +95,7 @@ def vocabulary(tiny_model: Callable[[str], Path]) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def constraint(vocabulary: Vocabulary) -> Constraint:
-    return CompiledLanguage(vocabulary, Language("regex", PATTERN))
+    return CompiledGrammar(vocabulary, GrammarSpec("regex", PATTERN))
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_every_answer_belongs_to_the_language(
 
 
 def test_an_answer_that_is_complete_ends_at_once(folder: Path, vocabulary: Vocabulary) -> None:
-    constraint = CompiledLanguage(vocabulary, Language("regex", "abc?"))
+    constraint = CompiledGrammar(vocabulary, GrammarSpec("regex", "abc?"))
     engine = ModelEngine(folder)
     bias = LogitRules(logit_bias=((END, -1e9),))
     name = engine.submit(PROMPT, 3, stop=[END], constraint=constraint, logit_rules=bias)
@@ -141,15 +141,15 @@ def test_an_answer_that_is_complete_ends_at_once(folder: Path, vocabulary: Vocab
 
 def test_the_language_of_no_text_ends_with_the_end(folder: Path, vocabulary: Vocabulary) -> None:
     engine = ModelEngine(folder)
-    constraint = CompiledLanguage(vocabulary, Language("regex", "(?:)"))
+    constraint = CompiledGrammar(vocabulary, GrammarSpec("regex", "(?:)"))
     assert engine.generate([PROMPT], 9, stop=[END], constraint=constraint) == [[END]]
 
 
 def test_min_tokens_give_way_where_the_language_ends(folder: Path, vocabulary: Vocabulary) -> None:
     engine = ModelEngine(folder)
-    constraint = CompiledLanguage(vocabulary, Language("regex", "x{1,5}"))
+    constraint = CompiledGrammar(vocabulary, GrammarSpec("regex", "x{1,5}"))
     engine.take(Request("r", PROMPT, GREEDY, Stopping(9, frozenset({END}), 9), constraint=constraint))
-    end = CompiledLanguage(vocabulary, Language("regex", "x(?:)?"))
+    end = CompiledGrammar(vocabulary, GrammarSpec("regex", "x(?:)?"))
     engine.take(Request("one", PROMPT, GREEDY, Stopping(9, frozenset({END}), 9), constraint=end))
     engine.run()
     assert [text(vocabulary, engine.tokens[name]) for name in ("r", "one")] == ["xxxxx", "x"]
@@ -170,7 +170,7 @@ def test_answers_are_the_same_whatever_the_chunks_and_whoever_else_runs(
     folder: Path, constraint: Constraint, vocabulary: Vocabulary, alone: list[list[int]], budget: int
 ) -> None:
     engine = ModelEngine(folder, block_size=BLOCK, token_budget=budget, max_sequences=min(64, budget))
-    other = CompiledLanguage(vocabulary, Language("json_object"))
+    other = CompiledGrammar(vocabulary, GrammarSpec("json_object"))
     engine.submit(PROMPT[2:], 20, sampling=Sampling(seed=2), stop=[END], constraint=other)
     engine.submit(PROMPT[1:], 20, sampling=Sampling(seed=3))
     assert answers(engine, constraint) == alone
@@ -327,7 +327,7 @@ def test_beams_in_a_language_are_those_of_transformers_kept_in_it(
 
 def test_beams_of_a_language_with_fewer_texts_than_beams_are_all_of_them(folder: Path, vocabulary: Vocabulary) -> None:
     engine = ModelEngine(folder)
-    constraint = CompiledLanguage(vocabulary, Language("regex", "x|y"))
+    constraint = CompiledGrammar(vocabulary, GrammarSpec("regex", "x|y"))
     name = engine.submit(PROMPT, 5, beam_search=BeamSearch(4), samples=4, stop=[END], constraint=constraint)
     engine.run()
     texts = [text(vocabulary, tokens) for tokens in engine.samples[name]]

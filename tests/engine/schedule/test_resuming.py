@@ -9,7 +9,7 @@ import pytest
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 from engine.schedule.request import BeamSearch, FinishReason, Request, Sampling, Stopping
-from services.engine.guided.languages import CompiledLanguage, Language, Vocabulary
+from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, Vocabulary
 from tests.engine.schedule.random_resumptions import BLOCK, END, VOCABULARY, run_round
 from tests.engine_in_process import GREEDY, ModelEngine
 
@@ -32,11 +32,11 @@ def constraints(tiny_model: Callable[[str], Path]) -> Sequence[Constraint]:
 def compiled(vocabulary: Vocabulary) -> Sequence[Constraint]:
     schema = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}'
     languages = (
-        Language("regex", r"([a-f]{2,5} (north|[0-9]{2,4})\. ){1,2}"),
-        Language("regex", r"[ab]{4,9}"),
-        Language("json_schema", schema),
+        GrammarSpec("regex", r"([a-f]{2,5} (north|[0-9]{2,4})\. ){1,2}"),
+        GrammarSpec("regex", r"[ab]{4,9}"),
+        GrammarSpec("json_schema", schema),
     )
-    return [CompiledLanguage(vocabulary, language) for language in languages]
+    return [CompiledGrammar(vocabulary, language) for language in languages]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from quire.v1 import gateway_pb2
 from services.gateway.fleet import prefix_lookup
 from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver
-from services.runtime.errors import DeadlinePassed, InvalidField
+from services.runtime.errors import DeadlineExceeded, InvalidField
 from tests.load import prompt_request
 from tests.running.forwarder import Forwarder
 from tests.running_quire import CALL_SECONDS
@@ -173,7 +173,7 @@ def test_a_request_that_fails_holds_nothing(tiny_model: Callable[[str], Path], t
     async def run() -> None:
         async with handler_in_process(tmp_path, tiny_model("llama")) as one:
             task = asyncio.create_task(answer(one, request))
-            with pytest.raises((InvalidField, DeadlinePassed)):
+            with pytest.raises((InvalidField, DeadlineExceeded)):
                 await task
             await one.assert_nothing_held(task)
             assert one.events.names[-1] == "failed"

@@ -19,7 +19,7 @@ import pytest
 
 from quire.v1 import gateway_pb2, kvmanager_pb2
 from services.models.stage_display import StageLog
-from services.runtime.logs import Logs, TextFormatter, json_formatter, logging_to_stderr
+from services.runtime.logs import LogWriter, TextFormatter, json_formatter, logging_to_stderr
 from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Output, RunningQuire, launch, start_quire
@@ -37,7 +37,7 @@ def record(message: str = "said", level: int = logging.INFO, **fields: Any) -> l
 
 
 class Pipe:
-    """What a Logs writes to, and a way to read it."""
+    """What a LogWriter writes to, and a way to read it."""
 
     def __init__(self) -> None:
         self._read, self.write = os.pipe()
@@ -57,7 +57,7 @@ class Pipe:
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a Logs that is closed write all that waits, however long that takes."""
+    """Let a LogWriter that is closed write all that waits, however long that takes."""
     monkeypatch.setattr("services.runtime.logs._LAST_SECONDS", CALL_SECONDS)
 
 
@@ -107,7 +107,7 @@ class TestJson:
 class TestLogs:
     def test_whoever_logs_does_not_wait_for_a_pipe_that_is_not_read(self) -> None:
         pipe = Pipe()
-        logs = Logs(TextFormatter(), pipe.write)
+        logs = LogWriter(TextFormatter(), pipe.write)
         for number in range(LINES):
             logs.put(record(f"{number} {'x' * 100}"))
         assert 0 < logs.dropped < LINES
@@ -136,7 +136,7 @@ class TestLogs:
 
     def test_a_pipe_that_nobody_reads_does_not_hold_up_the_end(self) -> None:
         pipe = Pipe()
-        logs = Logs(TextFormatter(), pipe.write)
+        logs = LogWriter(TextFormatter(), pipe.write)
         for number in range(LINES):
             logs.put(record(f"{number} {'x' * 100}"))
         logs.close()
@@ -144,7 +144,7 @@ class TestLogs:
 
     def test_a_line_that_cannot_be_written_is_no_end_of_the_log(self, patience: None) -> None:
         pipe = Pipe()
-        logs = Logs(TextFormatter(), pipe.write)
+        logs = LogWriter(TextFormatter(), pipe.write)
         logs.put(record("%d", args=("no number",)))
         logs.put(record("after it"))
         logs.close()
@@ -155,7 +155,7 @@ class TestLogs:
     def test_a_reader_that_has_gone_costs_lines_and_nothing_else(self, patience: None) -> None:
         read, write = os.pipe()
         os.close(read)
-        logs = Logs(TextFormatter(), write)
+        logs = LogWriter(TextFormatter(), write)
         logs.put(record())
         logs.close()
         os.close(write)

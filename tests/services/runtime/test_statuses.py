@@ -353,7 +353,7 @@ PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
     errors.InvalidField: lambda gateway, _: generate(gateway, sampling={"top_k": -1}),
     errors.UnsupportedField: lambda gateway, _: generate(gateway, request_id="REFUSAL_REASON_UNIMPLEMENTED"),
     errors.UnknownModel: lambda gateway, _: generate(gateway, model="nobody"),
-    errors.RequestIsLive: lambda gateway, _: while_unanswered(
+    errors.RequestExists: lambda gateway, _: while_unanswered(
         gateway, ("live",), lambda: generate(gateway, request_id="live")
     ),
     errors.UnknownPin: lambda gateway, _: administer(gateway, Status.NOT_FOUND)[0],
@@ -362,7 +362,7 @@ PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
     errors.Overloaded: lambda gateway, _: while_unanswered(gateway, ("a", "b"), lambda: generate(gateway)),
     errors.SlowClient: lambda gateway, _: generate(gateway, request_id="flood"),
     errors.Unavailable: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_BLOCK_MANAGER"),
-    errors.DeadlinePassed: lambda gateway, _: generate(gateway, timeout=timedelta(seconds=0.05)),
+    errors.DeadlineExceeded: lambda gateway, _: generate(gateway, timeout=timedelta(seconds=0.05)),
     errors.GenerationFailed: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_STEP"),
 }
 
@@ -370,7 +370,7 @@ PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
 # At a gateway that asks for keys.
 KEYED_PROVOCATIONS: dict[type[Exception], Callable[[Any], Status]] = {
     errors.Unauthenticated: lambda gateway: failure_of(gateway.GetModel(gateway_pb2.GetModelRequest()) for _ in "x")[0],
-    errors.NotPermitted: lambda gateway: failure_of(
+    errors.PermissionDenied: lambda gateway: failure_of(
         gateway.Admin(gateway_pb2.AdminRequest(), metadata=bearer(KEY)) for _ in "x"
     )[0],
 }

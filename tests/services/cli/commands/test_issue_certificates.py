@@ -63,10 +63,10 @@ def test_nobody_of_another_folder_gets_in(folder: Path, tmp_path: Path) -> None:
 
 def test_a_name_that_an_address_was_found_by_is_asked_for_unless_one_is_set(folder: Path) -> None:
     server, client = ServerTLS(files(folder, "engine")), files(folder, "gateway")
-    assert result_of(server, ClientTLS(client).named("engine")) == "SERVING"
-    assert result_of(server, ClientTLS(client).named("gateway")) == "UNAVAILABLE"
-    assert result_of(server, ClientTLS(client).named("")) == "SERVING"
-    assert result_of(server, ClientTLS(client, "engine").named("gateway")) == "SERVING"
+    assert result_of(server, ClientTLS(client).with_server_name("engine")) == "SERVING"
+    assert result_of(server, ClientTLS(client).with_server_name("gateway")) == "UNAVAILABLE"
+    assert result_of(server, ClientTLS(client).with_server_name("")) == "SERVING"
+    assert result_of(server, ClientTLS(client, "engine").with_server_name("gateway")) == "SERVING"
 
 
 def test_only_the_owner_reads_keys(folder: Path) -> None:

@@ -15,8 +15,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConstraintFailed
+from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar, Vocabulary
 from services.engine.guided.json_schemas import ANNOTATIONS, ENFORCED, REFUSED, BadSchema, prepared
-from services.engine.guided.languages import BadLanguage, CompiledLanguage, Language, Vocabulary
 from tests.tiny_models import VOCABULARY
 
 DOCS = Path(__file__).parents[4] / "docs" / "guided-decoding.md"
@@ -30,9 +30,9 @@ def tiny(tiny_model: Callable[[str], Path]) -> Vocabulary:
     return Vocabulary(tiny_model("llama"), VOCABULARY, [END])
 
 
-def compiled(vocabulary: Vocabulary, schema: object) -> CompiledLanguage:
+def compiled(vocabulary: Vocabulary, schema: object) -> CompiledGrammar:
     text = schema if isinstance(schema, str) else json.dumps(schema)
-    return CompiledLanguage(vocabulary, Language("json_schema", text))
+    return CompiledGrammar(vocabulary, GrammarSpec("json_schema", text))
 
 
 def admits(vocabulary: Vocabulary, schema: object, text: str) -> bool:
@@ -45,7 +45,7 @@ def admits(vocabulary: Vocabulary, schema: object, text: str) -> bool:
         return False
 
 
-def random_text(vocabulary: Vocabulary, language: CompiledLanguage, source: random.Random) -> str | None:
+def random_text(vocabulary: Vocabulary, language: CompiledGrammar, source: random.Random) -> str | None:
     """Follow the masks at random; None where the text has not ended after many tokens."""
     state, tokens = language.start(), list[int]()
     for _ in range(MOST_TOKENS):
@@ -143,7 +143,7 @@ def check_walks(tiny: Vocabulary, schema: str, source: random.Random) -> None:
     """Check that what random walks through a schema's masks end with is exactly valid; a refused schema has none."""
     try:
         language = compiled(tiny, schema)
-    except BadLanguage:
+    except InvalidGrammar:
         assume(False)
     for _ in range(3):
         text = random_text(tiny, language, source)
@@ -206,7 +206,7 @@ def test_an_integer_is_admitted_as_a_constant_or_refused_by_its_place(tiny: Voca
     ):
         try:
             compiled(tiny, schema)
-        except BadLanguage as error:
+        except InvalidGrammar as error:
             refusal = str(error)
         else:
             assert admits(tiny, schema, str(number))

@@ -12,7 +12,7 @@ from services.gateway.access.api_keys import ApiKeys, TenantLimits, digest_of, p
 from services.gateway.access.authentication import Authentication
 from services.gateway.access.callers import ANONYMOUS, Caller
 from services.gateway.access.tenants import Tenants
-from services.runtime.errors import NotPermitted, Unauthenticated
+from services.runtime.errors import PermissionDenied, Unauthenticated
 from services.runtime.settings import InvalidSetting
 
 NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
@@ -77,7 +77,9 @@ def test_a_request_is_served_no_earlier_than_its_key_allows(stated: tuple[str, .
     caller = keys(entry(KEY, "acme", *stated)).caller(f"Bearer {KEY}", 0)
     for priority in (best, best + 1, 2**31 - 1):
         caller.check_priority(priority)
-    with pytest.raises(NotPermitted, match=f"priority is {best - 1}, the API key allows {best} and larger") as refusal:
+    with pytest.raises(
+        PermissionDenied, match=f"priority is {best - 1}, the API key allows {best} and larger"
+    ) as refusal:
         caller.check_priority(best - 1)
     assert refusal.value.field == "priority"
 

@@ -7,7 +7,7 @@ import pytest
 from quire.v1 import engine_pb2 as pb
 from services.gateway.fleet.in_flight_requests import InFlightRequests
 from services.gateway.fleet.request_stream import EngineDisconnected
-from services.runtime.errors import RequestIsLive, SlowClient
+from services.runtime.errors import RequestExists, SlowClient
 
 
 def submission(attempt: int = 1) -> pb.Submission:
@@ -36,7 +36,7 @@ def sent(requests: InFlightRequests, count: int) -> list[pb.ServeRequest]:
 def test_an_id_is_taken_until_its_request_is_forgotten() -> None:
     requests = InFlightRequests(10)
     ticket = requests.submit(submission())
-    with pytest.raises(RequestIsLive):
+    with pytest.raises(RequestExists):
         requests.submit(submission())
     requests.forget(ticket, now=1.0)
     assert len(requests) == 0

@@ -98,7 +98,7 @@ class PlayedServer:
         self.handler, self.readiness, self.observer = PlayedHandler(folder), Readiness(), Observer()
         self.readiness.set(True)
         app = ObservedApp(make_app(self.handler, self.readiness, _authenticate), self.readiness, self.observer)
-        self.server = HttpServer(app, bounds, refused=lambda status: count_refusal(self.observer, status))
+        self.server = HttpServer(app, bounds, on_rejected=lambda status: count_refusal(self.observer, status))
         self.url = self.run(self.server.start("127.0.0.1:0"))
         self.place = ("127.0.0.1", int(self.url.rpartition(":")[2]))
 

@@ -9,7 +9,7 @@ from services.gateway.access.callers import DEFAULT_ORIGIN
 from services.gateway.observe.metrics import GatewayMetrics
 from services.gateway.observe.observer import RequestInfo, RequestObserver, RequestProgress
 from services.runtime.errors import (
-    DeadlinePassed,
+    DeadlineExceeded,
     GenerationFailed,
     Overloaded,
     SlowClient,
@@ -112,7 +112,7 @@ def test_a_finished_request_is_shown_with_its_figures_and_the_tokens_of_its_long
 @pytest.mark.parametrize(
     ("error", "endings"),
     [
-        (DeadlinePassed("late"), {"abort": 1}),
+        (DeadlineExceeded("late"), {"abort": 1}),
         (SlowClient("asleep"), {"abort": 1}),
         (Unavailable("gone"), {"error": 1}),
         (GenerationFailed("broken"), {"error": 1}),

@@ -19,7 +19,7 @@ def test_what_is_shown_is_what_the_library_shows_for_the_same_values() -> None:
     for _ in range(500):
         labels = draw.choice([("x", "y"), ("x", 'quoted "z"')])
         value = draw.choice([*BOUNDS, 0.0, draw.uniform(0, 30)])
-        one.of(*labels).observe(value)
+        one.labels(*labels).observe(value)
         other.labels(*labels).observe(value)
     shown = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
     assert generate_latest(ours).decode().splitlines() == shown
@@ -36,7 +36,7 @@ def test_a_series_is_shown_from_its_first_use_until_it_is_removed() -> None:
     registry = CollectorRegistry()
     histogram = Histogram(registry, "seconds", "Of something.", ("a",), BOUNDS)
     assert "seconds_count" not in generate_latest(registry).decode()
-    histogram.of("x")
+    histogram.labels("x")
     assert 'seconds_count{a="x"} 0.0' in generate_latest(registry).decode()
     histogram.remove("x")
     histogram.remove("never there")

@@ -11,7 +11,7 @@ import pytest
 
 from quire.v1 import gateway_pb2
 from services.runtime.settings import InvalidSetting
-from services.runtime.tracing.export import tracing_to
+from services.runtime.tracing.export import create_tracing
 from services.runtime.tracing.spans import NO_SPAN, Tracing
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
@@ -215,16 +215,16 @@ def test_requests_go_on_without_a_collector_and_are_traced_again_when_it_is_back
 
 
 def test_without_an_endpoint_nothing_is_recorded() -> None:
-    tracing = tracing_to("gateway", "", 1.0)
+    tracing = create_tracing("gateway", "", 1.0)
     assert type(tracing) is Tracing
-    span = tracing.begin("generate", Client().parent())
+    span = tracing.start_span("generate", Client().parent())
     assert span is NO_SPAN
-    with span.child("part") as part:
-        part.event("something")
+    with span.start_child("part") as part:
+        part.add_event("something")
     assert part.trace_parent == ""
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4317", "unix:/x", "ftp://127.0.0.1"])
 def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^otlp_endpoint is '"):
-        tracing_to("gateway", endpoint)
+        create_tracing("gateway", endpoint)

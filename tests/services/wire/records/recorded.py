@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from kvmanager import Pool, PoolSpec, report_of
 from kvmanager.history.record import OperationsReplay
 from quire.v1 import records_pb2 as pb
-from services.wire.records.file import framed
-from services.wire.records.operations import OperationsRecord, replay_of, replaying
+from services.wire.records.file import length_delimited
+from services.wire.records.operations import OperationsRecord, begin_replay, run_replay
 from services.wire.records.reader import RecordReader
 from tests.kvmanager.test_report import random_step
 
@@ -35,13 +35,13 @@ def a_record(seed: int, steps_before: int = 0) -> tuple[list[pb.RecordEntry], Po
 
 def content(entries: Iterable[pb.RecordEntry]) -> bytes:
     """A file with these entries."""
-    return b"".join(map(framed, entries))
+    return b"".join(map(length_delimited, entries))
 
 
 def replayed(file: bytes) -> tuple[OperationsReplay, RecordReader]:
     """Run a file again, to its end."""
     reader = RecordReader(io.BytesIO(file))
-    replay = replay_of(reader)
-    for _ in replaying(reader, replay):
+    replay = begin_replay(reader)
+    for _ in run_replay(reader, replay):
         pass
     return replay, reader

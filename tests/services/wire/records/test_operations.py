@@ -7,7 +7,7 @@ import pytest
 from kvmanager import Pool, PoolSpec, report_of
 from quire.v1 import kvmanager_pb2, records_pb2
 from services.wire.attach import spec_of
-from services.wire.records.file import framed
+from services.wire.records.file import length_delimited
 from services.wire.records.operations import OperationsRecord
 from services.wire.records.reader import LARGEST_ENTRY_BYTES, InvalidRecord
 from tests.services.wire.records.recorded import STEPS, a_record, content, end, replayed
@@ -42,17 +42,17 @@ def test_a_large_snapshot_is_written_in_many_short_entries_with_pauses_before() 
     assert made.count(None) > 50
     replay, reader = replayed(content(entries))
     assert report_of(replay.pool) == report_of(pool)
-    assert (reader.end, reader.why_it_ends) == (None, "its writer was cut off")
+    assert (reader.end, reader.end_reason) == (None, "its writer was cut off")
 
 
 def test_a_file_that_was_cut_off_is_replayed_as_far_as_it_goes_and_says_where() -> None:
     entries, _ = a_record(1)
     file = content(entries[:-2])
-    last = framed(entries[-2])
+    last = length_delimited(entries[-2])
     for cut in range(1, len(last)):
         replay, reader = replayed(file + last[:cut])
         assert (replay.steps, reader.end) == (STEPS - 1, None)
-        assert reader.why_it_ends == f"its writer was cut off in entry {len(entries) - 1}"
+        assert reader.end_reason == f"its writer was cut off in entry {len(entries) - 1}"
 
 
 def a_step(**fields: object) -> Entry:
@@ -62,7 +62,7 @@ def a_step(**fields: object) -> Entry:
 def with_unknown_field(entry: Entry) -> bytes:
     """An entry as a later version might write it, with a field 99 in its Step."""
     step = kvmanager_pb2.Step.FromString(entry.step.step.SerializeToString() + b"\x98\x06\x01")
-    return framed(Entry(step=records_pb2.RecordedStep(step=step), checksum=entry.checksum))
+    return length_delimited(Entry(step=records_pb2.RecordedStep(step=step), checksum=entry.checksum))
 
 
 def of_version(version: int) -> Callable[[list[Entry]], bytes]:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from engine.constraint import ConstraintState, leaves_any
 from engine.errors import ConstraintFailed
-from services.engine.guided.constraint_trial import Trial
+from services.engine.guided.compile_sandbox import CompileSandbox
+from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar, Vocabulary
 from services.engine.guided.json_output import JsonBounds, JsonPosition
-from services.engine.guided.languages import BadLanguage, CompiledLanguage, Language, Vocabulary
 from tests.tiny_models import VOCABULARY
 
 END = 0
@@ -72,8 +72,8 @@ def numerals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JsonBounds],
 
 
 @pytest.fixture(scope="module")
-def trial(tiny_model: Callable[[str], Path]) -> Iterator[Trial]:
-    one = Trial(tiny_model("llama"), VOCABULARY, [0])
+def trial(tiny_model: Callable[[str], Path]) -> Iterator[CompileSandbox]:
+    one = CompileSandbox(tiny_model("llama"), VOCABULARY, [0])
     yield one
     one.close()
 
@@ -112,7 +112,7 @@ def test_following_the_masks_leads_to_every_text_of_the_language_and_to_no_other
     letters: Vocabulary, pattern: Pattern
 ) -> None:
     texts = {text for text in TEXTS if re.fullmatch(pattern[0], text)}
-    todo = [("", CompiledLanguage(letters, Language("regex", pattern[0])).start())]
+    todo = [("", CompiledGrammar(letters, GrammarSpec("regex", pattern[0])).start())]
     seen, ended = {""}, set()
     while todo:
         said, state = todo.pop()
@@ -137,7 +137,7 @@ def test_following_the_masks_leads_to_every_text_of_the_language_and_to_no_other
 
 
 def test_a_token_that_cannot_follow_makes_a_state_fail_and_no_other(letters: Vocabulary) -> None:
-    language = CompiledLanguage(letters, Language("regex", "ab+"))
+    language = CompiledGrammar(letters, GrammarSpec("regex", "ab+"))
     state, other = language.start(), language.start()
     with pytest.raises(ConstraintFailed):
         state.advance(2)
@@ -148,14 +148,14 @@ def test_a_token_that_cannot_follow_makes_a_state_fail_and_no_other(letters: Voc
 
 def test_tokens_that_the_model_has_not_are_no_way_to_go_on(letters_folder: Path) -> None:
     smaller = Vocabulary(letters_folder, 2, [END])
-    assert 1 in tokens_of(CompiledLanguage(smaller, Language("regex", "a")).start().allowed())
-    with pytest.raises(BadLanguage, match="no token of the model can follow"):
-        CompiledLanguage(smaller, Language("regex", "b"))
+    assert 1 in tokens_of(CompiledGrammar(smaller, GrammarSpec("regex", "a")).start().allowed())
+    with pytest.raises(InvalidGrammar, match="no token of the model can follow"):
+        CompiledGrammar(smaller, GrammarSpec("regex", "b"))
 
 
 @pytest.mark.parametrize("pattern", ["a/b", 'a"b\\\\n', "(?i)straße", "^a$", "a\nb", r"\d{4}-\d\d|x", "start: /a/"])
 def test_patterns_mean_what_they_mean_elsewhere(tiny: Vocabulary, pattern: str) -> None:
-    language = CompiledLanguage(tiny, Language("regex", pattern))
+    language = CompiledGrammar(tiny, GrammarSpec("regex", pattern))
     for text in ("a/b", 'a"b\\n', "STRASSE", "straße", "a", "a\nb", "2024-05", "x", "start: /a/"):
         try:
             ends = 0 in tokens_of(say(language.start(), text, tiny).allowed())
@@ -168,13 +168,13 @@ def test_patterns_mean_what_they_mean_elsewhere(tiny: Vocabulary, pattern: str) 
     "value", [{"name": "Ann", "age": 7}, {"name": "Ann", "age": 100}, {"age": 7, "name": "Ann"}, {"name": "Ann"}, 5]
 )
 def test_what_a_schema_lets_pass_is_valid(tiny: Vocabulary, value: object) -> None:
-    language = CompiledLanguage(tiny, Language("json_schema", json.dumps(PERSON)))
+    language = CompiledGrammar(tiny, GrammarSpec("json_schema", json.dumps(PERSON)))
     in_order = not isinstance(value, dict) or list(value) == sorted(value, reverse=True)
     expected = jsonschema.Draft202012Validator(PERSON).is_valid(value) and in_order
     assert can_say(language, tiny, json.dumps(value)) == expected
 
 
-def can_say(language: CompiledLanguage, vocabulary: Vocabulary, text: str) -> bool:
+def can_say(language: CompiledGrammar, vocabulary: Vocabulary, text: str) -> bool:
     try:
         return 0 in tokens_of(say(language.start(), text, vocabulary).allowed())
     except ConstraintFailed:
@@ -197,7 +197,7 @@ def test_blanks_are_as_many_as_the_setting_says(
     tiny_model: Callable[[str], Path], kind: str, blanks: int, spaced: set[str]
 ) -> None:
     vocabulary = Vocabulary(tiny_model("llama"), VOCABULARY, [0], JsonBounds(blanks=blanks))
-    language = CompiledLanguage(vocabulary, Language(kind, '{"type": "object"}'))
+    language = CompiledGrammar(vocabulary, GrammarSpec(kind, '{"type": "object"}'))
     texts = ['{"a":[1,2]}', '{"a": [1, 2]}', '{ "a" : [ 1 , 2 ] }', '{\n "a": [1,\t\n2]\r\n}', '{"a":   [1,2]}', " {}"]
     assert {text for text in texts if can_say(language, vocabulary, text)} == spaced
 
@@ -213,7 +213,7 @@ def test_no_number_has_more_digits_than_the_settings_say(
     numerals: Callable[[JsonBounds], Vocabulary], schema: str, bounds: JsonBounds, seed: int
 ) -> None:
     vocabulary, source = numerals(bounds), random.Random(seed)
-    state, tokens = CompiledLanguage(vocabulary, Language("json_schema", schema)).start(), list[int]()
+    state, tokens = CompiledGrammar(vocabulary, GrammarSpec("json_schema", schema)).start(), list[int]()
     while (chosen := source.choice(sorted(tokens_of(state.allowed())))) != END and len(tokens) < 200:
         tokens.append(chosen)
         state.advance(chosen)
@@ -238,7 +238,7 @@ def test_what_a_schema_asks_for_and_what_strings_say_may_be_longer(
     numerals: Callable[[JsonBounds], Vocabulary], schema: object, text: str
 ) -> None:
     vocabulary = numerals(JsonBounds(1, 2, 2, 1))
-    language = CompiledLanguage(vocabulary, Language("json_schema", json.dumps(schema)))
+    language = CompiledGrammar(vocabulary, GrammarSpec("json_schema", json.dumps(schema)))
     state = language.start()
     while text:
         spelled = {vocabulary.tokens.decode_str([token]): token for token in tokens_of(state.allowed()) - {END}}
@@ -308,27 +308,27 @@ FAULTY = [
 
 
 @pytest.mark.parametrize(("kind", "text"), FINE)
-def test_what_can_be_compiled_passes_the_trial(trial: Trial, tiny: Vocabulary, kind: str, text: str) -> None:
-    assert trial.fault(Language(kind, text)) == ""
-    CompiledLanguage(tiny, Language(kind, text))
+def test_what_can_be_compiled_passes_the_trial(trial: CompileSandbox, tiny: Vocabulary, kind: str, text: str) -> None:
+    assert trial.fault(GrammarSpec(kind, text)) == ""
+    CompiledGrammar(tiny, GrammarSpec(kind, text))
 
 
 @pytest.mark.parametrize(("kind", "text", "fault"), FAULTY, ids=[f"{text[:20]} {fault}" for _, text, fault in FAULTY])
 def test_what_cannot_is_found_out_in_bounded_time_and_in_one_line(
-    trial: Trial, kind: str, text: str, fault: str
+    trial: CompileSandbox, kind: str, text: str, fault: str
 ) -> None:
     begun = time.monotonic()
-    said = trial.fault(Language(kind, text))
+    said = trial.fault(GrammarSpec(kind, text))
     assert fault in said
     assert 0 < len(said) < 400
     assert "\n" not in said
     assert time.monotonic() - begun < 60, "it is given up after 10 seconds at most, and would take minutes"
 
 
-def test_a_trial_that_is_closed_ends_its_process_and_begins_another_when_asked_again(trial: Trial) -> None:
-    assert trial.fault(Language("regex", "a")) == ""
+def test_a_trial_that_is_closed_ends_its_process_and_begins_another_when_asked_again(trial: CompileSandbox) -> None:
+    assert trial.fault(GrammarSpec("regex", "a")) == ""
     before = trial._process
     assert before is not None
     trial.close()
     assert before.poll() is not None
-    assert trial.fault(Language("regex", "a")) == ""
+    assert trial.fault(GrammarSpec("regex", "a")) == ""

@@ -1,7 +1,7 @@
 """Languages that an output must belong to, compiled by llguidance for the tokens of one model.
 
 It compiles lazily: most of the work is done when a mask is asked for, and bounded by the limits below. What takes more
-makes a state fail, never the engine. Compiling itself is bounded by `constraint_trial`.
+makes a state fail, never the engine. Compiling itself is bounded by `compile_sandbox`.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
-from services.engine.guided.json_output import USUAL, JsonBounds, JsonPosition, NumberBounds
+from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds, JsonPosition, NumberBounds
 from services.engine.guided.json_schemas import prepared
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ _LONGEST_FAULT = 300
 _NOTHING = "NoExtensionBias"  # what llguidance calls it when nothing can follow
 
 
-class BadLanguage(Exception):
+class InvalidGrammar(Exception):
     """A language that cannot be compiled; the message says why."""
 
 
-class Language(NamedTuple):
+class GrammarSpec(NamedTuple):
     """A language as it was asked for: a field of OutputConstraint, and its text."""
 
     kind: str
@@ -48,7 +48,9 @@ class Language(NamedTuple):
 class Vocabulary:
     """The tokens of a model, as llguidance wants them, and how JSON is written with them."""
 
-    def __init__(self, folder: Path, size: int, eos_token_ids: Iterable[int], bounds: JsonBounds = USUAL) -> None:
+    def __init__(
+        self, folder: Path, size: int, eos_token_ids: Iterable[int], bounds: JsonBounds = DEFAULT_BOUNDS
+    ) -> None:
         """Read the tokenizer of a model's folder, which takes a second where it is large.
 
         Raises whatever reading it raises.
@@ -69,11 +71,11 @@ class Vocabulary:
         return mask if self._beyond is None or int.from_bytes(mask, "little") & self._beyond else b""
 
 
-class CompiledLanguage:
+class CompiledGrammar:
     """An engine.constraint.Constraint."""
 
-    def __init__(self, vocabulary: Vocabulary, language: Language) -> None:
-        """Compile a language. Raises BadLanguage."""
+    def __init__(self, vocabulary: Vocabulary, language: GrammarSpec) -> None:
+        """Compile a language. Raises InvalidGrammar."""
         self._vocabulary = vocabulary
         grammar = _grammar(language, vocabulary.whitespace)
         self._matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_LIMITS)
@@ -82,14 +84,14 @@ class CompiledLanguage:
             self.start().allowed()
         except ConstraintFailed as failed:
             fault = str(failed)
-            raise BadLanguage("no output belongs to it" if fault == _NOTHING else fault) from failed
+            raise InvalidGrammar("no output belongs to it" if fault == _NOTHING else fault) from failed
 
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
         return _State(self._vocabulary, self._matcher.deep_copy(), self._position)
 
     def try_out(self) -> None:
-        """Follow one output for some tokens: what explodes does it soon. Raises BadLanguage."""
+        """Follow one output for some tokens: what explodes does it soon. Raises InvalidGrammar."""
         state, ends = self.start(), sum(1 << token for token in self._vocabulary.ends)
         try:
             for _ in range(_TRIED_TOKENS):
@@ -98,7 +100,7 @@ class CompiledLanguage:
                     return
                 state.advance(going_on.bit_length() - 1)
         except ConstraintFailed as failed:
-            raise BadLanguage(f"it cannot be followed: {failed}") from failed
+            raise InvalidGrammar(f"it cannot be followed: {failed}") from failed
 
 
 class _State:
@@ -135,8 +137,8 @@ class _State:
             raise ConstraintFailed(_fault(self._matcher.get_error()))
 
 
-def _grammar(language: Language, whitespace: str) -> str:
-    """Write a language as llguidance wants it. Raises BadLanguage."""
+def _grammar(language: GrammarSpec, whitespace: str) -> str:
+    """Write a language as llguidance wants it. Raises InvalidGrammar."""
     if language.kind == "regex":
         return LLMatcher.grammar_from_regex(language.text)
     options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": whitespace}
@@ -144,7 +146,7 @@ def _grammar(language: Language, whitespace: str) -> str:
         schema = prepared(language.text) if language.kind == "json_schema" else _ANY_OBJECT
         return LLMatcher.grammar_from_json_schema(schema, overrides=options)
     except (ValueError, RecursionError) as error:
-        raise BadLanguage(_fault(str(error))) from error
+        raise InvalidGrammar(_fault(str(error))) from error
 
 
 def _fault(message: str) -> str:

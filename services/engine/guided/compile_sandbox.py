@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from services.engine.guided.json_output import USUAL, JsonBounds
-from services.engine.guided.languages import BadLanguage, CompiledLanguage, Language, Vocabulary
+from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar, Vocabulary
+from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds
 
 _MOST_CPU_SECONDS = 2
 _MOST_SECONDS = 10  # where the machine is busy
@@ -25,17 +25,17 @@ _MOST_BYTES = 96 * 1024 * 1024
 _TOO_MUCH = "it takes too much time or memory to compile"
 
 
-class Trial:
+class CompileSandbox:
     """The process that waits. Belongs to one thread; another may `close` it."""
 
     def __init__(
-        self, folder: Path, vocabulary_size: int, eos_token_ids: Iterable[int], bounds: JsonBounds = USUAL
+        self, folder: Path, vocabulary_size: int, eos_token_ids: Iterable[int], bounds: JsonBounds = DEFAULT_BOUNDS
     ) -> None:
         """Remember the model; nothing is started yet."""
         self._model = [str(folder), str(vocabulary_size), json.dumps(asdict(bounds)), *map(str, sorted(eos_token_ids))]
         self._process: subprocess.Popen[str] | None = None
 
-    def fault(self, language: Language) -> str:
+    def fault(self, language: GrammarSpec) -> str:
         """Return why a language must not be compiled, empty where nothing speaks against it. Raises OSError."""
         process = self._running()
         assert process.stdin is not None, "it was asked for"
@@ -75,12 +75,12 @@ def main() -> None:
     folder, size, bounds, *ends = sys.argv[1:]
     vocabulary = Vocabulary(Path(folder), int(size), map(int, ends), JsonBounds(**json.loads(bounds)))
     for line in sys.stdin:
-        fault = _fault_in_a_fork(vocabulary, Language(*json.loads(line)))
+        fault = _fault_in_a_fork(vocabulary, GrammarSpec(*json.loads(line)))
         sys.stdout.write(json.dumps(fault) + "\n")
         sys.stdout.flush()
 
 
-def _fault_in_a_fork(vocabulary: Vocabulary, language: Language) -> str:
+def _fault_in_a_fork(vocabulary: Vocabulary, language: GrammarSpec) -> str:
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
@@ -104,10 +104,10 @@ def _bound() -> None:
     signal.alarm(_MOST_SECONDS)
 
 
-def _fault(vocabulary: Vocabulary, language: Language) -> str:
+def _fault(vocabulary: Vocabulary, language: GrammarSpec) -> str:
     try:
-        CompiledLanguage(vocabulary, language).try_out()
-    except BadLanguage as error:
+        CompiledGrammar(vocabulary, language).try_out()
+    except InvalidGrammar as error:
         return str(error)
     except BaseException:  # a panic of the library is one of those
         return _TOO_MUCH

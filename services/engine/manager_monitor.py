@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 
-class ManagerWatch:
+class ManagerMonitor:
     """Only the engine's thread calls it, but for `watch` and for reading `gone`."""
 
     def __init__(self, patience: float, now: float) -> None:
