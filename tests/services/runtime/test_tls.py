@@ -276,7 +276,7 @@ def test_an_ssl_context_is_kept_up_to_date_too(authority: Authority, monkeypatch
     async def serve() -> None:
         kept = ServerContext(files(pair))
         server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0, ssl=kept.context)
-        following = asyncio.create_task(kept.follow())
+        reloading = asyncio.create_task(kept.reload_on_change())
         host, port = server.sockets[0].getsockname()
         address = f"{host}:{port}"
         try:
@@ -286,7 +286,7 @@ def test_an_ssl_context_is_kept_up_to_date_too(authority: Authority, monkeypatch
                 while await asyncio.to_thread(name_shown, address, authority.ca) != "behind":
                     await asyncio.sleep(0.01)
         finally:
-            following.cancel()
+            reloading.cancel()
             server.close()
 
     asyncio.run(serve())
