@@ -18,7 +18,7 @@ _NOW = (
     ),
     Figure(
         "Alerts",
-        "Those that fire now. docs/operations.md says of each what to do.",
+        "Alerts that fire now. docs/alerts.md has a runbook for each.",
         (Query('count(ALERTS{alertname=~"Quire.*",alertstate="firing"}) or vector(0)', "firing"),),
         warn=1,
         alarm=3,

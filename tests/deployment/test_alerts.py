@@ -13,7 +13,7 @@ from tests.deployment.prometheus import ALERTS, CONFIGURATION, ROOT
 from tests.services.test_metrics import OF_TLS, SHOWN
 
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
-OPERATIONS = ROOT / "docs" / "operations.md"
+RUNBOOKS = ROOT / "docs" / "alerts.md"
 PROMETHEUS_OWN = {"up", "process_start_time_seconds"}
 
 Rule = dict[str, Any]
@@ -86,23 +86,23 @@ def test_every_alert_says_how_urgent_it_is_what_happened_and_where_to_read_on(al
     rule = alerts()[alert]
     assert rule["labels"]["severity"] in ("page", "ticket")
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-    assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{alert.lower()}"
+    assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{alert.lower()}"
 
 
 def test_the_documentation_says_of_each_alert_what_it_means_where_to_look_and_what_to_do() -> None:
-    text = OPERATIONS.read_text()
+    text = RUNBOOKS.read_text()
     sections = dict(re.findall(r"^### (Quire\w+)\n\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL))
     assert list(sections) == list(alerts())
     for alert, section in sections.items():
         severity = alerts()[alert]["labels"]["severity"]
         assert section.startswith(f"*{severity.capitalize()}.*"), alert
-        assert "**Look**" in section, alert
-        assert "**Do**" in section, alert
+        assert "\n* **Check** " in section, alert
+        assert "\n* **Do**" in section, alert
 
 
 def test_the_documentation_names_panels_that_exist() -> None:
     titles = {panel.title for board in dashboards() for panel in board.panels}
-    section = " ".join(OPERATIONS.read_text().split("\n## Alerts\n")[1].split("\n## ")[0].split())
+    section = " ".join(RUNBOOKS.read_text().split())
     named = re.findall(r"panels? ((?:\"[^\"]+\"(?:, | and )?)+)", section)
     found = {title for names in named for title in re.findall(r"\"([^\"]+)\"", names)}
     assert found
