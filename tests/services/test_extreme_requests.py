@@ -11,7 +11,7 @@ from tests.running_quire import RunningQuire
 from tests.services.extremes import FIELDS, Outcomes, run_cases
 
 CASES = 400  # 20,000 in tests/acceptance
-PAGE = Path(__file__).parents[2] / "docs" / "requests.md"
+PAGE = Path(__file__).parents[2] / "docs" / "api-grpc.md"
 
 # What the extremes call by another name than the protos.
 NAMES = {"prompt.token_ids.ids": "prompt", "prompt_token_ids": "prompt"}
