@@ -1,8 +1,8 @@
-"""Twenty-seven languages, asked of the demo model: what it says at 100 tokens, and how much of that ends."""
+"""Guided decoding with the demo model: answers of 27 schemas in 100 tokens, and answers that end."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from quire.v1 import decoding_pb2, gateway_pb2
 from tests.acceptance.conftest import Record
 from tests.acceptance.guided_languages import LANGUAGES, Asked
 from tests.running_quire import RunningQuire, start_quire
+from tests.services.test_guided_decoding import DATE, PERSON, check_ended, texts
+from tests.services.test_guided_decoding import request as constrained
 
 MOST_TOKENS = 100
 
@@ -47,3 +49,49 @@ def test_no_answer_is_lost_in_blanks_or_digits(demo: RunningQuire, record: Recor
             jsonschema.validate(json.loads(answer.text), asked.schema)
     record(languages=len(LANGUAGES), unfinished=unfinished, tokens=sum(len(answer.token_ids) for answer in answers))
     assert not unfinished
+
+
+@pytest.mark.parametrize(("seed", "samples"), [(None, 1), (None, 2), (5, 2)])
+def test_an_answer_is_json_of_its_schema(demo: RunningQuire, seed: int | None, samples: int) -> None:
+    wanted = constrained(seed=seed, json_schema=json.dumps(PERSON))
+    wanted.sampling.sample_count = samples
+    answer = demo.generate(wanted)
+    check_ended(answer)
+    for text in texts(answer):
+        jsonschema.validate(json.loads(text), PERSON)
+
+
+@pytest.mark.parametrize(("seed", "samples"), [(None, 1), (5, 2)])
+def test_an_answer_is_matched_by_its_pattern(demo: RunningQuire, seed: int | None, samples: int) -> None:
+    wanted = constrained(seed=seed, regex=DATE)
+    wanted.sampling.sample_count = samples
+    answer = demo.generate(wanted)
+    check_ended(answer)
+    assert all(re.fullmatch(DATE, text) for text in texts(answer)), texts(answer)
+
+
+def test_an_answer_is_an_object(demo: RunningQuire) -> None:
+    answer = demo.generate(constrained(json_object=True))
+    check_ended(answer)
+    assert isinstance(json.loads(answer.text), dict)
+
+
+def test_the_bounds_of_the_settings_hold_for_blanks_and_digits(tiny_model: Callable[[str], Path]) -> None:
+    options = (
+        "--json-blanks",
+        "0",
+        "--json-integer-digits",
+        "3",
+        "--json-decimals",
+        "2",
+        "--json-exponent-digits",
+        "1",
+    )
+    one = start_quire("--model", str(tiny_model("llama")), *options)
+    try:
+        wanted = constrained(300, 1, json_schema='{"type": "array", "items": {"type": "number"}, "minItems": 20}')
+        wanted.sampling.sample_count = 3
+        for text in texts(one.generate(wanted)):
+            assert re.fullmatch(r"\[(-?\d{1,3}(\.\d{1,2})?([eE][+-]?\d)?,?)*[-.eE]?\]?", text), text
+    finally:
+        one.close()

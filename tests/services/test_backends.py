@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from engine.attention import TorchBackend
-from engine.attention.flex_backend import FlexBackend
 from engine.model.decoder import ModulesDecoder
 from engine.model.loading import LoadedModel, load_model
 from engine.schedule.request import Capacity
@@ -38,11 +37,6 @@ def test_without_kernels_a_cpu_takes_torchs_operators(wanted: Callable[[str], Ba
     assert isinstance(choice.backend, TorchBackend)
     assert isinstance(choice.decoder, ModulesDecoder)
     assert not choice.ahead, "on a CPU a step has ended when its launch returns"
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
-def test_flexattention_is_taken_where_it_is_asked_for(wanted: Callable[[str], BackendOptions]) -> None:
-    assert isinstance(choose(wanted("flex")).backend, FlexBackend)
 
 
 def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(wanted: Callable[[str], BackendOptions]) -> None:

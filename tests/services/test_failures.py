@@ -6,29 +6,19 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from quire.v1 import gateway_pb2_grpc
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
 from services.runtime.settings import InvalidSetting
-from tests.faults import Streams
-from tests.load import prompt_request
-from tests.running.engine_that_loses_its_device import LAST_STEP, MESSAGE
-from tests.running.failover import failovers
 from tests.running_quire import (
-    CALL_SECONDS,
     START_SECONDS,
-    HealthWatch,
     Output,
-    RunningService,
     children_of,
     launch,
-    start_quire,
 )
 from tests.tiny_models import usual_size
 
@@ -119,25 +109,6 @@ def test_serve_without_its_model_names_it_and_starts_nothing() -> None:
     assert [line.startswith("serve     | /no/model is no model: ") for line in lines] == [True]
 
 
-def test_serve_gives_up_a_service_that_ends_again_and_again(tiny_model: Callable[[str], Path]) -> None:
-    serving = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "16", "--max-restarts", "2")
-    try:
-        for number in (1, 2):
-            before = len(serving.lines)
-            os.kill(serving.children()["kvmanager"], signal.SIGKILL)
-            line = serving.output.wait_for("starting it again", after=before)
-            assert line.startswith("serve     | kvmanager was ended by SIGKILL: starting it again in ")
-            assert line.endswith(f" s, restart {number} of at most 2")
-            serving.output.wait_for("kvmanager is ready", after=before)
-        services = serving.children()
-        os.kill(services["kvmanager"], signal.SIGKILL)
-        assert serving.ended() == 1
-        assert serving.lines[-1] == "serve     | kvmanager was ended by SIGKILL (2 restarts before did not help)"
-        assert_nothing_is_left(serving.lines, services)
-    finally:
-        serving.close()
-
-
 @pytest.mark.parametrize("label", ["kvmanager", "gateway"])
 def test_serve_ends_when_a_service_is_killed_while_the_others_still_start(
     tiny_model: Callable[[str], Path], tmp_path: Path, label: str
@@ -202,41 +173,3 @@ def test_quire_serve_wants_three_ports_for_its_metrics(address: str) -> None:
     status, lines = end_of(launch("serve", "--metrics-listen", address))
     assert status == 2
     assert lines[-1] == (f"Error: metrics_listen is {address!r}, it must be host:port with 2 more ports behind it")
-
-
-# A device that is lost
-
-
-NAMES = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
-
-
-def test_an_engine_that_loses_its_device_ends_and_its_streams_go_on_elsewhere(
-    tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    at = {name: f"unix:{tmp_path}/{name}.sock" for name in ("kvmanager", "losing", "other", "gateway")}
-    options = ("--kvmanager", at["kvmanager"], "--model", str(tiny_model("llama")), "--device-blocks", "64")
-    requests = [prompt_request(f"{number} blocks of keys and values", 2 * LAST_STEP) for number in range(4)]
-    with ExitStack() as running:
-
-        def start(label: str, name: str, *arguments: str, module: str = "") -> RunningService:
-            arguments = ("--listen", at[name], *arguments)
-            service = RunningService(label, *(label, *arguments) if module else arguments, module=module)
-            running.enter_context(closing(service))
-            watch = running.enter_context(closing(HealthWatch(service.channel, NAMES[label])))
-            assert "SERVING" in iter(watch.next, "BROKEN")
-            return service
-
-        start("kvmanager", "kvmanager")
-        losing = start("engine", "losing", *options, module="tests.running.engine_that_loses_its_device")
-        engines = ("--engines", f"{at['losing']},{at['other']}", "--failover-seconds", str(CALL_SECONDS))
-        gateway = start("gateway", "gateway", *engines)  # ready, it has one engine that it can choose
-        start("engine", "other", *options)
-        stub = gateway_pb2_grpc.GatewayStub(gateway.channel)
-        moved = Streams(stub, requests)
-        assert moved.codes() == {}
-        assert losing.process.wait(CALL_SECONDS) == 1
-        undisturbed = Streams(stub, requests)
-        assert undisturbed.codes() == {}
-    assert losing.output.lines[-1].startswith(f"engine cannot go on: DeviceLost: the device is lost: {MESSAGE}")
-    assert moved.tokens() == undisturbed.tokens()
-    assert failovers(moved.answers) >= 1

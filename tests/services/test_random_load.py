@@ -14,7 +14,7 @@ from tests.services.random_load import (
     start_in_a_tiny_pool,
 )
 
-ERRANDS = 500
+ERRANDS = 200
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def tiny_pool(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
     one.close()
 
 
-def test_500_random_requests_end_with_a_right_status_and_nothing_is_left(tiny_pool: RunningQuire) -> None:
+def test_200_random_requests_end_with_the_expected_status_and_hold_nothing(tiny_pool: RunningQuire) -> None:
     outcomes = Outcomes()
     run_errands(tiny_pool, range(ERRANDS), outcomes)
     assert outcomes.faults == []
