@@ -30,7 +30,7 @@ PLANNED = {
     *("deploy.md", "security.md", "metrics.md", "alerts.md", "tuning.md", "upgrade.md", "logs-and-traces.md"),
 }
 
-METRICS = ROOT / "docs" / "operations.md"
+METRICS = ROOT / "docs" / "metrics.md"
 
 _FENCE = re.compile(r"^```(\w*)\n.*?^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
