@@ -307,7 +307,7 @@ def test_a_quote_that_the_tree_does_not_have_is_a_fault(text: str) -> None:
 
 
 @pages
-def test_what_a_page_quotes_exists(page: Path) -> None:
+def test_quotes_of_a_page_exist(page: Path) -> None:
     faults = [fault for quote in quotes(page) if (fault := wrong(quote))]
     assert not faults, "\n".join(faults)
 

@@ -76,11 +76,11 @@ def kind(command: Command) -> str:
     return next((name for name in RUN if head == name or command.words[0] == name), "")
 
 
-def test_commands_stand_in_blocks_of_a_shell() -> None:
+def test_documented_commands_are_in_shell_blocks() -> None:
     assert unlabelled_commands() == []
 
 
-def test_every_shown_command_is_run_or_read() -> None:
+def test_every_documented_command_is_run_or_parsed() -> None:
     """Another one has to be added to RUN, or to READ with the reason."""
     assert [str(command) for command in COMMANDS if command.shown and not kind(command)] == []
     used = {kind(command) for command in COMMANDS if command.shown}
@@ -88,7 +88,7 @@ def test_every_shown_command_is_run_or_read() -> None:
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one.words[0] in PROGRAMS], ids=str)
-def test_what_would_run_a_command_can_read_it(
+def test_a_documented_command_is_parsed_by_its_program(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -263,7 +263,7 @@ def serving(shell: Callable[..., "subprocess.Popen[str]"]) -> Iterator[Output]:
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one.shown and kind(one) in RUN], ids=str)
-def test_a_shown_command_does_what_it_says(
+def test_a_documented_command_runs(
     serving: Output, shell: Callable[..., "subprocess.Popen[str]"], command: Command
 ) -> None:
     process = shell(command.text)

@@ -71,6 +71,6 @@ def offended(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(("package", "module"), [(name, module) for name in FORBIDDEN for module in FORBIDDEN[name]])
-def test_an_import_against_the_arrows_is_noticed(offended: str, package: str, module: str) -> None:
+def test_an_import_against_the_contracts_is_found(offended: str, package: str, module: str) -> None:
     shown = module if module.startswith(("services", "engine", "kvmanager")) else module.partition(".")[0]
     assert f"{package}.offence -> {shown} (l." in offended

@@ -64,7 +64,7 @@ def methods(node: ast.ClassDef) -> int:
     return sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
 
 
-def test_no_folder_has_more_files_than_a_page_shows() -> None:
+def test_no_folder_has_more_than_16_files() -> None:
     folders: dict[Path, int] = defaultdict(int)
     for path in files():
         folders[path.parent] += 1
@@ -92,11 +92,11 @@ def test_functions_are_short() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_no_public_class_name_stands_twice_within_a_service(service: str) -> None:
+def test_no_public_class_name_is_used_twice_in_a_service(service: str) -> None:
     assert {name: where for name, where in public_classes(SERVICES[service]).items() if len(where) > 1} == {}
 
 
-def test_no_class_name_of_the_blocks_stands_anywhere_else() -> None:
+def test_no_class_name_of_blocks_is_used_elsewhere() -> None:
     elsewhere = public_classes(tuple(room for room in PRODUCT if room != "blocks"))
     assert {name: elsewhere[name] for name in public_classes(("blocks",)) if name in elsewhere} == {}
 

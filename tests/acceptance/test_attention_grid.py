@@ -57,7 +57,7 @@ def test_the_grid_has_every_property() -> None:
 @pytest.mark.parametrize("heads", PROPERTIES["heads"], ids=str)
 @pytest.mark.parametrize("head_size", PROPERTIES["head_size"])
 @pytest.mark.parametrize("dtype", PROPERTIES["dtype"], ids=str)
-def test_attention_over_blocks_is_attention(
+def test_paged_attention_equals_attention_over_contiguous_memory(
     make: MakeBackend,
     dtype: torch.dtype,
     head_size: int,
@@ -76,7 +76,7 @@ def test_attention_over_blocks_is_attention(
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("row", test_backends.TABLE, ids=test_backends.name_of)
-def test_what_flexattention_compiles_is_attention(row: dict[str, Any], record: Record) -> None:
+def test_compiled_flexattention_equals_attention(row: dict[str, Any], record: Record) -> None:
     error = run(FlexBackend, row)
     torch._dynamo.reset()
     record(error_of_tolerance=round(error, 3))

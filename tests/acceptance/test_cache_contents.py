@@ -11,7 +11,7 @@ from tests.engine.test_cache_contents import ObservedEngine
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_cached_blocks_are_right_after_preemptions_cancellations_and_a_failed_step(
+def test_cached_blocks_hold_the_right_contents_after_preemptions_cancellations_and_a_failed_step(
     demo_model: Path, record: Record, block_size: int
 ) -> None:
     source = random.Random(block_size)

@@ -48,7 +48,7 @@ def wide_quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
 
 @pytest.mark.parametrize("with_rules", [False, True], ids=["plain", "after rules"])
 @pytest.mark.parametrize("case", CASES)
-def test_20000_draws_are_distributed_as_transformers_says(
+def test_20000_draws_have_the_distribution_of_transformers(
     wide_quire: RunningQuire, tiny_model: Callable[[str], Path], record: Record, case: str, with_rules: bool
 ) -> None:
     requests = (_request(seed, CASES[case], with_rules) for seed in range(DRAWS // SAMPLES))

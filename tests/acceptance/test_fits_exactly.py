@@ -26,7 +26,7 @@ def two_blocks() -> Iterator[RunningQuire]:
     [([504, 3575, 253, 655], 5), ([504, 3575, 253], 6), ([504, 3575, 253, 655, 28, 504, 314], 1), ([504] * 8, 1)],
     ids=["prompt 4, max 5", "ends on a block boundary", "the last free slot", "the prompt fills the pool"],
 )
-def test_what_fits_exactly_completes(
+def test_a_request_that_fits_exactly_completes(
     two_blocks: RunningQuire,
     demo_model: Path,
     record: Record,

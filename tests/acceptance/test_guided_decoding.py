@@ -37,7 +37,7 @@ def request(asked: Asked, seed: int | None) -> gateway_pb2.GenerateRequest:
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3], ids=["greedy", "seed 1", "seed 2", "seed 3"])
-def test_no_answer_is_lost_in_blanks_or_digits(demo: RunningQuire, record: Record, seed: int | None) -> None:
+def test_no_answer_runs_into_endless_blanks_or_digits(demo: RunningQuire, record: Record, seed: int | None) -> None:
     with ThreadPoolExecutor(9) as clients:
         answers = list(clients.map(lambda asked: demo.generate(request(asked, seed)), LANGUAGES.values()))
     unfinished = []

@@ -29,7 +29,7 @@ def test_64_concurrent_streams_finish_and_nothing_is_held(demo_quire: RunningQui
     assert (pool.sequences, pool.device.held) == (0, 0)
 
 
-def test_nothing_is_held_after_200_cancellations_missed_deadlines_and_a_killed_client(
+def test_no_blocks_are_held_after_200_cancellations_missed_deadlines_and_a_killed_client(
     demo_quire: RunningQuire, record: Record
 ) -> None:
     def request(number: int) -> gateway_pb2.GenerateRequest:

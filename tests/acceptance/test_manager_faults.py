@@ -79,7 +79,7 @@ def begin_round(services: Services, name: str, model: str, number: int) -> tuple
     ],
     indirect=["services"],
 )
-def test_streams_do_not_notice(services: Services, model: str, fault: Fault, record: Record) -> None:
+def test_a_fault_changes_no_token(services: Services, model: str, fault: Fault, record: Record) -> None:
     expected = services.run(prompts(STREAMS[model], TOKENS[model], "undisturbed")).tokens()
     running = 0
     for rounds in range(1, ROUNDS + 1):
@@ -102,7 +102,7 @@ def test_streams_do_not_notice(services: Services, model: str, fault: Fault, rec
 
 @pytest.mark.parametrize("services", ["tiny"], indirect=True)
 @pytest.mark.parametrize("away", [Services.manager_away, Services.connection_away], ids=["killed", "cut off"])
-def test_what_is_cancelled_while_the_manager_is_away_is_not_in_the_pool_afterwards(
+def test_requests_cancelled_without_a_manager_hold_no_blocks_afterwards(
     services: Services, away: faults.Away, record: Record
 ) -> None:
     expected = services.run(prompts(STREAMS["tiny"], TOKENS["tiny"], "undisturbed")).tokens()
@@ -122,7 +122,7 @@ def test_what_is_cancelled_while_the_manager_is_away_is_not_in_the_pool_afterwar
 
 
 @pytest.mark.parametrize("services", ["tiny"], indirect=True)
-def test_what_ends_while_the_connection_breaks_is_given_back(services: Services, record: Record) -> None:
+def test_blocks_of_requests_that_end_while_the_connection_breaks_are_freed(services: Services, record: Record) -> None:
     expected = services.run(prompts(400, 6, "undisturbed")).tokens()
     assert faults.cut_while_requests_come_and_go(services, prompts(400, 6, "come and go"), cuts=ROUNDS) == expected
     services.check_that_nothing_is_left()
@@ -130,7 +130,7 @@ def test_what_ends_while_the_connection_breaks_is_given_back(services: Services,
 
 
 @pytest.mark.parametrize("fault", [faults.kill_the_manager, faults.cut_the_connection], ids=["killed", "cut off"])
-def test_the_order_of_free_blocks_is_that_of_a_twin_that_nothing_happened_to(
+def test_a_fault_does_not_change_the_order_of_free_blocks(
     start: Callable[..., Services], fault: Fault, record: Record
 ) -> None:
     with ThreadPoolExecutor() as starters:
@@ -161,9 +161,7 @@ def test_the_order_of_free_blocks_is_that_of_a_twin_that_nothing_happened_to(
 
 
 @pytest.mark.parametrize("services", ["tiny"], indirect=True)
-def test_streams_do_not_notice_bytes_that_are_held_for_longer_than_the_keepalive(
-    services: Services, record: Record
-) -> None:
+def test_bytes_held_for_longer_than_the_keepalive_change_no_token(services: Services, record: Record) -> None:
     expected = services.run(prompts(STREAMS["tiny"], TOKENS["tiny"], "undisturbed")).tokens()
     _, streams = begin_round(services, "held", "tiny", 0)
     begun = time.monotonic()
@@ -180,7 +178,7 @@ def test_streams_do_not_notice_bytes_that_are_held_for_longer_than_the_keepalive
 
 
 @pytest.mark.parametrize("services", ["tiny"], indirect=True)
-def test_an_engine_that_stands_still_for_longer_than_keepalive_and_lease_goes_on_with_its_streams(
+def test_an_engine_stopped_for_longer_than_keepalive_and_lease_continues_its_streams(
     services: Services, record: Record
 ) -> None:
     """The test is the gateway: a gateway's own keepalive would find the engine as dead as the manager's does."""

@@ -37,7 +37,7 @@ def requests(demo_model: Path) -> list[Request]:
     return mixed_batch(prompts, MAX_TOKENS, [EOS])
 
 
-def test_all_at_once_in_a_roomy_pool(demo_model: Path, requests: list[Request], record: Record) -> None:
+def test_all_requests_at_once_in_a_large_pool(demo_model: Path, requests: list[Request], record: Record) -> None:
     engine = MixedEngine(demo_model, device_blocks=ROOMY)
     run(engine, requests)
     note(record, engine, tally := check(engine, requests))
@@ -45,7 +45,7 @@ def test_all_at_once_in_a_roomy_pool(demo_model: Path, requests: list[Request], 
     assert not any(tally.preemptions.values())
 
 
-def test_with_prompts_in_small_chunks(demo_model: Path, requests: list[Request], record: Record) -> None:
+def test_with_chunked_prefill_in_small_chunks(demo_model: Path, requests: list[Request], record: Record) -> None:
     engine = MixedEngine(demo_model, device_blocks=ROOMY, token_budget=SEQUENCES)
     run(engine, requests)
     note(record, engine, check(engine, requests))
@@ -53,7 +53,7 @@ def test_with_prompts_in_small_chunks(demo_model: Path, requests: list[Request],
 
 
 @pytest.mark.parametrize("way", Preemption)
-def test_in_a_pool_so_small_that_requests_of_every_kind_are_preempted(
+def test_in_a_small_pool_where_requests_of_every_kind_are_preempted(
     demo_model: Path, requests: list[Request], record: Record, way: Preemption
 ) -> None:
     engine = MixedEngine(demo_model, device_blocks=SMALL, host_blocks=SMALL, preemption=way)

@@ -44,7 +44,7 @@ def tiny_pool(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
     assert one.close() == 0, "a gateway with a live request would not have drained"
 
 
-def test_10000_random_requests_end_with_a_right_status_nothing_is_left_and_no_memory_grows(
+def test_10000_random_requests_end_with_the_expected_status_and_no_memory_grows(
     tiny_pool: RunningQuire, record: Record
 ) -> None:
     outcomes = Outcomes()

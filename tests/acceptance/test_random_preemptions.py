@@ -11,7 +11,7 @@ ROUNDS = 50
 KINDS = {"greedy", "sampled", "samples", "beams", "rules", "logprobs"}
 
 
-def test_requests_that_are_swapped_at_random_get_the_answers_of_a_roomy_pool(
+def test_requests_swapped_at_random_get_the_answers_of_a_large_pool(
     tiny_model: Callable[[str], Path], record: Record
 ) -> None:
     rounds = [run_round(tiny_model("llama"), number) for number in range(ROUNDS)]

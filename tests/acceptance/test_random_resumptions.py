@@ -11,7 +11,7 @@ from tests.engine.schedule.test_resuming import compiled
 ROUNDS = 60
 
 
-def test_requests_that_are_cut_off_at_random_go_on_elsewhere_as_if_nothing_had_happened(
+def test_requests_resumed_at_random_get_the_answers_of_undisturbed_ones(
     tiny_model: Callable[[str], Path], record: Record
 ) -> None:
     folder = tiny_model("llama")

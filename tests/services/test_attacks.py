@@ -172,7 +172,7 @@ def test_no_call_of_the_gateway_is_open_without_a_valid_key(guarded: Guarded, me
     assert refusals.pop()[1].startswith(words)
 
 
-def test_nothing_of_a_call_without_a_key_is_parsed(guarded: Guarded) -> None:
+def test_a_call_without_a_key_is_not_parsed(guarded: Guarded) -> None:
     call: Any = guarded.running.channel.unary_stream("/quire.v1.Gateway/Generate")
     assert refusal(call(b"\xff" * 1000, timeout=10))[0] == Status.UNAUTHENTICATED
     assert refusal(call(b"\xff" * 1000, timeout=10, metadata=bearer(A)))[0] == Status.INVALID_ARGUMENT
@@ -197,7 +197,7 @@ def test_only_an_operators_key_may_administer(guarded: Guarded) -> None:
     assert guarded.of(OPERATOR).Admin(request, timeout=10).pins == []
 
 
-def test_a_key_that_was_taken_away_is_refused_at_once_and_its_running_stream_goes_on(guarded: Guarded) -> None:
+def test_a_removed_key_is_refused_at_once_and_its_running_stream_continues(guarded: Guarded) -> None:
     stream = guarded.of(LEAVING).Generate(secret_request(600), timeout=CALL_SECONDS)
     next(stream)
     seen = len(guarded.running.lines)
@@ -208,7 +208,7 @@ def test_a_key_that_was_taken_away_is_refused_at_once_and_its_running_stream_goe
     assert len(Answer.of(stream).token_ids) > 500
 
 
-def test_the_commands_say_who_calls_by_the_environment_or_a_file(guarded: Guarded, tmp_path: Path) -> None:
+def test_commands_take_the_api_key_from_the_environment_or_a_file(guarded: Guarded, tmp_path: Path) -> None:
     def models(**environment: str) -> tuple[int, str]:
         arguments = ["generate", "Hello", "--max-tokens", "1", "--address", guarded.addresses["gateway"]]
         done = CliRunner().invoke(cli, arguments, auto_envvar_prefix="QUIRE", env=environment)
@@ -225,7 +225,7 @@ def test_the_commands_say_who_calls_by_the_environment_or_a_file(guarded: Guarde
 # Tenants.
 
 
-def test_no_tenant_finds_anothers_prompt_in_the_cache_whatever_salt_it_gives(guarded: Guarded) -> None:
+def test_no_tenant_hits_the_cached_prompt_of_another_with_any_salt(guarded: Guarded) -> None:
     def cached_tokens(salt: str, key: str) -> int:
         return guarded.generate(secret_request(salt=salt, before="Salted. "), key).started.cached_tokens
 
@@ -236,7 +236,7 @@ def test_no_tenant_finds_anothers_prompt_in_the_cache_whatever_salt_it_gives(gua
     assert cached_tokens("other", A) == 0
 
 
-def test_where_prefixes_are_public_tenants_share_them(guarded: Guarded, service: Callable[..., RunningService]) -> None:
+def test_tenants_share_public_prefixes(guarded: Guarded, service: Callable[..., RunningService]) -> None:
     public = service(
         *("gateway", "--listen", "127.0.0.1:0", "--engines", guarded.addresses["engine"]),
         *("--api-keys", str(guarded.keys), "--prefixes", "public"),
@@ -250,7 +250,7 @@ def test_where_prefixes_are_public_tenants_share_them(guarded: Guarded, service:
     assert cached[0] == 0 < cached[1]
 
 
-def test_a_pin_is_found_by_the_tenant_that_it_names_and_by_no_other(guarded: Guarded) -> None:
+def test_only_the_tenant_of_a_pin_hits_it(guarded: Guarded) -> None:
     operator = guarded.of(OPERATOR)
     prompt = gateway_pb2.Prompt(text="What is pinned begins otherwise. " + SECRET_PROMPT)
     pin = gateway_pb2.PinPrompt(name="p", prompt=prompt, tenant="a")
@@ -265,7 +265,7 @@ def test_a_pin_is_found_by_the_tenant_that_it_names_and_by_no_other(guarded: Gua
         operator.Admin(gateway_pb2.AdminRequest(unpin_prefix={"name": "p"}), timeout=20)
 
 
-def test_a_live_id_is_taken_for_its_own_tenant_alone_and_free_again_after_it(guarded: Guarded) -> None:
+def test_the_id_of_a_live_request_is_in_use_for_its_own_tenant_only(guarded: Guarded) -> None:
     with guarded.live(secret_request(400, request_id="x"), A, "a") as live:
         assert refusal(guarded.of(A).Generate(secret_request(request_id="x"), timeout=10))[0] == Status.ALREADY_EXISTS
     assert next(live).started.request_id == "x"
@@ -277,7 +277,7 @@ def test_a_live_id_is_taken_for_its_own_tenant_alone_and_free_again_after_it(gua
     assert again.token_ids == first.token_ids
 
 
-def test_what_happened_to_a_request_is_told_under_its_tenants_name(guarded: Guarded) -> None:
+def test_explain_finds_a_request_under_its_tenant_only(guarded: Guarded) -> None:
     guarded.generate(secret_request(request_id="told"), A)
     address = guarded.addresses["KV manager"]
     told = CliRunner().invoke(cli, ["explain", "a/told", "--address", address])
@@ -285,7 +285,7 @@ def test_what_happened_to_a_request_is_told_under_its_tenants_name(guarded: Guar
     assert CliRunner().invoke(cli, ["explain", "told", "--address", address]).exit_code == 1
 
 
-def test_a_key_lets_nobody_be_served_before_the_default_class(guarded: Guarded) -> None:
+def test_a_key_without_priorities_cannot_go_before_the_default_class(guarded: Guarded) -> None:
     urgent, later = secret_request(), secret_request()
     urgent.priority, later.priority = -1, 1
     status, told = refusal(guarded.of(A).Generate(urgent, timeout=10))
@@ -324,7 +324,7 @@ def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded
     wait_until(answered, "the tenant's place is free")
 
 
-def test_tokens_per_minute_hold_together_and_one_after_the_other(guarded: Guarded) -> None:
+def test_tokens_per_minute_bound_concurrent_and_successive_requests(guarded: Guarded) -> None:
     request = gateway_pb2.GenerateRequest()
     request.CopyFrom(prompt_request("", 30))
     request.prompt.token_ids.ids.extend([5] * 10)
@@ -342,7 +342,7 @@ def test_tokens_per_minute_hold_together_and_one_after_the_other(guarded: Guarde
 # Bytes.
 
 
-def test_metadata_beyond_the_limit_is_refused_and_within_it_taken(guarded: Guarded) -> None:
+def test_metadata_beyond_the_limit_is_refused_and_within_it_accepted(guarded: Guarded) -> None:
     def size(count: int) -> Any:
         return (*bearer(A), ("filling", "x" * count))
 
@@ -393,9 +393,7 @@ def connect(address: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_bytes_of_any_kind_end_no_process_and_no_other_stream(
-    guarded: Guarded, neighbour: Neighbour, port: str
-) -> None:
+def test_malformed_bytes_end_no_process_and_no_other_stream(guarded: Guarded, neighbour: Neighbour, port: str) -> None:
     children = guarded.running.children()
     for garbage in GARBAGE.values():
         with connect(guarded.addresses[port]) as connection:
@@ -410,7 +408,7 @@ def test_bytes_of_any_kind_end_no_process_and_no_other_stream(
     assert guarded.running.children() == children
 
 
-def test_connections_that_stay_silent_hold_up_nobody(guarded: Guarded, neighbour: Neighbour) -> None:
+def test_silent_connections_block_no_other(guarded: Guarded, neighbour: Neighbour) -> None:
     held = [connect(guarded.addresses[port]) for port in PORTS for _ in range(50)]
     for number, connection in enumerate(held):
         connection.sendall(PREFACE[: number % len(PREFACE)])
@@ -432,13 +430,13 @@ def settings_of(address: str) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_a_connection_is_told_how_many_streams_and_how_much_metadata_it_may_have(guarded: Guarded, port: str) -> None:
+def test_a_connection_receives_its_limits_of_streams_and_metadata(guarded: Guarded, port: str) -> None:
     told = settings_of(guarded.addresses[port])
     assert (told[3], told[6]) == (transport._STREAMS_PER_CONNECTION, transport._METADATA_BYTES)
 
 
 @pytest.mark.parametrize("module", [gateway_pb2, engine_pb2, kvmanager_pb2], ids=PORTS)
-def test_messages_that_are_none_are_refused_by_every_call_of_every_port(guarded: Guarded, module: Any) -> None:
+def test_malformed_messages_are_refused_by_every_call_of_every_port(guarded: Guarded, module: Any) -> None:
     """What the KV manager's own fuzzing does more of."""
     (service,) = module.DESCRIPTOR.services_by_name.values()
     port = dict(zip((gateway_pb2, engine_pb2, kvmanager_pb2), PORTS, strict=True))[module]

@@ -32,7 +32,7 @@ def wanted(load: Callable[[str, torch.device], LoadedModel]) -> Callable[[str], 
     return make
 
 
-def test_without_kernels_a_cpu_takes_torchs_operators(wanted: Callable[[str], BackendOptions]) -> None:
+def test_a_cpu_without_kernels_uses_torch_operators(wanted: Callable[[str], BackendOptions]) -> None:
     choice = choose(wanted("auto"))
     assert isinstance(choice.backend, TorchBackend)
     assert isinstance(choice.decoder, ModulesDecoder)
@@ -44,14 +44,14 @@ def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(wanted: Callable[[str]
         choose(wanted("triton"))
 
 
-def test_a_gpu_runs_llama_shaped_models_by_few_launches(load: Callable[[str, torch.device], LoadedModel]) -> None:
+def test_llama_shaped_models_run_on_the_gpus_decoder(load: Callable[[str, torch.device], LoadedModel]) -> None:
     loaded = load("llama", DEVICE)
     backend = make_triton_backend()(loaded.geometry, 16, 8, torch.float32)
     modules = ModulesDecoder(loaded, backend)
     assert type(gpu_decoder(loaded, backend, modules)).__name__ == "LlamaDecoder"
 
 
-def test_a_gpu_leaves_models_to_their_modules_that_it_would_answer_otherwise(
+def test_a_model_whose_logits_differ_on_the_gpus_decoder_runs_through_its_modules(
     load: Callable[[str, torch.device], LoadedModel], caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = load("llama", DEVICE)

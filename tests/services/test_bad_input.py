@@ -199,7 +199,7 @@ def test_a_request_that_can_never_fit_is_refused_naming_both_numbers(
         assert number in message
 
 
-def test_a_prompt_beyond_the_context_is_refused_before_anything_is_made_of_it(tiny_quire: RunningQuire) -> None:
+def test_a_prompt_longer_than_the_context_is_refused_before_it_is_tokenized(tiny_quire: RunningQuire) -> None:
     request = base()
     request.prompt.token_ids.ids.extend([VOCABULARY] * (CONTEXT + 1))  # nor are its ids looked at
     code, message, blamed = refuse(tiny_quire, request)
@@ -257,7 +257,7 @@ def test_the_id_of_a_live_request_is_refused_and_free_again_after_it(tiny_quire:
     assert len(answer_of_freed_id(tiny_quire, request)) == 2
 
 
-def test_more_tokens_than_can_be_leave_the_room_of_others(tiny_quire: RunningQuire) -> None:
+def test_an_impossible_max_tokens_does_not_reduce_the_limits_of_others(tiny_quire: RunningQuire) -> None:
     request = base()
     request.stopping.max_tokens = 2**31 - 1
     with standing_still(tiny_quire.children()["engine"]):
@@ -293,7 +293,7 @@ def raw_call(quire: RunningQuire, method: str, data: bytes) -> Any:
     return quire.channel.unary_stream(f"/quire.v1.Gateway/{method}", None, None)(data, timeout=CALL_SECONDS)
 
 
-def test_a_stop_string_that_is_not_utf8_is_refused_naming_its_place(tiny_quire: RunningQuire) -> None:
+def test_a_stop_string_that_is_not_utf8_is_refused_with_its_index(tiny_quire: RunningQuire) -> None:
     request = base()
     request.stopping.stop_strings.extend(["fine", "XYZ"])
     data = request.SerializeToString().replace(b"XYZ", b"X\xffZ")
@@ -310,7 +310,7 @@ def test_a_prompt_that_is_not_utf8_is_refused_by_tokenize_too(tiny_quire: Runnin
 
 
 @pytest.mark.parametrize("method", ["Generate", "Tokenize", "GetModel"])
-def test_bytes_that_are_no_message_are_refused(tiny_quire: RunningQuire, method: str) -> None:
+def test_malformed_messages_are_refused(tiny_quire: RunningQuire, method: str) -> None:
     code, message, blamed = refusal(raw_call(tiny_quire, method, b"\xff" * 1000))
     assert (code, blamed) == (INVALID, "")
     assert message == f"the bytes are not a quire.v1.{method}Request"
@@ -328,7 +328,7 @@ def test_an_unknown_method_is_unimplemented(tiny_quire: RunningQuire) -> None:
         (3.9, grpc.StatusCode.NOT_FOUND),  # it is read, and then its model is looked for
     ],
 )
-def test_a_gateway_takes_messages_of_4_mib_and_no_more(
+def test_a_gateway_accepts_messages_of_at_most_4_mib(
     tiny_quire: RunningQuire, mib: float, code: grpc.StatusCode
 ) -> None:
     request = base()
@@ -337,7 +337,7 @@ def test_a_gateway_takes_messages_of_4_mib_and_no_more(
     assert refuse(tiny_quire, request)[0] == code
 
 
-def test_a_prompt_that_takes_long_to_tokenize_is_refused_without_holding_up_others(
+def test_a_prompt_that_takes_long_to_tokenize_does_not_block_other_requests(
     tiny_quire: RunningQuire, neighbour: Neighbour
 ) -> None:
     request = base()
@@ -390,7 +390,7 @@ def strict(
     return Strict(one, engine)
 
 
-def test_a_chat_that_the_template_rejects_is_refused_with_the_templates_words(strict: Strict) -> None:
+def test_a_chat_that_the_template_rejects_is_refused_with_its_message(strict: Strict) -> None:
     request = base()
     request.prompt.chat.messages.add(role="assistant", content="Hello?")
     code, message, blamed = refusal(strict.stub.Generate(request, timeout=CALL_SECONDS))
@@ -399,7 +399,7 @@ def test_a_chat_that_the_template_rejects_is_refused_with_the_templates_words(st
     assert message.endswith("The user speaks first.")
 
 
-def test_a_gateway_with_as_many_requests_as_it_may_have_refuses_the_next(strict: Strict) -> None:
+def test_a_gateway_at_its_request_limit_refuses_the_next(strict: Strict) -> None:
     with standing_still(strict.engine.process.pid):
         live = strict.stub.Generate(prompt_request(PROMPT, 300), timeout=CALL_SECONDS)
         wait_until(lambda: strict.open_streams() == 1, "it is under way")

@@ -89,7 +89,7 @@ def test_three_bare_servers_in_one_event_loop_serve_a_request(
     assert json.loads(done.stdout) == {"token_ids": tiny_quire.generate(request).token_ids, "loaded": []}
 
 
-def test_what_is_said_to_be_absent_cannot_be_imported() -> None:
+def test_packages_blocked_for_bare_servers_cannot_be_imported() -> None:
     """Else the test above would prove nothing."""
     beginning = PROGRAM[: PROGRAM.index("from quire.v1")]
     for name in NOT_NEEDED:

@@ -59,7 +59,7 @@ def steps(quire: RunningQuire) -> int:
 
 
 @pytest.mark.parametrize("width", [2, 4, 6])
-def test_all_answers_of_a_search_come_best_first_with_their_scores(
+def test_answers_of_a_beam_search_are_sorted_by_score(
     tiny_quire: RunningQuire, tiny_model: Callable[[str], Path], width: int
 ) -> None:
     answer = tiny_quire.generate(beam_request(width, answers=width))
@@ -86,7 +86,7 @@ def test_length_penalty_early_stopping_rules_and_stop_tokens_are_transformers(
         assert sample.stop_token_id == (tokens[-1] if stopped else 0)
 
 
-def test_a_search_with_no_width_said_has_one_beam_which_is_greedy_decoding(tiny_quire: RunningQuire) -> None:
+def test_a_beam_search_without_a_width_is_greedy_decoding(tiny_quire: RunningQuire) -> None:
     request = beam_request(None)
     searched = tiny_quire.generate(request)
     request.ClearField("beam_search")
@@ -94,7 +94,7 @@ def test_a_search_with_no_width_said_has_one_beam_which_is_greedy_decoding(tiny_
     assert tiny_quire.generate(request).token_ids == searched.token_ids
 
 
-def test_the_text_of_an_answer_leaves_the_token_out_that_ended_it(tiny_quire: RunningQuire) -> None:
+def test_the_stop_token_is_not_in_the_text_of_an_answer(tiny_quire: RunningQuire) -> None:
     request = beam_request()
     request.logit_rules.logit_bias[101] = 100  # a letter
     request.stopping.stop_token_ids.append(101)
@@ -118,7 +118,7 @@ def test_searches_samples_and_greedy_answers_run_together_and_are_what_each_is_a
     assert [by_sample(answer) for answer in run_streams(tiny_quire, requests, len(requests))] == alone
 
 
-def test_a_cancelled_search_gives_all_its_blocks_back(tiny_quire: RunningQuire) -> None:
+def test_a_cancelled_beam_search_frees_all_its_blocks(tiny_quire: RunningQuire) -> None:
     call = tiny_quire.gateway.Generate(beam_request(6, 6, 100), timeout=CALL_SECONDS)
     assert next(call).HasField("started")
     call.cancel()
@@ -151,7 +151,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "field"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-def test_what_a_search_cannot_do_is_refused_by_name_and_costs_no_step(
+def test_unsupported_options_of_a_beam_search_are_refused_by_name_without_a_step(
     tiny_quire: RunningQuire, change: dict[str, Any], field: str
 ) -> None:
     request = beam_request()

@@ -55,7 +55,9 @@ def check(tokens: Sequence[int], rows: torch.Tensor, said: Sequence[decoding_pb2
 # Rules
 
 
-def test_a_repetition_penalty_is_transformers(tiny_quire: RunningQuire, tiny_model: Callable[[str], Path]) -> None:
+def test_a_repetition_penalty_has_the_effect_of_transformers(
+    tiny_quire: RunningQuire, tiny_model: Callable[[str], Path]
+) -> None:
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])
     model, tokens = reference_model(tiny_model("llama")), list(PROMPT)
     for _ in range(30):
@@ -103,7 +105,7 @@ def test_rules_that_change_nothing_change_nothing(tiny_quire: RunningQuire, whol
     assert tiny_quire.generate(request).token_ids == whole.token_ids
 
 
-def test_an_answer_does_not_depend_on_what_others_ask_for(tiny_quire: RunningQuire) -> None:
+def test_an_answer_does_not_depend_on_options_of_other_requests(tiny_quire: RunningQuire) -> None:
     def request(number: int) -> gateway_pb2.GenerateRequest:
         one = ids_request([*PROMPT[number:], number + 2], 30, seed=number)
         one.logit_rules.repetition_penalty = 1 + number % 3 / 10
@@ -122,7 +124,7 @@ def test_an_answer_does_not_depend_on_what_others_ask_for(tiny_quire: RunningQui
 
 
 @pytest.mark.parametrize("stop_token", [False, True])
-def test_nothing_ends_an_answer_before_min_tokens(tiny_quire: RunningQuire, stop_token: bool) -> None:
+def test_no_stop_condition_ends_an_answer_before_min_tokens(tiny_quire: RunningQuire, stop_token: bool) -> None:
     request = ids_request(max_tokens=40, ignore_eos=stop_token)
     ending = 99 if stop_token else EOS
     request.stopping.stop_token_ids.extend([ending] * stop_token)
@@ -141,7 +143,7 @@ def test_the_end_is_not_chosen_before_min_tokens_even_where_it_ends_nothing(tiny
     assert [token == EOS for token in tiny_quire.generate(request).token_ids] == [False] * 5 + [True] * 15
 
 
-def test_a_stop_string_before_min_tokens_is_text_like_any_other(
+def test_a_stop_string_before_min_tokens_does_not_stop(
     tiny_quire: RunningQuire, tiny_model: Callable[[str], Path]
 ) -> None:
     tokenizer = tokenizers.Tokenizer.from_file(str(tiny_model("llama") / "tokenizer.json"))
@@ -164,7 +166,7 @@ def test_a_stop_string_before_min_tokens_is_text_like_any_other(
 
 
 @pytest.mark.parametrize("count", [0, 1, 20])
-def test_logprobs_are_the_models_whatever_was_done_to_choose(
+def test_log_probabilities_are_the_models_and_not_those_of_sampling(
     tiny_quire: RunningQuire, reference: Callable[[Sequence[int]], torch.Tensor], count: int
 ) -> None:
     request = ids_request(seed=5)
@@ -176,11 +178,11 @@ def test_logprobs_are_the_models_whatever_was_done_to_choose(
     assert answer.prompt_logprobs == []
 
 
-def test_without_asking_there_are_none(whole: Answer) -> None:
+def test_log_probabilities_are_absent_by_default(whole: Answer) -> None:
     assert (whole.logprobs, whole.prompt_logprobs) == ([], [])
 
 
-def test_each_delta_has_as_many_as_tokens_while_text_is_held_back(
+def test_each_delta_has_a_log_probability_for_each_token_while_text_is_held_back(
     tiny_quire: RunningQuire, reference: Callable[[Sequence[int]], torch.Tensor]
 ) -> None:
     request = ids_request(max_tokens=150, seed=11)
@@ -202,7 +204,7 @@ def test_each_delta_has_as_many_as_tokens_while_text_is_held_back(
         check(answer.token_ids, rows, answer.logprobs, 2)
 
 
-def test_a_stop_token_has_its_own(tiny_quire: RunningQuire, whole: Answer) -> None:
+def test_a_stop_token_has_a_log_probability(tiny_quire: RunningQuire, whole: Answer) -> None:
     request = ids_request()
     request.stopping.stop_token_ids.append(whole.token_ids[7])
     request.output.logprobs = 0
@@ -210,7 +212,9 @@ def test_a_stop_token_has_its_own(tiny_quire: RunningQuire, whole: Answer) -> No
     assert len(answer.logprobs) == len(answer.token_ids) == whole.token_ids.index(whole.token_ids[7]) + 1
 
 
-def test_each_sample_has_its_own(tiny_quire: RunningQuire, reference: Callable[[Sequence[int]], torch.Tensor]) -> None:
+def test_each_sample_has_its_own_log_probabilities(
+    tiny_quire: RunningQuire, reference: Callable[[Sequence[int]], torch.Tensor]
+) -> None:
     request = ids_request(seed=5)
     request.sampling.sample_count = 3
     request.output.logprobs, request.output.prompt_logprobs = 2, 1
@@ -242,7 +246,7 @@ def test_prompt_logprobs_come_after_started_and_before_tokens_also_of_a_cached_p
     assert tiny_quire.generate(ids_request()).started.cached_tokens == 32, "others go on sharing"
 
 
-def test_a_long_prompts_come_in_several_messages_while_others_are_served(
+def test_log_probabilities_of_a_long_prompt_arrive_in_several_messages(
     tiny_quire: RunningQuire, reference: Callable[[Sequence[int]], torch.Tensor]
 ) -> None:
     prompt = [2 + 7 * position % (VOCABULARY - 2) for position in range(900)]
@@ -256,7 +260,7 @@ def test_a_long_prompts_come_in_several_messages_while_others_are_served(
     assert answer.events.count("prompt_logprobs") >= 2, "the engine computes at most 512 tokens a step"
 
 
-def test_a_prompt_of_one_token_has_none(tiny_quire: RunningQuire) -> None:
+def test_a_prompt_of_one_token_has_no_log_probabilities(tiny_quire: RunningQuire) -> None:
     request = ids_request([9], 3)
     request.output.prompt_logprobs = 5
     answer = tiny_quire.generate(request)
@@ -264,7 +268,7 @@ def test_a_prompt_of_one_token_has_none(tiny_quire: RunningQuire) -> None:
     assert len(answer.token_ids) == 3
 
 
-def test_a_preempted_requests_come_once_and_right(
+def test_log_probabilities_of_a_preempted_request_arrive_once(
     quire: Callable[..., RunningQuire],
     tiny_model: Callable[[str], Path],
     reference: Callable[[Sequence[int]], torch.Tensor],

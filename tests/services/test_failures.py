@@ -49,7 +49,7 @@ def some_listen(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("label", ["kvmanager", "gateway"])
-def test_a_service_whose_address_is_taken_says_so(taken: str, label: str) -> None:
+def test_an_address_in_use_is_refused(taken: str, label: str) -> None:
     assert fail(label, "--listen", taken) == (
         f"{label} cannot go on: AddressUnavailable: cannot listen on {taken}: Address already in use"
     )
@@ -63,19 +63,19 @@ def test_a_service_whose_address_is_taken_says_so(taken: str, label: str) -> Non
         ("256.0.0.1:0", "Name or service not known"),
     ],
 )
-def test_a_service_says_why_an_address_is_impossible(address: str, reason: str) -> None:
+def test_an_impossible_address_is_refused_with_the_reason(address: str, reason: str) -> None:
     assert fail("kvmanager", "--listen", address) == (
         f"kvmanager cannot go on: AddressUnavailable: cannot listen on {address}: {reason}"
     )
 
 
-def test_an_engine_without_its_model_names_it(tmp_path: Path) -> None:
+def test_an_engine_without_its_model_is_refused_with_the_models_name(tmp_path: Path) -> None:
     last = fail("engine", *some_listen(tmp_path), "--model", "/no/model")
     assert last.startswith("engine cannot go on: ModelUnavailable: /no/model is no model: ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_an_engine_without_the_gpu_it_should_use_says_so(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+def test_an_engine_without_its_gpu_does_not_start(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     last = fail("engine", *some_listen(tmp_path), "--model", str(tiny_model("llama")), "--device", "cuda")
     assert last == "engine cannot go on: InvalidSetting: device is 'cuda', but torch finds no GPU"
 
@@ -141,7 +141,7 @@ def assert_folder_is_gone(lines: list[str]) -> None:
 # Signals before a service has begun
 
 
-def test_a_model_that_is_being_fetched_does_not_hold_up_a_signal(tmp_path: Path) -> None:
+def test_a_signal_ends_a_service_that_fetches_a_model(tmp_path: Path) -> None:
     """Somebody else holds the lock of the demo model's folder, so the command waits for it."""
     (tmp_path / "models").mkdir()
     with (tmp_path / "models" / "SmolLM2-135M-Instruct-Q4_1.lock").open("w") as lock:
@@ -156,7 +156,7 @@ def test_a_model_that_is_being_fetched_does_not_hold_up_a_signal(tmp_path: Path)
             assert end_of(process)[0] == status
 
 
-def test_a_service_that_cannot_show_its_metrics_does_not_start(taken: str, tmp_path: Path) -> None:
+def test_a_service_that_cannot_export_its_metrics_does_not_start(taken: str, tmp_path: Path) -> None:
     for address, reason in (
         (taken, "Address already in use"),
         ("nonsense", "it is not host:port"),
@@ -169,7 +169,7 @@ def test_a_service_that_cannot_show_its_metrics_does_not_start(taken: str, tmp_p
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:65534", ":9151", "127.0.0.1:"])
-def test_quire_serve_wants_three_ports_for_its_metrics(address: str) -> None:
+def test_quire_serve_needs_three_ports_for_its_metrics(address: str) -> None:
     status, lines = end_of(launch("serve", "--metrics-listen", address))
     assert status == 2
     assert lines[-1] == (f"Error: metrics_listen is {address!r}, it must be host:port with 2 more ports behind it")

@@ -58,7 +58,7 @@ def test_a_stream_is_started_once_then_deltas_then_finished_once(whole: Answer) 
     assert whole.started.max_tokens == 60
 
 
-def test_finished_counts_the_tokens_and_says_why_it_ended(whole: Answer, tokenizer: tokenizers.Tokenizer) -> None:
+def test_finished_holds_token_counts_and_the_finish_reason(whole: Answer, tokenizer: tokenizers.Tokenizer) -> None:
     assert [sample.reason for sample in whole.finished.samples] == [decoding_pb2.FINISH_REASON_LENGTH]
     assert whole.finished.samples[0].WhichOneof("matched") is None
     assert len(whole.token_ids) == 60
@@ -68,7 +68,7 @@ def test_finished_counts_the_tokens_and_says_why_it_ended(whole: Answer, tokeniz
     assert whole.started.prompt_tokens == whole.finished.usage.prompt_tokens
 
 
-def test_finished_says_where_the_time_went(whole: Answer) -> None:
+def test_finished_holds_the_times_of_each_phase(whole: Answer) -> None:
     timing = whole.finished.timing
     assert 0 < seconds(timing.prefill) <= seconds(timing.time_to_first_token) < seconds(timing.total)
     assert 0 < seconds(timing.decode) < seconds(timing.total)
@@ -99,7 +99,7 @@ def test_text_is_the_tokenizers_decode_of_the_token_ids(
     assert (shown > 0) == special_tokens, "150 random tokens contain special ones"
 
 
-def test_a_given_request_id_comes_back_and_an_absent_one_is_made(tiny_quire: RunningQuire) -> None:
+def test_a_given_request_id_is_returned_and_a_missing_one_is_generated(tiny_quire: RunningQuire) -> None:
     request = prompt_request(PROMPT, 1)
     made = [tiny_quire.generate(request).started.request_id for _ in range(2)]
     assert "" not in made
@@ -134,7 +134,7 @@ def test_a_chat_is_the_prompt_that_its_template_makes(
     assert answer.token_ids == tiny_quire.generate(ids_request(ids, 20)).token_ids
 
 
-def test_tokenize_gives_token_ids_back_as_they_are(tiny_quire: RunningQuire) -> None:
+def test_tokenize_returns_token_ids_unchanged(tiny_quire: RunningQuire) -> None:
     ids = gateway_pb2.TokenIds(ids=[5, 5, 0, 1])
     assert list(tiny_quire.gateway.Tokenize(tokenize_request(token_ids=ids)).token_ids) == [5, 5, 0, 1]
 
@@ -186,7 +186,7 @@ def test_the_models_own_end_token_ends_a_stream_unless_it_is_ignored(
 
 
 @pytest.mark.parametrize("include_stop", [False, True])
-def test_a_stop_token_ends_a_stream_and_is_shown_if_wanted(
+def test_a_stop_token_ends_a_stream_and_is_included_on_request(
     tiny_quire: RunningQuire, tokenizer: tokenizers.Tokenizer, whole: Answer, include_stop: bool
 ) -> None:
     stop = whole.token_ids[12]
@@ -204,7 +204,7 @@ def test_a_stop_token_ends_a_stream_and_is_shown_if_wanted(
 
 
 @pytest.mark.parametrize("include_stop", [False, True])
-def test_a_stop_string_made_of_several_tokens_ends_the_text_exactly_there(
+def test_a_stop_string_of_several_tokens_ends_the_text_exactly_before_it(
     tiny_quire: RunningQuire, whole: Answer, tokenizer: tokenizers.Tokenizer, include_stop: bool
 ) -> None:
     beginnings = ((count, tokenizer.decode(whole.token_ids[:count])) for count in range(10, 100))
@@ -234,9 +234,7 @@ def test_a_stop_string_made_of_several_tokens_ends_the_text_exactly_there(
     wait_until(lambda: granted() < 10, "the engine went on after the stop string")
 
 
-def test_text_that_only_begins_like_a_stop_string_is_all_there_in_the_end(
-    tiny_quire: RunningQuire, whole: Answer
-) -> None:
+def test_text_that_begins_like_a_stop_string_is_complete_at_the_end(tiny_quire: RunningQuire, whole: Answer) -> None:
     request = prompt_request(PROMPT, 60)
     request.stopping.stop_strings.extend([whole.text[-4:] + "more", whole.text[8:12] + "\0\0"])
     answer = tiny_quire.generate(request)
@@ -244,7 +242,7 @@ def test_text_that_only_begins_like_a_stop_string_is_all_there_in_the_end(
     assert answer.finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH
 
 
-def test_without_max_tokens_a_stream_goes_on_until_the_pool_is_full(tiny_quire: RunningQuire) -> None:
+def test_without_max_tokens_a_stream_ends_when_the_pool_is_full(tiny_quire: RunningQuire) -> None:
     assert POOL_TOKENS < CONTEXT
     answer = tiny_quire.generate(ids_request(numbered_ids(1000, 0), None))
     # The last token is never fed back, so it takes no slot.
@@ -261,7 +259,7 @@ def test_a_seed_repeats_an_answer_and_another_seed_gives_another(tiny_quire: Run
     assert first.started.sampling.seed == 5
 
 
-def test_without_a_seed_one_is_drawn_and_repeats_the_answer_when_given_back(tiny_quire: RunningQuire) -> None:
+def test_without_a_seed_one_is_drawn_which_repeats_the_answer(tiny_quire: RunningQuire) -> None:
     request = prompt_request(PROMPT, 20)
     request.sampling.temperature = 1
     drawn, other = tiny_quire.generate(request), tiny_quire.generate(request)
@@ -271,7 +269,7 @@ def test_without_a_seed_one_is_drawn_and_repeats_the_answer_when_given_back(tiny
     assert tiny_quire.generate(prompt_request(PROMPT, 20, seed=seed)).token_ids == drawn.token_ids
 
 
-def test_started_fills_in_the_defaults_of_sampling(tiny_quire: RunningQuire) -> None:
+def test_started_holds_the_defaults_of_sampling(tiny_quire: RunningQuire) -> None:
     request = gateway_pb2.GenerateRequest(stopping=decoding_pb2.Stopping(max_tokens=1))
     request.prompt.text = PROMPT
     sampling = tiny_quire.generate(request).started.sampling
@@ -283,7 +281,7 @@ def test_started_fills_in_the_defaults_of_sampling(tiny_quire: RunningQuire) -> 
 # The prefix cache
 
 
-def test_the_same_prompt_again_is_found_in_the_cache_and_continues_the_same(tiny_quire: RunningQuire) -> None:
+def test_a_repeated_prompt_hits_the_cache_and_gets_the_same_answer(tiny_quire: RunningQuire) -> None:
     prompt = numbered_ids(40, 1)
     first, second = (tiny_quire.generate(ids_request(prompt, 20)) for _ in range(2))
     assert (first.started.cached_tokens, second.started.cached_tokens) == (0, 32)
@@ -291,7 +289,7 @@ def test_the_same_prompt_again_is_found_in_the_cache_and_continues_the_same(tiny
     assert first.token_ids == second.token_ids
 
 
-def test_another_salt_shares_nothing(tiny_quire: RunningQuire) -> None:
+def test_prompts_with_different_salts_share_no_blocks(tiny_quire: RunningQuire) -> None:
     request = ids_request(numbered_ids(40, 2), 4)
     cached = []
     for salt in ("", "mine", "yours", "mine"):
@@ -303,7 +301,7 @@ def test_another_salt_shares_nothing(tiny_quire: RunningQuire) -> None:
 # Time and order
 
 
-def test_a_timeout_that_passes_ends_the_call_and_gives_its_blocks_back(tiny_quire: RunningQuire) -> None:
+def test_an_exceeded_timeout_ends_the_call_and_frees_its_blocks(tiny_quire: RunningQuire) -> None:
     request = prompt_request(PROMPT, 900)
     request.timeout.FromTimedelta(timedelta(seconds=0.3))
     granted = tiny_quire.settled_pool().totals.granted_blocks
@@ -398,7 +396,7 @@ def test_samples_share_the_blocks_of_the_prompt_and_copy_the_last_one(tiny_quire
     assert after.peak_saved_blocks >= 4
 
 
-def test_a_stop_string_ends_the_sample_that_ran_into_it_and_no_other(
+def test_a_stop_string_ends_only_the_sample_that_contains_it(
     tiny_quire: RunningQuire, three: dict[int, tuple[str, list[int]]]
 ) -> None:
     stop = three[1][0][6:9]

@@ -54,7 +54,7 @@ def check_ended(answer: Answer) -> None:
     assert {sample.reason for sample in answer.finished.samples} == {decoding_pb2.FINISH_REASON_STOP}
 
 
-def test_an_answer_of_max_tokens_is_the_beginning_of_one(tiny_quire: RunningQuire) -> None:
+def test_an_answer_cut_by_max_tokens_is_a_prefix_of_the_whole_answer(tiny_quire: RunningQuire) -> None:
     whole = tiny_quire.generate(request(regex=DATE))
     part = tiny_quire.generate(request(4, regex=DATE))
     assert part.token_ids == whole.token_ids[:4]
@@ -110,7 +110,7 @@ BAD = [
 ]
 
 
-def test_a_bad_constraint_is_refused_by_its_field_and_costs_no_step(tiny_quire: RunningQuire) -> None:
+def test_an_invalid_constraint_is_refused_by_its_field_without_a_step(tiny_quire: RunningQuire) -> None:
     before = tiny_quire.generate(prompt_request("Hello", 2)).token_ids
     heartbeat = steps(tiny_quire)
     for constraint, field, words in BAD:
@@ -120,7 +120,7 @@ def test_a_bad_constraint_is_refused_by_its_field_and_costs_no_step(tiny_quire: 
     assert tiny_quire.generate(prompt_request("Hello", 2)).token_ids == before
 
 
-def test_what_could_leave_nothing_to_choose_is_refused(tiny_quire: RunningQuire) -> None:
+def test_logit_rules_that_could_exclude_every_token_are_refused(tiny_quire: RunningQuire) -> None:
     wanted = request(json_object=True)
     wanted.stopping.ignore_eos = True
     assert refusal(tiny_quire, wanted)[0] == "stopping.ignore_eos"
@@ -246,7 +246,7 @@ def _until_ends(call: Any, count: int) -> Iterator[engine_pb2.ServeResponse]:
             return
 
 
-def test_a_request_goes_on_in_its_language_where_another_engine_left_it(tiny_quire: RunningQuire) -> None:
+def test_a_constrained_request_continues_at_another_engine(tiny_quire: RunningQuire) -> None:
     whole = tiny_quire.generate(request(regex=DATE))
     prompt = list(tiny_quire.gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=request(regex=DATE).prompt)).token_ids)
     moved = submission("moved", {"regex": DATE}, samples=[{"generated_token_ids": whole.token_ids[:3]}])
@@ -258,7 +258,7 @@ def test_a_request_goes_on_in_its_language_where_another_engine_left_it(tiny_qui
     call.cancel()
 
 
-def test_a_link_that_breaks_leaves_nothing_of_its_requests(tiny_quire: RunningQuire) -> None:
+def test_requests_of_a_broken_link_hold_no_blocks(tiny_quire: RunningQuire) -> None:
     long = {"regex": "[a-z]{400,}"}
     with standing_still(trial_of(tiny_quire)):
         before = steps(tiny_quire)
@@ -271,7 +271,7 @@ def test_a_link_that_breaks_leaves_nothing_of_its_requests(tiny_quire: RunningQu
     assert steps(tiny_quire) - before < 50
 
 
-def test_the_process_that_tries_constraints_is_started_again_when_it_is_lost(tiny_quire: RunningQuire) -> None:
+def test_a_lost_constraint_trial_process_is_restarted(tiny_quire: RunningQuire) -> None:
     trial = trial_of(tiny_quire)
     os.kill(trial, signal.SIGKILL)
     wait_until(lambda: has_ended(trial), "the process has ended")

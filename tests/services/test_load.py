@@ -72,7 +72,7 @@ def test_64_streams_at_once_get_the_same_tokens_as_each_alone(tiny_quire: Runnin
     assert [len(answer.token_ids) for answer in alone] == [request.stopping.max_tokens for request in requests]
 
 
-def test_requests_cancelled_at_random_moments_leave_nothing(tiny_quire: RunningQuire) -> None:
+def test_requests_cancelled_at_random_moments_hold_no_blocks(tiny_quire: RunningQuire) -> None:
     before = generated(tiny_quire)
     moments = cancel_at_random(tiny_quire, long_request, count=60, seed=1)
     assert moments[0] > 0, "some were cancelled before they began"
@@ -80,13 +80,13 @@ def test_requests_cancelled_at_random_moments_leave_nothing(tiny_quire: RunningQ
     assert generated(tiny_quire) - before < 60 * LONG / 3, "the engine went on without the clients"
 
 
-def test_requests_whose_deadline_passes_leave_nothing(tiny_quire: RunningQuire) -> None:
+def test_requests_with_exceeded_deadlines_hold_no_blocks(tiny_quire: RunningQuire) -> None:
     before = generated(tiny_quire)
     let_deadlines_pass(tiny_quire, long_request, count=20, seed=2)
     assert generated(tiny_quire) - before < 20 * LONG / 3, "the engine went on after the deadlines"
 
 
-def test_a_client_that_is_killed_mid_stream_leaves_nothing(tiny_quire: RunningQuire) -> None:
+def test_a_killed_client_holds_no_blocks(tiny_quire: RunningQuire) -> None:
     before = generated(tiny_quire)
     kill_a_client_mid_stream(tiny_quire, slow_request("My client dies.", LONG))
     assert generated(tiny_quire) - before < LONG / 2

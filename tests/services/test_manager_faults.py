@@ -83,7 +83,7 @@ def test_a_killed_manager_changes_no_token_and_no_cached_prefix(
     ]
 
 
-def test_a_manager_killed_while_nothing_runs_shows_the_same_blocks_afterwards(services: Services) -> None:
+def test_an_idle_manager_that_is_killed_has_the_same_blocks_afterwards(services: Services) -> None:
     before, counts = services.block_map(), services.pool().device
     with services.manager_away():
         pass

@@ -28,7 +28,7 @@ def a_request(request_id: str, salt: bytes) -> Request:
 
 @pytest.mark.parametrize("tenant", ["", TENANT])
 @pytest.mark.parametrize("separate", [True, False])
-def test_the_longest_ids_and_salts_of_a_gateway_are_taken_by_engines(tenant: str, separate: bool) -> None:
+def test_engines_accept_the_longest_ids_and_salts_of_a_gateway(tenant: str, separate: bool) -> None:
     assert is_tenant_name(TENANT)
     assert not is_tenant_name(TENANT + "t")
     request_id = qualified(tenant, "i" * MAX_REQUEST_ID_BYTES)
@@ -36,7 +36,7 @@ def test_the_longest_ids_and_salts_of_a_gateway_are_taken_by_engines(tenant: str
     Capacity(8, 8, 4, 8).check(a_request(request_id, salt))
 
 
-def test_the_longest_ids_and_salts_of_an_engine_are_taken_by_the_kv_manager() -> None:
+def test_the_kv_manager_accepts_the_longest_ids_and_salts_of_an_engine() -> None:
     group = Group(LARGEST_ID, a_request("i" * LONGEST_REQUEST_ID, bytes(LONGEST_SALT)))
     pin = PinnedPrefix("p" * LONGEST_NAME_BYTES, (1,), b"")
     assert len(group.salt) > LONGEST_SALT

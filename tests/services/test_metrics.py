@@ -145,7 +145,7 @@ def difference(name: str, before: Scrape, after: Scrape, **labels: str) -> float
 
 
 @pytest.mark.parametrize("service", SHOWN)
-def test_each_service_shows_its_metrics_under_their_names_and_labels(tiny_quire: RunningQuire, service: str) -> None:
+def test_each_service_exports_its_metrics_with_their_labels(tiny_quire: RunningQuire, service: str) -> None:
     tiny_quire.generate(prompt_request("Once", 2))
     httpx.get(f"{tiny_quire.http_url}/health", timeout=CALL_SECONDS)
     families = scrape(tiny_quire, service).families
@@ -160,13 +160,13 @@ def test_each_service_shows_its_metrics_under_their_names_and_labels(tiny_quire:
 
 
 @pytest.mark.parametrize("service", SHOWN)
-def test_each_process_shows_its_memory_and_no_series_of_creation_times(tiny_quire: RunningQuire, service: str) -> None:
+def test_each_process_exports_its_memory_and_no_creation_times(tiny_quire: RunningQuire, service: str) -> None:
     shown = scrape(tiny_quire, service)
     assert shown.value("process_resident_memory_bytes") > 1e6
     assert [sample.name for sample in shown.samples if sample.name.endswith("_created")] == []
 
 
-def test_tokens_are_counted_as_the_clients_saw_them(tiny_quire: RunningQuire) -> None:
+def test_token_metrics_equal_the_tokens_that_clients_received(tiny_quire: RunningQuire) -> None:
     quiet_with_series(tiny_quire)
     before = {service: scrape(tiny_quire, service) for service in SHOWN}
     prompt = "the same beginning of some length, so that whole blocks of it can be shared, and then number "
@@ -249,7 +249,7 @@ def test_the_phases_of_the_steps_are_the_time_that_the_engine_was_busy(tiny_quir
     assert sum(spent.values()) <= elapsed
 
 
-def test_streams_are_shown_as_open_by_what_they_came_over(tiny_quire: RunningQuire) -> None:
+def test_open_streams_are_counted_by_protocol(tiny_quire: RunningQuire) -> None:
     def open_now() -> dict[str, float]:
         return {"grpc": 0.0, "http": 0.0} | scrape(tiny_quire, "gateway").values("quire_open_streams", "protocol")
 
@@ -266,7 +266,7 @@ def test_streams_are_shown_as_open_by_what_they_came_over(tiny_quire: RunningQui
     tiny_quire.settled_pool()
 
 
-def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQuire) -> None:
+def test_metrics_of_the_kv_manager_equal_the_answer_of_get_pool(tiny_quire: RunningQuire) -> None:
     run_streams(tiny_quire, [prompt_request(f"prompt number {number}", 5) for number in range(12)], 6)
 
     tiny_quire.settled_pool()
@@ -287,7 +287,7 @@ def test_the_kv_manager_shows_what_it_answers_to_get_pool(tiny_quire: RunningQui
     assert pool.model == "tiny-llama"
 
 
-def test_while_requests_run_their_blocks_and_tokens_are_shown_as_held(tiny_quire: RunningQuire) -> None:
+def test_blocks_and_tokens_of_running_requests_are_exported_as_held(tiny_quire: RunningQuire) -> None:
     quiet(tiny_quire)
     call = tiny_quire.gateway.Generate(slow_request("a prompt that is a little longer than one block", LONG))
     tokens = 0

@@ -53,7 +53,7 @@ def test_refusals_are_counted_by_what_refused(
     other.close()
 
 
-def test_what_is_refused_because_no_engine_is_there_is_counted_under_no_model(
+def test_refusals_without_an_engine_are_counted_under_no_model(
     service: Callable[..., RunningService],
 ) -> None:
     gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", "127.0.0.1:1")
@@ -93,7 +93,7 @@ def reasons_of_ends(quire: RunningQuire, before: Scrape) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("give_up", [leave, hang_up, set_a_limit])
-def test_a_request_left_by_its_client_counts_as_aborted(
+def test_a_request_of_a_disconnected_client_counts_as_aborted(
     tiny_quire: RunningQuire, give_up: Callable[[RunningQuire], None]
 ) -> None:
     quiet_with_series(tiny_quire)
@@ -123,7 +123,7 @@ def test_a_stop_string_counts_as_stop(tiny_quire: RunningQuire) -> None:
     assert difference("quire_request_success_total", before, after, finished_reason="stop") == 1
 
 
-def test_an_engine_that_dies_takes_its_series_along_and_its_requests_end_as_errors(
+def test_the_series_of_a_dead_engine_disappear_and_its_requests_count_as_errors(
     service: Callable[..., RunningService], tiny_model: Callable[[str], Path]
 ) -> None:
     model = str(tiny_model("llama"))

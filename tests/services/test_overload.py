@@ -82,7 +82,7 @@ def shown(quire: RunningQuire) -> Scrape:
 # Refused
 
 
-def test_a_request_too_many_is_refused_at_once_and_told_when_to_come_again(quire: RunningQuire) -> None:
+def test_a_request_beyond_the_limit_is_refused_at_once_with_a_retry_delay(quire: RunningQuire) -> None:
     with engine_standing_still(quire):
         calls = [quire.gateway.Generate(prompt_request(f"{n}", 5), timeout=CALL_SECONDS) for n in range(MAX_REQUESTS)]
         wait_until(lambda: open_streams(quire) == MAX_REQUESTS, "they have been taken")
@@ -107,7 +107,7 @@ def told_to_wait(error: Any) -> float:
     return seconds
 
 
-def test_tokens_that_wait_are_bounded_and_those_of_running_requests_do_not_count(quire: RunningQuire) -> None:
+def test_queued_tokens_are_bounded_and_running_requests_do_not_count(quire: RunningQuire) -> None:
     before = shown(quire).values("quire_admission_rejections_total", "reason").get("max_queued_tokens", 0)
     with running(quire), engine_standing_still(quire):
         others = open_streams(quire)
@@ -168,7 +168,7 @@ def deadlines(quire: RunningQuire) -> dict[str, float]:
 # Clients that leave
 
 
-def test_the_blocks_of_a_client_that_left_are_free_after_a_step_and_the_time_is_shown(quire: RunningQuire) -> None:
+def test_the_blocks_of_a_disconnected_client_are_freed_and_the_time_is_exported(quire: RunningQuire) -> None:
     def cancels() -> tuple[float, float]:
         now = shown(quire).values
         counts, sums = (now(f"quire_cancel_to_free_seconds_{of}", "model_name") for of in ("count", "sum"))
@@ -204,7 +204,7 @@ def slow_clients(quire: RunningQuire) -> float:
     return shown(quire).values("quire_slow_clients_total", "model_name").get("tiny-llama", 0)
 
 
-def test_a_client_that_does_not_read_is_ended_and_reads_why_when_it_comes_back(quire: RunningQuire) -> None:
+def test_the_stream_of_a_slow_client_ends_with_the_reason(quire: RunningQuire) -> None:
     before = slow_clients(quire)
     unread = Unread(quire)
     next(unread.call)
@@ -219,7 +219,7 @@ def test_a_client_that_does_not_read_is_ended_and_reads_why_when_it_comes_back(q
     unread.close()
 
 
-def test_a_client_over_http_that_does_not_read_is_ended_too_and_its_connection_closed(quire: RunningQuire) -> None:
+def test_a_slow_http_client_is_disconnected(quire: RunningQuire) -> None:
     before = slow_clients(quire)
     answer = {"max_tokens": LONG, "ignore_eos": True, "stream": True, "logprobs": 20}
     body = json.dumps({"prompt": "unread", **answer}).encode()
@@ -239,7 +239,7 @@ def test_a_client_over_http_that_does_not_read_is_ended_too_and_its_connection_c
                 pass
 
 
-def test_no_place_is_kept_for_clients_that_do_not_read(quire: RunningQuire) -> None:
+def test_slow_clients_hold_no_place_of_other_requests(quire: RunningQuire) -> None:
     before = slow_clients(quire)
     unread = [Unread(quire, number=number) for number in range(SEQUENCES)]
     wait_until(lambda: slow_clients(quire) == before + SEQUENCES, "they are ended", CALL_SECONDS)
@@ -250,7 +250,7 @@ def test_no_place_is_kept_for_clients_that_do_not_read(quire: RunningQuire) -> N
         one.close()
 
 
-def test_other_streams_keep_their_pace_and_the_gateways_memory_its_bound(quire: RunningQuire) -> None:
+def test_a_slow_client_delays_no_other_stream_and_memory_stays_bounded(quire: RunningQuire) -> None:
     gateway = psutil.Process(quire.children()["gateway"])
 
     def kept() -> bool | None:

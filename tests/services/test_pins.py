@@ -69,12 +69,12 @@ class TestAdmin:
         assert quire.settled_pool().device.held == 0
         assert cached(quire) >= pin.token_count, "it is cached still"
 
-    def test_a_salt_keeps_it_to_itself(self, quire: RunningQuire) -> None:
+    def test_a_pin_with_a_salt_is_hit_with_that_salt_only(self, quire: RunningQuire) -> None:
         (pin,) = pinned(quire, salt="tenant")
         assert pin.salt == b"tenant"
         assert (cached(quire), cached(quire, salt="tenant")) == (0, pin.token_count)
 
-    def test_a_reset_forgets_the_cache_and_computes_pins_anew(self, quire: RunningQuire) -> None:
+    def test_a_reset_empties_the_cache_and_recomputes_pins(self, quire: RunningQuire) -> None:
         (pin,) = pinned(quire)
         assert (cached(quire, "x" * 40), cached(quire, "x" * 40)) == (0, 32)
         (listed,) = admin(quire, reset_prefix_cache={})
@@ -84,7 +84,7 @@ class TestAdmin:
         assert cached(quire, "x" * 40) == 0
         assert cached(quire) == pin.token_count
 
-    def test_a_request_without_a_limit_fits_beside_what_is_pinned(self, quire: RunningQuire) -> None:
+    def test_a_request_without_max_tokens_fits_beside_pinned_blocks(self, quire: RunningQuire) -> None:
         (pin,) = pinned(quire, text="y" * 700)
         request = prompt_request("a" * 300)
         request.stopping.ClearField("max_tokens")
@@ -104,7 +104,7 @@ class TestAdmin:
             ({"list_pinned": {}, "model": "nobody"}, Status.NOT_FOUND, "model", "'nobody' is not served"),
         ],
     )
-    def test_what_cannot_be_done_is_refused_naming_the_field(
+    def test_unsupported_combinations_are_refused_by_their_field(
         self, quire: RunningQuire, action: dict[str, Any], code: Status, field: str, words: str
     ) -> None:
         pinned(quire, "other")
@@ -114,20 +114,20 @@ class TestAdmin:
         assert (error.code(), dict(error.trailing_metadata())["quire-field"]) == (code, field)
         assert words in error.details()
 
-    def test_what_the_pool_has_no_room_for_is_refused_naming_both_numbers(self, quire: RunningQuire) -> None:
+    def test_a_pin_larger_than_the_free_pool_is_refused_with_both_numbers(self, quire: RunningQuire) -> None:
         pinned(quire, "large", "y" * 600)
         code, details = failure_of(pinned(quire, "larger", "z" * 600) for _ in "x")
         assert code is Status.RESOURCE_EXHAUSTED
         assert "blocks; the pool has" in details
 
-    def test_it_ends_with_its_deadline_but_the_pin_is_still_made(self, quire: RunningQuire) -> None:
+    def test_a_pin_whose_call_exceeds_its_deadline_is_still_made(self, quire: RunningQuire) -> None:
         request = gateway_pb2.AdminRequest(pin_prefix=pin_prompt())
         with standing_still(quire.children()["kvmanager"]):
             code = quire.gateway.Admin.future(request, timeout=1.5).code()
         assert code is Status.DEADLINE_EXCEEDED
         wait_until(lambda: [pin.pinned for pin in pinned(quire)] == [True], "the pin is made")
 
-    def test_an_engine_is_asked_with_token_ids(self, quire: RunningQuire) -> None:
+    def test_an_engine_pins_token_ids(self, quire: RunningQuire) -> None:
         pin = engine_pb2.PinTokens(name="ids", token_ids=range(40))
         response = quire.engine.Admin(engine_pb2.EngineAdminRequest(pin_prefix=pin), timeout=60)
         assert [(one.name, one.token_count) for one in response.pins] == [("ids", 32)]
@@ -152,7 +152,7 @@ class TestCommands:
         assert self.run(quire, "reset-cache").output.startswith(f"mine: {pin.token_count} tokens")
         assert self.run(quire, "unpin", "mine").output == "nothing is pinned\n"
 
-    def test_what_goes_wrong_is_said_in_a_line(self, quire: RunningQuire) -> None:
+    def test_failures_are_reported_in_one_line(self, quire: RunningQuire) -> None:
         refused = self.run(quire, "unpin", "nobody")
         assert (refused.exit_code, "NOT_FOUND: nothing is pinned as 'nobody'" in refused.output) == (1, True)
         assert self.run(quire, "pin", "mine").exit_code == 2
@@ -194,19 +194,19 @@ class TestFile:
             (line(name="ok", text="A"), "name 'ok' is there already"),
         ],
     )
-    def test_a_wrong_line_is_named(self, tmp_path: Path, wrong: str, words: str) -> None:
+    def test_an_invalid_line_is_named(self, tmp_path: Path, wrong: str, words: str) -> None:
         with pytest.raises(InvalidSetting, match="line 3 is wrong: ") as refused:
             self.read(tmp_path, line(name="ok", text="A") + "\n" + wrong)
         assert words in str(refused.value)
 
-    def test_a_gateway_does_not_start_with_a_file_that_is_wrong(self, tmp_path: Path) -> None:
+    def test_a_gateway_does_not_start_with_an_invalid_file(self, tmp_path: Path) -> None:
         process = launch("gateway", "--pinned-prompts", str(tmp_path / "none"))
         output, _ = process.communicate(timeout=START_SECONDS)
         assert process.returncode == 1
         assert f"pinned_prompts is '{tmp_path}/none', which cannot be read" in output
 
 
-def test_prompts_of_a_file_are_pinned_whenever_the_engine_comes_up_and_survive_a_killed_kv_manager(
+def test_prompts_of_a_file_are_pinned_at_each_start_of_an_engine_and_survive_a_killed_kv_manager(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"

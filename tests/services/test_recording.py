@@ -92,7 +92,7 @@ class Recorded:
         return path
 
 
-def test_what_real_services_record_is_replayed_to_the_same_ids_and_hits(
+def test_records_of_real_services_replay_to_the_same_ids_and_hits(
     service: Callable[..., RunningService], tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     recorded = Recorded(service, tiny_model("llama"), tmp_path)
@@ -149,7 +149,7 @@ def test_a_manager_that_was_killed_and_its_successor_record_sessions_that_are_re
     assert replayed(second)["end"] == "the session ended"
 
 
-def test_serve_records_requests_when_it_is_told_to(
+def test_serve_records_requests(
     quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "requests.quire"
@@ -163,7 +163,7 @@ def test_serve_records_requests_when_it_is_told_to(
     ("label", "option", "setting"),
     [("kvmanager", "--record-folder", "record_folder"), ("engine", "--record-requests", "record_requests")],
 )
-def test_a_service_refuses_to_start_where_it_cannot_record_saying_so_in_one_line(
+def test_a_service_that_cannot_record_does_not_start(
     label: str, option: str, setting: str, tiny_model: Callable[[str], Path]
 ) -> None:
     model = ("--model", str(tiny_model("llama"))) if label == "engine" else ()
@@ -192,7 +192,7 @@ def test_nothing_is_recorded_by_default(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_is_its_owners_alone_whatever_the_mask_and_none_is_overwritten(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_a_record_and_none_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "record.quire"
     mask = os.umask(0)
     try:
@@ -207,7 +207,9 @@ def test_a_file_is_its_owners_alone_whatever_the_mask_and_none_is_overwritten(tm
     assert {mode(one) for one in created} == {0o600}
 
 
-def test_a_file_stops_at_its_size_with_an_end_that_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_ends_at_its_maximum_size_and_holds_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     opened, path = create(tmp_path / "record.quire")
     file = RecordFile(opened, "record", most_bytes=5000)
     file.write(lambda: [HEADER])
@@ -241,7 +243,7 @@ class SlowDisk(io.BytesIO):
         super().close()
 
 
-def test_nobody_waits_for_a_slow_disk_recording_stops_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_disk_stops_the_record_and_blocks_no_request(caplog: pytest.LogCaptureFixture) -> None:
     disk = SlowDisk()
     file = RecordFile(disk, "record", most_waiting=10)
     file.write(lambda: [HEADER])
@@ -258,7 +260,7 @@ def test_nobody_waits_for_a_slow_disk_recording_stops_and_says_so(caplog: pytest
     assert said == "record: recording stops: the disk does not keep up: 10 entries wait for it"
 
 
-def test_a_full_disk_is_said_in_one_line_and_nobody_else_hears_of_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_logged_in_one_line_and_ends_only_the_record(caplog: pytest.LogCaptureFixture) -> None:
     file = RecordFile(os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"), "record")
     file.write(lambda: [HEADER])
     file.join(SECONDS)
@@ -270,7 +272,7 @@ def test_a_full_disk_is_said_in_one_line_and_nobody_else_hears_of_it(caplog: pyt
     assert said == "record: recording stops: OSError: [Errno 28] No space left on device"
 
 
-def test_what_cannot_be_written_stops_the_record_alone(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_failed_write_stops_only_the_record(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     opened, path = create(tmp_path / "record.quire")
     file = RecordFile(opened, "record")
     file.write(lambda: [HEADER])
@@ -280,9 +282,7 @@ def test_what_cannot_be_written_stops_the_record_alone(caplog: pytest.LogCapture
     assert "recording stops: ZeroDivisionError" in caplog.messages[0]
 
 
-def test_a_folder_that_went_away_costs_the_record_and_not_the_session(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_deleted_folder_ends_the_record_and_not_the_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = OperationsRecorder(str(tmp_path / "records"), 1)
     (tmp_path / "records").rmdir()
     session = KVManager(epoch=1).attach(SPEC)
@@ -294,7 +294,7 @@ def test_a_folder_that_went_away_costs_the_record_and_not_the_session(
     assert said.startswith("nothing is recorded of session 1 of engine host:unix:/tmp/engine: [Errno 2]")
 
 
-def test_each_session_has_a_file_of_its_own_named_after_engine_and_session(tmp_path: Path) -> None:
+def test_each_session_is_recorded_to_a_file_named_after_engine_and_session(tmp_path: Path) -> None:
     recorder = OperationsRecorder(str(tmp_path), 1)
     manager = KVManager(epoch=1)
     for _ in range(2):
@@ -307,7 +307,7 @@ def test_each_session_has_a_file_of_its_own_named_after_engine_and_session(tmp_p
     assert [replayed(tmp_path / name)["end"] for name in names] == ["the KV manager stopped"] * 2
 
 
-def test_a_records_file_that_cannot_be_made_is_refused_by_name() -> None:
+def test_a_record_file_that_cannot_be_created_is_refused_by_name() -> None:
     with pytest.raises(InvalidSetting, match="record_requests is '/dev/null/file', which cannot be made"):
         RequestsRecorder("/dev/null/file")
     with pytest.raises(InvalidSetting, match="record_folder is '/dev/null/folder', where no file can be made"):

@@ -71,7 +71,7 @@ def test_it_tokenizes_and_gets_the_text_back(client: Reflective) -> None:
     assert text["text"] == "Häuser"
 
 
-def test_it_is_told_which_field_is_wrong(client: Reflective) -> None:
+def test_an_invalid_field_is_named(client: Reflective) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         list(client.call("quire.v1.Gateway", "Generate", {"prompt": {"text": "x"}, "sampling": {"topP": 2}}))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -168,7 +168,7 @@ def check(service: RunningService, name: str) -> str:
 # Before anything else is there
 
 
-def test_a_gateway_without_an_engine_lives_but_is_not_ready_and_refuses_at_once(
+def test_a_gateway_without_an_engine_is_live_but_not_ready_and_refuses_at_once(
     service: Callable[..., RunningService], tmp_path: Path
 ) -> None:
     engines = ("--engines", f"unix:{tmp_path}/nobody.sock")
@@ -207,7 +207,7 @@ def test_reflection_lists_and_describes_the_service(ready: Services, name: str) 
 # Bounds that need other settings than most tests
 
 
-def test_without_max_tokens_a_stream_goes_on_until_the_context_is_full(ready: Services) -> None:
+def test_without_max_tokens_a_stream_ends_when_the_context_is_full(ready: Services) -> None:
     request = prompt_request("")
     request.prompt.token_ids.ids.extend([5] * (CONTEXT - 6))
     request.stopping.ClearField("max_tokens")
@@ -235,7 +235,7 @@ def test_a_full_queue_refuses_and_admits_again_when_a_request_ends(ready: Servic
 # The KV manager dies
 
 
-def test_requests_survive_a_kv_manager_that_dies_and_comes_back(ready: Services, expected: list[int]) -> None:
+def test_requests_survive_a_restart_of_the_kv_manager(ready: Services, expected: list[int]) -> None:
     engine, other = ready.watch("engine"), ready.watch("engine")
     assert (engine.next(), other.next()) == ("SERVING", "SERVING")
     other.close()  # one watcher that leaves must not silence the others
@@ -254,7 +254,7 @@ def test_requests_survive_a_kv_manager_that_dies_and_comes_back(ready: Services,
     engine.close()
 
 
-def test_requests_fail_and_the_gateway_is_not_ready_when_the_kv_manager_stays_away(ready: Services) -> None:
+def test_requests_fail_and_the_gateway_is_not_ready_without_a_kv_manager(ready: Services) -> None:
     engine = ready.watch("engine")
     assert engine.next() == "SERVING"
     running = Stream(ready.gateway, slow_request(PROMPT, LONG))
