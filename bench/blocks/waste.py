@@ -1,10 +1,8 @@
-"""What granted KV memory is good for: tokens, reserved, lookahead, internal, as in the paper's Figure 2."""
+"""Breakdown of granted KV memory: tokens, reserved, lookahead, internal, as in the paper's Figure 2."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import mean
 
-from matplotlib import pyplot
 from rich.progress import Progress
 
 import kvmanager
@@ -19,12 +17,10 @@ from bench.loads.memory import (
     serve,
 )
 from bench.report.results import publish, row
-from bench.report.targets import ROOT
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 
-PICTURE = ROOT / "docs" / "images" / "waste.png"
 BLOCK_SIZE = 16
 # OPT-13B on an A100 with 40 GB has 12 GB for KV, which is 15.7 thousand slots (Table 1 of the paper).
 PAPER_BLOCKS = 980
@@ -32,13 +28,6 @@ REQUESTS = 1_000
 LONG_REQUESTS = 400
 LIMITS = Limits(token_budget=512, max_sequences=256, max_waiting=1024)
 KINDS = ("tokens", "reserved", "lookahead", "internal")
-# Figure 2 of the paper, in per cent: token states, reservation, internal and external fragmentation.
-FIGURE_2 = {
-    "Orca (Max)": (20.4, 13.3, 57.3, 8.9),
-    "Orca (Pow2)": (26.8, 17.9, 13.6, 41.6),
-    "Orca (Oracle)": (38.2, 25.2, 0.0, 36.6),
-    "vLLM": (96.3, 0.0, 0.0, 3.7),  # of the rest it says no more than that
-}
 
 
 @dataclass
@@ -61,7 +50,7 @@ class SlotShares:
 
 
 def main() -> None:
-    """Serve both mixes, and publish what was granted for what."""
+    """Serve both mixes, and publish the shares of granted slots."""
     as_it_is = lengths_of("sharegpt_8k_lengths.csv", "num_prefill_tokens", "num_decode_tokens")
     mixes = {
         "scaled": (scaled_to(as_it_is, 161, 338)[:REQUESTS], PAPER_BLOCKS),
@@ -78,7 +67,6 @@ def main() -> None:
             rows.append(row("waste", f"{name}_overhead", round(mean(watch.overheads), 4), "ratio"))
             rows.append(row("waste", f"{name}_steps_watched", len(watch.shares), "steps"))
     publish("waste", rows, 1, preemptions=preemptions)
-    _draw(shares, PICTURE)
 
 
 def _served(name: str, lengths: list[Lengths], blocks: int, progress: Progress) -> tuple[SlotShares, int]:
@@ -89,27 +77,6 @@ def _served(name: str, lengths: list[Lengths], blocks: int, progress: Progress) 
     requests = sampled_requests(lengths, 1)
     serve(requests, scheduler, NoRunner(), watch, lambda ended: progress.update(task, completed=ended))
     return watch, scheduler.totals.preemptions
-
-
-def _draw(shares: dict[str, dict[str, float]], path: Path) -> None:
-    """Draw bars beside those of the paper's figure."""
-    labels = ("Tokens", "Reserved", "Internal", "Lookahead, external and others")
-    bars = dict(FIGURE_2)
-    for name, title in (("scaled", "Quire"), ("as_it_is", "Quire, file as it is")):
-        one = {kind: 100 * share for kind, share in shares[name].items()}
-        bars[title] = (one["tokens"], one["reserved"], one["internal"], one["lookahead"])
-    figure, axes = pyplot.subplots(figsize=(8, 4))
-    bottoms = [0.0] * len(bars)
-    for place, (label, color) in enumerate(zip(labels, ("#3274D9", "#8AB8FF", "#F2A33A", "#BBBBBB"), strict=True)):
-        heights = [values[place] for values in bars.values()]
-        axes.bar(list(bars), heights, bottom=bottoms, label=label, color=color, width=0.6)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    for place, values in enumerate(bars.values()):
-        axes.text(place, values[0] / 2, f"{values[0]:.1f}", ha="center", va="center", color="white")
-    axes.set_ylabel("share of KV memory granted, per cent")
-    axes.set_title("What KV memory is good for (the first four: Figure 2 of the PagedAttention paper)", fontsize=10)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.3), ncol=4, frameon=False, fontsize=9)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ _DEMO_LAYERS = 30
 
 
 def _cpu(panels: Sequence[Any], result: Result) -> None:
-    """Bars of the speed over the better peer's; tokens per second stand over them."""
+    """Bars of the speed over the better peer's, labelled with tokens per second."""
     axes, seconds = panels[0], result["seconds"]
     who = {"quire": ("Quire", QUIRE)}
     labels = {"openvino": (PEER, "openvino-genai"), "vllm": (OTHER, "vLLM (CPU)")}
@@ -35,7 +35,7 @@ def _cpu(panels: Sequence[Any], result: Result) -> None:
     axes.set_ylabel("speed over the better peer's")
     alone = not any(result["peers"].values())
     medians = "medians of repetitions" + ("; no peer ran" if alone else " in which all take turns")
-    axes.set_title(f"Tokens per second stand over the bars; {medians}")
+    axes.set_title(f"Labels: tokens per second; {medians}")
     axes.set_ylim(0, axes.get_ylim()[1] * 1.12)
     axes.legend(loc="upper right", ncols=4)
 
@@ -50,7 +50,7 @@ _WORKLOADS = {
 
 
 def _kernels(panels: Sequence[Any], result: Result) -> None:
-    """Bars of the milliseconds of a layer, beside the floor and what the target allows."""
+    """Bars of milliseconds per layer, beside the floor and the target."""
     axes, layers = panels[0], result.get("layers", _DEMO_LAYERS)
     shown = {
         "gathered": ("gathered, then torch's SDPA", PEER),
@@ -64,10 +64,9 @@ def _kernels(panels: Sequence[Any], result: Result) -> None:
     most = 1.15 * max(allowed, *(time for name, time in times.items() if name != "gathered"))
     for place, (name, (_, color)) in enumerate(shown.items()):
         axes.barh(place, min(times[name], most), 0.62, color=color)
-        beyond = times[name] > most
-        text = f"{times[name]:.1f} ms, far beyond the axis  " if beyond else f"  {times[name]:.2f} ms"
-        side = "right" if beyond else "left"
-        axes.text(min(times[name], most), place, text, va="center", ha=side, color="black")
+        text = f"{times[name]:.1f} ms, beyond the axis" if times[name] > most else f"{times[name]:.2f} ms"
+        ink = "black" if color == PEER else "white"
+        axes.text(min(times[name], most), place, f"{text}  ", va="center", ha="right", color=ink)
     axes.axvline(allowed, color=TARGET, linestyle="--", linewidth=1.3)
     axes.text(allowed, len(shown) - 0.45, "  target: 0.60 of the floor's speed", color=TARGET, va="bottom")
     axes.set_yticks(range(len(shown)), [text for text, _ in shown.values()])
@@ -79,7 +78,7 @@ def _kernels(panels: Sequence[Any], result: Result) -> None:
 
 
 def _context(panels: Sequence[Any], result: Result) -> None:
-    """Two lines of milliseconds per token over the context, and the line that was fitted to one of them."""
+    """Two lines of milliseconds per token over the context, and a line fitted to one of them."""
     cached, recomputed = (_medians(result[f"{way}_seconds"]) for way in ("with_cache", "recomputed"))
     values = {one["metric"]: one["value"] for one in result["rows"]}
     left, right = panels
@@ -87,16 +86,16 @@ def _context(panels: Sequence[Any], result: Result) -> None:
     fitted = {context: time for context, time in cached.items() if context >= 1024}
     line = linear_regression(list(fitted), list(fitted.values()))
     ends = (min(cached), max(cached))
-    fit = f"line through 1k to 8k: R² = {values['linear_fit_r2']:.3f}"
+    fit = f"line through 1k to 8k: R² = {values['linear_fit_r2']:.4f}"
     left.plot(ends, [line.intercept + line.slope * end for end in ends], color=GREY, label=fit)
     left.set_title("With the KV cache")
     left.set_ylim(0, 1.15 * max(cached.values()))
     left.legend(loc="lower right")
-    for times, color, text in ((cached, QUIRE, "with the KV cache"), (recomputed, PEER, "context computed anew")):
+    for times, color, text in ((cached, QUIRE, "with the KV cache"), (recomputed, PEER, "without: context recomputed")):
         right.plot(list(times), list(times.values()), "o-", color=color)
         context = list(times)[-2]
         right.text(context, times[context] * 1.5, text, color=color, ha="right")
-    right.set_title("Beside computing the context anew for each token; both axes logarithmic")
+    right.set_title("With the KV cache and without, both axes logarithmic")
     right.set_xscale("log", base=2)
     right.set_yscale("log")
     right.set_xticks(list(cached), [f"{c}" if c < 1024 else f"{c // 1024}k" for c in cached])
@@ -129,7 +128,7 @@ def _decoding(panels: Sequence[Any], result: Result) -> None:
 
 
 def _gpu(panels: Sequence[Any], result: Result) -> None:
-    """Bars of what has a target, beside it."""
+    """Bars of the rows with a target, each with its target."""
     axes = panels[0]
     rows = [one for one in result["rows"] if one["target"] is not None and one["value"] is not None][::-1]
     for place, one in enumerate(rows):
@@ -163,7 +162,7 @@ PICTURES = {
         _context,
         2,
         (11, 3.8),
-        "What a token costs after a context, demo model on the CPU, one request",
+        "Time per token by length of the context, demo model on the CPU, one request",
         "Milliseconds per token over the context: a line with the KV cache, steeply rising without",
     ),
     "decoding": Picture(

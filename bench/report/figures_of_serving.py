@@ -8,7 +8,7 @@ from bench.report.picture import GREY, OTHER, PEER, QUIRE, TARGET, Picture, Resu
 
 
 def _system(panels: Sequence[Any], result: Result) -> None:
-    """Both rates with all repetitions, and who used the CPU."""
+    """Both rates with all repetitions, and the CPU time of each process."""
     left, right = panels
     values = {one["metric"]: one["value"] for one in result["rows"]}
     tokens = values["system_tokens_per_second"] * median(run["system"]["seconds"] for run in result["runs"])
@@ -30,42 +30,48 @@ def _system(panels: Sequence[Any], result: Result) -> None:
     left.set_xticks(range(len(shown)), [text for text, _ in shown.values()])
     left.set_ylabel("tokens per second, all streams together")
     left.set_title("Speed; a dot for each repetition")
-    roles = {"engine_in_process": GREY, "engine": QUIRE, "gateway": PEER, "kvmanager": OTHER, "client": "#CC79A7"}
+    roles = {"engine_in_process": GREY, "engine": QUIRE, "gateway": QUIRE, "kvmanager": QUIRE, "client": QUIRE}
     for place, (role, color) in enumerate(reversed(roles.items())):
         used = values[f"{role}_cpu_seconds"]
         right.barh(place, used, 0.62, color=color)
         right.text(used, place, f"  {used:.2f} s", va="center")
-    names = {"kvmanager": "KV manager", "engine_in_process": "engine in process\n(by itself)"}
+    names = {"kvmanager": "KV manager", "engine_in_process": "engine in process"}
     right.set_yticks(range(len(roles)), [names.get(role, role) for role in reversed(roles)])
     right.set_xlim(0, 1.2 * right.dataLim.xmax)
     right.set_xlabel("CPU seconds for 32 streams")
-    right.set_title("Who used the CPU")
+    right.set_title("CPU time; the lower four are the whole system")
     right.grid(axis="y", visible=False)
 
 
 def _streams(panels: Sequence[Any], result: Result) -> None:
-    """The delay and the CPU's share at each pace."""
+    """The delay and the CPU time per token at each pace."""
     levels = result["levels"]
     rates = [level["tokens_per_second"] for level in levels]
     delays, shares = panels
     delays.plot(rates, [level["delay_p50_ms"] for level in levels], "o-", color=QUIRE, label="median")
-    delays.plot(rates, [level["delay_p99_ms"] for level in levels], "s-", color=OTHER, label="99th percentile")
+    delays.plot(rates, [level["delay_p99_ms"] for level in levels], "s-", color=PEER, label="99th percentile")
     delays.plot(
-        rates, [1000 / level["tokens_per_second_of_a_stream"] for level in levels], ":", color=GREY, label="a step"
+        rates,
+        [1000 / level["tokens_per_second_of_a_stream"] for level in levels],
+        ":",
+        color=GREY,
+        label="time of a step",
     )
-    delays.set_yscale("log")
+    delays.set_ylim(0, 1.15 * delays.dataLim.ymax)
+    delays.set_title("Delay")
+    shares.set_title("CPU time of the gateway")
     delays.set_ylabel("milliseconds from engine to client")
     shares.plot(rates, [level["gateway_cpu_us_per_token"] for level in levels], "o-", color=QUIRE)
-    shares.set_ylabel("gateway's CPU microseconds per token")
+    shares.set_ylabel("microseconds per token")
     shares.set_ylim(0, 1.2 * shares.dataLim.ymax)
     for axes in panels:
         axes.set_xlabel("tokens per second, all 500 streams together")
-        axes.set_xlim(0, 1.08 * max(rates))
-    delays.legend(loc="upper left")
+        axes.set_xlim(0.9 * min(rates), 1.05 * max(rates))
+    delays.legend(loc="upper right")
 
 
 def _overload(panels: Sequence[Any], result: Result) -> None:
-    """Retry-After of refused requests beside the time until there was room, and waits of the others for a token."""
+    """Retry-After of rejected requests over the time until there was room, and times to first token of the others."""
     forecasts, waits = panels
     points = result["forecasts"]
     most = 1.1 * max(max(one["told"], one["found"]) for one in points)
@@ -77,20 +83,22 @@ def _overload(panels: Sequence[Any], result: Result) -> None:
     forecasts.set_xlim(0, most)
     forecasts.set_ylim(0, most)
     forecasts.set_xlabel("seconds until there was room")
-    forecasts.set_ylabel("seconds that a refused request was told")
+    forecasts.set_ylabel("Retry-After, seconds")
+    forecasts.set_title("Rejected requests: forecast and truth")
     forecasts.legend(loc="upper left")
     for name, label, color in (("half_load", "half load", GREY), ("overload", "3 times capacity", QUIRE)):
         seconds = sorted(result[f"first_token_seconds_at_{name}"])
         shares = [(place + 1) / len(seconds) for place in range(len(seconds))]
         waits.plot([1000 * one for one in seconds], shares, color=color, label=label)
-    waits.set_xlabel("milliseconds to the first token of requests that were let in")
-    waits.set_ylabel("share of them")
+    waits.set_xlabel("milliseconds to the first token")
+    waits.set_ylabel("share of requests")
+    waits.set_title("Admitted requests")
     waits.set_xlim(left=0)
-    waits.legend(loc="lower right")
+    waits.legend(loc="upper left")
 
 
 def _routing(panels: Sequence[Any], result: Result) -> None:
-    """Hit rates by pool and policy, beside one engine's; and how uneven the load was."""
+    """Hit rates by pool and policy, beside one engine's; and the largest load of an engine."""
     values = {one["metric"]: one["value"] for one in result["rows"]}
     pools = sorted({int(name.split("_")[1]) for name in values if name.startswith("sessions_")})
     ways = {
@@ -104,9 +112,14 @@ def _routing(panels: Sequence[Any], result: Result) -> None:
         rates = [values[f"sessions_{pool}_{way}_hit_rate"] for pool in pools]
         panels[0].bar(xs, rates, 0.18, color=color, label=label)
         if way != "one_engine":
-            panels[1].bar(xs, [values[f"sessions_{pool}_{way}_most_load"] or 0 for pool in pools], 0.18, color=color)
+            beside = [x - 0.1 for x in xs]
+            panels[1].bar(
+                beside, [values[f"sessions_{pool}_{way}_most_load"] or 0 for pool in pools], 0.18, color=color
+            )
     target = target_of("routing", "sessions_1024_prefix_most_load")
     panels[1].axhline(target, color=TARGET, linestyle="--", linewidth=1.3, label="target for prefix")
+    panels[0].set_title("Prefix hit rate, by blocks of each pool")
+    panels[1].set_title("Balance")
     panels[0].set_ylabel("share of prompt tokens cached")
     panels[1].set_ylabel("largest load of an engine over the mean")
     for axes in panels:
@@ -127,21 +140,21 @@ PICTURES = {
         _streams,
         2,
         (10, 3.8),
-        "500 streams through one gateway, each at a steady pace",
+        "500 streams through one gateway, at a steady pace",
         "Lines of the gateway's delay and of its CPU time per token over the tokens per second",
     ),
     "overload": Picture(
         _overload,
         2,
         (10, 3.8),
-        "Three times as many requests as one engine can serve",
-        "Points of seconds told over seconds found, most within a factor of two, and the waits for first tokens",
+        "Requests at three times the capacity of one engine",
+        "Points of Retry-After over the time until there was room, most within a factor of two; times to first token",
     ),
     "routing": Picture(
         _routing,
         2,
         (10, 3.8),
-        "60 sessions of agents over three engines that compute nothing",
+        "Routing policies: 60 sessions of agents over three engines",
         "Bars of prefix hit rates and of the largest load of an engine, by policy and pool",
     ),
 }
