@@ -17,7 +17,7 @@ helm install quire helm/quire --set image.repository=REGISTRY/quire
 helm test quire
 ```
 
-Needs Kubernetes {kube_version}. How its parts go together is told in `docs/operations.md`; `ci/` has values for a
+Needs Kubernetes {kube_version}. `docs/deploy.md` describes how its parts work together; `ci/` has values for a
 GPU, several models, TLS, autoscaling and so on, each of which is rendered and checked. This file is generated from the
 comments of `values.yaml` and from the services' settings: `make chart`.
 
