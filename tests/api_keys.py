@@ -1,4 +1,4 @@
-"""API keys for tests: the file of a gateway, and what a client sends."""
+"""API keys for tests: a gateway's file, and clients with a key."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.running_quire import open_channel
 
 
 def write_keys(path: Path, keys: Mapping[str, str]) -> Path:
-    """Write a file of keys, each with what else its entry says in TOML."""
+    """Write a file of keys, each with further TOML lines of its entry."""
     entries = [f'[[key]]\nsha256 = "{digest_of(key).hex()}"\n{rest}\n' for key, rest in keys.items()]
     path.write_text("\n".join(entries) or "key = []")
     return path
@@ -23,7 +23,7 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 
 
 class Keyed:
-    """A client of a gateway with an API key of its own and a connection of its own."""
+    """A client of a gateway with its own API key and connection."""
 
     def __init__(self, address: str, key: str) -> None:
         self.channel = open_channel(address)

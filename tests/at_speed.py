@@ -18,7 +18,7 @@ SMALLEST_MODELS = "QUIRE_TESTS_SMALLEST_MODELS"
 
 _PERIOD_MICROSECONDS = 20_000
 _GROUP = f"quire-half-speed-{os.getpid()}"
-# Where the cpu controller of the first and of the second version of control groups is, and what sets its quota.
+# Paths and quota files of the cpu controller, in the first and second version of control groups.
 _ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 
 
@@ -45,7 +45,7 @@ def half_speed() -> Iterator[Path]:
 
 
 def _leave(group: Path) -> None:
-    """Give what is left in the group to its parent: a group with processes cannot be removed."""
+    """Move remaining processes to the parent group: a group with processes cannot be removed."""
     for process in (group / "cgroup.procs").read_text().split():
         try:
             (group.parent / "cgroup.procs").write_text(process)
@@ -64,7 +64,7 @@ def run(speed: str, command: Sequence[str]) -> int:
 
 
 def _status(command: Sequence[str], environment: dict[str, str]) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command receives it too, and ends by itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command receives it too, and exits
     return subprocess.run(("env", "--default-signal=INT", *command), env=environment, check=False).returncode
 
 

@@ -1,4 +1,4 @@
-"""Compares what cached blocks hold with what transformers computes from the tokens that their keys stand for."""
+"""Compares the contents of cached blocks with transformers' computation from the tokens of their keys."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ Tokens = tuple[int, ...]
 
 
 class CommittedChains:
-    """Sees every Step with its result, and remembers for each key the tokens from the first on that it stands for."""
+    """Observes every Step with its result, and maps each key to all tokens of its prefix."""
 
     def __init__(self, block_size: int, model_fingerprint: str = "model") -> None:
         self._block_size = block_size
@@ -63,7 +63,7 @@ def check_cached_blocks(folder: Path, pool: kvmanager.Pool, backend: TorchBacken
 
 
 def _contents_along(folder: Path, tokens: Tokens, block_size: int) -> dict[Tokens, torch.Tensor]:
-    """Return, for each prefix of whole blocks, what its last one holds: `[layers, 2, slots, kv_heads, head_size]`."""
+    """Return the contents of the last block of each prefix: `[layers, 2, slots, kv_heads, head_size]`."""
     cache = DynamicCache()
     with torch.inference_mode():
         reference_model(folder)(torch.tensor([tokens]), past_key_values=cache, use_cache=True)

@@ -86,7 +86,7 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
 
 @cache
 def definitions(module: str) -> frozenset[str]:
-    """What a module defines: `name` and `Class.member`."""
+    """Return the names that a module defines: `name` and `Class.member`."""
     found = set()
     for node in modules()[module].body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,4 +1,4 @@
-"""What many tests need: real models, small and smaller, and a running Quire."""
+"""Shared fixtures: the demo model, tiny models, and a running Quire."""
 
 import os
 import signal
@@ -11,10 +11,10 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 if "PYTEST_XDIST_WORKER" in os.environ:  # the others have the other cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What runs in the background may have SIGINT ignored, and so would the processes that tests interrupt.
+# A background process may ignore SIGINT, and would pass that on to the processes that tests interrupt.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Tests fill what torch allocates, which it does in its deterministic mode alone; on a GPU that wants this.
+# Tests let torch fill what it allocates, which needs its deterministic mode; on a GPU that needs this setting.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 from collections.abc import Callable, Iterator
@@ -32,11 +32,11 @@ if not torch.cuda.is_available():
 from services.models.model_store import default_cache, resolve
 from tests.tiny_models import make_tiny_model
 
-# How long an example takes says more of the machine than of the code.
+# The time of an example depends on the machine more than on the code.
 hypothesis.settings.register_profile("quire", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("quire")
 
-if TYPE_CHECKING:  # what starts servers needs packages that tests of the core do without
+if TYPE_CHECKING:  # starting servers needs packages that tests of the core do without
     from tests.running_quire import RunningQuire
 
 # Where tests wait for processes and clocks, and take longest.
@@ -44,7 +44,7 @@ _FIRST = ("deployment", "services")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes long, so that the workers of pytest-xdist end at the same time."""
+    """Run long tests first, so that the workers of pytest-xdist end at the same time."""
     here = Path(__file__).parent
     items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in _FIRST)
 

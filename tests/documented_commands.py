@@ -1,4 +1,4 @@
-"""The commands that README.md and docs/ show, as they stand there."""
+"""The commands that README.md and docs/ show."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ PAGES = (
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "helm" / "quire" / "README.md",
 )
-# What a command begins with, where it is one within a sentence. `curl` and `grep` are commands in blocks alone.
+# The first words of commands within sentences. `curl` and `grep` are commands in blocks alone.
 PROGRAMS = ("quire", "make", "docker", "helm", "kubectl", "pip")
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -47,12 +47,12 @@ def commands() -> list[Command]:
 
 
 def unlabelled_commands() -> list[str]:
-    """Return the lines of blocks that look like commands but whose block is not said to be of a shell."""
+    """Return lines that look like commands in blocks that are not marked as shell."""
     return [
         f"{page.name}: {line}"
         for page in PAGES
         for language, text in _BLOCK.findall(page.read_text())
-        if language != "sh" and not text.startswith("$ ")  # what follows that is output
+        if language != "sh" and not text.startswith("$ ")  # the lines after it are output
         for line in text.splitlines()
         if re.match(rf"(\.venv/bin/)?({'|'.join((*PROGRAMS, 'curl', 'grep', 'git'))}) ", line)
     ]

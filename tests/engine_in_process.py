@@ -27,14 +27,14 @@ _MOST_TURNS = 5000
 
 
 class MadeToFail(Exception):
-    """A failure that a test wanted; any other failure of a step is raised where the turn was asked for."""
+    """A failure that a test injected; any other failure of a step is raised to the caller of the turn."""
 
 
 Observer = Callable[[Step, kvmanager.AppliedStep], None]
 
 
 class FickleBlocks(InProcessBlocks):
-    """A block manager that answers late, and can be away.
+    """A block manager that answers late and can be disconnected.
 
     An answer that is there is held back for `delay` calls of `receive`.
     """
@@ -62,7 +62,7 @@ class FickleBlocks(InProcessBlocks):
         return result
 
     def lose(self) -> None:
-        """Break the connection: what was done is answered to nobody."""
+        """Break the connection: results of applied Steps are lost."""
         self._answers.clear()
         self.ready = False
 
@@ -74,7 +74,7 @@ class FickleBlocks(InProcessBlocks):
 
 
 class EngineInProcess:
-    """Runs an engine turn by turn and keeps what it says: tokens, cached tokens and ends by request id."""
+    """Runs an engine turn by turn and collects its outputs: tokens, cached tokens and ends by request id."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class EngineInProcess:
         return [self.tokens[request_id] for request_id in ids]
 
     def assert_released(self) -> None:
-        """Check the pool's books, and that nobody holds a block but the pins."""
+        """Check the pool's invariants, and that only pins hold blocks."""
         pool = self.blocks.pool
         assert pool.violations() == []
         pinned = {block for blocks in pool.state.pins.values() for block in blocks}
@@ -227,5 +227,5 @@ class ModelEngine(EngineInProcess):
 
 @functools.cache
 def loaded_model(folder: Path) -> LoadedModel:
-    """Load a model once for all tests; it keeps nothing of what it runs."""
+    """Load a model once for all tests; it keeps no state of runs."""
     return load_model(folder, torch.float32, torch.device("cpu"))

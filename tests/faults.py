@@ -33,7 +33,7 @@ Away = Callable[["Services"], AbstractContextManager[None]]
 
 
 class Streams:
-    """Many generations at once, each read by a thread of its own."""
+    """Many concurrent generations, each read by its own thread."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Streams:
         requests: Sequence[gateway_pb2.GenerateRequest],
         seconds: float = _WAIT_SECONDS,
     ) -> None:
-        """Begin them. Whatever is waited for may take so many seconds, and each of them twice as long."""
+        """Begin them. Each wait ends after `seconds`, and each generation after twice as long."""
         self._seconds = seconds
         self.answers = [Answer() for _ in requests]
         self._failures: dict[int, grpc.RpcError] = {}
@@ -79,11 +79,11 @@ class Streams:
         return [answer.token_ids for answer in self.answers]
 
     def codes(self) -> dict[int, grpc.StatusCode]:
-        """Wait for the end of all, and return how those ended that failed."""
+        """Wait for the end of all, and return the status codes of failures by number."""
         return {number: failure.code() for number, failure in self.failures().items()}
 
     def failures(self) -> dict[int, grpc.RpcError]:
-        """Wait for the end of all, and return what those failed with that did."""
+        """Wait for the end of all, and return the failures by number."""
         self.wait_for_ends()
         return self._failures
 
@@ -124,7 +124,7 @@ class Services:
         max_sequences: int = 32,
         keep: Callable[[RunningService], None] = lambda _: None,
     ) -> None:
-        """Start them and wait until a request can come. `keep` is told of each process that is started."""
+        """Start them and wait until they are ready. `keep` receives each process that is started."""
         self._folder = folder
         self._keep = keep
         self._engine_options = (
@@ -146,13 +146,13 @@ class Services:
         return kvmanager_pb2_grpc.KVManagerStub(self.manager.channel)
 
     def start_manager(self) -> None:
-        """Start an empty KV manager at the address where the engine looks for one."""
+        """Start an empty KV manager at the engine's configured address."""
         self.manager = self._start(
             "kvmanager", "--listen", f"unix:{self._folder}/kvmanager.sock", "--lease-seconds", str(LEASE_SECONDS)
         )
 
     def start_engine(self, name: str) -> tuple[RunningService, RunningService]:
-        """Start an engine of this name and a gateway of its own; the first comes to the manager by the forwarder."""
+        """Start an engine of this name and its gateway; the first reaches the manager through the forwarder."""
         engine = self._start(
             "engine",
             *("--listen", f"unix:{self._folder}/{name}.sock", "--engine-id", name),
@@ -197,7 +197,7 @@ class Services:
 
     @contextmanager
     def reattaching(self) -> Iterator[None]:
-        """Inside, the engine loses its manager, and finds one; at the end it has heard of both."""
+        """Inside, the engine must lose its manager and attach again; wait for both at the end."""
         watch = HealthWatch(self.engine.channel, "quire.v1.Engine")
         try:
             assert watch.next(_WAIT_SECONDS) == "SERVING"
@@ -209,7 +209,7 @@ class Services:
 
     @contextmanager
     def manager_away(self) -> Iterator[None]:
-        """Inside, the KV manager is dead and the engine knows it; afterwards an empty one is attached."""
+        """Inside, the KV manager is dead and the engine has detected it; afterwards an empty one is attached."""
         watch = HealthWatch(self.engine.channel, "quire.v1.Engine")
         try:
             assert watch.next(_WAIT_SECONDS) == "SERVING"
@@ -224,7 +224,7 @@ class Services:
 
     @contextmanager
     def connection_away(self) -> Iterator[None]:
-        """Inside, the KV manager lives but cannot be reached, and the engine knows it; afterwards it is attached."""
+        """Inside, the KV manager is unreachable and the engine has detected it; afterwards it is attached."""
         watch = HealthWatch(self.engine.channel, "quire.v1.Engine")
         try:
             assert watch.next(_WAIT_SECONDS) == "SERVING"
@@ -249,7 +249,7 @@ class Services:
         assert all(count == 0 for _, count in self.block_map())
 
     def close(self) -> list[int]:
-        """Stop what runs; return the exit statuses of gateway, engine and manager."""
+        """Stop all services; return the exit statuses of gateway, engine and manager."""
         statuses = [self._gateway.close(), self.engine.close(), self.manager.close()]
         self.forwarder.close()
         return statuses
@@ -270,7 +270,7 @@ class Processes:
         self._all.append(service)
 
     def end(self) -> list[str]:
-        """Kill what still runs, and return what that was."""
+        """Kill running services, and return their labels."""
         left = [service for service in self._all if service.process.poll() is None]
         for service in left:
             service.kill()
@@ -281,7 +281,7 @@ class Processes:
 
 
 def wait_until(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Ask again and again, for what no event tells."""
+    """Poll until `done` returns True, for states without an event."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -330,7 +330,7 @@ def cut_without_a_refusal(services: Services, _draw: random.Random) -> None:
 
 
 def deliver_late(services: Services, _draw: random.Random) -> None:
-    """Let the manager have a Step of the old session when there is a new one."""
+    """Deliver a Step of the old session to the manager after a new session has begun."""
     with services.reattaching():
         old = services.forwarder.hold()
         services.forwarder.wait_for_held_bytes(old, _BYTES_OF_A_MESSAGE)
@@ -344,7 +344,7 @@ def deliver_late(services: Services, _draw: random.Random) -> None:
 
 
 def attach_late(services: Services, _draw: random.Random) -> None:
-    """Let the manager have an attempt to attach that the engine has given up, when there is a later one.
+    """Deliver an abandoned attempt to attach to the manager after a later one.
 
     The manager takes the late one for the newest: the engine has to attach once more. An engine that paused within its
     report was taken for one at its end: then the manager gets half an attempt, and another one has to come.
@@ -372,7 +372,7 @@ def _attached_once_more(services: Services) -> bool:
 
 
 def stop_the_manager(services: Services, draw: random.Random, seconds: float | None = None) -> None:
-    """Let the KV manager stand still for a while, at most 3 seconds."""
+    """Stop the KV manager's process for at most 3 seconds."""
     services.manager.process.send_signal(signal.SIGSTOP)
     try:
         time.sleep(draw.uniform(0.1, 3) if seconds is None else seconds)
@@ -381,7 +381,7 @@ def stop_the_manager(services: Services, draw: random.Random, seconds: float | N
 
 
 def stop_the_engine(services: Services, _draw: random.Random) -> None:
-    """Let the engine stand still until its pool is gone."""
+    """Stop the engine's process until its pool is dropped."""
     before = services.pool()
     with services.reattaching():
         services.engine.process.send_signal(signal.SIGSTOP)
@@ -398,7 +398,7 @@ def stop_the_engine(services: Services, _draw: random.Random) -> None:
 def kill_another_engine(
     services: Services, _draw: random.Random, just_before: Callable[[Services], None] = lambda _: None
 ) -> None:
-    """Start a second engine with streams, and kill it: its pool is gone within the lease."""
+    """Start a second engine with streams, and kill it: its pool is dropped within the lease."""
     engine, gateway = services.start_engine("second")
     gateway.output.wait_for("gateway is ready")
     victims = Streams(gateway_pb2_grpc.GatewayStub(gateway.channel), prompts(4, 1500))
@@ -412,7 +412,7 @@ def kill_another_engine(
 
 
 def cancel_some(services: Services, streams: Streams, draw: random.Random) -> list[int]:
-    """Cancel a quarter of the streams, which are all running, while the manager is away; return their numbers."""
+    """Cancel a quarter of the running streams without a manager; return their numbers."""
     count = len(streams.answers)
     cancelled = draw.sample(range(count), count // 4)
     for number in cancelled:

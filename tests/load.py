@@ -36,7 +36,7 @@ def slow_request(prompt: str, max_tokens: int = 32) -> Request:
 def prompt_request(
     prompt: str, max_tokens: int = 32, *, seed: int | None = None, ignore_eos: bool = True, salt: str = ""
 ) -> Request:
-    """Ask for a continuation of a text: the most likely one, or with a seed a sampled one."""
+    """Build a request for a continuation of a text: greedy, or sampled with a seed."""
     request = Request()
     request.prompt.text = prompt
     request.sampling.temperature = 0 if seed is None else 1

@@ -1,4 +1,4 @@
-"""What transformers itself generates, and where an answer differs from it.
+"""Reference answers of transformers, and comparisons with them.
 
 Two greedy runs in float32 may add the same numbers in another order, so where the reference's own logits of two tokens
 are nearly equal, either is right. Such places are found, counted, and not hidden: `near_ties`.
@@ -42,7 +42,7 @@ def reference_model(folder: Path) -> Any:
 def greedy_reference(
     folder: Path, prompts: Iterable[Sequence[int]], max_tokens: int, eos_token_ids: Iterable[int] = ()
 ) -> list[list[int]]:
-    """Return the new tokens of `generate` for each prompt by itself, the token that ends it included.
+    """Return the new tokens of `generate` for each prompt alone, including the stop token.
 
     Without `eos_token_ids` nothing but `max_tokens` ends it. Computed once for all tests.
     """
@@ -53,7 +53,7 @@ def greedy_reference(
 def differences(
     folder: Path, prompt: Sequence[int], tokens: Sequence[int], max_tokens: int, eos_token_ids: Iterable[int] = ()
 ) -> list[Difference]:
-    """Compare the tokens of an answer with the reference; after each difference, go on from the answer's own token."""
+    """Compare the tokens of an answer with the reference; after a difference, continue from the answer's token."""
     ends = frozenset(eos_token_ids)
     found: list[Difference] = []
     done = 0
@@ -112,7 +112,7 @@ def near_ties_after_penalties(folder: Path, prompt: Sequence[int], tokens: Seque
 
 
 class BeamAnswers(NamedTuple):
-    """What a beam search answers, best first: new tokens, the one that ends it included, and scores."""
+    """Return answers of a beam search, best first: new tokens including the stop token, and scores."""
 
     token_ids: list[list[int]]
     scores: list[float]
@@ -199,7 +199,7 @@ def _generated(folder: Path, prompt: tuple[int, ...], max_tokens: int, ends: fro
 
 
 def _until_end(tokens: list[int], ends: frozenset[int]) -> list[int]:
-    """Leave out what fills an answer up to the length of the longest."""
+    """Remove the padding of an answer."""
     end = next((place for place, token in enumerate(tokens, 1) if token in ends), len(tokens))
     return tokens[:end]
 

@@ -42,13 +42,13 @@ ANY_METRICS_PORT = {
 }
 # Promises of equal tokens are made in float32.
 EXACT = {f"QUIRE_{command}_DTYPE": "float32" for command in ("SERVE", "ENGINE")}
-# Commands of whoever runs the tests are not to find what tests start.
+# Commands of the user who runs the tests must not find the services of tests.
 RUNTIME_FOLDER = tempfile.mkdtemp(prefix="quire-test-runtime-")
 atexit.register(shutil.rmtree, RUNTIME_FOLDER, ignore_errors=True)
 
 
 class Output:
-    """What a process prints, and a way to wait for a line of it."""
+    """The output of a process, with a wait for a line."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.lines: list[str] = []
@@ -89,7 +89,7 @@ class Output:
 
 
 def said(line: str) -> str:
-    """Return what a line of a log says."""
+    """Return the message of a log line."""
     if not line.startswith("{"):
         return line
     message: str = json.loads(line)["message"]
@@ -117,12 +117,12 @@ class RunningQuire:
 
     @property
     def http_url(self) -> str:
-        """Where it says that it listens for HTTP."""
+        """The URL of its HTTP front, from its log."""
         return self.output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
 
     @property
     def map_url(self) -> str:
-        """Where it says that it shows its blocks."""
+        """The URL of its block map, from its log."""
         return self.output.wait_for("kvmanager shows its blocks at ").split(" at ")[1]
 
     def generate(self, request: gateway_pb2.GenerateRequest, timeout: float = CALL_SECONDS) -> "Answer":
@@ -145,7 +145,7 @@ class RunningQuire:
             timer.cancel()
 
     def open_streams(self) -> float:
-        """Return how many generations the gateway has under way for clients of gRPC."""
+        """Return the number of open gRPC streams at the gateway."""
         shown = Scrape.of(self.metrics_urls["gateway"])
         return shown.values("quire_open_streams", "protocol").get("grpc", 0)
 
@@ -168,7 +168,7 @@ class RunningQuire:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def ended(self, seconds: float = STOP_SECONDS) -> int:
-        """Wait until it has ended by itself, and return the exit status."""
+        """Wait for its end, and return the exit status."""
         status = self.process.wait(timeout=seconds)
         self.output.finish()
         return status
@@ -271,7 +271,7 @@ class Answer:
 
 
 def start_quire(*arguments: str) -> RunningQuire:
-    """Start `quire serve` on a Unix socket of its own and wait until it is ready."""
+    """Start `quire serve` on its own Unix socket and wait until it is ready."""
     return start_quires(arguments)[0]
 
 
@@ -287,7 +287,7 @@ def start_quires(*arguments: tuple[str, ...]) -> list[RunningQuire]:
 
 
 def metrics_url(output: Output, label: str) -> str:
-    """Where a service says that it shows its metrics."""
+    """Return the URL of a service's metrics, from its log."""
     return output.wait_for(f"{label} shows its metrics at ").split(" at ")[1]
 
 
@@ -301,12 +301,12 @@ def children_of(pid: int) -> dict[str, int]:
 
 
 def open_channel(address: str) -> grpc.Channel:
-    """Open a channel of its own connection."""
+    """Open a channel with its own connection."""
     return grpc.insecure_channel(address, options=transport.channel_options())
 
 
 def launch(*arguments: str, module: str = COMMAND, **environment: str) -> subprocess.Popen[str]:
-    """Start the command `quire`, or another module, with its output as text in one pipe; HTTP only where asked for."""
+    """Start the command `quire`, or another module, with its output in one pipe; without HTTP unless it is given."""
     for option, commands in (("--http-listen", ("serve", "gateway")), ("--map-listen", ("serve", "kvmanager"))):
         if arguments[0] in commands and option not in arguments:
             arguments = (arguments[0], option, "", *arguments[1:])

@@ -1,4 +1,4 @@
-"""Reads what a service shows to Prometheus."""
+"""Reads the metrics page of a service."""
 
 import urllib.request
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What the documents quote exists: links, pictures, files, metrics, settings, classes, messages; and pages stay short.
+"""Quotes of the documents exist: links, pictures, files, metrics, settings, classes, messages; and pages are short.
 
 Commands are checked by tests/test_documented_commands.py.
 """

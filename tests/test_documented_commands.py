@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/ works as written: run for real, or read by what would run it."""
+"""Every command of README.md and docs/ works as written: it is run, or parsed by its program."""
 
 import os
 import re
@@ -37,7 +37,7 @@ COMPOSE_OPTIONS = {
     "restart": set[str](),
     "port": {"--index"},
 }
-# Shown commands that run against the README's own `make serve`, and what they then print.
+# Documented commands that run against the README's `make serve`, and their output.
 RUN = {
     "quire generate": "request ",
     "quire explain": "It finished",
@@ -48,7 +48,7 @@ RUN = {
     "quire reset-cache": "nothing is pinned",
     "curl": "data: [DONE]",
 }
-# Shown commands that are read, because they take long, or need what a test has not: a key, another machine, a model.
+# Documented commands that are only parsed: they take long, or need a key, another machine or a model.
 READ = {
     "make demo": "tests/acceptance/test_newcomer.py runs it",
     "make serve": "`serving` runs it, without arguments",
@@ -162,7 +162,7 @@ def read_helm(words: list[str], _shown: bool) -> None:
 
 
 def read_kubectl(words: list[str], _shown: bool) -> None:
-    """Objects exist in what the chart renders, there for a release called blue."""
+    """The objects of commands exist in the rendered chart, for a release called blue."""
     assert words[0] == "port-forward"
     if not words[1:]:
         return
@@ -185,7 +185,7 @@ def read_pip(words: list[str], _shown: bool) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source alone, in a folder of its own, where `make` finds an environment that is installed."""
+    """A folder with the source alone, where `make` finds an installed environment."""
     folder = tmp_path_factory.mktemp("clone") / "quire"
     generated = (".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "build", "*.egg-info", "results", "images")
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*generated))

@@ -27,7 +27,7 @@ FORBIDDEN = {
         *(f"services.{name}" for name in sorted(SERVICES - {"loadgen", "runtime"})),
         *("blocks", "engine", "kvmanager", "torch", "transformers"),
     ),
-    # Floors and rooms: what stands below must not import what stands above.
+    # Floors and rooms: a lower one must not import a higher one.
     "services.runtime": ("services.wire", "services.models"),
     "services.wire": ("services.engine", "services.gateway", "services.kvmanager"),
     "engine.schedule": ("engine.attention", "engine.run"),
@@ -57,7 +57,7 @@ def test_the_contracts_are_kept() -> None:
 
 @pytest.fixture(scope="module")
 def offended(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What is said of a copy in which each package has a module that imports all that it must not."""
+    """Return the contracts broken by a copy in which each package imports all that it must not."""
     copy = tmp_path_factory.mktemp("copy")
     shutil.copy(ROOT / "pyproject.toml", copy)
     for package in ("blocks", "kvmanager", "engine", "services"):

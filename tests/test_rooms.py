@@ -14,7 +14,7 @@ PRODUCT = ("blocks", "engine", "kvmanager", "services", "bench", "deploy", "helm
 MOST_FILES, MOST_LINES, MOST_METHODS = 16, 400, 25
 LONGEST_MEDIAN, LONGEST_P90 = 7, 16
 
-# A class name stands once within each of these, and none of `blocks` stands anywhere else.
+# A class name is unique within each of these, and those of `blocks` in the whole tree.
 SERVICES = {
     "engine": ("engine", "services/engine"),
     "kvmanager": ("kvmanager", "services/kvmanager"),

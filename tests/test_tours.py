@@ -46,7 +46,7 @@ async def calls_of_one_request(model: Path, sockets: Path) -> list[str]:
             made.clear()
             answer = await client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 1})
             answer.raise_for_status()
-            with suppress(TimeoutError):  # which call is missing is what the tests say
+            with suppress(TimeoutError):  # the tests report which call is missing
                 await asyncio.wait_for(ended.wait(), SECONDS)
             return list(made)
 

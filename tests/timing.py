@@ -1,4 +1,4 @@
-"""What makes tests hold on a machine that is slow, or stands still for moments."""
+"""Tests on machines that are slow or pause: attempts and stopped processes."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ _LOOK_SECONDS = 0.05
 
 
 def in_time(attempt: Callable[[], Result | None], what: str) -> Result:
-    """Return what the first attempt brings that came in time; None says that one was too late, and proves nothing."""
+    """Return the result of the first attempt that was in time; an attempt that was too late returns None."""
     for _ in range(_ATTEMPTS):
         if (result := attempt()) is not None:
             return result

@@ -1,4 +1,4 @@
-"""Acceptance runs are long, so they can be resumed: what passed with the same code is not run again.
+"""Acceptance runs are long, so they can be resumed: cases that passed with the same code are skipped.
 
 Each case appends one JSON row to `bench/results/acceptance.jsonl`: the case, whether it passed, its figures, and a
 fingerprint of the code it ran on. Delete the file to run everything again.
@@ -25,7 +25,7 @@ _CODE = pytest.StashKey[str]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, before anything is started for it, what has passed with the same code."""
+    """Skip cases that passed with the same code, before their fixtures start anything."""
     done = {(row["case"], row["code"]) for row in _rows() if row["passed"]}
     for item in items:
         if Path(__file__).parent in item.path.parents:
@@ -65,7 +65,7 @@ def _case(item: pytest.Item) -> str:
 
 
 def _code(test_file: Path) -> str:
-    """A hash of the test, of what tests share, and of every source file that can change its result."""
+    """Hash the test, its shared modules and every source file that can change its result."""
     digest = hashlib.sha256(test_file.read_bytes())
     for helper in sorted([*(ROOT / "tests").glob("*.py"), *(ROOT / "tests" / "engine").glob("*.py")]):
         digest.update(helper.name.encode() + helper.read_bytes())

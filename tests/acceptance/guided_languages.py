@@ -1,4 +1,4 @@
-"""Twenty-seven languages that people ask answers in, each with a prompt; what they leave open, models fill."""
+"""Twenty-seven JSON schemas as users write them, each with a prompt."""
 
 from typing import Any, NamedTuple
 

@@ -19,9 +19,9 @@ from tests.engine.attention.test_backends import PROPERTIES, run
 from tests.engine.paged_case import MakeBackend
 
 WHOLE = ("torch", "cpu", "cpu without tiles")
-# One in so many rows, where a backend is not at home. Triton's interpreter takes a second for each.
+# Every n-th row only, where a backend is slow here: Triton's interpreter takes a second for each.
 SAMPLES = {"flex": 8, "triton": 60}
-# What the rows of one test share; the others vary within it. Rows with equal feeds and scoring come one after the
+# Properties that all rows of a test share; the others vary. Rows with equal feeds and scoring come one after the
 # other: they share the float64 reference.
 SHARED = ("dtype", "head_size", "heads")
 WITHIN = ("feeds", "window", "softcap", "block_size", "moved")

@@ -54,7 +54,7 @@ def test_bfloat16_tokens_are_close_to_those_of_transformers(
 
 
 class _OurLogits:
-    """Logits of the engine's own forward, for one sequence by itself."""
+    """Return the engine's logits for one sequence alone."""
 
     def __init__(self, folder: Path) -> None:
         loaded = load_model(folder, torch.bfloat16, torch.device("cpu"))

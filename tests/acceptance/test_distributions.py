@@ -1,4 +1,4 @@
-"""Tokens of the running program come as often as transformers' processors say, in 20,000 draws."""
+"""The distribution of 20,000 sampled tokens equals that of transformers' logits processors."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ def _request(seed: int, sampling: dict[str, Any], with_rules: bool) -> gateway_p
 
 
 def _chances(folder: Path, sampling: dict[str, Any], with_rules: bool) -> list[float]:
-    """Say how likely each token is after PROMPT."""
+    """Return the probability of each token after PROMPT."""
     processors = LogitsProcessorList()
     if with_rules:
         processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in BIAS.items()]))

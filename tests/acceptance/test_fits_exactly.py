@@ -1,4 +1,4 @@
-"""A pool of two blocks of four tokens, through the gateway: what fits exactly runs, one token more is refused."""
+"""A pool of two blocks of four tokens: a request that fits exactly runs, one token more is refused."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -214,7 +214,7 @@ def test_an_engine_stopped_for_longer_than_keepalive_and_lease_continues_its_str
 
 
 def submission(request_id: str, request: gateway_pb2.GenerateRequest) -> engine_pb2.ServeRequest:
-    """What a gateway makes of a request."""
+    """Build the gateway's submission of a request."""
     return engine_pb2.ServeRequest(
         submission=engine_pb2.Submission(
             request_id=request_id,
@@ -228,7 +228,7 @@ def submission(request_id: str, request: gateway_pb2.GenerateRequest) -> engine_
 
 
 def stand_still(services: Services) -> float:
-    """Stop the engine until its pool is gone, and let it go on; return after how many seconds it was gone."""
+    """Stop the engine until its pool is dropped, and continue it; return the seconds until the drop."""
     begun = time.monotonic()
     with services.reattaching():
         services.engine.process.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Every hostile message to the KV manager is refused or answered; it grows little, and another engine's Steps go on."""
+"""Every hostile message to the KV manager is refused or answered; memory grows little, and other Steps continue."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""README's first commands in an empty clone, with nothing installed: what a newcomer does."""
+"""README's first commands in an empty clone, with nothing installed."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""10,000 short random requests in a tiny pool: each ends with a right status, nothing is left, and no memory grows.
+"""10,000 short random requests in a tiny pool: each ends with the expected status, and no memory grows.
 
 Memory is the resident set of each process, looked at when nothing runs: after the first thousand requests, which warm
 everything up, and after the last. What may come in between, in MiB:

@@ -1,4 +1,4 @@
-"""Sixty rounds of random requests that are cut off anywhere and go on elsewhere: no token changes."""
+"""Sixty rounds of random requests that are interrupted and resumed at another engine: no token changes."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Services that fail for good, and what becomes of their streams."""
+"""Services that fail for good, and the failover of their streams."""
 
 import os
 import signal

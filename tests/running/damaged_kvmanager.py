@@ -21,7 +21,7 @@ async def _started(service: KVManagerService) -> str:
 def _damage(service: KVManagerService) -> None:
     for session in service.manager.sessions():
         pool: Any = session.pool
-        pool.device.hold([pool.device.eviction_order()[-1]])  # by nobody
+        pool.device.hold([pool.device.eviction_order()[-1]])  # without a holder
 
 
 if __name__ == "__main__":

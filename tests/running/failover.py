@@ -1,4 +1,4 @@
-"""Engines that a test lets fail while streams run, the gateway that lets the streams go on, and what they must tell.
+"""Engines that fail while streams run, the gateway that fails the streams over, and checks of their answers.
 
 The gateway speaks to each engine through a forwarder. A fault is a function of the services and a source of random
 numbers: it breaks an engine or its link, and returns when that engine can be mended.
@@ -36,7 +36,7 @@ class Failing:
     """A KV manager, engines of one model, and a gateway before them, each a process."""
 
     def __init__(self, folder: Path, model: str, keep: Callable[[RunningService], None] = lambda _: None) -> None:
-        """Start them and wait until each engine can get a request. `keep` is told of each process that is started."""
+        """Start them and wait until each engine is linked. `keep` receives each process that is started."""
         self._folder = folder
         self._keep = keep
         self._model = model
@@ -54,12 +54,12 @@ class Failing:
             self._wait_for_link(name, after=0)
 
     def run(self, requests: Sequence[gateway_pb2.GenerateRequest], seconds: float = 60) -> Streams:
-        """Begin streams that all end within so many seconds."""
+        """Begin streams that all end within `seconds`."""
         self._streams = Streams(gateway_pb2_grpc.GatewayStub(self.gateway.channel), requests, seconds)
         return self._streams
 
     def mend(self) -> None:
-        """Start again what has ended, and wait until the gateway has all of its links."""
+        """Restart dead engines, and wait until the gateway has all of its links."""
         for name, engine in self.engines.items():
             if engine.process.poll() is not None:
                 engine.channel.close()
@@ -104,7 +104,7 @@ class Failing:
         wait_until(lambda: held() == 0, "all sequences are gone")
 
     def close(self) -> list[int]:
-        """Stop what runs; return the exit statuses of gateway and manager."""
+        """Stop all services; return the exit statuses of gateway and manager."""
         gateway = self.gateway.close()
         for engine in self.engines.values():
             engine.close()
@@ -148,14 +148,14 @@ def kill(services: Failing, draw: random.Random) -> None:
 
 
 def drain(services: Failing, draw: random.Random) -> None:
-    """Ask an engine to end, and give what it has to do no time for that."""
+    """Terminate an engine whose grace is too short for its streams."""
     engine = services.engines[draw.choice(NAMES)]
     engine.process.terminate()
     assert engine.process.wait(timeout=30) == 0
 
 
 def stand_still(services: Failing, draw: random.Random) -> None:
-    """Let an engine stand still until its streams go on at another one, and then go on as well."""
+    """Stop an engine until its streams have failed over, and continue it."""
     name, after = draw.choice(NAMES), len(services.gateway.output.lines)
     services.engines[name].process.send_signal(signal.SIGSTOP)
     try:
@@ -176,7 +176,7 @@ def cut(services: Failing, draw: random.Random) -> None:
 
 
 def there_and_back(services: Failing, draw: random.Random) -> None:
-    """Let an engine stand still, and kill the other one as soon as it goes on: it gets requests that it had before."""
+    """Stop an engine, and kill the other one as soon as it continues: it gets requests that it had before."""
     name, other = draw.sample(NAMES, 2)
     after = len(services.gateway.output.lines)
     process = services.engines[name].process
@@ -195,7 +195,7 @@ FAULTS: dict[str, Fault] = {
     "an engine drains past its grace": drain,
     "an engine is killed": kill,
 }
-# What takes more than one fault.
+# Sequences of faults.
 CHAINS: dict[str, Fault] = {"an engine stands still, and the other one is killed": there_and_back}
 
 
@@ -252,7 +252,7 @@ def _constrain(request: gateway_pb2.GenerateRequest, number: int) -> None:
 
 
 class Told(NamedTuple):
-    """What a client was told of one sample."""
+    """Tokens, text, end and log-probabilities of one sample, as a client received them."""
 
     token_ids: list[int]
     text: str
@@ -261,7 +261,7 @@ class Told(NamedTuple):
 
 
 def told(answer: Answer) -> list[Told]:
-    """Put together what a client was told, sample by sample."""
+    """Join a client's messages by sample."""
     assert answer.events[0] == "started"
     assert answer.events[-1] == "finished"
     kinds = [kind for kind in answer.events[1:-1] if kind != "delta"]
@@ -276,7 +276,7 @@ def told(answer: Answer) -> list[Told]:
 
 
 def check_equal(answers: Sequence[Answer], undisturbed: Sequence[Answer]) -> None:
-    """Check that clients were told exactly what they are told when nothing happens."""
+    """Check that answers equal those without a fault."""
     for number, (answer, expected) in enumerate(zip(answers, undisturbed, strict=True)):
         for sample, other in zip(told(answer), told(expected), strict=True):
             assert sample.token_ids == other.token_ids, f"stream {number}"
@@ -297,5 +297,5 @@ def _check_logprobs(said: Sequence[decoding_pb2.TokenLogprobs], expected: Sequen
 
 
 def failovers(answers: Sequence[Answer]) -> int:
-    """How many streams went on at another engine."""
+    """Return the number of streams that failed over."""
     return sum(answer.finished.timing.failovers > 0 for answer in answers)

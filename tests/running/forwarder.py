@@ -1,4 +1,4 @@
-"""A connection that a test can break: it carries bytes from a TCP port of its own to a service's Unix socket."""
+"""A connection that a test can break: it forwards bytes from its TCP port to a service's Unix socket."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ class Way:
         self._arrived: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
     async def carry(self, tell: Callable[[], None]) -> None:
-        """Carry bytes until the source ends, then end the target. `tell` is called when something was counted."""
+        """Forward bytes until the source ends, then end the target. `tell` is called when counts change."""
         reading = asyncio.create_task(self._read(tell))
         try:
             await self._write(tell)
@@ -81,13 +81,13 @@ class Connection:
         tell()
 
     def cut(self) -> None:
-        """Break both sides; what was under way is lost."""
+        """Break both sides; bytes in flight are lost."""
         self.client.transport.abort()
         self.service.transport.abort()
 
 
 class Forwarder:
-    """Carries connections, and cuts, refuses, holds or delays them as told by a test's thread."""
+    """Forwards connections; a test's thread cuts, refuses, holds or delays them."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -125,7 +125,7 @@ class Forwarder:
         self._delay_seconds = seconds
 
     def hold(self, answers: bool = False) -> Connection:
-        """Keep back what the client of the one connection says from now on, and the service's answers if wanted."""
+        """Hold the client's bytes of the one connection from now on, and with `answers` the service's."""
         self._wait(lambda: len(self._alive()) == 1)
         (connection,) = self._alive()
         self._do(connection.upwards.open.clear)
@@ -134,50 +134,50 @@ class Forwarder:
         return connection
 
     def hold_answers(self) -> Connection:
-        """Keep back what the service of the one connection says from now on; it goes on to hear its client."""
+        """Hold the service's bytes of the one connection from now on; it still receives its client's."""
         self._wait(lambda: len(self._alive()) == 1)
         (connection,) = self._alive()
         self._do(connection.downwards.open.clear)
         return connection
 
     def hold_next(self) -> None:
-        """Keep back all that the client of the next connection says."""
+        """Hold all bytes of the next connection's client."""
         self._holding_next = True
 
     def held_next(self, count: int) -> Connection:
-        """Wait until the next connection is there and its client has said this much; return it."""
+        """Wait for the next connection and this many bytes of its client; return it."""
         self._wait(lambda: not self._holding_next)
         connection = self._connections[-1]
         self.wait_for_held_bytes(connection, count)
         return connection
 
     def wait_for_silence(self, connection: Connection) -> None:
-        """Wait until the client says no more for a while."""
+        """Wait until the client has sent nothing for a while."""
         said = -1
         while said != connection.upwards.waiting_bytes:
             said = connection.upwards.waiting_bytes
             time.sleep(_SILENCE_SECONDS)
 
     def wait_for_held_bytes(self, connection: Connection, count: int) -> None:
-        """Wait until the client has said this much that was kept back."""
+        """Wait until this many bytes of the client are held."""
         self._wait(lambda: connection.upwards.waiting_bytes >= count)
 
     def leave_client(self, connection: Connection) -> None:
-        """Break the client's side only: the service does not hear of it before `end`."""
+        """Break the client's side only: the service does not see it before `end`."""
         self._do(connection.upwards.may_end.clear)
         self._do(connection.client.transport.abort)
 
     def release(self, connection: Connection) -> None:
-        """Let through what was kept back."""
+        """Forward the held bytes."""
         self._do(connection.upwards.open.set)
         self._do(connection.downwards.open.set)
 
     def wait_for_lost_answer(self, connection: Connection, count: int) -> None:
-        """Wait until the service has said this much to a client that is gone."""
+        """Wait until the service has sent this many bytes to the disconnected client."""
         self._wait(lambda: connection.downwards.lost_bytes >= count)
 
     def end(self, connection: Connection) -> None:
-        """Let the service hear that the client is gone, and wait until both sides have ended."""
+        """Disconnect the service's side, and wait until both sides have ended."""
         self._do(connection.upwards.may_end.set)
         self._wait(lambda: not connection.alive)
 

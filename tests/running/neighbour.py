@@ -1,4 +1,4 @@
-"""Another client, which is to notice nothing of what is tried beside it."""
+"""Another client, whose stream must not change while a test attacks the server."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +16,10 @@ Pieces = Iterator[Sequence[object]]
 
 
 class Neighbour:
-    """It runs one stream after the other, each the same, and keeps what went wrong with them."""
+    """Runs the same stream again and again, and collects its failures."""
 
     def __init__(self, stream: Callable[[], Pieces]) -> None:
-        """`stream` begins one and yields what comes of it, in pieces: tokens, or text."""
+        """`stream` begins one and yields its pieces: tokens, or text."""
         self._begin = stream
         self._expected = _whole(stream())
         self._stopping = False

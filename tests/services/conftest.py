@@ -1,4 +1,4 @@
-"""What the tests of the services share."""
+"""Shared fixtures of the tests of services."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

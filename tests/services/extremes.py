@@ -23,7 +23,7 @@ from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
 from tests.tiny_models import VOCABULARY
 
 CLIENTS = 16
-WINDOW = 48  # submissions that one stream to the engine has under way
+WINDOW = 48  # submissions in flight on one stream to the engine
 
 Message = gateway_pb2.GenerateRequest | engine_pb2.Submission
 Set = Callable[[Any, Any], None]
@@ -228,7 +228,7 @@ _KINDS: dict[str, Callable[[Any], None]] = {
 
 @dataclass
 class Outcomes:
-    """How many cases ended how, and what was wrong."""
+    """Counts of cases by outcome, and faults."""
 
     ends: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -288,7 +288,7 @@ def _wrong(
     ends: list[tuple[int, float]],
     logprobs: Iterable[decoding_pb2.TokenLogprobs],
 ) -> Iterator[str]:
-    """Yield what is wrong with an answer."""
+    """Yield the faults of an answer."""
     request = one.request
     allowed = set(request.logit_rules.allowed_token_ids) or set(range(VOCABULARY))
     stops = {0, *request.stopping.stop_token_ids}
@@ -315,7 +315,7 @@ def _wrong(
 
 
 def _submit(quire: RunningQuire, cases: list[Case], outcomes: Outcomes) -> None:
-    """Submit cases on one stream, so many at a time."""
+    """Submit cases on one stream, at most WINDOW at a time."""
     if not cases:
         return
     outgoing: queue.SimpleQueue[engine_pb2.ServeRequest | None] = queue.SimpleQueue()

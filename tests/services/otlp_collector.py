@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's traces, as far as it listens: what is exported to it over gRPC can be waited for."""
+"""A collector of OpenTelemetry traces over gRPC; tests wait for the spans of a trace."""
 
 import threading
 import time
@@ -46,7 +46,7 @@ class CollectedSpan:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Listens on loopback, at an address where nobody else does: after a close, its port is still free."""
+    """Listens on loopback at a port that stays free after a close."""
 
     def __init__(self) -> None:
         self._spans: list[CollectedSpan] = []

@@ -1,4 +1,4 @@
-"""Short random requests of every kind for a running gateway, and what each of them may end with.
+"""Short random requests of every kind for a running gateway, and their allowed outcomes.
 
 The number of an errand says all about it: the same number is the same errand in every run. A new way of decoding gets
 a function of its own in `_KINDS`, something new to be refused a line in `_FAULTS`.
@@ -31,7 +31,7 @@ AT_A_TIME = 24
 COMPARED = 60  # errands whose answers are compared with those that they get alone
 LONGEST_PROMPT = 56
 MOST_TOKENS = 20
-# Some grow for long, and so take blocks from others; four times so many tokens fit the pool too.
+# Some grow long, and take blocks from others; the pool holds four times as many tokens.
 GROWING_PROMPT = 16
 GROWING_TOKENS = 40
 # Of each tier. Small ones, because sequences that grow by many of them are preempted more often.
@@ -43,7 +43,7 @@ _NO_NUMBER = float("nan")
 
 @dataclass(frozen=True)
 class Errand:
-    """A request and its client: whether it goes away after so many messages, or gives it so many seconds.
+    """A request and its client, which may disconnect after some messages or set a deadline.
 
     `refused_for` names the field that the gateway has to blame; empty where it has to take the request.
     """
@@ -58,7 +58,7 @@ class Errand:
 
     @property
     def right_codes(self) -> Collection[Code]:
-        """What it may end with."""
+        """The allowed outcomes."""
         if self.refused_for:
             return {self.refusal}
         if self.cancel_after is not None:
@@ -70,11 +70,11 @@ class Errand:
 
 @dataclass
 class Outcomes:
-    """What became of errands: how many ended how, by kind, and what was wrong."""
+    """Outcomes of errands: counts by kind and end, and faults."""
 
     ends: Counter[tuple[str, Code]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    preempted: Counter[str] = field(default_factory=Counter)  # by what was asked for
+    preempted: Counter[str] = field(default_factory=Counter)  # by the kind of request
     tokens: dict[int, list[list[int]]] = field(default_factory=dict)  # of the first few errands, if they ended well
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -88,7 +88,7 @@ class Outcomes:
             self.faults += (f"{errand.kind}: {fault}\n{errand.request}" for fault in faults)
 
     def by_kind(self) -> dict[str, int]:
-        """Count by what was asked for, whoever gave up."""
+        """Count by the kind of request, cancelled ones too."""
         kinds: Counter[str] = Counter()
         for (kind, _), count in self.ends.items():
             kinds[kind.partition(",")[0]] += count
@@ -102,7 +102,7 @@ class Outcomes:
 
 
 def errand(number: int) -> Errand:
-    """Make the errand of this number: three in four are to end well, the others to be refused or given up."""
+    """Make the errand of this number: three in four must succeed, the others are refused or cancelled."""
     draw = random.Random(number)
     request = _plain(draw)
     kind, make = draw.choice(_KINDS)
@@ -124,7 +124,7 @@ def errand(number: int) -> Errand:
 
 
 def run_errands(quire: RunningQuire, numbers: Iterable[int], outcomes: Outcomes, at_a_time: int = AT_A_TIME) -> None:
-    """Run the errands of these numbers, so many at a time."""
+    """Run the errands of these numbers concurrently."""
     with ThreadPoolExecutor(at_a_time) as clients:
         list(clients.map(lambda number: _run(quire, errand(number), outcomes), numbers))
 
@@ -178,7 +178,7 @@ def _refusal_faults(errand: Errand, code: Code, error: grpc.RpcError) -> list[st
 
 
 def _answer_faults(errand: Errand, answer: Answer) -> list[str]:
-    """Say what is wrong with an answer that ended well; an end that comes before the client goes away is one."""
+    """Return the fault of a complete answer; a client may cancel too late to stop it."""
     request, samples = errand.request, answer.finished.samples
     tokens = tokens_by_sample(answer)
     least, most = request.stopping.min_tokens, request.stopping.max_tokens
@@ -211,7 +211,7 @@ _ENDS = (decoding_pb2.FINISH_REASON_STOP, decoding_pb2.FINISH_REASON_LENGTH)
 
 
 def _best_first(answer: Answer) -> bool:
-    """Return whether answers come best first, and what a search has not found after them."""
+    """Return True if the answers are sorted by score, with missing ones last."""
     samples = answer.finished.samples
     scores = [one.score for one in samples if one.HasField("score")]
     return scores == sorted(scores, reverse=True) and all(one.HasField("score") for one in samples[: len(scores)])

@@ -1,4 +1,4 @@
-"""What somebody may try at the ports of a running Quire, while another client's stream goes on undisturbed."""
+"""Attacks on the ports of a running Quire, while another client's stream continues undisturbed."""
 
 import random
 import socket
@@ -44,7 +44,7 @@ ENTRIES = {
 
 
 class Guarded:
-    """A Quire that asks for keys, as its clients see it."""
+    """A Quire that requires API keys, as its clients see it."""
 
     def __init__(self, running: RunningQuire, keys: Path) -> None:
         self.running = running
@@ -60,7 +60,7 @@ class Guarded:
 
     @contextmanager
     def live(self, request: gateway_pb2.GenerateRequest, key: str, tenant: str) -> Iterator[Any]:
-        """Inside, a tenant has this one request under way: its engine stands still."""
+        """Inside, a tenant has this one request in flight: its engine is stopped."""
         with standing_still(self.running.children()["engine"]):
             call = self.of(key).Generate(request, timeout=CALL_SECONDS)
             wait_until(lambda: self._under_way(tenant) == 1, "the request is under way")
@@ -120,7 +120,7 @@ def _nobody_is_disturbed(guarded: Guarded, neighbour: Neighbour) -> Iterator[Non
 def secret_request(
     max_tokens: int = 4, salt: str = "", request_id: str = "", *, before: str = ""
 ) -> gateway_pb2.GenerateRequest:
-    """Ask for what follows the secret; what stands before it keeps a test from finding what another has computed."""
+    """Build a request whose prompt ends with the secret; its beginning differs by test."""
     request = prompt_request(before + SECRET_PROMPT, max_tokens, salt=salt)
     request.request_id = request_id
     return request
@@ -133,7 +133,7 @@ def refusal(call: Any) -> tuple[Status, str]:
 
 
 def until_refused(call: Any) -> Iterator[gateway_pb2.GenerateResponse]:
-    """Yield what comes before a call ends, however it does."""
+    """Yield the responses before a call ends or fails."""
     with suppress(grpc.RpcError):
         yield from call
 
@@ -142,7 +142,7 @@ def until_refused(call: Any) -> Iterator[gateway_pb2.GenerateResponse]:
 
 
 def every_call(gateway: gateway_pb2_grpc.GatewayStub, metadata: Any) -> Iterator[tuple[Status, str]]:
-    """Call everything that the gateway has, and yield what it is refused with."""
+    """Call every method of the gateway, and yield the refusals."""
     for method in gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods:
         request = GetMessageClass(method.input_type)()
         call = getattr(gateway, method.name)
@@ -403,7 +403,7 @@ def test_malformed_bytes_end_no_process_and_no_other_stream(guarded: Guarded, ne
                 while connection.recv(65536):
                     pass
             except (BrokenPipeError, ConnectionResetError):
-                pass  # sent away before the end
+                pass  # refused before the end
     neighbour.see_it_go_on()
     assert guarded.running.children() == children
 
@@ -419,7 +419,7 @@ def test_silent_connections_block_no_other(guarded: Guarded, neighbour: Neighbou
 
 
 def settings_of(address: str) -> dict[int, int]:
-    """Return what a server says in its first frame, SETTINGS, by identifier."""
+    """Return the values of a server's first frame, SETTINGS, by identifier."""
     with connect(address) as connection, connection.makefile("rb") as incoming:
         connection.sendall(GREETED)
         payload = incoming.read(int.from_bytes(incoming.read(9)[:3]))
@@ -437,7 +437,7 @@ def test_a_connection_receives_its_limits_of_streams_and_metadata(guarded: Guard
 
 @pytest.mark.parametrize("module", [gateway_pb2, engine_pb2, kvmanager_pb2], ids=PORTS)
 def test_malformed_messages_are_refused_by_every_call_of_every_port(guarded: Guarded, module: Any) -> None:
-    """What the KV manager's own fuzzing does more of."""
+    """The KV manager's own fuzz tests try more of these."""
     (service,) = module.DESCRIPTOR.services_by_name.values()
     port = dict(zip((gateway_pb2, engine_pb2, kvmanager_pb2), PORTS, strict=True))[module]
     noise = random.Random(5)

@@ -1,4 +1,4 @@
-"""Which attention backend and which decoder an engine takes."""
+"""The choice of attention backend and decoder."""
 
 from collections.abc import Callable
 from pathlib import Path

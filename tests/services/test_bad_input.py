@@ -1,4 +1,4 @@
-"""Requests that a gateway must refuse, each while another client's stream goes on undisturbed."""
+"""Requests that a gateway must refuse, each while another client's stream continues undisturbed."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ def refuse(quire: RunningQuire, request: gateway_pb2.GenerateRequest) -> tuple[g
 
 
 def change(**fields: Any) -> Callable[[gateway_pb2.GenerateRequest], None]:
-    """Make a function that sets fields, such as sampling={"top_k": -1}; what was in them before is lost."""
+    """Make a function that sets fields, such as sampling={"top_k": -1}; their former values are lost."""
 
     def apply(request: gateway_pb2.GenerateRequest) -> None:
         for name in fields:
@@ -201,7 +201,7 @@ def test_a_request_that_can_never_fit_is_refused_naming_both_numbers(
 
 def test_a_prompt_longer_than_the_context_is_refused_before_it_is_tokenized(tiny_quire: RunningQuire) -> None:
     request = base()
-    request.prompt.token_ids.ids.extend([VOCABULARY] * (CONTEXT + 1))  # nor are its ids looked at
+    request.prompt.token_ids.ids.extend([VOCABULARY] * (CONTEXT + 1))  # its ids are not checked either
     code, message, blamed = refuse(tiny_quire, request)
     assert (code, blamed) == (INVALID, "prompt.token_ids.ids")
     assert message == f"prompt.token_ids.ids has {CONTEXT + 1} tokens, the model's context has {CONTEXT}"
@@ -270,7 +270,7 @@ def test_an_impossible_max_tokens_does_not_reduce_the_limits_of_others(tiny_quir
 
 
 def answer_of_freed_id(quire: RunningQuire, request: gateway_pb2.GenerateRequest) -> list[int]:
-    """Try until the gateway has heard of the cancellation, which gives no event."""
+    """Poll until the gateway has received the cancellation, which gives no event."""
     answers: list[list[int]] = []
 
     def answered() -> bool:
@@ -349,7 +349,7 @@ def test_a_prompt_that_takes_long_to_tokenize_does_not_block_other_requests(
     assert str(CONTEXT) in message
 
 
-# A gateway of its own
+# A gateway with other settings
 
 
 class Strict(NamedTuple):
@@ -373,7 +373,7 @@ def strict(
     tmp_path_factory: pytest.TempPathFactory,
     service: Callable[..., RunningService],
 ) -> Strict:
-    """A gateway that takes one request at a time, and whose chat template wants the user to speak first."""
+    """A gateway with a limit of one request, whose chat template requires that the user speaks first."""
     folder = tmp_path_factory.mktemp("strict") / "model"
     shutil.copytree(tiny_model("llama"), folder)
     (folder / "chat_template.jinja").write_text(

@@ -1,4 +1,4 @@
-"""Beam search, asked of a running Quire with a tiny model: the answers of transformers, and what cannot be asked."""
+"""Beam search of a running Quire with a tiny model: the answers of transformers, and refused options."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rules on logits, min_tokens and log-probabilities, asked of a running Quire with a tiny model."""
+"""Logit rules, min_tokens and log-probabilities of a running Quire with a tiny model."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def reference(tiny_model: Callable[[str], Path]) -> Callable[[Sequence[int]], to
 
 
 def check(tokens: Sequence[int], rows: torch.Tensor, said: Sequence[decoding_pb2.TokenLogprobs], count: int) -> None:
-    """Compare what is said of tokens with the reference's rows."""
+    """Compare log-probabilities of tokens with the reference's rows."""
     assert len(said) == len(tokens) == len(rows)
     for token, row, one in zip(tokens, rows, said, strict=True):
         assert one.logprob == pytest.approx(float(row[token]), abs=TOLERANCE)

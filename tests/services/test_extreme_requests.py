@@ -13,7 +13,7 @@ from tests.services.extremes import FIELDS, Outcomes, run_cases
 CASES = 400  # 20,000 in tests/acceptance
 PAGE = Path(__file__).parents[2] / "docs" / "api-grpc.md"
 
-# What the extremes call by another name than the protos.
+# Fields whose name in the extremes differs from the protos.
 NAMES = {"prompt.token_ids.ids": "prompt", "prompt_token_ids": "prompt"}
 NUMBERS = {FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_DOUBLE}
 

@@ -1,4 +1,4 @@
-"""A service that cannot start, or that dies: one line says which and why, and the exit status tells it too."""
+"""A service that cannot start, or that dies: one line names it and the reason, and the exit status is 1."""
 
 import fcntl
 import os
@@ -133,7 +133,7 @@ def assert_nothing_is_left(lines: list[str], services: dict[str, int]) -> None:
 
 
 def assert_folder_is_gone(lines: list[str]) -> None:
-    """Its name is known from the KV manager, which may have been stopped before it could say it."""
+    """The KV manager reports its name, unless it was stopped before."""
     places = [line.split("unix:")[1] for line in lines if "kvmanager listens on unix:" in line]
     assert [place for place in places if Path(place).parent.exists()] == []
 

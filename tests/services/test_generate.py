@@ -1,4 +1,4 @@
-"""What Generate, Tokenize and GetModel answer, called on a running Quire with a tiny model."""
+"""Answers of Generate, Tokenize and GetModel of a running Quire with a tiny model."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -45,7 +45,7 @@ def ids_request(ids: list[int], max_tokens: int | None = 8) -> gateway_pb2.Gener
 
 
 def numbered_ids(count: int, start: int) -> list[int]:
-    """Prompts that share no prefix with each other: each has a `start` of its own."""
+    """Prompts that share no prefix: each has a different `start`."""
     return [2 + (start + 7 * position) % (VOCABULARY - 2) for position in range(count)]
 
 
@@ -160,7 +160,7 @@ def test_get_model_describes_the_model_by_its_name_or_none(tiny_quire: RunningQu
 
 
 def ending_with_eos(quire: RunningQuire) -> tuple[int, Answer]:
-    """Find a seed whose sampled answer meets the end-of-sequence token, and goes on after it."""
+    """Find a seed whose sampled answer contains the end-of-sequence token before its end."""
     for seed in range(20):
         answer = quire.generate(prompt_request(PROMPT, 150, seed=seed))
         if EOS in answer.token_ids[5:-5] and EOS not in answer.token_ids[:5]:
@@ -230,7 +230,7 @@ def test_a_stop_string_of_several_tokens_ends_the_text_exactly_before_it(
         tiny_quire.generate(request)
         return tiny_quire.settled_pool().totals.granted_blocks - before
 
-    # It goes on until the gateway tells it, which may have been held up.
+    # It continues until it receives the gateway's cancellation, which may be late.
     wait_until(lambda: granted() < 10, "the engine went on after the stop string")
 
 
@@ -321,7 +321,7 @@ def test_a_smaller_priority_is_served_before_an_earlier_request(tiny_quire: Runn
     """One request holds so much of the pool that two more have to wait; each of these fits alone only."""
     wait_until(lambda: tiny_quire.open_streams() == 0, "what tests before this one left is gone")
     calls = []
-    with standing_still(tiny_quire.children()["engine"]):  # it hears of them in this order, and of all at once
+    with standing_still(tiny_quire.children()["engine"]):  # it receives them in this order, all at once
         for place, (name, priority, prompt_tokens, max_tokens) in enumerate(
             (("holder", 0, 600, 400), ("early", 3, 900, 2), ("urgent", -3, 900, 2))
         ):

@@ -73,7 +73,7 @@ def test_answers_are_the_same_alone_and_together(tiny_quire: RunningQuire) -> No
         assert [answer.token_ids for answer in clients.map(tiny_quire.generate, wanted)] == alone
 
 
-# What is refused
+# Refusals
 
 
 def refusal(quire: RunningQuire, wanted: gateway_pb2.GenerateRequest) -> tuple[str, str]:
@@ -130,7 +130,7 @@ def test_logit_rules_that_could_exclude_every_token_are_refused(tiny_quire: Runn
 
 
 def steps(quire: RunningQuire) -> int:
-    """Return the steps that the engine has executed when nothing runs, as the first word of a new link tells it."""
+    """Return the count of steps of an idle engine, as the first message of a new link reports it."""
     quire.settled_pool()
     return int(next(quire.engine.Serve(iter(()), timeout=CALL_SECONDS)).heartbeat.steps)
 
@@ -139,7 +139,7 @@ def steps(quire: RunningQuire) -> int:
 
 
 def slow(number: int) -> dict[str, str]:
-    """A schema that takes the most that it may, in words of its own."""
+    """A schema that is as large as the limits allow."""
     return {"json_schema": EXPLODES.replace("90000", str(90000 + number))}
 
 
@@ -279,7 +279,7 @@ def test_a_lost_constraint_trial_process_is_restarted(tiny_quire: RunningQuire) 
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a process is gone, or would be if somebody had asked for its status."""
+    """Return True if a process has ended, reaped or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

@@ -55,7 +55,7 @@ def test_the_items_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:
         extends=SEQUENCES,
         allocates=SEQUENCES,
         frees_and_moves=limits.MAX_SEQUENCES,  # one for each sequence at most
-        pins=limits.MAX_PINS + 1 + SEQUENCES,  # all unpinned, a reset, and what was computed since
+        pins=limits.MAX_PINS + 1 + SEQUENCES,  # all unpinned, a reset, and those computed since
     )
     assert items.total() <= limits.MAX_ITEMS
 

@@ -1,4 +1,4 @@
-"""What the services show to Prometheus is what happened."""
+"""Metrics of the services after known loads."""
 
 import platform
 import time
@@ -18,7 +18,7 @@ from tests.scrape import Scrape
 LONG = 900
 LABELS = {"model_name": "tiny-llama", "engine": platform.node()}
 
-# The names are an interface: dashboards and autoscalers ask for them. Beside each, its labels beyond LABELS.
+# The names are an interface for dashboards and autoscalers. Each has its labels beyond LABELS.
 SHOWN = {
     "gateway": {
         "quire_time_to_first_token_seconds": (),
@@ -105,14 +105,14 @@ SHOWN = {
 }
 
 
-# Of these there is no series for each engine: engines come and go, and no engine has begun what is refused.
+# Without the label `engine`: engines come and go, and no engine has begun a refused request.
 OUTLIVING = {
     "quire_requests_given_up",
     *("quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"),
     *("quire_admission_rejections", "quire_deadline_exceeded", "quire_slow_clients", "quire_open_streams"),
     *("quire_tenant_requests", "quire_tenant_requests_running", "quire_tenant_running_tokens", "quire_tenant_tokens"),
 }
-# And of these none for each model: a request is counted whatever it asks for.
+# Without the label `model_name` too: a request is counted before its model is resolved.
 OF_NO_MODEL = {"quire_http_requests", "quire_tenant_rejections"}
 # Of each process, without labels.
 OF_EVERY_SERVICE = {"quire_log_lines_dropped"}
@@ -221,7 +221,7 @@ def test_token_metrics_equal_the_tokens_that_clients_received(tiny_quire: Runnin
     first_token = difference("quire_time_to_first_token_seconds_sum", *gateway)
     end_to_end = difference("quire_e2e_request_latency_seconds_sum", *gateway)
     rounding = 1e-4
-    # What is told is what was so far, and the client's wait is the longest.
+    # The times of the engine are those until its report, and the client's time is the longest.
     assert waited - rounding <= first_token <= end_to_end
     assert total - rounding <= end_to_end <= sum(waits)
 
@@ -236,7 +236,7 @@ def test_the_phases_of_the_steps_are_the_time_that_the_engine_was_busy(tiny_quir
     begun = time.monotonic()
     before = scrape(tiny_quire, "engine")
     tiny_quire.generate(prompt_request("a longer answer", 200))
-    quiet(tiny_quire)  # a step is counted after its tokens were told, and before the blocks are given back
+    quiet(tiny_quire)  # a step is counted after its tokens were sent, and before the blocks are freed
     after, elapsed = scrape(tiny_quire, "engine"), time.monotonic() - begun
     steps = difference("quire_step_seconds_count", before, after)
     spent = {}

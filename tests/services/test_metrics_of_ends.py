@@ -1,4 +1,4 @@
-"""How requests end is what the services show to Prometheus: answered, refused, left, or cut short."""
+"""Metrics of how requests end: answered, refused, cancelled or interrupted."""
 
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""More than a running Quire can take: who is refused and told what, whose deadline passes, and who does not read."""
+"""Overload of a running Quire: refusals with their retry delay, exceeded deadlines, and slow clients."""
 
 import json
 import socket
@@ -37,7 +37,7 @@ def quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
         *("--model", str(tiny_model("llama")), "--device-blocks", "512", "--max-sequences", str(SEQUENCES)),
         *("--max-requests", str(MAX_REQUESTS), "--max-queued-tokens", "4500"),
         *("--slow-client-seconds", str(SLOW_SECONDS), "--max-buffered-tokens", "256"),
-        # An engine that a test lets stand still is not gone.
+        # An engine that a test stops must not count as lost.
         *("--link-timeout-seconds", str(CALL_SECONDS), "--http-listen", "127.0.0.1:0"),
     )
     yield one
@@ -186,7 +186,7 @@ def test_the_blocks_of_a_disconnected_client_are_freed_and_the_time_is_exported(
 
 
 class Unread:
-    """A stream of a connection of its own with a small window, which nobody reads."""
+    """An unread stream on its own connection with a small window."""
 
     def __init__(self, quire: RunningQuire, max_tokens: int = LONG, number: int = 0) -> None:
         options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16384)]
@@ -254,7 +254,7 @@ def test_a_slow_client_delays_no_other_stream_and_memory_stays_bounded(quire: Ru
     gateway = psutil.Process(quire.children()["gateway"])
 
     def kept() -> bool | None:
-        """On a machine that stands still there may be a pause all the same, but not again and again."""
+        """None where the machine paused: that may happen once, not always."""
         before = slow_clients(quire)
         unread = Unread(quire, number=9)
         memory = gateway.memory_info().rss

@@ -1,4 +1,4 @@
-"""Pinned prefixes from end to end: operators' calls, a file of prompts, the command line, and services that go away."""
+"""Pinned prefixes end to end: operators' calls, a file of prompts, the command line, and services that die."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -79,7 +79,7 @@ class TestAdmin:
         assert (cached(quire, "x" * 40), cached(quire, "x" * 40)) == (0, 32)
         (listed,) = admin(quire, reset_prefix_cache={})
         assert (listed.name, listed.token_count) == ("p", pin.token_count)
-        (again,) = pinned(quire)  # the same once more waits for it
+        (again,) = pinned(quire)  # pinning it again waits for it
         assert again.pinned
         assert cached(quire, "x" * 40) == 0
         assert cached(quire) == pin.token_count

@@ -1,4 +1,4 @@
-"""Hundreds of short random requests at once in a tiny pool: each ends with a right status, and nothing is left."""
+"""Short random requests at once in a tiny pool: each ends with the expected status, and no blocks are held."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records as files: what is in them, who may read them, and what happens when the disk is the problem."""
+"""Records as files: their contents, their permissions, and failures of the disk."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def mode(path: Path) -> int:
 
 
 def entries_of(file: BinaryIO) -> tuple[RecordReader, list[records_pb2.RecordEntry]]:
-    """A record that was read to its end, and what is between header and end."""
+    """A record that was read to its end: its entries between header and end."""
     reader = RecordReader(file)
     return reader, list(reader)
 
@@ -227,7 +227,7 @@ def test_a_record_ends_at_its_maximum_size_and_holds_the_reason(
 
 
 class SlowDisk(io.BytesIO):
-    """A file that takes nothing until it is told to."""
+    """A file whose writes block until the test opens it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A client that has nothing of ours: it learns from the gateway itself what may be called, and with what."""
+"""A client without generated code: it reads methods and messages from the gateway's reflection."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +26,7 @@ class Reflective:
         return list(self._database.get_services())
 
     def call(self, service: str, method: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield what comes: one response of a method that does not stream."""
+        """Yield the responses: one, if the method does not stream."""
         described = self._pool.FindServiceByName(service).methods_by_name[method]
         message = ParseDict(request, GetMessageClass(described.input_type)())
         open_call: Callable[..., Any] = (

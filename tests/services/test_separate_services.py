@@ -1,4 +1,4 @@
-"""The three services started one by one: health, reflection, and what happens when one goes away and comes back."""
+"""The three services started one by one: health, reflection, and restarts of each."""
 
 import queue
 import threading
@@ -57,7 +57,7 @@ class Services:
         return self.start_another(name, f"{self.addresses[name]}.next")
 
     def succeed(self, name: str, successor: RunningService) -> None:
-        """Let it be found at the address of the one that is gone, without anybody waiting for a process to start."""
+        """Move it to the address of the dead one, without the time of a process start."""
         path = Path(self.addresses[name].removeprefix("unix:"))
         path.with_name(f"{path.name}.next").replace(path)
         successor.channel.close()
@@ -133,7 +133,7 @@ def services(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def ready(services: Services) -> Services:
-    """All three, started in the wrong order: each waits for what it needs."""
+    """All three, started in the wrong order: each waits for its dependencies."""
     services.start("gateway")
     gateway = services.watch("gateway")
     assert gateway.next() == "NOT_SERVING"
