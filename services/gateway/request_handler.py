@@ -27,7 +27,7 @@ from services.gateway.prepared_request import (
     submission_of,
     write_times,
 )
-from services.gateway.text.chat_template import ChatTemplateError, ToolsUnknown
+from services.gateway.text.chat_template import ChatTemplateError, ToolsNotSupported
 from services.gateway.text.conversation import conversation_of
 from services.gateway.text.tokenizer import Tokenizer
 from services.runtime.errors import InvalidField, Overloaded, RejectionReason, RequestExists, ServiceError, Unavailable
@@ -146,7 +146,7 @@ class RequestHandler:
             if prompt.ByteSize() <= _LONGEST_PROMPT_TOKENIZED_AT_ONCE:
                 return _tokenize(served, prompt, open_turn)
             return await asyncio.to_thread(_tokenize, served, prompt, open_turn)
-        except ToolsUnknown as error:
+        except ToolsNotSupported as error:
             raise InvalidField(f"prompt.chat.tools: {error}", "prompt.chat.tools") from error
         except ChatTemplateError as error:
             raise InvalidField(f"prompt.chat: {error}", "prompt.chat") from error

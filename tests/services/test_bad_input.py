@@ -313,7 +313,7 @@ def test_a_prompt_that_is_not_utf8_is_refused_by_tokenize_too(tiny_quire: Runnin
 def test_malformed_messages_are_refused(tiny_quire: RunningQuire, method: str) -> None:
     code, message, blamed = refusal(raw_call(tiny_quire, method, b"\xff" * 1000))
     assert (code, blamed) == (INVALID, "")
-    assert message == f"the bytes are not a quire.v1.{method}Request"
+    assert message == f"malformed request: not a valid quire.v1.{method}Request"
 
 
 def test_an_unknown_method_is_unimplemented(tiny_quire: RunningQuire) -> None:

@@ -122,7 +122,7 @@ class Fleet:
         for name in self._departed_models.due(self._models, needed, now):
             del self._models[name]
             log.info("model %s is forgotten: more than %s models are without engines", name, MAX_RETAINED_MODELS)
-        self._tokenizers.keep({model.digest for model in self._models.values()})
+        self._tokenizers.prune({model.digest for model in self._models.values()})
 
     async def wait_for_change(self) -> None:
         """Return when an engine came, went, began to drain, or began or ceased to be without its KV manager."""

@@ -1,1 +1,1 @@
-"""Text to token ids and back: templates, detokenizer, stop strings, tool calls."""
+"""Text processing: tokenizer, chat template, detokenizer, stop strings, tool calls."""

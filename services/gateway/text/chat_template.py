@@ -1,4 +1,4 @@
-"""Conversations into prompts, by the Jinja template that comes with a model."""
+"""Renders conversations as prompts with the Jinja chat template of a model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,15 @@ class ChatTemplateError(ValueError):
     """The model has no chat template, or its template does not accept the conversation."""
 
 
-class ToolsUnknown(ChatTemplateError):
-    """The model's chat template has no place for tools."""
+class ToolsNotSupported(ChatTemplateError):
+    """The model's chat template does not render tools."""
 
 
 class Conversation(NamedTuple):
-    """What a template makes a prompt of, in the words of Hugging Face Transformers.
+    """The input of a chat template, with the field names of Hugging Face Transformers.
 
-    `messages`, oldest first, have at least `role` and `content`; `tools` are functions with a JSON schema.
+    `messages` are in order, oldest first; each has at least `role` and `content`. `tools` are functions with a JSON
+    schema.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -32,11 +33,10 @@ class Conversation(NamedTuple):
 
 
 class ChatTemplate:
-    """A model's chat template, rendered as Hugging Face Transformers renders it.
+    """A model's chat template. Renders the same text as Hugging Face Transformers.
 
-    `source` is the Jinja text, None for a model without one; `tool_source` is what takes its place where there are
-    tools, if the model has a template of its own for them. `special_tokens` are visible to the template under their
-    names, such as `bos_token`.
+    `source` is the Jinja text, None for a model without a template. `tool_source` replaces it for conversations with
+    tools, if the model has a separate template for them. `special_tokens` are template variables such as `bos_token`.
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
@@ -46,15 +46,18 @@ class ChatTemplate:
 
     @property
     def tool_source(self) -> str | None:
-        """The Jinja text that conversations with tools are rendered by; None for a model without a template."""
+        """The Jinja text for conversations with tools; None for a model without a template."""
         return self._tool_source
 
     def render(self, conversation: Conversation, *, open_turn: bool = True) -> str:
-        """Return the prompt for a conversation, with the assistant's turn opened or not. Raises ChatTemplateError."""
+        """Return the prompt for a conversation. Raises ChatTemplateError.
+
+        `open_turn` adds the start of the assistant's turn (`add_generation_prompt` in Transformers).
+        """
         if not conversation.messages:
-            raise ChatTemplateError("A conversation needs at least one message.")
-        if conversation.tools and not self._knows_tools:
-            raise ToolsUnknown("The model's chat template knows no tools.")
+            raise ChatTemplateError("A conversation must have at least one message.")
+        if conversation.tools and not self._supports_tools:
+            raise ToolsNotSupported("The model's chat template does not support tools.")
         template = self._tool_template if conversation.tools else self._template
         try:
             return template.render(
@@ -66,38 +69,37 @@ class ChatTemplate:
             )
         except ChatTemplateError:
             raise
-        except Exception as error:  # a template is a program of the model's author and can fail in any way
+        except Exception as error:  # a template is a program and can raise anything
             raise ChatTemplateError(f"The chat template does not accept this conversation: {error}") from error
 
     @cached_property
     def _template(self) -> jinja2.Template:
-        """Compiled when first used: a model with a broken template still answers plain text."""
-        return _compiled(self._source)
+        # Compiled on first use, so that a model with an invalid template can still complete plain text.
+        return _compile(self._source)
 
     @cached_property
     def _tool_template(self) -> jinja2.Template:
-        return _compiled(self._tool_source)
+        return _compile(self._tool_source)
 
     @cached_property
-    def _knows_tools(self) -> bool:
-        """Whether the template, which compiles, looks at `tools` at all."""
-        _compiled(self._tool_source)
+    def _supports_tools(self) -> bool:
+        _compile(self._tool_source)  # a template that does not compile raises its own error
         return "tools" in meta.find_undeclared_variables(_environment().parse(self._tool_source or ""))
 
 
-def _compiled(source: str | None) -> jinja2.Template:
+def _compile(source: str | None) -> jinja2.Template:
     if source is None:
         raise ChatTemplateError("The model has no chat template.")
     try:
         return _environment().from_string(source)
     except jinja2.TemplateError as error:
-        raise ChatTemplateError(f"The model's chat template is broken: {error}") from error
+        raise ChatTemplateError(f"The model's chat template is not valid Jinja: {error}") from error
 
 
 class _GenerationTag(Extension):
-    """Accepts `{% generation %}`, which marks for training what the assistant said; here its body counts as it is."""
+    """Renders the body of `{% generation %}`, a tag that marks the assistant's text for training."""
 
-    tags = {"generation"}  # noqa: RUF012 - the base class declares it as a set of the instance
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it as an instance attribute
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -106,7 +108,7 @@ class _GenerationTag(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Speak the dialect of chat templates; in a sandbox, since they come with downloaded models."""
+    """Build the environment of Transformers' chat templates, sandboxed because templates are downloaded code."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
@@ -123,7 +125,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own filter, leaves the characters special to HTML alone."""
+    """Encode as JSON without Jinja's escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

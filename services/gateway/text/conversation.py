@@ -1,4 +1,4 @@
-"""A client's conversation, in the words of chat templates."""
+"""Converts a client's chat to the input of a chat template."""
 
 import json
 from typing import Any
@@ -11,13 +11,13 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 
 def conversation_of(chat: gateway_pb2.Chat) -> Conversation:
-    """Return what the model's chat template renders. Raises InvalidField for what is no JSON object, or has no name."""
+    """Convert a chat. Raises InvalidField for arguments that are not a JSON object and for empty names."""
     messages = [_message(message, f"prompt.chat.messages[{at}]") for at, message in enumerate(chat.messages)]
     return Conversation(messages, [_tool(tool, f"prompt.chat.tools[{at}]") for at, tool in enumerate(chat.tools)])
 
 
 def _message(message: gateway_pb2.ChatMessage, path: str) -> dict[str, Any]:
-    """Leave out what was not said: templates ask whether it is there."""
+    # Templates test whether a key is present, so empty fields are left out.
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         rendered["tool_calls"] = [_call(call, f"{path}.tool_calls[{at}]") for at, call in enumerate(message.tool_calls)]
@@ -43,14 +43,14 @@ def _tool(tool: gateway_pb2.Tool, path: str) -> dict[str, Any]:
 
 def _check_named(name: str, path: str) -> None:
     if not name:
-        raise InvalidField(f"{path}.name is empty", f"{path}.name")
+        raise InvalidField(f"{path}.name must not be empty", f"{path}.name")
 
 
 def _json_object(text: str, path: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidField(f"{path} is no JSON: {error}", path) from error
+        raise InvalidField(f"{path} is not valid JSON: {error}", path) from error
     if not isinstance(value, dict):
-        raise InvalidField(f"{path} is no JSON object", path)
+        raise InvalidField(f"{path} must be a JSON object", path)
     return value

@@ -1,4 +1,4 @@
-"""Token ids into text while they come, whole characters only."""
+"""Incremental detokenization: decodes a stream of token ids to complete characters."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
@@ -7,35 +7,35 @@ from services.gateway.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# Tokens that are decoded together with the next one: at most three hold the bytes of an unfinished character, one more
-# stands before them, because decoders treat the first token of a text in a way of its own.
+# Tokens decoded together with the next one: up to three hold the bytes of an incomplete character. One more precedes
+# them because decoders treat the first token of a text differently.
 _CONTEXT_TOKENS = 4
 
 _UTF8 = getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one stream of tokens.
+    """Decodes one stream of tokens.
 
-    The answers of all pushes and of finish, joined, are what decoding all ids at once gives. An answer is final: text
-    is held back as long as another token could change it, and no longer. That is an unfinished character or, where
-    the tokenizer has byte fallback, a run of byte tokens up to its end, since one bad byte spoils the whole run.
-    A token costs the same however long the stream is.
+    The results of all calls of `push` and of `finish`, joined, equal the text of all ids decoded at once. Returned text
+    never changes: text is held back only while another token could change it. That is an incomplete character or, for
+    a tokenizer with byte fallback, a run of byte tokens, because one invalid byte changes the text of the whole run.
+    The cost of a token does not depend on the length of the stream.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []  # the last tokens
-        self._sent = 0  # characters of the window's text that have been given out
-        self._run = _ByteRun()
+        self._sent = 0  # characters of the window's text that have been returned
+        self._run = _ByteFallbackRun()
 
     def push(self, ids: Sequence[int]) -> str:
-        """Take the next ids; return the text that is now certain, maybe none."""
+        """Add token ids; return the text that is final now, which may be empty."""
         return "".join([self._push(token_id) for token_id in ids if self._is_shown(token_id)])
 
     def finish(self) -> str:
-        """Return the text still held back. Bytes that never became a character are U+FFFD."""
+        """Return the text held back. Bytes of an incomplete character become U+FFFD."""
         text = self._window_text()
         rest, self._sent = text[self._sent :], len(text)
         return rest
@@ -49,29 +49,29 @@ class Detokenizer:
         byte = self._tokenizer.byte_of(token_id)
         if byte is not None:
             return self._push_byte(token_id, byte)
-        self._run = _ByteRun()
+        self._run = _ByteFallbackRun()
         self._window.append(token_id)
-        return self._release()
+        return self._final_text()
 
     def _push_byte(self, token_id: int, byte: int) -> str:
-        spoiled = self._run.push(byte)
-        if not spoiled:
+        replacements = self._run.push(byte)
+        if not replacements:
             self._window.append(token_id)
             return ""
-        # What the run will show is known. Its last byte stays, as context for the token that follows.
+        # The text of the run is final. Its last byte remains in the window as context for the next token.
         self._window = [token_id]
         self._sent = len(self._window_text())
-        return _REPLACEMENT * spoiled
+        return _REPLACEMENT * replacements
 
-    def _release(self) -> str:
+    def _final_text(self) -> str:
         text = self._window_text()
-        end = len(text) - self._undecided(text)
-        fresh, self._sent = text[self._sent : end], end
+        end = len(text) - self._incomplete_characters(text)
+        new_text, self._sent = text[self._sent : end], end
         self._shorten_window(held=len(text) - end)
-        return fresh
+        return new_text
 
-    def _undecided(self, text: str) -> int:
-        """Characters at the end of the window's text that more bytes could change. One U+FFFD stands for them all."""
+    def _incomplete_characters(self, text: str) -> int:
+        # All bytes of an incomplete character decode to one U+FFFD.
         return int(not self._tokenizer.has_byte_fallback and text.endswith(_REPLACEMENT))
 
     def _shorten_window(self, held: int) -> None:
@@ -83,21 +83,21 @@ class Detokenizer:
         return self._tokenizer.decode(self._window, self._skip_special_tokens)
 
 
-class _ByteRun:
-    """Byte tokens in a row. Together they become text or, when they are not UTF-8, one U+FFFD for each of them."""
+class _ByteFallbackRun:
+    """Consecutive byte tokens. They decode to text if they are valid UTF-8, else to one U+FFFD for each token."""
 
     def __init__(self) -> None:
         self._utf8 = _UTF8()
         self._length = 0
-        self._is_spoiled = False
+        self._is_invalid = False
 
     def push(self, byte: int) -> int:
-        """Take a byte; return how many more U+FFFD the run is now known to show, 0 while it can become text."""
+        """Add a byte; return the number of U+FFFD that it makes final, 0 while the run can become text."""
         self._length += 1
-        if self._is_spoiled:
+        if self._is_invalid:
             return 1
-        self._is_spoiled = not self._accepts(byte)
-        return self._length if self._is_spoiled else 0
+        self._is_invalid = not self._accepts(byte)
+        return self._length if self._is_invalid else 0
 
     def _accepts(self, byte: int) -> bool:
         try:

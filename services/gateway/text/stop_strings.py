@@ -1,4 +1,4 @@
-"""Ends a text where one of several strings appears, while the text is still coming."""
+"""Matches stop strings in text while it is generated."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class StopRules:
-    """When a sample ends. `max_tokens` None means as many as fit."""
+    """The conditions that end a sample. With `max_tokens` None the context length is the only limit."""
 
     max_tokens: int | None
     min_tokens: int
@@ -18,90 +18,87 @@ class StopRules:
     ignore_eos: bool
 
 
-class Released(NamedTuple):
-    """What a piece of text let go.
-
-    `text` may be told to the client. `stop` is the stop string that ended the text; None while it goes on.
-    """
+class ReleasedText(NamedTuple):
+    """Text that can be sent to the client, and the stop string that ended it (None while the text continues)."""
 
     text: str
     stop: str | None
 
 
-class StopStrings:
-    """Watches one text for stop strings. How the text is cut into pieces makes no difference.
+class StopStringMatcher:
+    """Searches one text for stop strings. The result does not depend on how the text is split into pieces.
 
-    The text ends with the first character that completes a stop string; of several completed by the same character
-    the longest counts, since it began first. What is told is the text before the stop string, and the stop string
-    itself if `include` is set. Text that could be the beginning of a stop string is held back until it cannot.
+    The text ends at the first character that completes a stop string. If the same character completes several, the
+    longest one counts because it starts first. The released text ends before the stop string, or after it with
+    `include`. A possible prefix of a stop string is held back.
 
     Raises ValueError for an empty stop string.
     """
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
         if not all(stops):
-            raise ValueError("A stop string needs at least one character.")
-        self._progress = [_Progress(stop) for stop in dict.fromkeys(stops)]
+            raise ValueError("A stop string must have at least one character.")
+        self._matchers = [_PrefixMatcher(stop) for stop in dict.fromkeys(stops)]
         self._first_character = re.compile("|".join(sorted({re.escape(stop[0]) for stop in stops})) or r"(?!)")
         self._include = include
-        self._held = ""  # as long as the longest beginning of a stop string that the text ends with
+        self._held = ""  # the longest prefix of a stop string at the end of the text
         self._stop: str | None = None
 
-    def push(self, text: str, *, may_end: bool = True) -> Released:
-        """Take the next piece of text. Once a stop string was found, nothing more is released.
+    def push(self, text: str, *, may_end: bool = True) -> ReleasedText:
+        """Add text and return what can be released. After a stop string this is always empty.
 
-        A stop string that is complete where the text may not end yet is text like any other.
+        With `may_end` False, complete stop strings are plain text.
         """
         if self._stop is not None:
-            return Released("", self._stop)
+            return ReleasedText("", self._stop)
         at, text = len(self._held), self._held + text
-        while (at := self._next_of_interest(text, at)) < len(text):
+        while (at := self._next_position(text, at)) < len(text):
             completed = self._advance(text[at])
             at += 1
             if completed is not None and may_end:
                 self._stop = completed
                 return self._end(text[:at], completed)
-        return Released(self._hold(text), None)
+        return ReleasedText(self._hold(text), None)
 
     def finish(self) -> str:
-        """Return the text still held back: nothing follows that could make it a stop string."""
+        """Return the text held back after the last push."""
         rest, self._held = self._held, ""
         return rest
 
-    def _next_of_interest(self, text: str, at: int) -> int:
-        """Where scanning goes on: here when a stop string has begun, else where the next one could begin."""
-        if any(progress.matched for progress in self._progress):
+    def _next_position(self, text: str, at: int) -> int:
+        """Return `at` during a partial match, else the next position at which a stop string could start."""
+        if any(matcher.matched for matcher in self._matchers):
             return at
         first = self._first_character.search(text, at)
         return first.start() if first else len(text)
 
     def _advance(self, character: str) -> str | None:
-        completed = [progress.stop for progress in self._progress if progress.advance(character)]
+        completed = [matcher.stop for matcher in self._matchers if matcher.advance(character)]
         return max(completed, key=len, default=None)
 
-    def _end(self, text: str, stop: str) -> Released:
+    def _end(self, text: str, stop: str) -> ReleasedText:
         self._held = ""
-        return Released(text if self._include else text[: -len(stop)], stop)
+        return ReleasedText(text if self._include else text[: -len(stop)], stop)
 
     def _hold(self, text: str) -> str:
-        safe = len(text) - max((progress.matched for progress in self._progress), default=0)
-        self._held = text[safe:]
-        return text[:safe]
+        end = len(text) - max((matcher.matched for matcher in self._matchers), default=0)
+        self._held = text[end:]
+        return text[:end]
 
 
-class _Progress:
-    """How much of the beginning of one stop string the text ends with (Knuth, Morris and Pratt)."""
+class _PrefixMatcher:
+    """Tracks the longest prefix of one stop string at the end of the text (Knuth, Morris and Pratt)."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.matched = 0  # characters
-        self._borders = [0]  # for each beginning seen so far: the longest shorter beginning that it ends with
+        self._borders = [0]  # for each prefix seen so far: the length of its longest proper prefix that is a suffix
 
     def advance(self, character: str) -> bool:
-        """Take the next character of the text; return whether it completes the stop string."""
+        """Add the next character of the text; return True if it completes the stop string."""
         self.matched = self._extended(self.matched, character)
         if self.matched > len(self._borders):
-            # Just in time: most requests never see more than the first characters of a long stop string.
+            # Computed on demand, because most requests match only the first characters of a long stop string.
             self._borders.append(self._extended(self._borders[-1], character))
         return self.matched == len(self.stop)
 

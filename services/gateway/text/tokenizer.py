@@ -1,8 +1,8 @@
-"""Text into token ids and back, as the tokenizer files of a model folder say.
+"""Encodes text and decodes token ids with the tokenizer files of a model folder.
 
-The file `tokenizer.json` is read by the library `tokenizers` itself: importing that and jinja2 takes 0.08 s, loading a
-vocabulary of 49,152 tokens 0.13 s. Transformers' AutoTokenizer does the same with it in 2.6 s and 1.7 s, for it brings
-torch along (1.2 s and 0.2 s where torch is not installed). It serves only for folders without the file.
+The library `tokenizers` reads `tokenizer.json` directly: import of it and of jinja2 takes 0.08 s, load of a vocabulary
+of 49,152 tokens 0.13 s. Transformers' AutoTokenizer takes 2.6 s and 1.7 s because it imports torch (1.2 s and 0.2 s
+without torch installed). It is used only for folders without `tokenizer.json`.
 """
 
 import json
@@ -14,18 +14,18 @@ import tokenizers
 
 from services.gateway.text.chat_template import ChatTemplate, Conversation
 
-# How a space is written in vocabularies made by SentencePiece.
+# The character for a space in SentencePiece vocabularies.
 _SPACE_MARK = "\u2581"
 
 
 class TokenizerLoadError(ValueError):
-    """A folder holds no tokenizer that can be read."""
+    """The folder has no tokenizer, or the tokenizer cannot be read."""
 
 
 class Tokenizer:
-    """A model's tokenizer and chat template. Safe to share between threads; encoding lets other threads run.
+    """A model's tokenizer and chat template. Thread-safe; encoding releases the interpreter lock.
 
-    Takes `backend` over: its truncation and padding, settings of training, are turned off.
+    Owns `backend` and turns off its truncation and padding, which are settings of training.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, chat_template: ChatTemplate) -> None:
@@ -48,16 +48,16 @@ class Tokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of tokens, added ones included."""
+        """The number of tokens, added tokens included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
     def has_byte_fallback(self) -> bool:
-        """Whether characters outside the vocabulary are spelled as tokens of one byte each, such as `<0xE4>`."""
+        """Whether characters outside the vocabulary are encoded as single-byte tokens such as `<0xE4>`."""
         return bool(self._bytes)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, with the special tokens that the model expects around it."""
+        """Encode a text, with the special tokens that the model expects around it."""
         return self._ids(text, add_special_tokens=True)
 
     @property
@@ -66,28 +66,28 @@ class Tokenizer:
         return self._chat_template
 
     def encode_chat(self, conversation: Conversation, *, open_turn: bool = True) -> list[int]:
-        """Return the ids of the prompt for a conversation. Raises ChatTemplateError."""
+        """Render and encode a conversation. Raises ChatTemplateError."""
         text = self._chat_template.render(conversation, open_turn=open_turn)
-        return self._ids(text, add_special_tokens=False)  # the template has written them
+        return self._ids(text, add_special_tokens=False)  # the template already contains them
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of ids; bytes that are no UTF-8 become U+FFFD, ids that do not exist nothing."""
+        """Decode token ids. Bytes that are not UTF-8 become U+FFFD; unknown ids are skipped."""
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the id stands for a special token, such as the end of a turn."""
+        """Return True if the id is a special token, such as the end of a turn."""
         return token_id in self._special_ids
 
     def is_special_token(self, text: str) -> bool:
-        """Whether a text is a special token's name."""
+        """Return True if the text is the name of a special token."""
         return self._backend.token_to_id(text) in self._special_ids
 
     def exists(self, token_id: int) -> bool:
-        """Whether the id names a token. A model can give out others where its vocabulary is padded."""
+        """Return True if the id is a token. Models with a padded vocabulary can generate other ids."""
         return self._backend.id_to_token(token_id) is not None
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return what a token adds to a text, special ones by their names; nothing for an id that names no token."""
+        """Return the bytes of a token: the name of an added token, nothing for an unknown id."""
         if (byte := self._bytes.get(token_id)) is not None:
             return bytes([byte])
         token = self._backend.id_to_token(token_id)
@@ -100,12 +100,12 @@ class Tokenizer:
         return token.replace(_SPACE_MARK, " ").encode()
 
     def byte_of(self, token_id: int) -> int | None:
-        """Return the byte that a token of byte fallback stands for; None for any other token."""
+        """Return the byte of a byte-fallback token, and None for any other token."""
         return self._bytes.get(token_id)
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Of all ways to encode, this one skips character offsets and lets go of the interpreter lock: for long
-        # prompts it takes less than half the time, and the event loop goes on when a thread calls it.
+        # The batch call computes no character offsets and releases the interpreter lock. For long prompts it takes
+        # less than half the time, and the event loop can run while a thread encodes.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
@@ -120,8 +120,8 @@ def _read(folder: Path) -> Tokenizer:
 
 
 def _convert(folder: Path) -> Tokenizer:
-    """Make a fast tokenizer of the older files, such as `vocab.json` or `tokenizer.model`."""
-    from transformers import AutoTokenizer  # seconds to import
+    """Convert older files, such as `vocab.json` or `tokenizer.model`, to a fast tokenizer."""
+    from transformers import AutoTokenizer  # imported here because it takes seconds
 
     loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     templates = _by_name(loaded.chat_template)
@@ -134,7 +134,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Find the special tokens by role: `bos_token`, `eos_token` and whatever else is called so."""
+    """Return the special tokens by role: all settings whose name ends with `_token`."""
     contents = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
     return {name: content for name, content in contents.items() if content is not None}
 
@@ -163,7 +163,7 @@ def _special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
 
 
 def _byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
-    """Bytes by the id of their token; empty where the decoder does not know byte tokens."""
+    """Return the byte of each byte-fallback token; empty for a decoder without byte fallback."""
     if backend.decoder is None or b'"ByteFallback"' not in backend.decoder.__getstate__():
         return {}
     ids = {byte: backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
@@ -171,9 +171,9 @@ def _byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
 
 
 def _byte_alphabet(backend: tokenizers.Tokenizer) -> dict[str, int]:
-    """Bytes by the characters that a byte-level vocabulary writes them with; empty for other vocabularies.
+    """Return the byte of each character in a byte-level vocabulary (GPT-2's alphabet); empty for other vocabularies.
 
-    Printable characters of Latin-1 stand for themselves, the other bytes in their order for those from U+0100 on.
+    Printable Latin-1 bytes are written as themselves, the others in order as the characters from U+0100.
     """
     if backend.decoder is None or b'"ByteLevel"' not in backend.decoder.__getstate__():
         return {}

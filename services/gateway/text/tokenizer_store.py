@@ -1,4 +1,4 @@
-"""The tokenizers of the models that engines serve, as the engines give them."""
+"""Fetches and caches the tokenizers of the engines' models."""
 
 import asyncio
 import hashlib
@@ -13,50 +13,52 @@ from services.gateway.text.tokenizer import Tokenizer, TokenizerLoadError
 from services.runtime.errors import Unavailable
 
 _FETCH_SECONDS = 60.0
-_MOST_BYTES = 256 * 1024 * 1024
+_MAX_BYTES = 256 * 1024 * 1024
 _FILE_NAME = re.compile(r"\w[\w.-]*")
 
 
 class TokenizerStore:
-    """Tokenizers by the digest of their files, each fetched once while it is kept."""
+    """Tokenizers by the digest of their files, each fetched once until it is pruned."""
 
     def __init__(self) -> None:
         self._loading: dict[bytes, asyncio.Task[Tokenizer]] = {}
 
     async def tokenizer(self, digest: bytes, stub: "pb_grpc.EngineAsyncStub") -> Tokenizer:
-        """Return the tokenizer of this digest, which the engine has. Raises Unavailable when it cannot be had."""
+        """Return the tokenizer with this digest, fetched from the engine if needed. Raises Unavailable."""
         if (task := self._loading.get(digest)) is None or (task.done() and task.exception() is not None):
-            task = self._loading[digest] = asyncio.create_task(_fetched(digest, stub))
+            task = self._loading[digest] = asyncio.create_task(_fetch(digest, stub))
         return await asyncio.shield(task)
 
-    def keep(self, digests: Container[bytes]) -> None:
-        """Forget the tokenizers of other digests; one that is being fetched is for an engine to come."""
-        self._loading = {key: task for key, task in self._loading.items() if key in digests or not task.done()}
+    def prune(self, in_use: Container[bytes]) -> None:
+        """Drop the tokenizers whose digest is not in use. A running fetch is kept, because an engine is joining."""
+        self._loading = {key: task for key, task in self._loading.items() if key in in_use or not task.done()}
 
 
-async def _fetched(digest: bytes, stub: "pb_grpc.EngineAsyncStub") -> Tokenizer:
+async def _fetch(digest: bytes, stub: "pb_grpc.EngineAsyncStub") -> Tokenizer:
     pieces = stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=_FETCH_SECONDS)
     with tempfile.TemporaryDirectory(prefix="quire-tokenizer-") as folder:
         await _write(pieces, Path(folder))
         try:
             return await asyncio.to_thread(_load, digest, Path(folder))
         except TokenizerLoadError as error:
-            raise Unavailable(f"its tokenizer cannot be read: {error}") from error
+            raise Unavailable(f"the engine's tokenizer cannot be read: {error}") from error
 
 
 async def _write(pieces: AsyncIterable[pb.GetTokenizerResponse], folder: Path) -> None:
     written = 0
     async for piece in pieces:
         written += len(piece.content)
-        if not _FILE_NAME.fullmatch(piece.file) or written > _MOST_BYTES:
-            raise Unavailable("its tokenizer has a file that is too large, or outside its folder")
+        if not _FILE_NAME.fullmatch(piece.file):
+            raise Unavailable(f"the engine's tokenizer has a file with an invalid name: {piece.file[:100]!r}")
+        if written > _MAX_BYTES:
+            raise Unavailable(f"the engine's tokenizer must have at most {_MAX_BYTES} bytes")
         with (folder / piece.file).open("ab") as file:
             file.write(piece.content)
 
 
 def _load(digest: bytes, folder: Path) -> Tokenizer:
     if _digest(folder) != digest:
-        raise TokenizerLoadError("its files came incomplete")
+        raise TokenizerLoadError("the digest of its files does not match")
     return Tokenizer.load(folder)
 
 

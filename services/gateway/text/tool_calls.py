@@ -1,10 +1,10 @@
-"""Calls of tools in what a model says.
+"""Incremental parsers of tool calls in generated text.
 
-Each family of models writes them in a way of its own, which its chat template shows:
+The format depends on the model family; the chat template shows which one it is:
 
-TAGGED    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen and Hermes do; text may stand around them
-MARKED    `[TOOL_CALLS]` and then a list of such objects, or `name{...}` for each, as Mistral's models do
-BARE      the whole answer is an object with `name` and `parameters`, or several of them, as Llama 3 does
+TAGGED    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with or without text around it (Qwen, Hermes)
+MARKED    `[TOOL_CALLS]`, then a list of such objects or `name{...}` for each call (Mistral)
+BARE      the whole output is an object with `name` and `parameters`, or several of them (Llama 3)
 """
 
 import json
@@ -23,30 +23,30 @@ _BLANKS = re.compile(r"\s*")
 _DECODER = json.JSONDecoder()
 
 
-class Called(NamedTuple):
-    """A call of a tool: its name, and its arguments as JSON text."""
+class ToolCall(NamedTuple):
+    """A complete tool call; `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
-class Opened(NamedTuple):
-    """A call of a tool whose arguments follow, as text in pieces."""
+class ToolCallStart(NamedTuple):
+    """The start of a tool call whose arguments follow as ArgumentsDelta."""
 
     name: str
 
 
-class ArgumentsPart(NamedTuple):
-    """More of the arguments of the call that was opened."""
+class ArgumentsDelta(NamedTuple):
+    """The next part of the arguments of the last ToolCallStart."""
 
     text: str
 
 
-Piece = str | Called | Opened | ArgumentsPart
+Piece = str | ToolCall | ToolCallStart | ArgumentsDelta
 
 
 class ToolFormat(Enum):
-    """How a model writes its calls."""
+    """The format in which a model writes tool calls."""
 
     TAGGED = _OPEN
     MARKED = _MARK
@@ -54,37 +54,37 @@ class ToolFormat(Enum):
 
     @classmethod
     def of(cls, template: str) -> "ToolFormat":
-        """Return the format that a chat template shows."""
+        """Return the format that a chat template uses."""
         return next(kind for kind in cls if kind.value in template)
 
     @property
     def mark(self) -> str:
-        """What begins a call, and may be a special token."""
+        """The text that starts a call; some models have it as a special token."""
         return self.value or _PYTHON_TAG
 
 
-class ToolCallReader(Protocol):
-    """Takes an answer apart while it comes: text as it is, and calls."""
+class ToolCallParser(Protocol):
+    """Splits the output of one sample into text and tool calls while it is generated."""
 
     def push(self, text: str) -> list[Piece]:
-        """Take more of the answer; return what is certain now. Text that could become a call waits."""
+        """Add generated text. Return the finished parts; text that could become a call is held back."""
 
     def finish(self) -> list[Piece]:
-        """Return what was held back: no more comes. What turned out to be no call is text."""
+        """Return the parts held back after the last push. Text that did not become a call is plain text."""
 
 
-def reader_of(kind: ToolFormat) -> ToolCallReader:
-    """Make the reader of a model's own format."""
-    makers: dict[ToolFormat, Callable[[], ToolCallReader]] = {
-        ToolFormat.TAGGED: TaggedCalls,
-        ToolFormat.MARKED: MarkedCalls,
-        ToolFormat.BARE: BareCalls,
+def parser_for(kind: ToolFormat) -> ToolCallParser:
+    """Return a new parser of the model's format."""
+    parsers: dict[ToolFormat, Callable[[], ToolCallParser]] = {
+        ToolFormat.TAGGED: TaggedCallParser,
+        ToolFormat.MARKED: MarkedCallParser,
+        ToolFormat.BARE: BareCallParser,
     }
-    return makers[kind]()
+    return parsers[kind]()
 
 
-class TaggedCalls:
-    """Calls between tags, and text around them. Blanks between calls are nothing."""
+class TaggedCallParser:
+    """Parses calls between tags, with text around them. Drops whitespace after a call."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -92,7 +92,7 @@ class TaggedCalls:
         self._after_call = False
 
     def push(self, text: str) -> list[Piece]:
-        """See ToolCallReader."""
+        """See ToolCallParser."""
         self._held += text
         pieces: list[Piece] = []
         while (end := self._held.find(_CLOSE if self._in_call else _OPEN)) >= 0:
@@ -101,13 +101,13 @@ class TaggedCalls:
             pieces += self._calls(before, _CLOSE) if self._in_call else self._text(before)
             self._in_call = not self._in_call
         if not self._in_call:
-            sure = len(self._held) - _overlap(self._held, _OPEN)
-            pieces += self._text(self._held[:sure])
-            self._held = self._held[sure:]
+            end = len(self._held) - _overlap(self._held, _OPEN)
+            pieces += self._text(self._held[:end])
+            self._held = self._held[end:]
         return pieces
 
     def finish(self) -> list[Piece]:
-        """See ToolCallReader."""
+        """See ToolCallParser."""
         return self._calls(self._held, "") if self._in_call else self._text(self._held)
 
     def _text(self, text: str) -> list[Piece]:
@@ -117,47 +117,47 @@ class TaggedCalls:
         return [text] if text else []
 
     def _calls(self, body: str, close: str) -> list[Piece]:
-        calls = calls_in(body)
+        calls = parse_calls(body)
         if not calls:
             return [_OPEN + body + close]
         self._after_call = True
         return [*calls]
 
 
-class MarkedCalls:
-    """Text, and then calls to the end."""
+class MarkedCallParser:
+    """Parses text followed by calls up to the end of the output."""
 
     def __init__(self) -> None:
         self._held = ""
         self._marked = False
 
     def push(self, text: str) -> list[Piece]:
-        """See ToolCallReader."""
+        """See ToolCallParser."""
         self._held += text
         if self._marked:
             return []
         start = self._held.find(_MARK)
         self._marked = start >= 0
-        sure = start if self._marked else len(self._held) - _overlap(self._held, _MARK)
-        text, self._held = self._held[:sure], self._held[sure:]
+        end = start if self._marked else len(self._held) - _overlap(self._held, _MARK)
+        text, self._held = self._held[:end], self._held[end:]
         return [text] if text else []
 
     def finish(self) -> list[Piece]:
-        """See ToolCallReader."""
+        """See ToolCallParser."""
         if not self._held:
             return []
-        calls = [call for part in self._held.split(_MARK)[1:] for call in calls_in(part)] if self._marked else []
+        calls = [call for part in self._held.split(_MARK)[1:] for call in parse_calls(part)] if self._marked else []
         return [*calls] if calls else [self._held]
 
 
-class BareCalls:
-    """Calls and nothing else, or text and nothing else; the beginning tells."""
+class BareCallParser:
+    """Parses output that consists of calls alone. Output with another prefix is text."""
 
     def __init__(self) -> None:
-        self._held: str | None = ""  # None: it is text
+        self._held: str | None = ""  # None: the output is text
 
     def push(self, text: str) -> list[Piece]:
-        """See ToolCallReader."""
+        """See ToolCallParser."""
         if self._held is None:
             return [text] if text else []
         self._held += text
@@ -167,21 +167,21 @@ class BareCalls:
         return [text]
 
     def finish(self) -> list[Piece]:
-        """See ToolCallReader."""
+        """See ToolCallParser."""
         if not self._held:
             return []
-        calls = calls_in(self._held.strip().removeprefix(_PYTHON_TAG))
+        calls = parse_calls(self._held.strip().removeprefix(_PYTHON_TAG))
         return [*calls] if calls else [self._held]
 
 
-class ListedCalls:
-    """A list of calls as JSON, or one alone, and nothing else: what a constraint makes sure of."""
+class CallListParser:
+    """Parses one call or a list of calls in JSON. A constraint guarantees that the output has no other text."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def push(self, text: str) -> list[Piece]:
-        """See ToolCallReader."""
+        """See ToolCallParser."""
         self._held += text
         pieces: list[Piece] = []
         while "}" in text:
@@ -191,43 +191,43 @@ class ListedCalls:
             except ValueError:
                 break
             self._held = self._held[end:]
-            pieces.append(_called(value) or json.dumps(value))
+            pieces.append(_tool_call(value) or json.dumps(value))
             text = self._held
         return pieces
 
     def finish(self) -> list[Piece]:
-        """See ToolCallReader."""
+        """See ToolCallParser."""
         rest = self._held.strip(" \t\r\n[],")
         return [rest] if rest else []
 
 
-class ArgumentsOnly:
-    """The arguments of one tool as JSON, and nothing else: what a constraint makes sure of."""
+class ArgumentsParser:
+    """Passes on the arguments of one tool. A constraint guarantees that the output has no other text."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._opened = False
+        self._started = False
 
     def push(self, text: str) -> list[Piece]:
-        """See ToolCallReader."""
+        """See ToolCallParser."""
         if not text:
             return []
-        begun, self._opened = self._opened, True
-        return [ArgumentsPart(text)] if begun else [Opened(self._name), ArgumentsPart(text)]
+        started, self._started = self._started, True
+        return [ArgumentsDelta(text)] if started else [ToolCallStart(self._name), ArgumentsDelta(text)]
 
     def finish(self) -> list[Piece]:
-        """See ToolCallReader."""
+        """See ToolCallParser."""
         return []
 
 
-def calls_in(text: str) -> list[Called]:
-    """Return the calls that a text consists of; none when there is anything else in it."""
+def parse_calls(text: str) -> list[ToolCall]:
+    """Return the calls in a text that consists of calls alone, and an empty list for any other text."""
     return [*(_calls_or_none(text) or ())]
 
 
-def _calls_or_none(text: str) -> list[Called] | None:
-    calls: list[Called] = []
-    position = _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it matches nothing as well
+def _calls_or_none(text: str) -> list[ToolCall] | None:
+    calls: list[ToolCall] = []
+    position = _BETWEEN.match(text).end()  # type: ignore[union-attr]  # the pattern matches the empty string, too
     while position < len(text):
         named = _NAME_BEFORE_ARGUMENTS.match(text, position)
         try:
@@ -235,24 +235,24 @@ def _calls_or_none(text: str) -> list[Called] | None:
         except (ValueError, RecursionError):
             return None
         found = [{"name": named[1], "arguments": value}] if named else value if isinstance(value, list) else [value]
-        called = [_called(one) for one in found]
-        if None in called:
+        parsed = [_tool_call(one) for one in found]
+        if None in parsed:
             return None
-        calls += [one for one in called if one is not None]
+        calls += [one for one in parsed if one is not None]
         position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
     return calls
 
 
-def _called(value: Any) -> Called | None:
-    """Read one object; Llama 3 calls arguments parameters."""
+def _tool_call(value: Any) -> ToolCall | None:
+    """Parse one JSON object; Llama 3 has the key `parameters` for the arguments."""
     if not isinstance(value, dict):
         return None
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # some write them as JSON once more
+    if isinstance(arguments, str):  # some models encode the arguments as a JSON string
         arguments = _object_in(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
-    return Called(name, json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _object_in(text: str) -> Any:
@@ -263,16 +263,16 @@ def _object_in(text: str) -> Any:
 
 
 def _could_be_calls(text: str) -> bool:
-    """Whether an answer that begins so can be calls and nothing else."""
-    begun = text.lstrip()
-    if _PYTHON_TAG.startswith(begun[: len(_PYTHON_TAG)]):
+    """Return True if output with this prefix can consist of calls alone."""
+    prefix = text.lstrip()
+    if _PYTHON_TAG.startswith(prefix[: len(_PYTHON_TAG)]):
         return True
-    if not begun.startswith("{"):
+    if not prefix.startswith("{"):
         return False
-    key = begun[_BLANKS.match(begun, 1).end() :]  # type: ignore[union-attr]
-    return any(wanted.startswith(key[: len(wanted)]) for wanted in _FIRST_KEYS)
+    key = prefix[_BLANKS.match(prefix, 1).end() :]  # type: ignore[union-attr]
+    return any(expected.startswith(key[: len(expected)]) for expected in _FIRST_KEYS)
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text could be the beginning of a mark."""
+    """Return the length of the longest proper prefix of `mark` at the end of `text`."""
     return next(length for length in range(len(mark) - 1, -1, -1) if text.endswith(mark[:length]))

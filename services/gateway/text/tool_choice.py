@@ -1,4 +1,4 @@
-"""What an answer must be where a tool has to be called."""
+"""JSON schemas that force the output to be a tool call."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.v1 import gateway_pb2
 
-_MOST_CALLS = 16
+_MAX_CALLS = 16
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -16,14 +16,14 @@ def arguments_schema(tool: gateway_pb2.Tool) -> str:
 
 
 def calls_schema(tools: Sequence[gateway_pb2.Tool], *, parallel: bool) -> str:
-    """Return the JSON schema of a call of one of these tools, or of a list of them, as text.
+    """Return the JSON schema of a call of one of these tools, or with `parallel` of a list of calls, as text.
 
-    What a tool's own schema refers to is looked for where that schema now stands.
+    References inside a tool's schema are rebased to its place in the new schema.
     """
-    definitions = {str(at): _moved(json.loads(arguments_schema(tool)), at) for at, tool in enumerate(tools)}
+    definitions = {str(at): _rebase(json.loads(arguments_schema(tool)), at) for at, tool in enumerate(tools)}
     calls = [_call(tool.name, at) for at, tool in enumerate(tools)]
     call = {"anyOf": calls} if len(calls) > 1 else calls[0]
-    schema = {"type": "array", "minItems": 1, "maxItems": _MOST_CALLS, "items": call} if parallel else call
+    schema = {"type": "array", "minItems": 1, "maxItems": _MAX_CALLS, "items": call} if parallel else call
     return json.dumps({"$defs": definitions} | schema)
 
 
@@ -36,14 +36,13 @@ def _call(name: str, at: int) -> dict[str, Any]:
     }
 
 
-def _moved(schema: Any, at: int) -> Any:
-    """Let the references inside a schema point to where it is put."""
+def _rebase(schema: Any, at: int) -> Any:
     if isinstance(schema, list):
-        return [_moved(one, at) for one in schema]
+        return [_rebase(one, at) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _moved(value, at) for key, value in schema.items()}
-    target = moved.get("$ref")
+    rebased = {key: _rebase(value, at) for key, value in schema.items()}
+    target = rebased.get("$ref")
     if isinstance(target, str) and target.startswith("#"):
-        moved["$ref"] = f"#/$defs/{at}{target[1:]}"
-    return moved
+        rebased["$ref"] = f"#/$defs/{at}{target[1:]}"
+    return rebased

@@ -1,7 +1,7 @@
-"""Names the text field of a request that is not UTF-8.
+"""Finds the text field of a request that is not UTF-8.
 
-Protobuf refuses such a message as a whole and does not say why. Here its bytes are read once more as unknown fields,
-and each that is text is decoded.
+Protobuf's parser rejects the whole message and does not name the field. This module parses the message again as unknown
+fields and decodes each text field.
 """
 
 from collections import defaultdict
@@ -21,22 +21,22 @@ _LENGTH_DELIMITED = 2  # the wire type of texts and messages
 
 
 def parse_request(message_type: type[M], data: bytes) -> M:
-    """Return the message that the bytes hold. Raises InvalidField; its field is the text that is not UTF-8, if any."""
+    """Parse a message. Raises InvalidField, which names the field that is not UTF-8, if there is one."""
     try:
         return message_type.FromString(data)
     except DecodeError as error:
         field = invalid_utf8_field(message_type, data)
-        fault = f"{field} is not valid UTF-8" if field else f"the bytes are not a {message_type.DESCRIPTOR.full_name}"
-        raise InvalidField(fault, field) from error
+        malformed = f"malformed request: not a valid {message_type.DESCRIPTOR.full_name}"
+        raise InvalidField(f"{field} is not valid UTF-8" if field else malformed, field) from error
 
 
 def invalid_utf8_field(message_type: type[Message], data: bytes) -> str:
-    """Return the path of the first text field, by field number, that is not UTF-8: `stopping.stop_strings[3]`.
+    """Return the path of the first text field, by field number, that is not UTF-8, such as `stopping.stop_strings[3]`.
 
-    Empty when there is none before the bytes cannot be parsed for another reason. An entry of a map is named by its
-    place on the wire: `labels[2].value`.
+    Return an empty string if there is none, or if the message is malformed in another way. The path of a map entry has
+    its position on the wire: `labels[2].value`.
     """
-    original = cast(Descriptor, message_type.DESCRIPTOR)  # the stubs also name the C type behind it
+    original = cast(Descriptor, message_type.DESCRIPTOR)  # the stubs also name the C type
     try:
         return next(_invalid_paths(original, data), "")
     except DecodeError:

@@ -12,15 +12,15 @@ from services.gateway.http.openai.answers import Chunks, Gathered, GenerationCal
 from services.gateway.http.openai.translation import chat_call
 from services.gateway.request_handler import RequestHandler
 from services.gateway.text.tool_calls import (
-    ArgumentsOnly,
-    ArgumentsPart,
-    Called,
-    ListedCalls,
-    Opened,
+    ArgumentsDelta,
+    ArgumentsParser,
+    CallListParser,
     Piece,
-    ToolCallReader,
+    ToolCall,
+    ToolCallParser,
+    ToolCallStart,
     ToolFormat,
-    reader_of,
+    parser_for,
 )
 from services.runtime.errors import UnsupportedField
 from services.runtime.http.server_sent_events import Events
@@ -72,14 +72,14 @@ class ChatCompletionCall(GenerationCall):
         for last in self.usage_chunk(_CHUNK, [chunks]):
             yield last
 
-    def reader(self) -> ToolCallReader | None:
+    def reader(self) -> ToolCallParser | None:
         """Make what finds calls in one sample; None where there can be none."""
         body = self.body
         if not body.tools or body.tool_choice == "none":
             return None
         if isinstance(body.tool_choice, requests.NamedTool):
-            return ArgumentsOnly(body.tool_choice.function.name)
-        return ListedCalls() if body.tool_choice == "required" else reader_of(self._format())
+            return ArgumentsParser(body.tool_choice.function.name)
+        return CallListParser() if body.tool_choice == "required" else parser_for(self._format())
 
     def _format(self) -> ToolFormat:
         return ToolFormat.of(self.tokenizer(self._request.model).chat_template.tool_source or "")
@@ -114,7 +114,7 @@ class ChatCompletionCall(GenerationCall):
 class CallDeltas:
     """What a sample says, in the shape of a stream's deltas: content and calls."""
 
-    def __init__(self, reader: ToolCallReader, *, parallel: bool) -> None:
+    def __init__(self, reader: ToolCallParser, *, parallel: bool) -> None:
         """Not `parallel`: calls after the first are left out."""
         self._reader = reader
         self._parallel = parallel
@@ -133,14 +133,14 @@ class CallDeltas:
         return [delta for delta in deltas if delta]
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
-        if isinstance(piece, ArgumentsPart):
+        if isinstance(piece, ArgumentsDelta):
             return {"tool_calls": [{"index": self.calls - 1, "function": {"arguments": piece.text}}]}
-        if not isinstance(piece, Called | Opened):
+        if not isinstance(piece, ToolCall | ToolCallStart):
             return {"content": piece}
         if self.calls and not self._parallel:
             return {}
         self.calls += 1
-        arguments = piece.arguments if isinstance(piece, Called) else ""
+        arguments = piece.arguments if isinstance(piece, ToolCall) else ""
         function = {"name": piece.name, "arguments": arguments}
         return {"tool_calls": [{"index": self.calls - 1, "id": _id(), "type": "function", "function": function}]}
 

@@ -182,7 +182,7 @@ def test_tokenizers_are_kept_for_known_models_alone() -> None:
             store._loading[digest] = asyncio.create_task(asyncio.sleep(0, cast(Any, None)))
         await asyncio.gather(*store._loading.values())
         coming = store._loading[b"c"] = asyncio.create_task(asyncio.sleep(60, cast(Any, None)))
-        store.keep({b"b"})
+        store.prune({b"b"})
         coming.cancel()
         return set(store._loading)
 

@@ -15,6 +15,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,16 @@ class Guarded:
         headers = {"x-request-id": name} if name else {}
         return self.of(key).post("/v1/chat/completions", json=asked, headers=headers)
 
-    def answer_to(self, data: bytes) -> bytes:
-        """Send bytes by TLS, and return what comes until the gateway closes."""
+    def send(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Send bytes over TLS, and return status, headers and body of the response.
+
+        The gateway may keep a connection open after a rejected request, so this does not wait for it to close.
+        """
         with self.connect() as connection:
             connection.sendall(data)
-            return read_all(connection)
+            response = HTTPResponse(connection)
+            response.begin()
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
 
     def close(self) -> None:
         for client in (self.anyone, *self._of.values()):
@@ -376,14 +382,9 @@ def test_a_model_that_is_a_path_is_unknown_and_nothing_is_read_there(guarded: Gu
 )
 def test_no_path_leads_to_files(guarded: Guarded, path: bytes) -> None:
     request = b"GET %b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\nconnection: close\r\n\r\n"
-    answer = guarded.answer_to(request % (path, A.encode()))
-    assert answer.startswith(b"HTTP/1.1 404 ")
-    assert b"root:" not in answer
-
-
-def headers_of(answer: bytes) -> dict[bytes, bytes]:
-    head = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
-    return {name: value for name, _, value in (line.partition(b": ") for line in head)}
+    status, _, content = guarded.send(request % (path, A.encode()))
+    assert status == 404
+    assert b"root:" not in content
 
 
 @pytest.mark.parametrize(
@@ -395,11 +396,11 @@ def test_a_request_id_brings_no_header_into_the_answer(guarded: Guarded, name: b
     content = json.dumps(body()).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-type: application/json\r\n"
     rest = b"x-request-id: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-    answer = guarded.answer_to(head % A.encode() + rest % (name, len(content)) + content)
-    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 200 "))
-    headers = headers_of(answer)
-    assert b"set-cookie" not in headers
-    assert b"evil" not in answer
+    status, headers, text = guarded.send(head % A.encode() + rest % (name, len(content)) + content)
+    assert status in (400, 200)
+    assert "set-cookie" not in headers
+    assert "evil" not in str(headers)
+    assert b"evil" not in text
 
 
 @pytest.mark.parametrize("name", ["a\r\nset-cookie: evil=1", "a\nb", "\u010d\u010aset-cookie:evil", "a" * 101, ""])

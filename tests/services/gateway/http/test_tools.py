@@ -7,7 +7,14 @@ import httpx
 import pytest
 
 from quire.v1 import gateway_pb2
-from services.gateway.text.tool_calls import BareCalls, Called, ListedCalls, MarkedCalls, TaggedCalls, ToolCallReader
+from services.gateway.text.tool_calls import (
+    BareCallParser,
+    CallListParser,
+    MarkedCallParser,
+    TaggedCallParser,
+    ToolCall,
+    ToolCallParser,
+)
 from tests.running_quire import RunningQuire
 
 SUM = {"type": "object", "properties": {"a": {"$ref": "#/$defs/digit"}}, "required": ["a"]}
@@ -19,7 +26,7 @@ TOOLS = [
 ASK = {"messages": [{"role": "user", "content": "What time is it?"}], "tools": TOOLS, "max_tokens": 150, "seed": 4}
 
 
-def read(reader: ToolCallReader, text: str, size: int) -> list[Any]:
+def read(reader: ToolCallParser, text: str, size: int) -> list[Any]:
     """Give a text in pieces; return what it comes to, with neighbouring texts joined."""
     pieces: list[Any] = []
     for at in range(0, len(text), size):
@@ -34,29 +41,29 @@ def read(reader: ToolCallReader, text: str, size: int) -> list[Any]:
 
 
 CALL_A, CALL_B = '{"name":"a","arguments":{"x":1}}', '{"name": "b"}'
-A = Called("a", '{"x": 1}')
-B = Called("b", "{}")
+A = ToolCall("a", '{"x": 1}')
+B = ToolCall("b", "{}")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("reader", "text", "pieces"),
     [
-        (TaggedCalls, "1 < 2 <tool", ["1 < 2 <tool"]),
-        (TaggedCalls, 'Well. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', ["Well. ", A]),
-        (TaggedCalls, f"<tool_call>{CALL_A}</tool_call>\n<tool_call>{CALL_B}</tool_call>\n", [A, B]),
-        (TaggedCalls, '<tool_call>{"name":"a","arguments":"{\\"x\\":1}"}', [A]),
-        (TaggedCalls, "<tool_call>what?</tool_call> no", ["<tool_call>what?</tool_call> no"]),
-        (MarkedCalls, f"So [TOOL [TOOL_CALLS] [{CALL_A},{CALL_B}]", ["So [TOOL ", A, B]),
-        (MarkedCalls, '[TOOL_CALLS]a[ARGS]{"x":1}[TOOL_CALLS]b{}', [A, B]),
-        (MarkedCalls, "[TOOL_CALLS]oops", ["[TOOL_CALLS]oops"]),
-        (BareCalls, '{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}', [A, B]),
-        (BareCalls, '<|python_tag|>{"type": "function", "name": "a", "parameters": {"x": 1}}', [A]),
-        (BareCalls, '{"nameless": 1}', ['{"nameless": 1}']),
-        (BareCalls, '{"name": "a", "parameters": {"x', ['{"name": "a", "parameters": {"x']),
-        (BareCalls, "plain", ["plain"]),
-        (ListedCalls, '[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]', [A, B]),
-        (ListedCalls, '{"name": "a", "arguments": {"x": 1}}', [A]),
+        (TaggedCallParser, "1 < 2 <tool", ["1 < 2 <tool"]),
+        (TaggedCallParser, 'Well. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', ["Well. ", A]),
+        (TaggedCallParser, f"<tool_call>{CALL_A}</tool_call>\n<tool_call>{CALL_B}</tool_call>\n", [A, B]),
+        (TaggedCallParser, '<tool_call>{"name":"a","arguments":"{\\"x\\":1}"}', [A]),
+        (TaggedCallParser, "<tool_call>what?</tool_call> no", ["<tool_call>what?</tool_call> no"]),
+        (MarkedCallParser, f"So [TOOL [TOOL_CALLS] [{CALL_A},{CALL_B}]", ["So [TOOL ", A, B]),
+        (MarkedCallParser, '[TOOL_CALLS]a[ARGS]{"x":1}[TOOL_CALLS]b{}', [A, B]),
+        (MarkedCallParser, "[TOOL_CALLS]oops", ["[TOOL_CALLS]oops"]),
+        (BareCallParser, '{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}', [A, B]),
+        (BareCallParser, '<|python_tag|>{"type": "function", "name": "a", "parameters": {"x": 1}}', [A]),
+        (BareCallParser, '{"nameless": 1}', ['{"nameless": 1}']),
+        (BareCallParser, '{"name": "a", "parameters": {"x', ['{"name": "a", "parameters": {"x']),
+        (BareCallParser, "plain", ["plain"]),
+        (CallListParser, '[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]', [A, B]),
+        (CallListParser, '{"name": "a", "arguments": {"x": 1}}', [A]),
     ],
 )  # fmt: skip
 def test_calls_are_found_in_what_a_model_says_however_it_comes(
@@ -66,10 +73,10 @@ def test_calls_are_found_in_what_a_model_says_however_it_comes(
 
 
 def test_text_that_cannot_become_a_call_does_not_wait() -> None:
-    assert TaggedCalls().push("1 < 2, <b") == ["1 < 2, <b"]
-    assert TaggedCalls().push("so: <tool_") == ["so: "]
-    assert MarkedCalls().push("[1] [TOOL") == ["[1] "]
-    assert BareCalls().push("{1}") == ["{1}"]
+    assert TaggedCallParser().push("1 < 2, <b") == ["1 < 2, <b"]
+    assert TaggedCallParser().push("so: <tool_") == ["so: "]
+    assert MarkedCallParser().push("[1] [TOOL") == ["[1] "]
+    assert BareCallParser().push("{1}") == ["{1}"]
 
 
 def called(http: httpx.Client, **body: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:

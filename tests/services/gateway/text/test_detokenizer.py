@@ -16,7 +16,7 @@ SPECIAL = [AddedToken("<s>", special=True), AddedToken("</s>", special=True)]
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """Like GPT-2, Llama 3, Qwen and SmolLM: every token is a string of bytes."""
+    """Like GPT-2, Llama 3, Qwen and SmolLM: each token is a string of bytes."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -30,7 +30,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def byte_fallback() -> tokenizers.Tokenizer:
-    """Like Llama 2 and Gemma: words with a mark for the space before them, and bytes for everything unknown."""
+    """Like Llama 2 and Gemma: words marked with the space before them, and byte tokens for unknown characters."""
     pieces = ["<unk>", "▁", "a", "b", "▁a", "▁the", "▁▁", "é", "好", "�"] + [f"<0x{byte:02X}>" for byte in range(256)]
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -70,8 +70,6 @@ TOKENIZERS = {kind: Tokenizer(backend, ChatTemplate(None, {})) for kind, backend
 
 
 class CountingTokenizer(Tokenizer):
-    """Counts the tokens that it is asked to decode."""
-
     decoded_tokens = 0
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -80,33 +78,31 @@ class CountingTokenizer(Tokenizer):
 
 
 def ids_of_byte_tokens(data: bytes) -> list[int]:
-    """One token for each byte, in the tokenizer with byte fallback."""
     vocabulary = BACKENDS["byte_fallback"].get_vocab()
     return [vocabulary[f"<0x{byte:02X}>"] for byte in data]
 
 
 def ids_of_bytes(data: bytes) -> list[int]:
-    """One token for each byte, in the byte-level tokenizer: none of its merges applies."""
+    """Return one byte-level token for each byte, without merges."""
     vocabulary, letters = BACKENDS["byte_level"].get_vocab(), dict(letters_of_bytes())
     return [vocabulary[letters[byte]] for byte in data]
 
 
 def letters_of_bytes() -> list[tuple[int, str]]:
-    """GPT-2's way to write bytes as printable letters."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return [(byte, chr(byte)) for byte in printable] + [(byte, chr(256 + n)) for n, byte in enumerate(others)]
 
 
 def streamed(tokenizer: Tokenizer, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
-    """What one push for each token tells, and at the end what finish tells."""
+    """Return the text of one push for each token, then that of `finish`."""
     detokenizer = Detokenizer(tokenizer, skip_special_tokens)
     return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.finish()]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(data=st.data(), skip_special_tokens=st.booleans())
-def test_whatever_the_model_says_the_pieces_join_to_what_decoding_all_at_once_gives(
+def test_streamed_text_equals_the_text_of_all_ids_decoded_at_once(
     kind: str, data: st.DataObject, skip_special_tokens: bool
 ) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -119,66 +115,66 @@ def test_whatever_the_model_says_the_pieces_join_to_what_decoding_all_at_once_gi
 
 
 @given(st.lists(st.sampled_from(["好".encode(), "🙂".encode(), b"\x80", b"\xf0\x9f", b"a"]), max_size=30).map(b"".join))
-def test_bytes_that_are_half_text_half_rubbish_join_to_the_same_in_both_families(data: bytes) -> None:
+def test_valid_and_invalid_bytes_stream_as_they_are_decoded_at_once(data: bytes) -> None:
     for kind, ids in [("byte_level", ids_of_bytes(data)), ("byte_fallback", ids_of_byte_tokens(data))]:
         assert "".join(streamed(TOKENIZERS[kind], ids)) == TOKENIZERS[kind].decode(ids)
 
 
 @given(st.text())
-def test_any_text_comes_back_as_it_was_encoded(text: str) -> None:
+def test_streaming_decodes_any_encoded_text(text: str) -> None:
     tokenizer = TOKENIZERS["byte_level"]
     assert "".join(streamed(tokenizer, tokenizer.encode(text), skip_special_tokens=False)) == text
 
 
-def test_a_character_of_several_tokens_is_told_once_it_is_whole() -> None:
+def test_a_character_of_several_tokens_is_returned_with_its_last_token() -> None:
     ids = ids_of_bytes("é🙂".encode())
     assert streamed(TOKENIZERS["byte_level"], ids) == ["", "é", "", "", "", "🙂", ""]
 
 
-def test_tokens_of_whole_characters_are_told_at_once() -> None:
+def test_tokens_of_complete_characters_are_returned_at_once() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     ids = tokenizer.encode("the cat sat on the mat")
     assert streamed(tokenizer, ids) == [*(tokenizer.decode([token_id]) for token_id in ids), ""]
 
 
-def test_bytes_that_can_no_longer_become_a_character_are_told_with_the_next_token() -> None:
+def test_invalid_bytes_are_returned_with_the_next_token() -> None:
     ids = ids_of_bytes(b"\x80\x80ab")
     assert streamed(TOKENIZERS["byte_level"], ids) == ["", "�", "�a", "b", ""]
 
 
-def test_a_character_that_never_gets_whole_is_told_at_the_end() -> None:
+def test_an_incomplete_character_is_returned_by_finish() -> None:
     ids = ids_of_bytes("a🙂".encode()[:-1])
     assert streamed(TOKENIZERS["byte_level"], ids) == ["a", "", "", "", "�"]
 
 
-def test_a_second_finish_tells_nothing_more() -> None:
+def test_a_second_finish_returns_nothing() -> None:
     detokenizer = Detokenizer(TOKENIZERS["byte_level"])
     detokenizer.push(ids_of_bytes(b"\xf0"))
     assert (detokenizer.finish(), detokenizer.finish()) == ("�", "")
 
 
-def test_a_run_of_byte_tokens_is_told_when_it_ends() -> None:
+def test_a_run_of_byte_tokens_is_returned_when_it_ends() -> None:
     ids = [*ids_of_byte_tokens("🙂".encode()), 4]
     assert streamed(TOKENIZERS["byte_fallback"], ids) == ["", "", "", "", "🙂 a", ""]
 
 
-def test_a_run_of_byte_tokens_is_told_as_soon_as_it_is_spoiled() -> None:
+def test_a_run_of_byte_tokens_is_returned_with_its_first_invalid_byte() -> None:
     ids = [*ids_of_byte_tokens(b"\xe5\xa5\xbd\x80\x80a"), 4]
     assert streamed(TOKENIZERS["byte_fallback"], ids) == ["", "", "", "����", "�", "�", " a", ""]
 
 
-def test_a_replacement_character_that_the_model_says_is_not_lost_before_a_spoiled_run() -> None:
-    said = BACKENDS["byte_fallback"].get_vocab()["�"]
-    assert streamed(TOKENIZERS["byte_fallback"], [said, *ids_of_byte_tokens(b"\x80")]) == ["�", "�", ""]
+def test_a_generated_replacement_character_is_kept_before_an_invalid_run() -> None:
+    replacement = BACKENDS["byte_fallback"].get_vocab()["�"]
+    assert streamed(TOKENIZERS["byte_fallback"], [replacement, *ids_of_byte_tokens(b"\x80")]) == ["�", "�", ""]
 
 
-def test_only_the_first_space_of_the_stream_is_dropped_where_the_tokenizer_drops_it() -> None:
+def test_only_the_first_space_of_a_stream_is_dropped() -> None:
     a, space = 4, 1
     assert streamed(TOKENIZERS["byte_fallback"], [a, a, space, a]) == ["a", " a", " ", " a", ""]
     assert streamed(TOKENIZERS["metaspace"], [3, 3, 1, 3]) == ["a", " a", " ", " a", ""]
 
 
-def test_special_tokens_are_told_only_if_wanted() -> None:
+def test_special_tokens_are_returned_on_request() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     ids = [0, *ids_of_bytes(b"a"), 1]
     assert streamed(tokenizer, ids, skip_special_tokens=True) == ["", "a", "", ""]
@@ -189,7 +185,9 @@ def test_special_tokens_are_told_only_if_wanted() -> None:
     ("kind", "ids_of"),
     [("byte_level", ids_of_bytes), ("byte_fallback", ids_of_byte_tokens)],
 )
-def test_a_token_costs_the_same_however_long_the_stream_is(kind: str, ids_of: Callable[[bytes], list[int]]) -> None:
+def test_the_cost_of_a_token_does_not_depend_on_the_length_of_the_stream(
+    kind: str, ids_of: Callable[[bytes], list[int]]
+) -> None:
     tokenizer = CountingTokenizer(BACKENDS[kind], ChatTemplate(None, {}))
     plain = [tokenizer.vocabulary_size - 3]
     ids = ids_of(b"\x80" * 1000) + plain + ids_of("🙂".encode() * 500) + plain * 1000

@@ -25,17 +25,17 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     "{% if tools is defined and tools is none %}-{% endif %}{{ strftime_now('%%') }}"
 )
-ADDED_TOKEN = {"__type": "AddedToken", "content": "</s>"}  # as older folders write it
+ADDED_TOKEN = {"__type": "AddedToken", "content": "</s>"}  # the format of older folders
 _TURNS = [("system", 'Be <brief> & "kind".'), ("user", "Grüße 🙂\n  "), ("assistant", "Hallo"), ("user", "你好?")]
 CHAT = Conversation([{"role": role, "content": content} for role, content in _TURNS])
 
 
-def said(role: str, content: str) -> Conversation:
+def one_message(role: str, content: str) -> Conversation:
     return Conversation([{"role": role, "content": content}])
 
 
 def trained() -> tokenizers.Tokenizer:
-    """A byte-level tokenizer that puts <s> before each text."""
+    """Train a byte-level tokenizer that adds <s> before each text."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -56,7 +56,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def model_folder(folder: Path, template: str | None = TEMPLATE, **settings: Any) -> Path:
-    """A folder as models are published, with its template in a file of its own."""
+    """Write a model folder with a separate file for the chat template."""
     trained().save(str(folder / "tokenizer.json"))
     names = {"tokenizer_class": "TokenizersBackend", "bos_token": "<s>", "eos_token": ADDED_TOKEN}
     write_json(folder / "tokenizer_config.json", names | settings)
@@ -80,45 +80,43 @@ def assert_equals_transformers(folder: Path) -> None:
     assert tokenizer.vocabulary_size == len(reference)
 
 
-def test_a_folder_gives_what_transformers_makes_of_it(tmp_path: Path) -> None:
+def test_a_model_folder_is_read_as_by_transformers(tmp_path: Path) -> None:
     assert_equals_transformers(model_folder(tmp_path))
 
 
-def test_special_tokens_named_only_in_the_settings_are_tokens_too(tmp_path: Path) -> None:
+def test_special_tokens_from_the_settings_are_tokens(tmp_path: Path) -> None:
     assert_equals_transformers(model_folder(tmp_path, template="{{ messages[0].content }}<end>", eos_token="<end>"))
 
 
-def test_a_folder_of_older_files_gives_what_transformers_makes_of_it(tmp_path: Path) -> None:
+def test_a_folder_of_older_files_is_read_as_by_transformers(tmp_path: Path) -> None:
     model_folder(tmp_path, tokenizer_class="GPT2Tokenizer", unk_token="<s>")
     (tmp_path / "tokenizer.json").unlink()
     trained().model.save(str(tmp_path))
     assert_equals_transformers(tmp_path)
 
 
-def test_the_demo_model_gives_what_transformers_makes_of_it(demo_model: Path) -> None:
+def test_the_demo_model_is_read_as_by_transformers(demo_model: Path) -> None:
     assert_equals_transformers(demo_model)
 
 
-def test_truncation_and_padding_of_the_training_are_off(tmp_path: Path) -> None:
+def test_truncation_and_padding_are_off(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(model_folder(tmp_path))
     assert tokenizer.decode(tokenizer.encode(LINES[0])) == LINES[0]
     assert tokenizer.encode("") == [0]
 
 
-def test_the_template_may_stand_in_the_settings(tmp_path: Path) -> None:
+def test_the_chat_template_can_be_in_the_settings(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, template=None, chat_template="{{ bos_token }}{{ messages[0].content }}")
-    assert Tokenizer.load(folder).chat_template.render(said("user", "hi")) == "<s>hi"
+    assert Tokenizer.load(folder).chat_template.render(one_message("user", "hi")) == "<s>hi"
 
 
-def test_of_several_templates_the_default_counts(tmp_path: Path) -> None:
+def test_the_default_template_renders_conversations_without_tools(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "talk"}]
-    assert (
-        Tokenizer.load(model_folder(tmp_path, template=None, chat_template=templates)).chat_template.render(CHAT)
-        == "talk"
-    )
+    folder = model_folder(tmp_path, template=None, chat_template=templates)
+    assert Tokenizer.load(folder).chat_template.render(CHAT) == "talk"
 
 
-def test_a_template_file_goes_before_the_settings(tmp_path: Path) -> None:
+def test_a_template_file_overrides_the_settings(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, template="file", chat_template="settings")
     assert Tokenizer.load(folder).chat_template.render(CHAT) == "file"
 
@@ -128,15 +126,15 @@ def test_a_template_file_goes_before_the_settings(tmp_path: Path) -> None:
     [
         (None, CHAT, "has no chat template"),
         (TEMPLATE, Conversation([]), "at least one message"),
-        (TEMPLATE, said("tool", "42"), "no tool here"),
-        ("{% if %}", CHAT, "is broken"),
+        (TEMPLATE, one_message("tool", "42"), "no tool here"),
+        ("{% if %}", CHAT, "is not valid Jinja"),
         ("{{ messages[99].content }}", CHAT, "does not accept"),
         ("{{ messages[0].content + 1 }}", CHAT, "does not accept"),
         ("{{ messages.append(1) }}", CHAT, "does not accept"),
         ("{{ ''.__class__.__mro__ }}", CHAT, "does not accept"),
     ],
 )
-def test_a_conversation_that_cannot_be_rendered_is_refused_with_the_reason(
+def test_a_conversation_that_cannot_be_rendered_is_rejected_with_the_reason(
     tmp_path: Path, template: str | None, messages: Conversation, reason: str
 ) -> None:
     tokenizer = Tokenizer.load(model_folder(tmp_path, template))
@@ -144,22 +142,19 @@ def test_a_conversation_that_cannot_be_rendered_is_refused_with_the_reason(
         tokenizer.encode_chat(messages)
 
 
-def test_a_model_without_a_template_still_encodes_text(tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_encodes_text(tmp_path: Path) -> None:
     assert Tokenizer.load(model_folder(tmp_path, template=None)).encode("") == [0]
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", [{}, {"tokenizer.json": "{"}], ids=["missing", "damaged"])
+def test_a_missing_or_damaged_tokenizer_is_rejected(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
     with pytest.raises(TokenizerLoadError, match="No tokenizer can be read"):
         Tokenizer.load(tmp_path)
 
 
-def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
-    with pytest.raises(TokenizerLoadError, match="No tokenizer can be read"):
-        Tokenizer.load(tmp_path)
-
-
-def test_loading_a_model_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+def test_loading_a_tokenizer_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib; from services.gateway.text.tokenizer import Conversation, Tokenizer\n"
         "Tokenizer.load(pathlib.Path(sys.argv[1])).encode_chat(Conversation([{'role': 'user', 'content': 'hi'}]))\n"

@@ -12,11 +12,11 @@ from quire.v1.gateway_pb2 import Chat, ChatMessage, GenerateRequest, Prompt, Tok
 from services.gateway.text.utf8 import invalid_utf8_field, parse_request
 from services.runtime.errors import InvalidField
 
-MARK = "mark"  # where a request will not be UTF-8
+MARK = "mark"
 
 
-def spoiled(request: Message) -> bytes:
-    """The request on the wire, with each MARK in it replaced by as many bytes that are not UTF-8."""
+def invalid(request: Message) -> bytes:
+    """Serialize a request and replace each MARK by bytes of the same length that are not UTF-8."""
     return request.SerializeToString().replace(MARK.encode(), b"\xff\xfe\x80\xc0")
 
 
@@ -39,34 +39,34 @@ def spoiled(request: Message) -> bytes:
 )
 def test_the_first_text_field_that_is_not_utf8_is_named(request_: GenerateRequest, field: str) -> None:
     with pytest.raises(InvalidField) as caught:
-        parse_request(GenerateRequest, spoiled(request_))
+        parse_request(GenerateRequest, invalid(request_))
     assert caught.value.field == field
     assert str(caught.value) == f"{field} is not valid UTF-8"
 
 
-def test_keys_and_values_of_maps_are_named_by_their_place_on_the_wire() -> None:
+def test_the_path_of_a_map_entry_has_its_position_on_the_wire() -> None:
     struct = Struct()
     struct.update({"key": MARK})
-    assert invalid_utf8_field(Struct, spoiled(struct)) == "fields[0].value.string_value"
+    assert invalid_utf8_field(Struct, invalid(struct)) == "fields[0].value.string_value"
     struct = Struct()
     struct.update({MARK: [1]})
-    assert invalid_utf8_field(Struct, spoiled(struct)) == "fields[0].key"
+    assert invalid_utf8_field(Struct, invalid(struct)) == "fields[0].key"
 
 
-def test_bytes_that_are_no_message_at_all_name_no_field() -> None:
+def test_a_malformed_message_is_rejected_without_a_field() -> None:
     data = GenerateRequest(model="m").SerializeToString()[:-1]
-    with pytest.raises(InvalidField, match=r"the bytes are not a quire\.v1\.GenerateRequest") as caught:
+    with pytest.raises(InvalidField, match=r"not a valid quire\.v1\.GenerateRequest") as caught:
         parse_request(GenerateRequest, data)
     assert caught.value.field == ""
 
 
-def test_text_that_a_later_value_replaces_is_named_too() -> None:
-    # Protobuf checks both values, and would keep the last.
-    data = spoiled(GenerateRequest(model=MARK)) + GenerateRequest(model="m").SerializeToString()
+def test_an_invalid_value_is_named_even_if_a_later_value_replaces_it() -> None:
+    # Protobuf checks both values and keeps the last.
+    data = invalid(GenerateRequest(model=MARK)) + GenerateRequest(model="m").SerializeToString()
     assert invalid_utf8_field(GenerateRequest, data) == "model"
 
 
-def test_a_sound_request_passes_unchanged() -> None:
+def test_a_valid_request_is_parsed_unchanged() -> None:
     request = GenerateRequest(
         model="模型",
         prompt=Prompt(token_ids=TokenIds(ids=[1, 2])),
@@ -87,7 +87,7 @@ def is_utf8(text: bytes) -> bool:
 
 
 @given(st.lists(st.binary(max_size=4) | st.text(max_size=4).map(str.encode), max_size=6))
-def test_a_request_is_parsed_or_the_first_bad_text_is_named(texts: list[bytes]) -> None:
+def test_a_request_is_parsed_or_its_first_invalid_text_is_named(texts: list[bytes]) -> None:
     bad = [f"stop_strings[{index}]" for index, text in enumerate(texts) if not is_utf8(text)]
     if bad:
         with pytest.raises(InvalidField, match=rf"^{re.escape(bad[0])} is not valid UTF-8$") as caught:
@@ -100,6 +100,6 @@ def test_a_request_is_parsed_or_the_first_bad_text_is_named(texts: list[bytes]) 
 
 
 @given(st.binary(max_size=40))
-def test_bytes_are_a_request_or_refused_as_none(data: bytes) -> None:
+def test_random_bytes_are_parsed_or_rejected(data: bytes) -> None:
     with suppress(InvalidField):
         assert isinstance(parse_request(GenerateRequest, data), GenerateRequest)
