@@ -30,8 +30,8 @@ def _of_tenant(kind: str) -> str:
 _POOL = (
     Panel(
         "Blocks by state",
-        "Every block of the pool is in one state. Held: a running request needs it. Cached: nobody holds it, but a "
-        "prompt with the same beginning can. Free: empty. Withheld: taken out by the audit.",
+        "Every block is in one state. Held: a running request holds it. Cached: without holder, but a prompt with "
+        "the same prefix can hit it. Free: empty. Withheld: removed by the audit.",
         tuple(
             Query(f'quire_kv_blocks{{{OF_ENGINE},tier="device",state="{state}"}}', f"{{{{engine}}}} {state}")
             for state in STATES
@@ -41,8 +41,7 @@ _POOL = (
     HELD_SHARE,
     Panel(
         "Blocks granted, evicted and copied",
-        "Evicted: cached blocks whose contents were given up for space. Copied: shared blocks before they were "
-        "written to.",
+        "Evicted: cached blocks whose contents were dropped for space. Copied: copy-on-write of shared blocks.",
         (
             Query(rate("quire_kv_granted_blocks_total"), "{{engine}} granted"),
             Query(rate("quire_kv_evicted_blocks_total"), "{{engine}} evicted"),
@@ -60,8 +59,7 @@ _POOL = (
     ),
     Panel(
         "Host blocks by state",
-        "Where the engine has host memory: blocks of swapped requests are held, those that the pool had no room "
-        "for are cached.",
+        "With a host tier: blocks of swapped requests are held, those that the pool had no room for are cached.",
         tuple(
             Query(f'quire_kv_blocks{{{OF_ENGINE},tier="host",state="{state}"}}', f"{{{{engine}}}} {state}")
             for state in STATES
@@ -70,7 +68,7 @@ _POOL = (
     ),
     Panel(
         "Blocks moved between the tiers",
-        "To the host by swaps and instead of being forgotten, and back to the device.",
+        "To the host by swaps and instead of eviction, and back to the device.",
         (Query(rate("quire_kv_moved_blocks_total", "engine, to"), "{{engine}} to {{to}}"),),
         unit="/s",
     ),
@@ -78,21 +76,21 @@ _POOL = (
 _WASTE = (
     Panel(
         "Slots of held blocks",
-        "What held blocks have room for, by kind: tokens computed, reserved for the running prefill, blocks granted "
-        "ahead, and what is left in blocks that are begun. There is no external fragmentation: any free block will do.",
+        "By kind: tokens computed, reserved for the running prefill, blocks granted ahead, and the rest of partly "
+        "filled blocks. There is no external fragmentation, because any free block fits.",
         tuple(Query(f'quire_kv_slots{{{OF_ENGINE},kind="{kind}"}}', f"{{{{engine}}}} {kind}") for kind in SLOTS),
         stacked=SLOTS,
     ),
     Panel(
-        "Share of slots holding tokens",
-        "Tokens that held blocks contain, of those that they could. The rest is the panel beside this one.",
+        "Share of slots with tokens",
+        "Computed tokens of all slots in held blocks. The next panel shows the rest.",
         (Query(f"quire_kv_held_tokens{{{OF_ENGINE}}} / (quire_kv_held_slots{{{OF_ENGINE}}} > 0)", "{{engine}}"),),
         unit="percentunit",
         most=1,
     ),
     Panel(
-        "Share of slots without a token",
-        "By kind: reserved, lookahead and internal add up to the waste.",
+        "Share of slots without tokens",
+        "By kind: reserved, lookahead and internal sum to the waste.",
         (
             Query(
                 f'quire_kv_slots{{{OF_ENGINE},kind!="tokens"}} / on (model_name, engine) group_left() '
@@ -107,7 +105,7 @@ _WASTE = (
 _SHARING = (
     Panel(
         "Sharing",
-        "Saved: blocks that would be needed in addition if nothing were shared. Shared: blocks held more than once.",
+        "Saved: blocks that would be needed in addition without sharing. Shared: blocks with several holders.",
         (
             Query(f"quire_kv_saved_blocks{{{OF_ENGINE}}}", "{{engine}} saved"),
             Query(f"quire_kv_shared_blocks{{{OF_ENGINE}}}", "{{engine}} shared"),
@@ -126,23 +124,23 @@ _SHARING = (
     ),
     Panel(
         "Pinned blocks",
-        "Held by pins, whoever else holds them: they are not there for others.",
+        "Blocks held by pins. Other prompts cannot evict them.",
         (Query(f"quire_kv_pinned_blocks{{{OF_ENGINE}}}", "{{engine}}"),),
     ),
     PREFIX_CACHE_HIT_RATE,
     Panel(
         "Prompt tokens",
-        "Computed, or found in the cache and not computed.",
+        "Computed, or prefix cache hits.",
         (Query(rate("quire_prompt_tokens_by_source_total", "engine, source"), "{{engine}} {{source}}"),),
         unit="tokens/s",
     ),
     Panel(
-        "Cached tokens, expected and found",
-        "Expected: by the gateway, when it chose the engine. Where more is expected than found, blocks are evicted "
-        "before their requests begin.",
+        "Cached tokens, expected and hit",
+        "Expected: by the gateway at routing. If more is expected than hit, blocks are evicted before their "
+        "requests start.",
         (
             Query(rate("quire_routed_cached_tokens_total"), "{{engine}} expected"),
-            Query(rate("quire_prompt_tokens_cached_total"), "{{engine}} found"),
+            Query(rate("quire_prompt_tokens_cached_total"), "{{engine}} hit"),
         ),
         unit="tokens/s",
     ),
@@ -150,16 +148,16 @@ _SHARING = (
 _PREEMPTION = (
     PREEMPTIONS,
     Panel(
-        "What preemptions cost",
-        "Tokens computed again, and tokens moved to host memory instead.",
+        "Cost of preemptions",
+        "Recomputed tokens, and tokens moved to host memory instead.",
         (
-            Query(rate("quire_recomputed_tokens_total"), "{{engine}} computed again"),
+            Query(rate("quire_recomputed_tokens_total"), "{{engine}} recomputed"),
             Query(rate("quire_swapped_tokens_total"), "{{engine}} swapped"),
         ),
         unit="tokens/s",
     ),
     Panel(
-        "Share of tokens computed again",
+        "Share of recomputed tokens",
         "Of all tokens that the engine computes.",
         (Query(ratio(rate("quire_recomputed_tokens_total"), _COMPUTED), "{{engine}}"),),
         unit="percentunit",
@@ -169,49 +167,47 @@ _PREEMPTION = (
 )
 _LIVES = (
     Panel(
-        "How long blocks live",
-        "From when a block is handed out until it is handed out again, of a sample of blocks.",
+        "Block lifetime",
+        "From one grant of a block to the next, of a sample of blocks.",
         quantiles("quire_kv_block_lifetime_seconds"),
         unit="s",
     ),
     Panel(
-        "Idle at the end of their lives",
-        "Since a block was last handed out or found in the prefix cache. Where it is hardly shorter than the lives, "
-        "blocks are kept for nothing.",
+        "Idle time before eviction",
+        "Since the block's last grant or hit. If it is nearly the lifetime, caching these blocks gained little.",
         quantiles("quire_kv_block_idle_before_evict_seconds"),
         unit="s",
     ),
     Panel(
-        "Found again after",
-        "Between two times that a block was found. Where it comes near the length of the lives, a larger pool would be "
-        "hit more.",
+        "Reuse gap",
+        "Between two hits of a block. If it comes near the lifetime, a larger pool would give more hits.",
         quantiles("quire_kv_block_reuse_gap_seconds"),
         unit="s",
     ),
 )
 _TENANTS = (
     Panel(
-        "Tokens under way",
-        "Of prompts and answers of running requests: what each tenant would hold of the pools if nothing were shared. "
-        "Without API keys there is one tenant, without a name.",
+        "Tokens in flight",
+        "Prompt and answer tokens of running requests: what each tenant would hold of the pools without sharing. "
+        "Without API keys there is one tenant without a name.",
         (Query(f"sum by (tenant) (quire_tenant_running_tokens{{{OF_TENANT}}})", "{{tenant}}"),),
     ),
     Panel(
-        "Share of prompt tokens found in the cache",
-        "By tenant: no tenant finds another's prompts, unless prefixes are public.",
+        "Prefix cache hit rate by tenant",
+        "Tenants do not hit each other's prompts, unless prefixes are public.",
         (Query(ratio(_of_tenant("cached"), f"{_of_tenant('cached')} + {_of_tenant('computed')}"), "{{tenant}}"),),
         unit="percentunit",
         most=1,
     ),
     Panel(
-        "Tokens computed again by tenant",
-        "Who pays for preemptions. They are counted when a request ends.",
+        "Recomputed tokens by tenant",
+        "Cost of preemptions, counted when a request ends.",
         (Query(_of_tenant("recomputed"), "{{tenant}}"),),
         unit="tokens/s",
     ),
     Panel(
         "Tokens computed by tenant",
-        "Of prompts and of answers.",
+        "Prompt and answer tokens.",
         (
             Query(_of_tenant("computed"), "{{tenant}} prompt"),
             Query(_of_tenant("generated"), "{{tenant}} answer"),
@@ -220,12 +216,12 @@ _TENANTS = (
     ),
     Panel(
         "Requests by tenant",
-        "Under way.",
+        "In flight.",
         (Query(f"sum by (tenant) (quire_tenant_requests_running{{{OF_TENANT}}})", "{{tenant}}"),),
     ),
     Panel(
         "Requests over a tenant's limit",
-        "Refused, a second.",
+        "Rejected requests per second.",
         (
             Query(
                 f'sum by (tenant) (rate(quire_tenant_rejections_total{{tenant=~"$tenant"}}{RATE}))',
@@ -238,14 +234,14 @@ _TENANTS = (
 _BOOKS = (
     Panel(
         "Refused block operations",
-        "Items of an engine's Steps that the KV manager refused, a second. out_of_blocks is how a full pool says so, "
-        "pin_too_large is an operator's; anything else is a fault.",
+        "Items of Steps that the KV manager refused, per second. out_of_blocks means a full pool, pin_too_large "
+        "an operator's pin; all others are faults.",
         (Query(rate("quire_kv_refusals_total", "engine, reason"), "{{engine}} {{reason}}"),),
         unit="/s",
     ),
     Panel(
         "Audits",
-        "Those that came to their end, a second, and the faults that they have found since the pool was attached.",
+        "Finished audits per second, and violations since the pool was attached.",
         (
             Query(rate("quire_kv_audits_total"), "{{engine}} audits a second"),
             Query(f"quire_kv_audit_violations_total{{{OF_ENGINE}}}", "{{engine}} faults"),
@@ -253,7 +249,8 @@ _BOOKS = (
     ),
     Panel(
         "Streams of engines",
-        "1 while the engine's stream is there, 0 while the lease of a broken one runs; attached: so often by now.",
+        "1 while the engine's stream is connected, 0 while the lease of a broken one runs; attached: number of "
+        "attachments.",
         (
             Query(f"quire_kv_pool_connected{{{OF_ENGINE}}}", "{{engine}} connected"),
             Query(f"quire_kv_sessions_total{{{OF_ENGINE}}}", "{{engine}} attached"),
@@ -273,22 +270,22 @@ _BOOKS = (
     ),
     Panel(
         "Sequences",
-        "With a block table.",
+        "Sequences with a block table.",
         (Query(f"quire_kv_sequences{{{OF_ENGINE}}}", "{{engine}}"),),
     ),
 )
 
 BLOCK_UTILIZATION = Board(
     "Block utilization",
-    "What the blocks of the KV cache are used for, and what managing them costs, by engine and by tenant.",
+    "How the blocks of the KV cache are used, and what their management costs, by engine and tenant.",
     ("model_name", "engine", "tenant"),
     (
         Row("Pool", _POOL),
         Row("Waste", _WASTE),
         Row("Sharing", _SHARING),
-        Row("Lives of blocks", _LIVES),
+        Row("Block lifetimes", _LIVES),
         Row("Preemption", _PREEMPTION),
         Row("Tenants", _TENANTS),
-        Row("The books", _BOOKS),
+        Row("Bookkeeping", _BOOKS),
     ),
 )

@@ -13,7 +13,7 @@ HELD_SHARE = Panel(
 )
 PREFIX_CACHE_HIT_RATE = Panel(
     "Prefix cache hit rate",
-    "Tokens of prompts that were found in the cache, of all that were looked for.",
+    "Prompt tokens hit, of all that were looked up.",
     (
         Query(
             ratio(rate("quire_prefix_cache_hits_total"), rate("quire_prefix_cache_queries_total")),
@@ -25,7 +25,7 @@ PREFIX_CACHE_HIT_RATE = Panel(
 )
 PREEMPTIONS = Panel(
     "Preemptions",
-    "Running requests that lost their blocks to others, a second.",
+    "Running requests that lost their blocks to others, per second.",
     (Query(rate("quire_num_preemptions_total"), "{{engine}}"),),
     unit="/s",
     warn=0.001,

@@ -18,19 +18,19 @@ def _within(histogram: str, bound: str) -> str:
 _CLIENTS = (
     Panel(
         "Time to the first token",
-        "From a request's arrival at the gateway: waiting, and the prompt.",
+        "From the arrival at the gateway: queue time and prefill.",
         quantiles("quire_time_to_first_token_seconds"),
         unit="s",
     ),
     Panel(
         "Time between tokens",
-        "Between two tokens of a request; tokens that came together share the time.",
+        "Between two tokens of a request; tokens that arrive together share the time.",
         quantiles("quire_inter_token_latency_seconds"),
         unit="s",
     ),
     Panel(
         "Time of a request",
-        "From its arrival to its last token, of requests that were finished.",
+        "From arrival to last token, of finished requests.",
         quantiles("quire_e2e_request_latency_seconds"),
         unit="s",
     ),
@@ -57,8 +57,8 @@ _CLIENTS = (
 )
 _REQUESTS = (
     Panel(
-        "Waiting in the engine",
-        "Until a request's first tokens were scheduled.",
+        "Queue time at the engine",
+        "Until the first tokens of a request were scheduled.",
         quantiles("quire_request_queue_time_seconds"),
         unit="s",
     ),
@@ -75,14 +75,14 @@ _REQUESTS = (
         unit="s",
     ),
     Panel(
-        "Requests that wait",
-        "Capacity: for blocks or a place in the batch. Deferred: another request computes the same beginning, or the "
-        "KV manager is away.",
+        "Waiting requests",
+        "Capacity: for blocks or a place in the batch. Deferred: another request computes the same prefix, or the "
+        "KV manager is disconnected.",
         (Query(f"quire_num_requests_waiting_by_reason{{{OF_ENGINE}}}", "{{engine}} {{reason}}"),),
     ),
     Panel(
         "Tokens of prompts and answers",
-        "The median and what one request in twenty is above: long ones take long.",
+        "The median, and the value that one request in twenty exceeds.",
         (
             Query(quantile(0.5, "quire_request_prompt_tokens"), "{{engine}} prompt p50"),
             Query(quantile(0.95, "quire_request_prompt_tokens"), "{{engine}} prompt p95"),
@@ -91,16 +91,16 @@ _REQUESTS = (
         ),
     ),
     Panel(
-        "From a client's leaving to free blocks",
-        "What giving up costs.",
+        "Cancellation to free blocks",
+        "From the client's disconnection to the end of the request at the engine.",
         quantiles("quire_cancel_to_free_seconds"),
         unit="s",
     ),
 )
 _STEPS = (
     Panel(
-        "Where the time of a step goes",
-        "On average. Wait: for the KV manager's answers. Forward and sample are the model's.",
+        "Phases of a step",
+        "On average. Wait: for the KV manager's answers. Forward and sample: the model.",
         tuple(
             Query(
                 f'sum by (engine) (rate(quire_step_phase_seconds_sum{{{OF_ENGINE},phase="{phase}"}}{RATE})) / '
@@ -125,8 +125,8 @@ _STEPS = (
         unit="s",
     ),
     Panel(
-        "Sequences left out of steps",
-        "Share of running sequences that sat out a step because the KV manager's answer was not there.",
+        "Sequences that missed steps",
+        "Share of running sequences that missed a step because the KV manager's answer was late.",
         (
             Query(
                 f"{rate('quire_num_sequences_left_out_total')} / ({rate('quire_num_sequences_planned_total')} + "
@@ -140,12 +140,12 @@ _STEPS = (
     ),
     Panel(
         "Tokens in a step",
-        "Of prompts and of decoding sequences together, on average.",
+        "Mean of prompt and decoding tokens together.",
         (Query(_mean("quire_iteration_tokens_total"), "{{engine}}"),),
     ),
     Panel(
         "Steps",
-        "A second.",
+        "Steps per second.",
         (Query(rate("quire_step_seconds_count"), "{{engine}}"),),
         unit="/s",
     ),

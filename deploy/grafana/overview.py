@@ -12,8 +12,8 @@ def _of_model(counter: str, label: str = "", extra: str = "") -> str:
 
 _NOW = (
     Figure(
-        "Services that answer",
-        "Prometheus reaches so many of each.",
+        "Services up",
+        "Processes of each service that Prometheus reaches.",
         (Query(f"sum by (job) (up{{{_JOBS}}})", "{{job}}"),),
     ),
     Figure(
@@ -24,23 +24,23 @@ _NOW = (
         alarm=3,
     ),
     Figure(
-        "Engines at work",
+        "Connected engines",
         "Engines whose pool is connected to the KV manager.",
         (Query(f"count by (model_name) (quire_kv_pool_connected{{{OF_MODEL}}} == 1)", "{{model_name}}"),),
     ),
     Figure(
-        "Requests under way",
-        "Let in, and not ended.",
+        "Requests in flight",
+        "Admitted and not ended.",
         (Query(f"sum by (model_name) (quire_open_streams{{{OF_MODEL}}})", "{{model_name}}"),),
     ),
     Figure(
-        "Requests that wait",
+        "Waiting requests",
         "At engines, for blocks or for a place in the batch.",
         (Query(f"sum by (model_name) (quire_num_requests_waiting{{{OF_MODEL}}})", "{{model_name}}"),),
     ),
     Figure(
         "Held share of the pools",
-        "Of all blocks, those that running requests need.",
+        "Blocks that running requests hold, of all blocks.",
         (
             Query(
                 f'sum by (model_name) (quire_kv_blocks{{{OF_MODEL},tier="device",state="held"}}) / '
@@ -55,8 +55,8 @@ _NOW = (
 )
 _TRAFFIC = (
     Panel(
-        "Requests that ended",
-        "By how: stop and length were finished, abort was left by its client or late, error failed.",
+        "Ended requests",
+        "By reason: stop and length are complete, abort was cancelled by its client or late, error failed.",
         (
             Query(
                 _of_model("quire_request_success_total", "finished_reason"),
@@ -67,7 +67,7 @@ _TRAFFIC = (
     ),
     Panel(
         "Tokens",
-        "Of prompts, computed or found in the prefix cache, and of answers.",
+        "Prompt tokens, computed or cached, and generated tokens.",
         (
             Query(_of_model("quire_prompt_tokens_by_source_total", "source"), "{{model_name}} prompt {{source}}"),
             Query(_of_model("quire_generation_tokens_total"), "{{model_name}} generated"),
@@ -75,8 +75,8 @@ _TRAFFIC = (
         unit="tokens/s",
     ),
     Panel(
-        "Requests under way and waiting",
-        "Under way: let in by the gateway. Running requests hold blocks, waiting ones do not.",
+        "Requests in flight and waiting",
+        "In flight: admitted by the gateway. Running requests hold blocks, waiting ones do not.",
         (
             Query(f"sum by (model_name) (quire_open_streams{{{OF_MODEL}}})", "{{model_name}} under way"),
             Query(f"sum by (model_name) (quire_num_requests_running{{{OF_MODEL}}})", "{{model_name}} running"),
@@ -84,20 +84,20 @@ _TRAFFIC = (
         ),
     ),
     Panel(
-        "Refused requests",
-        "Not let in, by reason.",
+        "Rejected requests",
+        "By reason.",
         (Query(_of_model("quire_admission_rejections_total", "reason"), "{{model_name}} {{reason}}"),),
         unit="/s",
     ),
     Panel(
-        "Where requests go",
-        "By engine and what decided: prefix has most of the prompt, load has less to do, new has least to do.",
+        "Routing",
+        "By engine and reason: prefix has most of the prompt, load has less load, new has the least load.",
         (Query(rate("quire_routed_requests_total", "engine, reason"), "{{engine}} {{reason}}"),),
         unit="/s",
     ),
     Panel(
-        "Answers over HTTP",
-        "By status; 499: the client left before.",
+        "HTTP answers",
+        "By status; 499: the client closed first.",
         (Query(f"sum by (status) (rate(quire_http_requests_total{RATE}))", "{{status}}"),),
         unit="/s",
     ),
@@ -105,7 +105,7 @@ _TRAFFIC = (
 _CLIENTS = (
     Panel(
         "Time to the first token",
-        "As clients see it: waiting, and the prompt.",
+        "As clients see it: queue time and prefill.",
         quantiles("quire_time_to_first_token_seconds", "model_name", OF_MODEL),
         unit="s",
     ),
@@ -117,7 +117,7 @@ _CLIENTS = (
     ),
     Panel(
         "Share outside the objectives",
-        "Of the last five minutes: requests that failed, first tokens later than 2.5 s, tokens later than 0.2 s. At "
+        "In the last five minutes: failed requests, first tokens later than 2.5 s, tokens later than 0.2 s. At "
         "0.1 %, 1 % and 1 % the budgets of a month last a month.",
         (
             Query(f"quire:errors:ratio_rate5m{{{OF_MODEL}}}", "{{model_name}} errors"),
@@ -127,20 +127,20 @@ _CLIENTS = (
         unit="percentunit",
     ),
     Panel(
-        "Deadlines that passed",
-        "Queued: no engine had begun the request.",
+        "Deadlines exceeded",
+        "Queued: no engine had started the request.",
         (Query(_of_model("quire_deadline_exceeded_total", "phase"), "{{model_name}} {{phase}}"),),
         unit="/s",
     ),
     Panel(
-        "Requests that lost their engine",
-        "They went on at another one. Lost: its link broke; drained: it was stopped.",
+        "Failovers",
+        "Requests that continued at another engine. Lost: the link broke; drained: the engine was stopped.",
         (Query(rate("quire_failovers_total", "engine, reason"), "{{engine}} {{reason}}"),),
         unit="/s",
     ),
     Panel(
-        "Clients that do not read",
-        "Streams that were ended for it.",
+        "Slow clients",
+        "Streams ended because the client read too slowly.",
         (Query(_of_model("quire_slow_clients_total"), "{{model_name}}"),),
         unit="/s",
     ),
@@ -151,7 +151,7 @@ _ENGINES = (
     PREEMPTIONS,
     Panel(
         "Sequences in a step",
-        "On average: how full the batch is.",
+        "Mean size of the batch.",
         (
             Query(
                 ratio(rate("quire_num_sequences_planned_total"), rate("quire_step_seconds_count")),
@@ -160,13 +160,13 @@ _ENGINES = (
         ),
     ),
     Panel(
-        "Processor",
-        "Cores that each process keeps busy.",
+        "CPU",
+        "Cores in use by each process.",
         (Query(f"rate(process_cpu_seconds_total{{{_JOBS}}}{RATE})", "{{job}} {{instance}}"),),
     ),
     Panel(
         "Memory",
-        "Resident memory of each process; an engine's has the model and the host's blocks in it.",
+        "Resident memory of each process; an engine's includes the model and the host blocks.",
         (Query(f"process_resident_memory_bytes{{{_JOBS}}}", "{{job}} {{instance}}"),),
         unit="bytes",
     ),
@@ -174,7 +174,7 @@ _ENGINES = (
 
 OVERVIEW = Board(
     "Overview",
-    "Whether everything is there, what comes in, and what clients get.",
+    "Which services run, what arrives, and what clients get.",
     ("model_name", "engine"),
     (
         Row("Now", _NOW),
