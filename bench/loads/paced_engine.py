@@ -91,8 +91,8 @@ def main(step_seconds: float, sent_file: Path, arguments: list[str]) -> None:
         return replace(parts, runner=PacedRunner(parts.runner, step_seconds))
 
     class NotingLink(GatewayLink):
-        async def take(self) -> engine_pb2.StepOutput | None:
-            output = await super().take()
+        async def get(self) -> engine_pb2.StepOutput | None:
+            output = await super().get()
             if output is not None and output.tokens:
                 sent.append((time.monotonic_ns(), [(one.request_id, len(one.token_ids)) for one in output.tokens]))
             return output

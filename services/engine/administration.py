@@ -1,4 +1,4 @@
-"""What operators ask of an engine's prefix cache: begun on the engine's thread, and answered when it is done."""
+"""Administration of an engine's prefix cache: pin, unpin, list and reset."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,30 +28,30 @@ _ERRORS: dict[type[engine_errors.PinRefused], type[ServiceError]] = {
     engine_errors.PinUnavailable: Unavailable,
 }
 
-_Answer = asyncio.Future[pb.EngineAdminResponse]
+_Future = asyncio.Future[pb.EngineAdminResponse]
 
 
 class Administration:
-    """Requests that were begun, until they are done. Only the engine's thread calls it."""
+    """Admin requests in flight. Only the engine's thread calls it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._begun: list[tuple[Callable[[], bool], str, _Answer]] = []
+        self._in_flight: list[tuple[Callable[[], bool], str, _Future]] = []
 
-    def begin(self, request: pb.EngineAdminRequest, answer: _Answer, now: float) -> None:
-        """Do what is asked for; `answer` gets the outcome, once it is done. Nobody cancels what was begun."""
+    def submit(self, request: pb.EngineAdminRequest, answer: _Future, now: float) -> None:
+        """Start a request; `answer` resolves when it has completed. A started request cannot be cancelled."""
         action = request.WhichOneof("action") or ""
         try:
-            self._begun.append((self._do(request, action, now), action, answer))
+            self._in_flight.append((self._start(request, action, now), action, answer))
         except (engine_errors.PinRefused, InvalidField) as error:
-            _settle(answer, error=_service_error(error, action))
+            _resolve(answer, error=_service_error(error, action))
 
-    def look(self) -> None:
-        """Answer what is done by now."""
-        self._begun = [one for one in self._begun if not self._is_over(*one)]
+    def poll(self) -> None:
+        """Resolve the requests that have completed."""
+        self._in_flight = [request for request in self._in_flight if not self._try_complete(*request)]
 
-    def _do(self, request: pb.EngineAdminRequest, action: str, now: float) -> Callable[[], bool]:
-        """Begin what is asked for, and return how to see whether it is done."""
+    def _start(self, request: pb.EngineAdminRequest, action: str, now: float) -> Callable[[], bool]:
+        """Start a request, and return a function that returns True once it has completed."""
         scheduler = self._scheduler
         match action:
             case "pin_prefix":
@@ -69,14 +69,14 @@ class Administration:
         number = scheduler.pins.changes
         return lambda: scheduler.pins.changes_done >= number
 
-    def _is_over(self, is_done: Callable[[], bool], action: str, answer: _Answer) -> bool:
+    def _try_complete(self, is_done: Callable[[], bool], action: str, answer: _Future) -> bool:
         try:
             if not is_done():
-                return answer.done()  # nobody waits for it any more
+                return answer.done()  # the caller has been cancelled
         except engine_errors.PinRefused as error:
-            _settle(answer, error=_service_error(error, action))
+            _resolve(answer, error=_service_error(error, action))
         else:
-            _settle(answer, response=self._response())
+            _resolve(answer, response=self._response())
         return True
 
     def _response(self) -> pb.EngineAdminResponse:
@@ -97,11 +97,11 @@ def _service_error(error: engine_errors.PinRefused | InvalidField, action: str) 
     return _ERRORS[type(error)](str(error), f"{action}.{error.field}" if error.field else "")
 
 
-def _settle(answer: _Answer, **outcome: Any) -> None:
+def _resolve(answer: _Future, **outcome: Any) -> None:
     answer.get_loop().call_soon_threadsafe(lambda: _set(answer, **outcome))
 
 
-def _set(answer: _Answer, response: pb.EngineAdminResponse | None = None, error: ServiceError | None = None) -> None:
+def _set(answer: _Future, response: pb.EngineAdminResponse | None = None, error: ServiceError | None = None) -> None:
     if answer.done():
         return
     if error is not None:

@@ -1,8 +1,8 @@
 """The engine's stream to the KV manager: its block manager over the wire.
 
-The stream lives on the event loop, and the replica of the pool with it; the engine's own thread sends and receives
-through two queues. What the stream brings (answers, a loss, a new stream) is kept in one queue in order. The stream is
-opened again only when the engine's thread has received the loss: then all that it ever sent is in the replica.
+The stream and the replica of the pool belong to the event loop. The engine's thread sends and receives through two
+queues. Answers, disconnects and new streams are queued in order. The client reconnects only after the engine's thread
+has received the disconnect, so that the replica contains every Step that was sent.
 """
 
 import asyncio
@@ -26,43 +26,43 @@ from services.wire.report import pages_of
 from services.wire.step import step_message
 from services.wire.step_result import result_of
 
-# Without a sign that the manager reads or adopts the report.
+# Maximum time without a message while the manager adopts the report.
 _REGISTER_SECONDS = 10.0
 _FIRST_RETRY_SECONDS = 0.1
-_LONGEST_RETRY_SECONDS = 2.0
-# A manager whose books differ for another reason than an accident will differ again.
-_MOST_DIFFERENCES = 10
-# Of these, trying again cannot help: another incarnation owns the pool, or the manager does not speak this contract.
+_MAX_RETRY_SECONDS = 2.0
+# A manager that diverges this often does so for a reason that attaching again does not remove.
+_MAX_DIVERGENCES = 10
+# A retry cannot help: another incarnation owns the pool, or the manager does not support this contract.
 _FINAL = (grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
 log = logging.getLogger("quire.engine")
 
 _Outgoing = asyncio.Queue[pb.PoolRequest | None]
 
-_NONE_TRACED: Mapping[str, str] = {}
+_NO_TRACE_PARENTS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
-class _Attached:
-    """A stream is there. It has a queue of its own, so that what was meant for an older one never enters it.
+class _NewStream:
+    """A new stream, with its own queue, so that Steps for an older stream never enter it.
 
-    `again` describes the pool, where the stream replaces another.
+    `reattached` describes the pool if the stream replaces another.
     """
 
     outgoing: _Outgoing
-    again: Reattached | None
+    reattached: Reattached | None
 
 
-class _Lost:
-    """The stream broke."""
+class _Disconnect:
+    """The stream was disconnected."""
 
 
 class AttachRefused(Exception):
-    """The KV manager will not have this engine; the message says why."""
+    """The KV manager refused this engine; the message has its reason."""
 
 
 class BlockClient:
-    """Implements `blocks.BlockManager` for the engine's thread; `run` keeps the stream on the event loop."""
+    """Implements `blocks.BlockManager` for the engine's thread; `run` keeps the stream open on the event loop."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class BlockClient:
         spec: PoolSpec,
         wake: Callable[[], None],
         tls: ClientTLS | None = None,
-        trace_parents: Mapping[str, str] = _NONE_TRACED,
+        trace_parents: Mapping[str, str] = _NO_TRACE_PARENTS,
     ) -> None:
-        """Describe the pool. `wake` is called, on the event loop, whenever `receive` has something new.
+        """Describe the pool. `wake` is called on the event loop whenever `receive` has a new item.
 
-        The stream is encrypted where `tls` says whom to trust. `trace_parents`, which the engine's thread changes, has
-        the requests that are traced.
+        With `tls`, the stream is encrypted. `trace_parents` maps traced requests to their trace parents; the engine's
+        thread changes it.
         """
         self._address = address
         self._tls = tls
@@ -83,12 +83,12 @@ class BlockClient:
         self._wake = wake
         self._trace_parents = trace_parents
         self._loop = asyncio.get_running_loop()
-        self._incoming: deque[StepResult | _Attached | _Lost] = deque()
+        self._incoming: deque[StepResult | _NewStream | _Disconnect] = deque()
         self._outgoing: _Outgoing = asyncio.Queue()
         self._sending: _Outgoing | None = None
-        self._loss_received = asyncio.Event()
+        self._disconnect_received = asyncio.Event()
         self._sessions = 0
-        self._differences = 0
+        self._divergences = 0
         self.attached = asyncio.Event()
         self.detached = asyncio.Event()
 
@@ -96,17 +96,17 @@ class BlockClient:
 
     @property
     def sessions(self) -> int:
-        """How often the pool was attached."""
+        """Number of times that the pool was attached."""
         return self._sessions
 
     @property
     def ready(self) -> bool:
-        """Whether a Step can be sent now."""
+        """Return True if a Step can be sent now."""
         return self._sending is not None
 
     def send(self, step: Step) -> None:
-        """Send a Step; its answer is lost with the stream if that breaks."""
-        assert self._sending is not None, "nothing is sent unless it is ready"
+        """Send a Step; a disconnect loses its answer."""
+        assert self._sending is not None, "the stream is ready"
         message = step_message(step)
         if self._trace_parents:
             for allocate in message.step.allocates:
@@ -119,61 +119,62 @@ class BlockClient:
             match self._incoming.popleft():
                 case StepResult() as result:
                     return result
-                case _Lost():
+                case _Disconnect():
                     self._sending = None
-                    self._loop.call_soon_threadsafe(self._loss_received.set)
-                case _Attached(outgoing, again):
+                    self._loop.call_soon_threadsafe(self._disconnect_received.set)
+                case _NewStream(outgoing, reattached):
                     self._sending = outgoing
-                    if again:
-                        raise again
+                    if reattached:
+                        raise reattached
         return None
 
     # Called on the event loop.
 
     async def run(self) -> None:
-        """Attach, and attach again after each loss, until cancelled.
+        """Attach, and attach again after each disconnect, until cancelled.
 
-        Raises AttachRefused where a retry cannot help. A manager whose pool diverged receives the engine's pool when
-        the stream attaches again; one that keeps diverging raises PoolDiverged.
+        Raises AttachRefused if a retry cannot help. If the manager's pool diverges, the client attaches again and sends
+        the engine's pool. Raises PoolDiverged after too many of these.
         """
         retry_seconds = _FIRST_RETRY_SECONDS
         while True:
             was_attached = await self._attach_once()
             if was_attached:
-                await self._loss_received.wait()
-            retry_seconds = _FIRST_RETRY_SECONDS if was_attached else min(retry_seconds * 2, _LONGEST_RETRY_SECONDS)
+                await self._disconnect_received.wait()
+            retry_seconds = _FIRST_RETRY_SECONDS if was_attached else min(retry_seconds * 2, _MAX_RETRY_SECONDS)
             await asyncio.sleep(retry_seconds)
 
     def close(self) -> None:
-        """Half-close the stream after what was sent: the KV manager drops the pool."""
+        """Half-close the stream after the queued Steps: the KV manager drops the pool."""
         self._outgoing.put_nowait(None)
 
     async def _attach_once(self) -> bool:
-        """Hold one stream until it ends; return whether it was attached."""
+        """Keep one stream open until it ends; return True if it was attached."""
         self._outgoing = asyncio.Queue()
         try:
             async with transport.channel(self._address, tls=self._tls) as channel:
-                await self._converse(pb_grpc.KVManagerStub(channel))
+                await self._exchange(pb_grpc.KVManagerStub(channel))
         except grpc.aio.AioRpcError as error:
-            # A stream that was attached is aborted when another replaced it: a newer incarnation's, which will refuse
-            # this one when it tries again, or this engine's own earlier attempt, given up here and come late there.
+            # An attached stream is aborted when another one replaces it. If that is a newer incarnation, the next
+            # attempt is refused. It may also be an earlier attempt of this engine that timed out here and was late
+            # there.
             replaced = error.code() is grpc.StatusCode.ABORTED and self.attached.is_set()
             if error.code() in _FINAL and not replaced:
                 raise AttachRefused(f"the KV manager at {self._address} refused the pool: {error.details()}") from error
             log.warning("KV manager at %s: %s", self._address, error.details())
         except TimeoutError:
-            log.warning("KV manager at %s gave no sign within %s s", self._address, _REGISTER_SECONDS)
+            log.warning("KV manager at %s sent no message within %s s", self._address, _REGISTER_SECONDS)
         finally:
-            self.close()  # grpc goes on waiting for requests after the stream broke, and would for ever
+            self.close()  # grpc would wait for requests forever after the stream broke
             was_attached = self.attached.is_set()
             if was_attached:
                 self.attached.clear()
                 self.detached.set()
-                self._loss_received.clear()
-                self._put(_Lost())
+                self._disconnect_received.clear()
+                self._put(_Disconnect())
         return was_attached
 
-    async def _converse(self, stub: "pb_grpc.KVManagerAsyncStub") -> None:
+    async def _exchange(self, stub: "pb_grpc.KVManagerAsyncStub") -> None:
         call = stub.Attach(self._requests())
         first = await _registered(call)
         if not isinstance(first, pb.PoolResponse):
@@ -184,23 +185,23 @@ class BlockClient:
         self.detached.clear()
         self.attached.set()
         replica = self._replica
-        again = Reattached(replica.available_blocks, replica.available_host_blocks, replica.pins)
-        self._put(_Attached(self._outgoing, again if self._sessions else None))
+        reattached = Reattached(replica.available_blocks, replica.available_host_blocks, replica.pins)
+        self._put(_NewStream(self._outgoing, reattached if self._sessions else None))
         self._sessions += 1
         while isinstance(response := await call.read(), pb.PoolResponse):
-            if not self._take(result_of(response.result)):
+            if not self._receive_result(result_of(response.result)):
                 break
 
-    def _take(self, result: StepResult) -> bool:
-        """Hand an answer on; return whether the manager's books are the engine's."""
+    def _receive_result(self, result: StepResult) -> bool:
+        """Queue an answer; return True if the manager's pool matches the replica."""
         try:
             self._replica.apply_result(result)
-        except PoolDiverged as differs:
-            self._differences += 1
-            if self._differences > _MOST_DIFFERENCES:
+        except PoolDiverged as diverged:
+            self._divergences += 1
+            if self._divergences > _MAX_DIVERGENCES:
                 raise
-            log.error("%s; attaching again, with the engine's books", differs)
-            self._put(differs.own)
+            log.error("%s; attaching again with the engine's pool", diverged)
+            self._put(diverged.own)
             return False
         self._put(result)
         return True
@@ -217,13 +218,13 @@ class BlockClient:
         self._replica.add_in_flight(step)
         outgoing.put_nowait(message)
 
-    def _put(self, incoming: StepResult | _Attached | _Lost) -> None:
+    def _put(self, incoming: StepResult | _NewStream | _Disconnect) -> None:
         self._incoming.append(incoming)
         self._wake()
 
 
 async def _registered(call: "grpc.aio.StreamStreamCall[pb.PoolRequest, pb.PoolResponse]") -> Any:
-    """Return the first answer that is no sign of progress. Raises TimeoutError where neither comes for a while."""
+    """Return the first response that is not a progress message. Raises TimeoutError after a period without either."""
     while True:
         async with asyncio.timeout(_REGISTER_SECONDS):
             response = await call.read()

@@ -1,4 +1,4 @@
-"""An engine's link to one gateway: outputs wait here, merged, until the stream takes them."""
+"""An engine's link to one gateway: outputs queue here, merged, until the stream sends them."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,15 +8,15 @@ from typing import Any
 from quire.v1 import engine_pb2
 from services.runtime.errors import SlowClient
 
-_LONGEST_BACKLOG_BYTES = 8 * 1024 * 1024
+_MAX_BACKLOG_BYTES = 8 * 1024 * 1024
 
 
 class GatewayLink:
-    """Outputs of one stream. Lives on the event loop; one message per step, or one for all steps while it is behind."""
+    """Queue of one stream's outputs, on the event loop. While the stream is behind, steps merge into one message."""
 
-    def __init__(self, most_bytes: int = _LONGEST_BACKLOG_BYTES) -> None:
-        """Let so many bytes wait at most while the stream is behind."""
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int = _MAX_BACKLOG_BYTES) -> None:
+        """Make an empty queue that may hold `max_bytes` while the stream is behind."""
+        self._max_bytes = max_bytes
         self._backlog: engine_pb2.StepOutput | None = None
         self._backlog_bytes = 0
         self._filled = asyncio.Event()
@@ -24,18 +24,18 @@ class GatewayLink:
         self._overrun = False
         self._task: asyncio.Task[Any] | None = None
         self._sending = False
-        self._when_sent: list[Callable[[], None]] = []
+        self._on_sent: list[Callable[[], None]] = []
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, and all that was pushed before is taken."""
+        """Return True if the link was closed and its queue is empty."""
         return self._closing and self._backlog is None
 
     @contextmanager
-    def bounded(self) -> Iterator[None]:
-        """Leave what the present task does inside, with SlowClient, as soon as more waits than may.
+    def cancel_on_overrun(self) -> Iterator[None]:
+        """Cancel the body of the context, and raise SlowClient, as soon as the queue exceeds its limit.
 
-        That is as a rule a write: the stream is behind because its gateway does not read.
+        The body is usually blocked in a write, because its gateway does not read.
         """
         self._task = asyncio.current_task()
         try:
@@ -44,12 +44,14 @@ class GatewayLink:
             if not self._overrun or self._task is None:
                 raise
             self._task.uncancel()
-            raise SlowClient(f"more than {self._most_bytes} bytes of output waited for being read") from None
+            raise SlowClient(
+                f"the gateway does not read: more than {self._max_bytes} bytes of output are queued"
+            ) from None
         finally:
             self._task = None
 
-    def push(self, output: engine_pb2.StepOutput) -> None:
-        """Add the news of one step."""
+    def put(self, output: engine_pb2.StepOutput) -> None:
+        """Queue the output of one step."""
         if self._overrun:
             return
         if self._backlog is None:
@@ -58,24 +60,24 @@ class GatewayLink:
             self._merge(output)
         self._filled.set()
 
-    def when_sent(self, callback: Callable[[], None]) -> None:
-        """Call back when the stream has sent all that was pushed so far; never if it ends before."""
-        self._when_sent.append(callback)
+    def on_sent(self, callback: Callable[[], None]) -> None:
+        """Call back once the stream has sent everything queued so far; never if the stream ends before."""
+        self._on_sent.append(callback)
         self._call_back_if_sent()
 
     def wake(self) -> None:
-        """Let the stream say at once what it says with every message."""
+        """Wake the stream, so that it sends a message without output."""
         self._filled.set()
 
     def close(self) -> None:
-        """Let the stream end when it has sent what waits."""
+        """End the stream after it has sent the queued output."""
         self._closing = True
         self._filled.set()
 
-    async def take(self) -> engine_pb2.StepOutput | None:
-        """Wait for output and return all that waits; None when woken or closed without any.
+    async def get(self) -> engine_pb2.StepOutput | None:
+        """Wait for output and return all that is queued; return None if woken or closed without any.
 
-        Whoever takes again has sent what was taken before.
+        A call implies that the output of the previous call has been sent.
         """
         self._sending = False
         self._call_back_if_sent()
@@ -88,15 +90,15 @@ class GatewayLink:
     def _call_back_if_sent(self) -> None:
         if self._sending or self._backlog is not None:
             return
-        callbacks, self._when_sent = self._when_sent, []
+        callbacks, self._on_sent = self._on_sent, []
         for callback in callbacks:
             callback()
 
     def _merge(self, output: engine_pb2.StepOutput) -> None:
-        """Add to what waits; where that becomes too much, drop it all: the stream cannot go on without it."""
+        """Merge into the queued output. Above the limit drop all of it: the stream cannot continue without it."""
         assert self._backlog is not None, "the stream is behind"
         self._backlog_bytes = (self._backlog_bytes or self._backlog.ByteSize()) + output.ByteSize()
-        if self._backlog_bytes <= self._most_bytes:
+        if self._backlog_bytes <= self._max_bytes:
             self._backlog.MergeFrom(output)
             return
         self._overrun, self._backlog = True, None

@@ -1,4 +1,4 @@
-"""The requests of gateways on the engine's thread: whose they are, and what each gateway is sent of them."""
+"""Requests of gateways on the engine's thread: their owners, and the outputs for each gateway."""
 
 import logging
 import threading
@@ -19,15 +19,15 @@ from services.engine.request_reports import RequestReports
 from services.wire.output import add_output, failed_message, finished_message, refused_message
 from services.wire.request import request_of
 
-# For a gateway to be sent one message.
-_LONGEST_ANNOUNCEMENT_SECONDS = 5.0
+# Time limit for sending one message to a gateway.
+_MAX_SEND_SECONDS = 5.0
 
 log = logging.getLogger("quire.engine")
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A submission, when it came on the clock of `time.monotonic`, and its constraint, compiled."""
+    """A submission, its arrival time by `time.monotonic`, and its compiled constraint."""
 
     submission: engine_pb2.Submission
     at: float
@@ -36,7 +36,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class _Owner:
-    """Who gets a request's outputs."""
+    """Receiver of a request's outputs."""
 
     link: GatewayLink
     attempt: int
@@ -45,9 +45,9 @@ class _Owner:
 
 
 class GatewayRequests:
-    """Hands requests to the scheduler, and outputs to the links of their gateways. Only the engine's thread calls it.
+    """Passes requests to the scheduler, and outputs to the links of gateways. Only the engine's thread calls it.
 
-    What fails at one request's outputs ends that request at most.
+    An exception in the outputs of a request ends at most that request.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class GatewayRequests:
         reports: RequestReports,
         on_event_loop: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Begin without requests. `on_event_loop` calls back where the links live."""
+        """Start without requests. `on_event_loop` calls back on the loop that owns the links."""
         self._scheduler = scheduler
         self._eos_token_ids = eos_token_ids
         self._recorder = recorder
         self._reports = reports
         self._on_event_loop = on_event_loop
         self._owners: dict[str, _Owner] = {}
-        self._unwritten: dict[str, str] = {}  # requests whose outputs could not be written, and why
+        self._unwritten: dict[str, str] = {}  # requests whose outputs could not be written, with the reason
         self._to_send: dict[GatewayLink, engine_pb2.StepOutput] = {}
 
     def submit(self, link: GatewayLink, arrival: Arrival) -> None:
         """Queue a request; a refusal becomes an output."""
         submission, at = arrival.submission, arrival.at
-        # What is still to be sent of an ended request belongs to its owner, not to a new one of the same id.
+        # Before a request with the same id begins: its predecessor's outputs belong to the predecessor's owner.
         self._write_all(self._scheduler.take_outputs())
         try:
             self._scheduler.requests.submit(request_of(submission, self._eos_token_ids, at, arrival.constraint))
@@ -79,13 +79,13 @@ class GatewayRequests:
             self._refuse(link, arrival, refused)
         except Exception as fault:
             log.exception("request %s could not be read", submission.request_id)
-            self._refuse(link, arrival, SubmissionFailed(f"the engine failed at reading it: {fault!r}"))
+            self._refuse(link, arrival, SubmissionFailed(f"the engine could not read the request: {fault!r}"))
         else:
             self._owners[submission.request_id] = _Owner(link, submission.attempt, at, self._scheduler.totals.steps)
-            self._report(partial(self._reports.began, submission, at))
+            self._report(partial(self._reports.on_queued, submission, at))
 
     def cancel(self, link: GatewayLink, cancel: engine_pb2.Cancel) -> None:
-        """End a request of this link, or a sample of it."""
+        """Cancel a request of this link, or one of its samples."""
         owner = self._owners.get(cancel.request_id)
         if owner and owner.link is link and owner.attempt == cancel.attempt:
             if cancel.HasField("sample"):
@@ -94,36 +94,36 @@ class GatewayRequests:
                 self._scheduler.requests.cancel(cancel.request_id)
 
     def drop(self, link: GatewayLink) -> None:
-        """End all requests of a link that is gone."""
+        """Cancel all requests of a disconnected link."""
         for request_id in [request_id for request_id, owner in self._owners.items() if owner.link is link]:
             self._scheduler.requests.cancel(request_id)
 
     def deliver(self, outputs: list[Output]) -> None:
-        """Push one message to each link that has outputs."""
+        """Queue one message on each link that has outputs."""
         self._write_all(outputs)
         to_send, self._to_send = self._to_send, {}
         for link, message in to_send.items():
             message.step = self._scheduler.totals.steps
-            self._on_event_loop(partial(link.push, message))
+            self._on_event_loop(partial(link.put, message))
             if any(started.isolated for started in message.started):
                 self._wait_until_sent(link)
 
     def _wait_until_sent(self, link: GatewayLink) -> None:
-        """Give the gateway its message before the next turn: should that end the process, it names the request.
+        """Wait until the gateway has its message, so that it can blame the request if the next turn ends the process.
 
-        Where the stream is held up, the request is computed all the same, a moment later.
+        If the stream is blocked, the request is computed anyway after a time limit.
         """
         sent = threading.Event()
-        self._on_event_loop(partial(link.when_sent, sent.set))
-        if not sent.wait(_LONGEST_ANNOUNCEMENT_SECONDS):
-            log.warning("a gateway was not told in time which request runs isolated")
+        self._on_event_loop(partial(link.on_sent, sent.set))
+        if not sent.wait(_MAX_SEND_SECONDS):
+            log.warning("a gateway did not receive in time which request runs isolated")
 
     def _refuse(self, link: GatewayLink, arrival: Arrival, refused: RequestRefused) -> None:
         self._message_to(link).refused.append(refused_message(arrival.submission, refused))
-        self._report(partial(self._reports.refused, arrival.submission, refused, arrival.at))
+        self._report(partial(self._reports.on_refused, arrival.submission, refused, arrival.at))
 
     def _report(self, report: Callable[[], None]) -> None:
-        """Report to an observer: that it fails is no reason to end anything."""
+        """Call an observer; its exceptions do not end anything."""
         try:
             report()
         except Exception:
@@ -137,13 +137,13 @@ class GatewayRequests:
             try:
                 self._write(output)
             except Exception as fault:
-                log.exception("what request %s brought could not be written", output.request_id)
-                self._unwritten[output.request_id] = f"the engine failed at writing what it brought: {fault!r}"
+                log.exception("the outputs of request %s could not be written", output.request_id)
+                self._unwritten[output.request_id] = f"the engine could not write the outputs: {fault!r}"
                 self._end_unwritten(output, fault)
                 self._write_all(self._scheduler.take_outputs())
 
     def _end_unwritten(self, output: Output, fault: Exception) -> None:
-        """End a request whose outputs cannot be written, unless it has ended: then its end says so when it comes."""
+        """Fail a request whose outputs cannot be written. If it has ended already, write only its end."""
         if isinstance(output, Finished):
             self._write(output)
         else:
@@ -162,7 +162,7 @@ class GatewayRequests:
         message.finished.append(finished)
         if group.fault is not None:
             log.error("request %s failed", output.request_id, exc_info=group.fault)
-        self._report(partial(self._reports.ended, group, finished, owner.submitted_at))
+        self._report(partial(self._reports.on_ended, group, finished, owner.submitted_at))
         self._report(partial(self._recorder.ended, group, owner.arrival_step, self._scheduler.totals.steps))
 
     def _finished_message(self, group: Group, owner: _Owner) -> engine_pb2.RequestFinished:

@@ -1,33 +1,33 @@
-"""Watches whether an engine has its KV manager, and for how long it has not."""
+"""Monitors the connection between an engine and its KV manager."""
 
 from collections.abc import Callable
 
 
 class ManagerMonitor:
-    """Only the engine's thread calls it, but for `watch` and for reading `gone`."""
+    """Only the engine's thread calls it, except for `on_change` and reads of `lost`."""
 
-    def __init__(self, patience: float, now: float) -> None:
-        """Begin without a manager. Requests wait so many seconds for one, then each fails."""
-        self.patience = patience
-        self.gone = False  # for longer than that
+    def __init__(self, timeout_seconds: float, now: float) -> None:
+        """Start without a manager. After `timeout_seconds` without one, `lost` becomes True."""
+        self.timeout_seconds = timeout_seconds
+        self.lost = False
         self._since: float | None = now
-        self._watchers: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Have this called, on the engine's thread, whenever `gone` has changed."""
-        self._watchers.append(changed)
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call `changed` on the engine's thread whenever `lost` has changed."""
+        self._callbacks.append(changed)
 
     @property
-    def counts_down(self) -> bool:
-        """Whether there is no manager, and requests wait for it still."""
-        return self._since is not None and not self.gone
+    def waiting(self) -> bool:
+        """Return True if there is no manager and requests still wait for it."""
+        return self._since is not None and not self.lost
 
-    def look(self, ready: bool, now: float) -> bool:
-        """Note whether there is a manager now; return `gone`."""
+    def record(self, ready: bool, now: float) -> bool:
+        """Record whether the manager is connected; return `lost`."""
         self._since = None if ready else now if self._since is None else self._since
-        gone = self._since is not None and now - self._since > self.patience
-        if gone != self.gone:
-            self.gone = gone
-            for changed in self._watchers:
+        lost = self._since is not None and now - self._since > self.timeout_seconds
+        if lost != self.lost:
+            self.lost = lost
+            for changed in self._callbacks:
                 changed()
-        return gone
+        return lost

@@ -1,6 +1,6 @@
-"""What an engine shows to Prometheus: its queue, its tokens, its preemptions, and where the time of steps goes.
+"""Prometheus metrics of an engine: queue, tokens, preemptions, and the time of each phase of a step.
 
-The names and labels are vLLM's, under the prefix `quire_`, where vLLM has the metric.
+Names and labels are vLLM's, with the prefix `quire_`, where vLLM has the metric.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -9,108 +9,108 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.engine.observer import EngineFigures, EngineObserver, StepFigures
+from services.engine.observer import EngineObserver, EngineStats, StepStats
 from services.runtime.metrics.histograms import Buckets, Histogram
 
 _LABELS = ("model_name", "engine")
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-# Phases but the forward pass take microseconds.
+# All phases except the forward pass take microseconds.
 _PHASE_SECONDS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, *_STEP_SECONDS)
 _ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PHASES = ("plan", "wait", "forward", "sample", "publish")
 
 _Values = dict[tuple[str, ...], float]
 
-# Name, meaning, labels beside model_name and engine, and the values by those labels.
-_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineFigures], _Values]], ...] = (
-    ("quire_num_requests_running", "Requests that hold blocks.", (), lambda figures: {(): figures.running}),
-    ("quire_num_requests_waiting", "Requests that wait for blocks.", (), lambda figures: {(): figures.waiting}),
+# Name, help text, labels other than model_name and engine, and the values by those labels.
+_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]], ...] = (
+    ("quire_num_requests_running", "Requests that hold blocks.", (), lambda stats: {(): stats.running}),
+    ("quire_num_requests_waiting", "Requests that wait for blocks.", (), lambda stats: {(): stats.waiting}),
     (
         "quire_num_requests_waiting_by_reason",
-        "The same requests by what they wait for: capacity, or deferred, because another one computes what they begin"
-        " with, or because the KV manager is away.",
+        "Requests that wait for blocks, by reason: capacity; or deferred, because another request computes their prefix"
+        " or the KV manager is disconnected.",
         ("reason",),
-        lambda figures: {("capacity",): figures.waiting - figures.deferred, ("deferred",): figures.deferred},
+        lambda stats: {("capacity",): stats.waiting - stats.deferred, ("deferred",): stats.deferred},
     ),
 )
-_COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineFigures], _Values]], ...] = (
+_COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]], ...] = (
     (
         "quire_prompt_tokens",
-        "Prompt tokens of requests that were begun.",
+        "Prompt tokens of started requests.",
         (),
-        lambda figures: {(): figures.totals.prompt_tokens},
+        lambda stats: {(): stats.totals.prompt_tokens},
     ),
     (
         "quire_prompt_tokens_cached",
-        "Prompt tokens that were found in the prefix cache when their request was begun.",
+        "Prompt tokens of started requests that were in the prefix cache.",
         (),
-        lambda figures: {(): figures.totals.cached_tokens},
+        lambda stats: {(): stats.totals.cached_tokens},
     ),
     (
         "quire_prompt_tokens_by_source",
-        "Prompt tokens of requests that were begun, by where they come from.",
+        "Prompt tokens of started requests, by source: computed here or found in the prefix cache.",
         ("source",),
-        lambda figures: {
-            ("local_compute",): figures.totals.prompt_tokens - figures.totals.cached_tokens,
-            ("local_cache_hit",): figures.totals.cached_tokens,
+        lambda stats: {
+            ("local_compute",): stats.totals.prompt_tokens - stats.totals.cached_tokens,
+            ("local_cache_hit",): stats.totals.cached_tokens,
         },
     ),
-    ("quire_generation_tokens", "Tokens generated.", (), lambda figures: {(): figures.totals.generated_tokens}),
+    ("quire_generation_tokens", "Tokens generated.", (), lambda stats: {(): stats.totals.generated_tokens}),
     (
         "quire_num_preemptions",
-        "Times that a running request lost its blocks to another.",
+        "Preemptions of running requests.",
         (),
-        lambda figures: {(): figures.totals.preemptions},
+        lambda stats: {(): stats.totals.preemptions},
     ),
     (
         "quire_num_requests_failed",
-        "Requests that failed after they were taken, by reason: step, block_manager, deadline, deadline_queued,"
-        " constraint, or request, which is what was raised for one request alone.",
+        "Accepted requests that failed, by reason: step, block_manager, deadline, deadline_queued, constraint, or"
+        " request (an error of this request alone).",
         ("reason",),
-        lambda figures: {(one.name.lower(),): count for one, count in figures.totals.failures.items()},
+        lambda stats: {(one.name.lower(),): count for one, count in stats.totals.failures.items()},
     ),
     (
         "quire_num_sequences_planned",
-        "Sequences that took part in a step, summed over steps.",
+        "Sequences in executed steps, summed over steps.",
         (),
-        lambda figures: {(): figures.totals.planned},
+        lambda stats: {(): stats.totals.planned},
     ),
     (
         "quire_num_sequences_left_out",
-        "Running sequences that sat out a step because the KV manager's answer was not there, summed over steps.",
+        "Running sequences left out of a step because the KV manager's answer was late, summed over steps.",
         (),
-        lambda figures: {(): figures.totals.left_out},
+        lambda stats: {(): stats.totals.left_out},
     ),
     (
         "quire_kv_sessions",
-        "Times that the pool was attached to the KV manager: the first time, and after each broken stream.",
+        "Times that the pool was attached to the KV manager: once at the start, and once after each disconnect.",
         (),
-        lambda figures: {(): figures.sessions},
+        lambda stats: {(): stats.sessions},
     ),
     (
         "quire_recomputed_tokens",
-        "Tokens computed once more after a preemption: its price.",
+        "Tokens recomputed after preemptions.",
         (),
-        lambda figures: {(): figures.totals.recomputed_tokens},
+        lambda stats: {(): stats.totals.recomputed_tokens},
     ),
     (
         "quire_swapped_tokens",
-        "Computed tokens that preemptions moved to host memory, instead of computing them again.",
+        "Computed tokens that preemptions moved to host memory instead of recomputing them.",
         (),
-        lambda figures: {(): figures.totals.swapped_tokens},
+        lambda stats: {(): stats.totals.swapped_tokens},
     ),
 )
 
 
 class EngineMetrics(EngineObserver, Collector):
-    """Looks at the engine whenever it is scraped, and keeps histograms of its steps."""
+    """Reads the engine's figures at each scrape, and keeps histograms of its steps."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._figures: Callable[[], EngineFigures] | None = None
+        self._stats: Callable[[], EngineStats] | None = None
         self._labels = ("", "")
         self._step_seconds = self._histogram(
-            "quire_step_seconds", "Seconds that the model and the sampling of one step take.", (), _STEP_SECONDS
+            "quire_step_seconds", "Seconds of one step in the model and in sampling.", (), _STEP_SECONDS
         )
         self._phase_seconds = self._histogram(
             "quire_step_phase_seconds",
@@ -119,24 +119,24 @@ class EngineMetrics(EngineObserver, Collector):
             _PHASE_SECONDS,
         )
         self._iteration_tokens = self._histogram(
-            "quire_iteration_tokens_total", "Tokens that one step computes.", (), _ITERATION_TOKENS
+            "quire_iteration_tokens_total", "Tokens computed in one step.", (), _ITERATION_TOKENS
         )
         self._step: Buckets | None = None
         self._tokens: Buckets | None = None
         self._phases: tuple[Buckets, ...] = ()
         self.registry.register(self)
 
-    def began(self, model_name: str, engine_id: str, figures: Callable[[], EngineFigures]) -> None:
-        """Show the engine from now on."""
+    def on_start(self, model_name: str, engine_id: str, stats: Callable[[], EngineStats]) -> None:
+        """Export the engine's stats from now on."""
         self._labels = labels = (model_name, engine_id)
         self._step, self._tokens = self._step_seconds.labels(*labels), self._iteration_tokens.labels(*labels)
         self._phases = tuple(self._phase_seconds.labels(*labels, phase) for phase in PHASES)
-        self._figures = figures
+        self._stats = stats
 
-    def on_step(self, step: StepFigures) -> None:
+    def on_step(self, step: StepStats) -> None:
         """Count a step."""
-        assert self._step is not None, "an engine begins before it steps"
-        assert self._tokens is not None, "with all of its series"
+        assert self._step is not None, "the engine has started"
+        assert self._tokens is not None, "the engine has started"
         self._step.observe(step.seconds)
         if step.tokens:
             self._tokens.observe(step.tokens)
@@ -145,15 +145,15 @@ class EngineMetrics(EngineObserver, Collector):
             phase.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """Look at the engine; before the model is loaded there are no series."""
-        figures = self._figures() if self._figures else None
+        """Yield the metrics; before the model is loaded they have no series."""
+        stats = self._stats() if self._stats else None
         for name, meaning, labels, values in _GAUGES:
-            yield self._filled(GaugeMetricFamily(name, meaning, labels=(*_LABELS, *labels)), figures, values)
+            yield self._filled(GaugeMetricFamily(name, meaning, labels=(*_LABELS, *labels)), stats, values)
         for name, meaning, labels, values in _COUNTERS:
-            yield self._filled(CounterMetricFamily(name, meaning, labels=(*_LABELS, *labels)), figures, values)
+            yield self._filled(CounterMetricFamily(name, meaning, labels=(*_LABELS, *labels)), stats, values)
 
     def describe(self) -> Iterable[Metric]:
-        """Name what `collect` gives."""
+        """Yield the metrics that `collect` yields."""
         return self.collect()
 
     def _histogram(self, name: str, meaning: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> Histogram:
@@ -162,10 +162,10 @@ class EngineMetrics(EngineObserver, Collector):
     def _filled(
         self,
         family: GaugeMetricFamily | CounterMetricFamily,
-        figures: EngineFigures | None,
-        values: Callable[[EngineFigures], _Values],
+        stats: EngineStats | None,
+        values: Callable[[EngineStats], _Values],
     ) -> Metric:
-        if figures is not None:
-            for labels, value in values(figures).items():
+        if stats is not None:
+            for labels, value in values(stats).items():
                 family.add_metric([*self._labels, *labels], value)
         return family

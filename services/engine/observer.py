@@ -1,4 +1,4 @@
-"""What an engine at work reports to those that measure it."""
+"""Observer of an engine: the start, and each step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from engine.schedule.stats import SchedulerTotals
 
 
 @dataclass(frozen=True)
-class EngineFigures:
-    """An engine at the end of a turn of its loop. `sessions` counts how often its pool was attached.
+class EngineStats:
+    """State of an engine at the end of a turn of its loop. `sessions` counts the pool's attachments.
 
-    `uncomputed_tokens` are those of prompts that live requests have still to compute. `deferred` are the waiting
-    requests that room would not help now.
+    `uncomputed_tokens` is the number of prompt tokens that live requests still have to compute. `deferred` counts the
+    waiting requests that would not start even if blocks were available.
     """
 
     running: int
@@ -24,12 +24,12 @@ class EngineFigures:
     deferred: int = 0
 
 
-class StepFigures(NamedTuple):
-    """A step that was executed: how many tokens it computed, and where its time went, in seconds.
+class StepStats(NamedTuple):
+    """An executed step: its number of tokens, and the seconds of each phase.
 
-    `seconds` is what the model and the sampling took, `forward` and `sample`. `plan` went before that into laying it
-    out and into asking for blocks, `wait` into waiting for the KV manager with nothing else to do, and `publish` after
-    it into telling what it brought. Where steps are launched ahead, the next one runs during `plan` and `publish`.
+    `seconds` is the time of the model and of sampling: `forward` plus `sample`. `plan` is the time before that, for
+    planning and for requesting blocks. `wait` is idle time waiting for the KV manager. `publish` is the time after it,
+    for delivering outputs. If steps are launched ahead, the next step runs during `plan` and `publish`.
     """
 
     tokens: int
@@ -42,10 +42,10 @@ class StepFigures(NamedTuple):
 
 
 class EngineObserver:
-    """Receives when an engine begins to serve, and its steps; this default ignores them."""
+    """Receives the start of an engine and its steps; this default ignores them."""
 
-    def began(self, model_name: str, engine_id: str, figures: Callable[[], EngineFigures]) -> None:
-        """The model is loaded. `figures` can be called from now on, on the event loop."""
+    def on_start(self, model_name: str, engine_id: str, stats: Callable[[], EngineStats]) -> None:
+        """The model is loaded. `stats` can be called on the event loop from now on."""
 
-    def on_step(self, step: StepFigures) -> None:
+    def on_step(self, step: StepStats) -> None:
         """A step was executed. Called on the engine's thread."""

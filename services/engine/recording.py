@@ -1,4 +1,4 @@
-"""The record of an engine's requests as a file, while the engine is set to write one."""
+"""The record of an engine's requests, as a file."""
 
 import secrets
 from pathlib import Path
@@ -15,10 +15,10 @@ _SECRET_BYTES = 32
 
 
 class RequestsRecorder:
-    """Records requests when they end; without a path it does nothing. No call waits for the disk."""
+    """Records requests when they end; does nothing without a path. No call waits for the disk."""
 
     def __init__(self, path: str) -> None:
-        """Make the file, at once: it may not be possible. Raises InvalidSetting."""
+        """Create the file. Raises InvalidSetting if that is not possible."""
         self._record: RequestsRecord | None = None
         self._file: RecordFile | None = None
         self._opened = None
@@ -26,10 +26,10 @@ class RequestsRecorder:
             try:
                 self._opened = create(Path(path))
             except OSError as error:
-                raise InvalidSetting(f"record_requests is {path!r}, which cannot be made: {error}") from error
+                raise InvalidSetting(f"record_requests is {path!r}, which cannot be created: {error}") from error
 
     def begin(self, scheduler: Scheduler, engine_id: str) -> None:
-        """Begin the record of this scheduler's requests."""
+        """Start the record of this scheduler's requests."""
         if self._opened is None:
             return
         opened, path = self._opened
@@ -40,12 +40,12 @@ class RequestsRecorder:
         log.info("%s: requests are recorded, as keys and lengths", path)
 
     def ended(self, group: Group, arrival_step: int, end_step: int) -> None:
-        """Record a request that ended, and which nobody changes any more."""
+        """Record a request that has ended and no longer changes."""
         if (record := self._record) and self._file:
             self._file.write(lambda: map(request_entry, record.ended(group, arrival_step, end_step)))
 
     def close(self) -> None:
-        """End the record, and wait some seconds at most until it is on the disk."""
+        """End the record, and wait a few seconds at most until it is on the disk."""
         if self._file:
             self._file.finish("the engine stopped")
             self._file.join(_LAST_SECONDS)

@@ -1,8 +1,8 @@
-"""The engine's replica of its pool: the KV manager's own core, fed with the Steps that were answered.
+"""The engine's replica of its pool: the KV manager's own core, which applies each answered Step.
 
-Same Steps, same pool: whatever the manager has, this has too, so it can describe the pool to a manager that lost it,
-or never had it. It lives where the stream lives, beside the engine's thread. Where the manager answers otherwise,
-the books here are right: the engine is sent what they say, and so is the manager.
+The same Steps produce the same pool, so the replica can describe the pool to a manager that lost it. It belongs to the
+event loop, like the stream. If the manager's answer differs, the replica is right: its answer goes to the engine, and
+its report to the manager.
 """
 
 from collections import deque
@@ -13,56 +13,56 @@ from blocks import Step, StepResult
 
 
 class PoolDiverged(Exception):
-    """The KV manager answered otherwise than the same Steps always do. `own` is the answer that they lead to."""
+    """The KV manager's answer differs from the replica's. `own` is the replica's answer."""
 
     def __init__(self, own: StepResult) -> None:
-        super().__init__(f"the KV manager's answer to step {own.step} is not what its Steps lead to")
+        super().__init__(f"the KV manager's answer to step {own.step} differs from the engine's replica")
         self.own = own
 
 
 class Replica:
-    """A pool as its engine knows it, and the Steps that were not answered yet."""
+    """A pool as its engine knows it, and the Steps in flight."""
 
     def __init__(self, spec: kvmanager.PoolSpec) -> None:
         """Start with an empty pool."""
         self.spec = spec
         self._pool = kvmanager.Pool(spec)
-        self._unanswered: deque[Step] = deque()
+        self._in_flight: deque[Step] = deque()
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that can be handed out."""
+        """Number of available device blocks."""
         return self._pool.device.available
 
     @property
     def available_host_blocks(self) -> int:
-        """Host blocks that can be handed out."""
+        """Number of available host blocks."""
         return self._pool.host.available
 
     @property
     def pins(self) -> frozenset[str]:
-        """The pins that hold blocks."""
+        """Pins that hold blocks."""
         return frozenset(self._pool.state.pins)
 
     def add_in_flight(self, step: Step) -> None:
-        """Remember a Step until its answer comes."""
-        self._unanswered.append(step)
+        """Record a Step that was sent."""
+        self._in_flight.append(step)
 
     def apply_result(self, result: StepResult) -> None:
-        """Do what the KV manager did. Raises PoolDiverged, with the answer to believe, when that gives another one."""
+        """Apply the oldest Step in flight. Raises PoolDiverged if the result differs from the KV manager's."""
         self._pool.withhold(result.withheld_blocks, result.host_withheld_blocks)
-        own = self._pool.apply(self._unanswered.popleft()).result
+        own = self._pool.apply(self._in_flight.popleft()).result
         if _compared(own) != _compared(result):
             raise PoolDiverged(own)
 
     def report(self) -> kvmanager.PoolReport:
-        """Describe the pool as the engine has it now, when the answers under way will never come.
+        """Describe the pool after a disconnect, when the Steps in flight will not be answered.
 
-        What was freed, forked or computed is so whether the manager received it or not; what was asked for was not
-        granted, and nothing was moved, because nobody made the copies.
+        Frees, forks and commits in flight take effect, whether or not the manager received them. Allocations are not
+        granted, and swaps do not happen, because nobody made the copies.
         """
-        while self._unanswered:
-            step = self._unanswered.popleft()
+        while self._in_flight:
+            step = self._in_flight.popleft()
             self._pool.apply(replace(step, swap_outs=(), swap_ins=(), extends=(), allocates=()))
         if not self._pool.last_step:
             return kvmanager.PoolReport()

@@ -1,4 +1,4 @@
-"""The submissions of one gateway on their way to the engine: those with a constraint wait until it is compiled."""
+"""Reads the submissions of one gateway; those with a constraint wait until it is compiled."""
 
 import asyncio
 import logging
@@ -12,14 +12,14 @@ from services.engine.gateway_link import GatewayLink
 from services.engine.gateway_requests import Arrival
 from services.engine.guided.constraints import Constraints
 from services.wire.duration import seconds_of
-from services.wire.output import refused_message, unbegun_message
+from services.wire.output import early_end_message, refused_message
 from services.wire.request import check
 
 log = logging.getLogger("quire.engine")
 
 
 class RequestParser:
-    """Hands submissions and cancels to the engine. Lives on the event loop; no call of it waits."""
+    """Passes submissions and cancels to the engine. Belongs to the event loop; no call blocks."""
 
     def __init__(self, driver: EngineDriver, link: GatewayLink, constraints: Constraints) -> None:
         self._driver = driver
@@ -43,23 +43,23 @@ class RequestParser:
             self._driver.submit(self._link, arrival)
 
     def cancel(self, cancel: engine_pb2.Cancel) -> None:
-        """End a request of this link, or a sample of it."""
+        """Cancel a request of this link, or one of its samples."""
         arrival, task = self._compiling.get(cancel.request_id, (None, None))
         if arrival is None or task is None:
             self._driver.cancel(self._link, cancel)
         elif arrival.submission.attempt == cancel.attempt:
             del self._compiling[cancel.request_id]
             task.cancel()
-            self._end(arrival, FinishReason.CANCELLED)
+            self._end_early(arrival, FinishReason.CANCELLED)
 
     def close(self) -> None:
-        """End all requests of this link: it is gone."""
+        """Cancel all requests of this link, which is disconnected."""
         for _, task in self._compiling.values():
             task.cancel()
         self._driver.drop(self._link)
 
     async def _compile(self, arrival: Arrival) -> None:
-        """Queue a request with its constraint, if it is compiled before the request is cancelled or late."""
+        """Queue a request after its constraint is compiled, unless it was cancelled or is late by then."""
         submission = arrival.submission
         limit = seconds_of(submission.timeout) if submission.HasField("timeout") else None
         try:
@@ -67,11 +67,11 @@ class RequestParser:
                 constraint = await self._constraints.compiled(submission.constraint)
         except TimeoutError:
             del self._compiling[submission.request_id]
-            self._end(arrival, FinishReason.FAILED)
+            self._end_early(arrival, FinishReason.FAILED)
         except RequestRefused as refused:
             del self._compiling[submission.request_id]
             self._refuse(arrival, refused)
-        except Exception as error:  # else the client would wait for ever
+        except Exception as error:  # otherwise the client would wait forever
             log.exception("the constraint of request %s could not be compiled", submission.request_id)
             del self._compiling[submission.request_id]
             self._refuse(arrival, SubmissionFailed(f"its constraint could not be compiled: {error!r}"))
@@ -81,14 +81,14 @@ class RequestParser:
 
     def _refuse(self, arrival: Arrival, refused: RequestRefused) -> None:
         message = refused_message(arrival.submission, refused)
-        self._link.push(engine_pb2.StepOutput(step=self._driver.steps, refused=[message]))
-        self._driver.reports.refused(arrival.submission, refused, arrival.at)
+        self._link.put(engine_pb2.StepOutput(step=self._driver.steps, refused=[message]))
+        self._driver.reports.on_refused(arrival.submission, refused, arrival.at)
 
-    def _end(self, arrival: Arrival, reason: FinishReason) -> None:
-        """Say that a request ended while its constraint was compiled: cancelled, or late."""
-        message = unbegun_message(arrival.submission, reason, time.monotonic() - arrival.at)
+    def _end_early(self, arrival: Arrival, reason: FinishReason) -> None:
+        """Send the end of a request that was cancelled or late while its constraint was compiled."""
+        message = early_end_message(arrival.submission, reason, time.monotonic() - arrival.at)
         if reason is FinishReason.FAILED:
             message.failure = engine_pb2.FAILURE_REASON_DEADLINE_QUEUED
-            message.detail = "its time was over while its constraint was compiled"
-        self._link.push(engine_pb2.StepOutput(step=self._driver.steps, finished=[message]))
-        self._driver.reports.unbegun(arrival.submission, message, arrival.at)
+            message.detail = "the deadline passed while the constraint was compiled"
+        self._link.put(engine_pb2.StepOutput(step=self._driver.steps, finished=[message]))
+        self._driver.reports.on_ended_before_queue(arrival.submission, message, arrival.at)

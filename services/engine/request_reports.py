@@ -1,6 +1,6 @@
-"""What is reported of each request that an engine had, when it has ended: a line of the log, and its part of a trace.
+"""Reports of ended requests: a line of the log, and the engine's part of the trace.
 
-Neither says anything of what was asked and answered but its length.
+Neither contains text or tokens of prompts and outputs, only their lengths.
 """
 
 import logging
@@ -17,36 +17,38 @@ log = logging.getLogger("quire.engine.requests")
 
 
 class RequestReports:
-    """Makes the reports of an engine's requests, on its thread but where said otherwise. Times are its clock's."""
+    """Reports an engine's requests, on its thread unless noted otherwise. Times are those of the engine's clock."""
 
     def __init__(self, model: str, engine_id: str, tracing: Tracing) -> None:
         self._own = {"model": model, "engine": engine_id}
         self._tracing = tracing
         self._spans: dict[str, Span] = {}
-        self.trace_parents: dict[str, str] = {}  # of requests that are traced, for their block operations
+        self.trace_parents: dict[str, str] = {}  # of traced requests, for their block operations
 
-    def began(self, submission: engine_pb2.Submission, at: float) -> None:
-        """A request came to the queue, and had come to the engine at this time."""
+    def on_queued(self, submission: engine_pb2.Submission, at: float) -> None:
+        """A request entered the queue; it reached the engine at this time."""
         if submission.trace_parent and (span := self._span(submission, at)) is not NO_SPAN:
             self._spans[submission.request_id] = span
             self.trace_parents[submission.request_id] = span.trace_parent
 
-    def refused(self, submission: engine_pb2.Submission, refused: RequestRefused, at: float) -> None:
-        """A request was not taken. On any thread."""
+    def on_refused(self, submission: engine_pb2.Submission, refused: RequestRefused, at: float) -> None:
+        """A request was refused. Called on any thread."""
         reason = type(refused).__name__
         span = self._span(submission, at)
         self._log(submission, span, {"status": "refused", "reason": reason, "field": refused.field})
         span.end(reason)
 
-    def unbegun(self, submission: engine_pb2.Submission, finished: engine_pb2.RequestFinished, at: float) -> None:
-        """A request ended before it came to the queue. On any thread."""
+    def on_ended_before_queue(
+        self, submission: engine_pb2.Submission, finished: engine_pb2.RequestFinished, at: float
+    ) -> None:
+        """A request ended before it entered the queue. Called on any thread."""
         span = self._span(submission, at)
         ended = {"status": "ended", **_of_message(finished), "prompt_tokens": len(submission.prompt_token_ids)}
         self._log(submission, span, ended)
-        span.end(_fault(finished))
+        span.end(_failure(finished))
 
-    def ended(self, group: Group, finished: engine_pb2.RequestFinished, submitted_at: float) -> None:
-        """A request of the queue ended."""
+    def on_ended(self, group: Group, finished: engine_pb2.RequestFinished, submitted_at: float) -> None:
+        """A request in the queue or in the schedule ended."""
         span = self._spans.pop(group.request.request_id, NO_SPAN)
         self.trace_parents.pop(group.request.request_id, None)
         counted = {
@@ -59,7 +61,7 @@ class RequestReports:
         if span is not NO_SPAN:
             _describe(span, group, submitted_at)
             span.set_attributes({"gen_ai.response.model": self._own["model"], "quire.engine": self._own["engine"]})
-            span.end(_fault(finished))
+            span.end(_failure(finished))
 
     def _span(self, submission: engine_pb2.Submission, at: float) -> Span:
         if not submission.trace_parent:
@@ -92,14 +94,14 @@ def _of_message(finished: engine_pb2.RequestFinished) -> dict[str, Any]:
         "recomputed_tokens": finished.recomputed_tokens,
         "swapped_tokens": finished.swapped_tokens,
     }
-    return fields | ({"failure": fault} if (fault := _fault(finished)) else {})
+    return fields | ({"failure": failure} if (failure := _failure(finished)) else {})
 
 
 def _finish_reason(sample: engine_pb2.SampleEnd) -> str:
     return decoding_pb2.FinishReason.Name(sample.reason).removeprefix("FINISH_REASON_").lower()
 
 
-def _fault(finished: engine_pb2.RequestFinished) -> str:
+def _failure(finished: engine_pb2.RequestFinished) -> str:
     if finished.failure == engine_pb2.FAILURE_REASON_UNSPECIFIED:
         return ""
     return engine_pb2.FailureReason.Name(finished.failure).removeprefix("FAILURE_REASON_").lower()
@@ -111,7 +113,7 @@ def _seconds(finished: engine_pb2.RequestFinished, name: str) -> float:
 
 
 def _describe(span: Span, group: Group, submitted_at: float) -> None:
-    """Add a request's times, its preemptions, and what vLLM's spans have, under the same names."""
+    """Add a request's times and preemptions, and the attributes of vLLM's spans under vLLM's names."""
     stats = group.stats
     scheduled, first, last = stats.scheduled_at, stats.first_token_at, stats.last_token_at
     span.start_child("queue", at=submitted_at).end(at=scheduled)

@@ -1,4 +1,4 @@
-"""The engine's bare server."""
+"""The engine's server, without health service and signals."""
 
 import asyncio
 import socket
@@ -26,29 +26,29 @@ from services.runtime.service import Readiness
 from services.runtime.tls import link_tls, server_tls
 from services.runtime.tracing.export import create_tracing
 
-# For the step under way when the engine stops, and for gateways to read what it still says.
+# At shutdown: for the step in flight, and for gateways to read their last outputs.
 _LAST_SECONDS = 2.0
-# For what is written to leave the process; those who watch its health would stay for ever.
+# For the last writes to leave the process. A longer grace would only wait for health watchers.
 _FLUSH_SECONDS = 0.1
 
 
 class EngineService:
-    """Serves one model: loads it, attaches its pool to the KV manager, and turns the engine on a thread of its own."""
+    """Serves one model: loads it, attaches its pool to the KV manager, and runs the engine on its own thread."""
 
     name = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 
     def __init__(
         self, settings: EngineSettings, observer: EngineObserver | None = None, assembly: Assembly | None = None
     ) -> None:
-        """Make the server; it listens from `start` on, and is ready when the pool is attached.
+        """Make the server; it listens after `start`, and is ready while the pool is attached.
 
-        `observer` receives its steps. `assembly` puts the engine together; without one it is the model's of the
-        settings. Raises InvalidSetting when it is to record or to send traces, but cannot, when a file of TLS is wrong,
-        or when it would be open to others than this machine.
+        `observer` receives its steps. `assembly` puts the engine together; by default it loads the model of the
+        settings. Raises InvalidSetting if the record, the traces or the TLS files cannot be used, or if the server
+        would be open to other machines without protection.
         """
         settings.check_exposure()
         if assembly is None:
-            from services.engine.startup.assembly import assemble  # torch and transformers: seconds
+            from services.engine.startup.assembly import assemble  # imports torch and transformers, which takes seconds
 
             assembly = assemble
         self._settings = settings
@@ -74,7 +74,7 @@ class EngineService:
         return self._address
 
     async def run(self) -> None:
-        """Load the model and work until cancelled. Raises what made the engine impossible."""
+        """Load the model, and run until cancelled. Raises the error that stopped the engine."""
         parts = await asyncio.to_thread(self._assembly, self._settings)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
         loaded, bounds = parts.loaded, self._settings.json_bounds()
@@ -108,8 +108,8 @@ class EngineService:
         self._recorder.begin(parts.scheduler, engine_id)
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
-        self._observer.began(
-            self._settings.served_name(), engine_id, lambda: replace(driver.figures, sessions=link.sessions)
+        self._observer.on_start(
+            self._settings.served_name(), engine_id, lambda: replace(driver.stats, sessions=link.sessions)
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))
         self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)
@@ -131,7 +131,7 @@ class EngineService:
         )
 
     def _drive(self, driver: EngineDriver, failed: "asyncio.Future[None]") -> None:
-        """Be the engine's thread; when the loop breaks, so does the service."""
+        """Body of the engine's thread; an exception of the loop ends the service."""
         try:
             driver.run()
         except BaseException as error:
@@ -146,7 +146,7 @@ class EngineService:
             self.readiness.set(False)
 
     async def drain(self) -> None:
-        """Take no requests, and wait for those that run until the grace time is over."""
+        """Refuse new requests, and wait for running ones until the grace time is over."""
         self.readiness.retire()
         self._servicer.retire()
         if self._driver:
@@ -155,9 +155,9 @@ class EngineService:
         await self._leave()
 
     async def _leave(self) -> None:
-        """Stop the engine's thread, and let the KV manager drop the pool while the stream to it is still there.
+        """Stop the engine's thread, and detach the pool while the stream to the KV manager is open.
 
-        Requests that are still live end before the streams of their gateways do, which then go on elsewhere at once.
+        Live requests end before the streams of their gateways do, so that gateways fail over at once.
         """
         driver, self._driver = self._driver, None
         if not (driver and self._link):
@@ -171,7 +171,7 @@ class EngineService:
                 await asyncio.wait_for(self._link.detached.wait(), _LAST_SECONDS)
 
     async def stop(self) -> None:
-        """Close the server and the record. An engine that has not drained has failed: its links break."""
+        """Close the server and the record. If the engine was not drained, it has failed: its links break."""
         if self._driver:
             with suppress(TimeoutError):  # a step may take long
                 await asyncio.wait_for(self._driver.abandon(), _LAST_SECONDS)

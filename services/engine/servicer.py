@@ -1,4 +1,4 @@
-"""The calls of an engine."""
+"""The gRPC methods of an engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ Requests = AsyncIterator[pb.ServeRequest]
 
 
 class EngineServicer(pb_grpc.EngineServicer):
-    """Answers UNAVAILABLE until `begin` was called with a loaded engine."""
+    """Answers UNAVAILABLE until `begin` has been called with a loaded engine."""
 
     def __init__(self, heartbeat_seconds: float) -> None:
         self._heartbeat_seconds = heartbeat_seconds
@@ -42,15 +42,15 @@ class EngineServicer(pb_grpc.EngineServicer):
     ) -> None:
         """Serve this engine from now on."""
         self._engine, self._description, self._tokenizer = (driver, constraints), description, tokenizer
-        driver.watch(self._wake_links)
+        driver.on_manager_change(self._wake_links)
 
     def retire(self) -> None:
-        """Tell all gateways, at once, that nothing new is taken."""
+        """Announce to all gateways that this engine refuses new requests."""
         self._draining = True
         self._wake_links()
 
     async def finish(self, seconds: float) -> None:
-        """End the streams of all gateways when they have been sent what waits for them, or after so many seconds."""
+        """End the streams of all gateways after their queued outputs are sent, or after this time."""
         for link in self._links:
             link.close()
         if self._links:
@@ -60,7 +60,7 @@ class EngineServicer(pb_grpc.EngineServicer):
     async def Serve(self, requests: Requests, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Serve one gateway until its stream ends, which cancels its requests.
 
-        Written and not yielded, so that a write can be left which the gateway holds up.
+        It writes responses instead of yielding them, so that a blocked write can be cancelled.
         """
         async with abort_on_error(context):
             (driver, constraints), link = self._loaded(), GatewayLink()
@@ -68,8 +68,8 @@ class EngineServicer(pb_grpc.EngineServicer):
             reader = asyncio.create_task(self._read(parser, requests))
             self._add(link)
             try:
-                with link.bounded():
-                    await context.write(self._response(driver))  # at once: a gateway takes it for the link being up
+                with link.cancel_on_overrun():
+                    await context.write(self._response(driver))  # at once: it shows the gateway that the link is up
                     while not (reader.done() or link.closed):
                         await context.write(await self._next_response(driver, link, reader))
                 if reader.done():
@@ -91,12 +91,12 @@ class EngineServicer(pb_grpc.EngineServicer):
         """Send the tokenizer's files."""
         async with abort_on_error(context):
             self._loaded()
-            assert self._tokenizer is not None, "it came with the engine"
+            assert self._tokenizer is not None, "set together with the engine"
             for piece in self._tokenizer.pieces():
                 yield piece
 
     async def Admin(self, request: pb.EngineAdminRequest, context: Context) -> pb.EngineAdminResponse:  # noqa: N802
-        """Change what is pinned."""
+        """Pin, unpin, list or reset the prefix cache."""
         async with abort_on_error(context):
             driver, _ = self._loaded()
             return await driver.administer(request)
@@ -116,13 +116,13 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     def _loaded(self) -> tuple[EngineDriver, Constraints]:
         if self._engine is None:
-            raise Unavailable("the model is being loaded")
+            raise Unavailable("the engine is loading its model")
         return self._engine
 
     async def _next_response(
         self, driver: EngineDriver, link: GatewayLink, reader: "asyncio.Task[None]"
     ) -> pb.ServeResponse:
-        output = asyncio.create_task(link.take())
+        output = asyncio.create_task(link.get())
         try:
             await asyncio.wait({output, reader}, timeout=self._heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED)
             if output.done():
@@ -135,8 +135,8 @@ class EngineServicer(pb_grpc.EngineServicer):
         return self._response(driver)
 
     def _response(self, driver: EngineDriver, step: pb.StepOutput | None = None) -> pb.ServeResponse:
-        """Write a message with news, or a heartbeat; either says how the engine is."""
-        figures = driver.figures
+        """Return a message with output, or a heartbeat; both describe the engine's state."""
+        stats = driver.stats
         return pb.ServeResponse(
             step=step,
             heartbeat=pb.Heartbeat(steps=driver.steps) if step is None else None,
@@ -144,10 +144,10 @@ class EngineServicer(pb_grpc.EngineServicer):
             draining=self._draining,
             without_kvmanager=driver.without_kvmanager,
             load=pb.EngineLoad(
-                running=figures.running,
-                waiting=figures.waiting,
-                prompt_tokens=figures.uncomputed_tokens,
-                available_blocks=figures.available_blocks,
+                running=stats.running,
+                waiting=stats.waiting,
+                prompt_tokens=stats.uncomputed_tokens,
+                available_blocks=stats.available_blocks,
             ),
         )
 

@@ -168,7 +168,7 @@ def _constraint(request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputCons
         return None
     given, kind = request.constraint, request.constraint.WhichOneof("kind")
     if kind is None:
-        raise InvalidField("constraint has no kind: give json_schema, regex or json_object", "constraint")
+        raise InvalidField("constraint must have one of json_schema, regex or json_object", "constraint")
     if kind == "json_object":
         _require(given.json_object, "constraint.json_object", "is false: leave the constraint out instead")
     else:

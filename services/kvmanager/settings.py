@@ -21,7 +21,7 @@ class KVManagerSettings:
     tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
     tls_key: str = setting("", exposure.TLS_KEY)
     tls_client_ca: str = setting("", exposure.TLS_CLIENT_CA)
-    insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who reaches it can use it"))
+    insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who can connect can use it"))
     metrics_compat: str = setting("none", METRICS_COMPAT, choices=COMPAT)
     kv_cache_metrics_sample: float = setting(
         0.01, "Share of blocks whose lives the metrics tell of: how long, and how often found again.", least=0, most=1
@@ -41,4 +41,4 @@ class KVManagerSettings:
 
     def check_exposure(self) -> None:
         """Raise InvalidSetting when others than this machine could use it without a certificate."""
-        exposure.check_exposure(self, "tls_client_ca", "anyone who reaches it can use it")
+        exposure.check_exposure(self, "tls_client_ca", "anyone who can connect can use it")

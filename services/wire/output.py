@@ -102,7 +102,7 @@ def failed_message(group: Group, attempt: int, detail: str) -> engine_pb2.Reques
     )
 
 
-def unbegun_message(
+def early_end_message(
     submission: engine_pb2.Submission, reason: FinishReason, queued_seconds: float
 ) -> engine_pb2.RequestFinished:
     """Write that a request ended before it came to the queue."""

@@ -10,7 +10,7 @@ from engine.attention import TorchBackend
 from engine.model.decoder import ModulesDecoder
 from engine.model.loading import LoadedModel, load_model
 from engine.schedule.request import Capacity
-from services.engine.startup.backends import BackendOptions, choose, gpu_decoder
+from services.engine.startup.backends import BackendOptions, choose_backend, gpu_decoder
 from services.runtime.settings import InvalidSetting
 from tests.engine.triton_case import DEVICE, make_triton_backend
 
@@ -33,7 +33,7 @@ def wanted(load: Callable[[str, torch.device], LoadedModel]) -> Callable[[str], 
 
 
 def test_a_cpu_without_kernels_uses_torch_operators(wanted: Callable[[str], BackendOptions]) -> None:
-    choice = choose(wanted("auto"))
+    choice = choose_backend(wanted("auto"))
     assert isinstance(choice.backend, TorchBackend)
     assert isinstance(choice.decoder, ModulesDecoder)
     assert not choice.ahead, "on a CPU a step has ended when its launch returns"
@@ -41,7 +41,7 @@ def test_a_cpu_without_kernels_uses_torch_operators(wanted: Callable[[str], Back
 
 def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(wanted: Callable[[str], BackendOptions]) -> None:
     with pytest.raises(InvalidSetting, match="attention_backend is 'triton', but the model runs on cpu"):
-        choose(wanted("triton"))
+        choose_backend(wanted("triton"))
 
 
 def test_llama_shaped_models_run_on_the_gpus_decoder(load: Callable[[str, torch.device], LoadedModel]) -> None:
@@ -59,7 +59,7 @@ def test_a_model_whose_logits_differ_on_the_gpus_decoder_runs_through_its_module
     modules = ModulesDecoder(loaded, backend)
     loaded.model.config.rms_norm_eps = 40.0
     assert gpu_decoder(loaded, backend, modules) is modules
-    assert "the GPU's decoder does not run this model" in caplog.text
+    assert "the GPU's decoder is not used for this model" in caplog.text
     other = load("gpt2", DEVICE)
     backend = make_triton_backend()(other.geometry, 16, 8, torch.float32)
     modules = ModulesDecoder(other, backend)

@@ -77,7 +77,7 @@ def test_an_engine_without_its_model_is_refused_with_the_models_name(tmp_path: P
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_an_engine_without_its_gpu_does_not_start(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     last = fail("engine", *some_listen(tmp_path), "--model", str(tiny_model("llama")), "--device", "cuda")
-    assert last == "engine cannot go on: InvalidSetting: device is 'cuda', but torch finds no GPU"
+    assert last == "engine cannot go on: InvalidSetting: device is 'cuda', but torch found no GPU"
 
 
 @usual_size

@@ -86,7 +86,7 @@ def refusal(quire: RunningQuire, wanted: gateway_pb2.GenerateRequest) -> tuple[s
 
 
 BAD = [
-    ({}, "constraint", "no kind"),
+    ({}, "constraint", "must have one of"),
     ({"json_object": False}, "constraint.json_object", "false"),
     ({"regex": ""}, "constraint.regex", "0 bytes"),
     ({"regex": "a" * 65537}, "constraint.regex", "65537 bytes"),
@@ -104,7 +104,7 @@ BAD = [
     (
         {"json_schema": '{"type": "integer", "minimun": 3}'},
         "constraint.json_schema",
-        "#/minimun: minimun is no keyword",
+        "#/minimun: minimun is not a JSON schema keyword",
     ),
     ({"json_schema": EXPLODES}, "constraint.json_schema", "too much"),
 ]

@@ -9,7 +9,7 @@ from engine.schedule.request import LONGEST_REQUEST_ID, LONGEST_SALT, Capacity, 
 from engine.schedule.sequence_group import Group
 from kvmanager import limits
 from services.engine.settings import EngineSettings
-from services.engine.startup.assembly import LONGEST_CONTEXT
+from services.engine.startup.assembly import MAX_CONTEXT_TOKENS
 from services.gateway.access.api_keys import is_tenant_name
 from services.gateway.access.namespace import MAX_SALT_BYTES, Namespace, qualified
 from services.gateway.parameters import MAX_REQUEST_ID_BYTES
@@ -61,4 +61,4 @@ def test_the_items_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:
 
 
 def test_the_prompts_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:
-    assert BUDGET - 1 + LONGEST_CONTEXT <= limits.MAX_PROMPT_TOKENS
+    assert BUDGET - 1 + MAX_CONTEXT_TOKENS <= limits.MAX_PROMPT_TOKENS

@@ -308,7 +308,7 @@ def test_each_session_is_recorded_to_a_file_named_after_engine_and_session(tmp_p
 
 
 def test_a_record_file_that_cannot_be_created_is_refused_by_name() -> None:
-    with pytest.raises(InvalidSetting, match="record_requests is '/dev/null/file', which cannot be made"):
+    with pytest.raises(InvalidSetting, match="record_requests is '/dev/null/file', which cannot be created"):
         RequestsRecorder("/dev/null/file")
     with pytest.raises(InvalidSetting, match="record_folder is '/dev/null/folder', where no file can be made"):
         OperationsRecorder("/dev/null/folder", 1)

@@ -369,7 +369,7 @@ def test_a_gateway_refuses_at_once_while_its_killed_engine_has_no_successor(
         return None
 
     loading = in_time(found_loading, "the engine is called while it loads its model")
-    assert (loading.code(), loading.details()) == (UNAVAILABLE, "the model is being loaded")
+    assert (loading.code(), loading.details()) == (UNAVAILABLE, "the engine is loading its model")
     wait_until(serving, "the gateway has a link to the new engine", CALL_SECONDS)
     assert ready.generate(100).token_ids == expected
     gateway.close()

@@ -1,1 +1,1 @@
-"""Guided decoding: languages, and the constraints compiled from them."""
+"""Guided decoding: grammars, and the constraints compiled from them."""

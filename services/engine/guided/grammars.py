@@ -1,7 +1,7 @@
-"""Languages that an output must belong to, compiled by llguidance for the tokens of one model.
+"""Grammars of outputs, compiled by llguidance for the tokens of one model.
 
-It compiles lazily: most of the work is done when a mask is asked for, and bounded by the limits below. What takes more
-makes a state fail, never the engine. Compiling itself is bounded by `compile_sandbox`.
+llguidance compiles lazily: most of the work happens when a mask is computed, and the limits below bound it. Beyond
+them a state fails, but never the engine. `compile_sandbox` bounds the compilation itself.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds, JsonPosition, NumberBounds
-from services.engine.guided.json_schemas import prepared
+from services.engine.guided.json_schemas import prepare_schema
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -22,77 +22,77 @@ if TYPE_CHECKING:
 _ANY_OBJECT = '{"type":"object"}'
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
-    step_lexer_fuel=50_000,  # some 4 ms
+    step_lexer_fuel=50_000,  # about 4 ms
     step_max_items=20_000,
-    max_lexer_states=20_000,  # of some 2 kB each
+    max_lexer_states=20_000,  # about 2 kB each
     max_grammar_size=100_000,
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
 _TRIED_TOKENS = 16
-_LONGEST_FAULT = 300
-_NOTHING = "NoExtensionBias"  # what llguidance calls it when nothing can follow
+_MAX_FAULT_LENGTH = 300
+_NO_CONTINUATION = "NoExtensionBias"  # llguidance's error if no token can follow
 
 
 class InvalidGrammar(Exception):
-    """A language that cannot be compiled; the message says why."""
+    """The grammar cannot be compiled; the message has the reason."""
 
 
 class GrammarSpec(NamedTuple):
-    """A language as it was asked for: a field of OutputConstraint, and its text."""
+    """Source of a grammar: a field of OutputConstraint, and its text."""
 
     kind: str
     text: str = ""
 
 
 class Vocabulary:
-    """The tokens of a model, as llguidance wants them, and how JSON is written with them."""
+    """A model's tokens in llguidance's form, and the bounds of JSON written with them."""
 
     def __init__(
         self, folder: Path, size: int, eos_token_ids: Iterable[int], bounds: JsonBounds = DEFAULT_BOUNDS
     ) -> None:
-        """Read the tokenizer of a model's folder, which takes a second where it is large.
+        """Read the tokenizer of a model's folder, which takes a second for large vocabularies.
 
-        Raises whatever reading it raises.
+        Raises the errors of `tokenizers`, llguidance and transformers.
         """
         backend = _tokenizer(folder)
         ends = sorted(token for token in eos_token_ids if 0 <= token < size)
-        # A token that ends an output must never pass for the text that it is spelled with.
+        # Otherwise an end token could match text that is spelled like it.
         backend.add_special_tokens([name for token in ends if (name := backend.id_to_token(token)) is not None])
         own_size = backend.get_vocab_size(with_added_tokens=True)
         self.tokens = LLTokenizer(backend.to_str(), n_vocab=max(size, own_size), eos_token=ends or None)
-        self.ends = frozenset(ends)
+        self.eos_token_ids = frozenset(ends)
         self.whitespace = bounds.whitespace
         self.numbers = NumberBounds(self.tokens, bounds)
-        self._beyond = None if own_size <= size else (1 << size) - 1
+        self._model_tokens = None if own_size <= size else (1 << size) - 1
 
-    def within(self, mask: bytes) -> bytes:
-        """Return a mask without the tokens that the tokenizer has and the model has not; they are never chosen."""
-        return mask if self._beyond is None or int.from_bytes(mask, "little") & self._beyond else b""
+    def usable(self, mask: bytes) -> bytes:
+        """Return the mask, or an empty one if it allows only tokens that the model does not have."""
+        return mask if self._model_tokens is None or int.from_bytes(mask, "little") & self._model_tokens else b""
 
 
 class CompiledGrammar:
-    """An engine.constraint.Constraint."""
+    """Implements engine.constraint.Constraint."""
 
-    def __init__(self, vocabulary: Vocabulary, language: GrammarSpec) -> None:
-        """Compile a language. Raises InvalidGrammar."""
+    def __init__(self, vocabulary: Vocabulary, spec: GrammarSpec) -> None:
+        """Compile a grammar. Raises InvalidGrammar."""
         self._vocabulary = vocabulary
-        grammar = _grammar(language, vocabulary.whitespace)
+        grammar = _grammar(spec, vocabulary.whitespace)
         self._matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_LIMITS)
-        self._position = None if language.kind == "regex" else JsonPosition()
+        self._position = None if spec.kind == "regex" else JsonPosition()
         try:
             self.start().allowed()
         except ConstraintFailed as failed:
             fault = str(failed)
-            raise InvalidGrammar("no output belongs to it" if fault == _NOTHING else fault) from failed
+            raise InvalidGrammar("no output matches it" if fault == _NO_CONTINUATION else fault) from failed
 
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
         return _State(self._vocabulary, self._matcher.deep_copy(), self._position)
 
-    def try_out(self) -> None:
-        """Follow one output for some tokens: what explodes does it soon. Raises InvalidGrammar."""
-        state, ends = self.start(), sum(1 << token for token in self._vocabulary.ends)
+    def probe(self) -> None:
+        """Follow one output for some tokens, because expensive grammars show it early. Raises InvalidGrammar."""
+        state, ends = self.start(), sum(1 << token for token in self._vocabulary.eos_token_ids)
         try:
             for _ in range(_TRIED_TOKENS):
                 going_on = int.from_bytes(state.allowed(), "little") & ~ends
@@ -100,11 +100,11 @@ class CompiledGrammar:
                     return
                 state.advance(going_on.bit_length() - 1)
         except ConstraintFailed as failed:
-            raise InvalidGrammar(f"it cannot be followed: {failed}") from failed
+            raise InvalidGrammar(f"it cannot be evaluated: {failed}") from failed
 
 
 class _State:
-    """An engine.constraint.ConstraintState. `position` is where in JSON it is, None where it is not JSON."""
+    """Implements engine.constraint.ConstraintState. `position` is the position in JSON, None for other grammars."""
 
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, position: JsonPosition | None) -> None:
         self._vocabulary = vocabulary
@@ -116,7 +116,7 @@ class _State:
         return self._matcher.is_stopped()
 
     def allowed(self) -> bytes:
-        mask = self._vocabulary.within(self._matcher.compute_bitmask())
+        mask = self._vocabulary.usable(self._matcher.compute_bitmask())
         self._check()
         if not any(mask):
             raise ConstraintFailed("no token of the model can follow")
@@ -137,30 +137,30 @@ class _State:
             raise ConstraintFailed(_fault(self._matcher.get_error()))
 
 
-def _grammar(language: GrammarSpec, whitespace: str) -> str:
-    """Write a language as llguidance wants it. Raises InvalidGrammar."""
-    if language.kind == "regex":
-        return LLMatcher.grammar_from_regex(language.text)
+def _grammar(spec: GrammarSpec, whitespace: str) -> str:
+    """Return a grammar in llguidance's form. Raises InvalidGrammar."""
+    if spec.kind == "regex":
+        return LLMatcher.grammar_from_regex(spec.text)
     options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": whitespace}
     try:
-        schema = prepared(language.text) if language.kind == "json_schema" else _ANY_OBJECT
+        schema = prepare_schema(spec.text) if spec.kind == "json_schema" else _ANY_OBJECT
         return LLMatcher.grammar_from_json_schema(schema, overrides=options)
     except (ValueError, RecursionError) as error:
         raise InvalidGrammar(_fault(str(error))) from error
 
 
 def _fault(message: str) -> str:
-    """Make one short line of what llguidance says."""
-    _, of_a_pattern, what = message.partition("\nerror: ")  # the rest repeats the pattern, several times
+    """Shorten llguidance's message to one line."""
+    _, of_a_pattern, what = message.partition("\nerror: ")  # the rest repeats the pattern several times
     line = " ".join((what.partition("\n")[0] if of_a_pattern else message.replace("<non-verbose/>", "")).split())
-    return line if len(line) <= _LONGEST_FAULT else line[:_LONGEST_FAULT] + "..."
+    return line if len(line) <= _MAX_FAULT_LENGTH else line[:_MAX_FAULT_LENGTH] + "..."
 
 
 def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Read a tokenizer; one in older files, such as `vocab.json` or `tokenizer.model`, is converted."""
+    """Read a tokenizer; older formats, such as `vocab.json` and `tokenizer.model`, are converted."""
     if (file := folder / "tokenizer.json").is_file():
         return tokenizers.Tokenizer.from_file(str(file))
-    from transformers import AutoTokenizer  # seconds to import where the engine has not done it yet
+    from transformers import AutoTokenizer  # takes seconds unless the engine has imported it
 
     backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     return backend

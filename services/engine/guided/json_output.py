@@ -1,8 +1,8 @@
-"""How JSON is written where a language leaves it open: blanks, and how long a number may become.
+"""Bounds of guided JSON that a schema leaves open: blanks, and the length of numbers.
 
-Grammars of JSON schemas let blanks and digits go on for ever, and models that have lost their way take what they can
-get until max_tokens. Blanks are bounded by the grammar; digits here, since no schema can bound them: where a number has
-as many as it may, no token that brings more is chosen, unless nothing else can follow. So nothing ever gets stuck.
+Grammars of JSON schemas allow any number of blanks and digits, and a model that repeats itself would use them until
+max_tokens. The grammar bounds blanks. Digits are bounded here, because no schema can: at the limit, tokens with more
+digits are masked, unless no other token can follow. So an output never gets stuck.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _DIGITS = frozenset(b"0123456789")
 
 @dataclass(frozen=True)
 class JsonBounds:
-    """Blanks between two tokens of JSON at most, and digits of each part of a number."""
+    """Maximum blanks between two tokens of JSON, and maximum digits of each part of a number."""
 
     blanks: int = 1
     integer_digits: int = 20
@@ -24,7 +24,7 @@ class JsonBounds:
 
     @property
     def whitespace(self) -> str:
-        """The pattern of blanks: one is a space, more can be any. It matches nothing where there is to be none."""
+        """Pattern of blanks: 1 is a single space, more is any whitespace; 0 is a pattern that matches nothing."""
         return {0: "[^\\s\\S]", 1: " "}.get(self.blanks, rf"[ \n\r\t]{{1,{self.blanks}}}")
 
 
@@ -32,7 +32,7 @@ DEFAULT_BOUNDS = JsonBounds()
 
 
 class JsonPart(Enum):
-    """Where in JSON a text ends."""
+    """The part of JSON at the end of a text."""
 
     ELSEWHERE = 0
     STRING = 1
@@ -43,13 +43,13 @@ class JsonPart(Enum):
 
 
 class JsonPosition(NamedTuple):
-    """Where a text ends, and the digits since the part of the number began."""
+    """Position at the end of a text, and the number of digits since that part of the number began."""
 
     part: JsonPart = JsonPart.ELSEWHERE
     digits: int = 0
 
     def after(self, text: bytes) -> "JsonPosition":
-        """Return the position after more of the text, which is JSON so far."""
+        """Return the position after more text, which must continue valid JSON."""
         part, digits = self
         for byte in text:
             part, digits = _next(part, digits, byte)
@@ -73,7 +73,7 @@ def _next(part: JsonPart, digits: int, byte: int) -> tuple[JsonPart, int]:
 
 
 class _Tokens(Protocol):
-    """The part of llguidance's tokenizer that is needed here."""
+    """The methods of llguidance's tokenizer that are needed here."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -82,13 +82,13 @@ class _Tokens(Protocol):
 
 
 class NumberBounds:
-    """Keeps numbers short, by the digits that each token begins with."""
+    """Limits the length of numbers, by the leading digits of each token."""
 
     def __init__(self, tokens: _Tokens, bounds: JsonBounds) -> None:
-        """Look at every token once, which takes some 50 ms where there are 100,000."""
+        """Decode every token once, which takes about 50 ms for 100,000 tokens."""
         self._tokens = tokens
         self._most = {
-            JsonPart.ELSEWHERE: bounds.integer_digits,  # where a number may begin
+            JsonPart.ELSEWHERE: bounds.integer_digits,  # a number may begin here
             JsonPart.INTEGER: bounds.integer_digits,
             JsonPart.DECIMALS: bounds.decimals,
             JsonPart.EXPONENT: bounds.exponent_digits,
@@ -100,7 +100,7 @@ class NumberBounds:
         return position.after(self._tokens.decode_bytes([token_id]))
 
     def bounded(self, position: JsonPosition, mask: bytes) -> bytes:
-        """Return a mask without the tokens that make the number too long; the same where nothing else can follow."""
+        """Clear the bits of tokens that make the number too long; return the same mask if none would be left."""
         most = self._most.get(position.part)
         if most is None:
             return mask
@@ -112,7 +112,7 @@ class NumberBounds:
 
 
 def _by_leading_digits(tokens: _Tokens) -> dict[int, int]:
-    """Return, for each count of leading digits above 0, the tokens that have it, as the bits of a mask."""
+    """Return masks of the tokens by their number of leading digits, for numbers above 0."""
     masks: dict[int, bytearray] = {}
     for token in range(tokens.vocab_size):
         digits = sum(1 for _ in takewhile(_DIGITS.__contains__, tokens.decode_bytes([token])))

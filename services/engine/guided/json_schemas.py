@@ -1,8 +1,8 @@
-"""JSON schemas as clients write them, made ready for llguidance: checked keyword by keyword, numbers as exact as it is.
+"""Prepares clients' JSON schemas for llguidance: checks each keyword, and makes numbers representable.
 
-llguidance ignores keywords that it does not know, and reads every number as a double: 9007199254740993 would come out
-as 9007199254740992. So each keyword is one that is enforced, an annotation, or refused by its path; and each number is
-one that a double holds, digit for digit, is moved inwards to such a number where it is a bound, or is refused by path.
+llguidance ignores unknown keywords, and reads every number as a double: 9007199254740993 would become
+9007199254740992. So each keyword must be enforced or an annotation; all others are refused with their path. Each
+number must be exact as a double; other bounds move inwards to the next double, other constants are refused.
 """
 
 import json
@@ -14,14 +14,14 @@ from typing import Any
 from urllib.parse import unquote
 
 from services.engine.guided.schema_numbers import (
-    NotHeld,
-    Written,
-    admitted_excluded_bound,
-    held_multiple,
-    inward,
-    is_held,
-    just_inside,
+    DecimalLiteral,
+    Unrepresentable,
+    admits_excluded_bound,
+    exact_multiple,
+    inner_bound,
+    is_representable,
     lcm_overflows,
+    tighten_bound,
 )
 
 _Node = dict[str, Any]
@@ -41,41 +41,41 @@ ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "example", "$comment", "deprecated", "readOnly", "writeOnly"}
     | {"contentEncoding", "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml"}
 )
-REFUSED = frozenset(
+UNSUPPORTED = frozenset(
     {"not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames"}
     | {"dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"}
     | {"$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$vocabulary", "x-guidance"}
 )
-# Keywords that llguidance follows, but not in schemas of these drafts, where they mean nothing.
+# Keywords that llguidance enforces, but that have no meaning in these drafts.
 _UNKNOWN_TO = {"draft-04": ("const", "prefixItems"), "draft-06": ("prefixItems",), "draft-07": ("prefixItems",)}
-_MOST_COUNTED = 2**32
-_LONGEST_VALUE = 60
+_MAX_COUNTED = 2**32
+_MAX_VALUE_LENGTH = 60
 
 
-class BadSchema(ValueError):
-    """A schema that is refused; the message names the place, as a JSON pointer."""
+class InvalidSchema(ValueError):
+    """The schema is refused; the message names the place as a JSON pointer."""
 
 
-def prepared(text: str) -> str:
-    """Return a schema that llguidance compiles to a language of texts that are valid under `text`.
+def prepare_schema(text: str) -> str:
+    """Return a schema for llguidance whose texts are all valid under the schema `text`.
 
-    Raises BadSchema, ValueError where it is no JSON, or RecursionError.
+    Raises InvalidSchema, ValueError for malformed JSON, or RecursionError.
     """
-    schema = json.loads(text, parse_float=Written, parse_constant=_refuse_constant)
+    schema = json.loads(text, parse_float=DecimalLiteral, parse_constant=_refuse_constant)
     if schema is True:
-        return "{}"  # the same, and options can be applied to it
+        return "{}"  # equivalent, and accepts options
     if not isinstance(schema, dict):
-        raise BadSchema("no output belongs to it" if schema is False else "a schema is an object or a boolean")
-    _Preparation(schema).run()
+        raise InvalidSchema("no output matches it" if schema is False else "a schema must be an object or a boolean")
+    _SchemaPreparation(schema).run()
     return json.dumps(schema, allow_nan=False)
 
 
 def _refuse_constant(name: str) -> None:
-    raise BadSchema(f"{name} is no number of JSON")
+    raise InvalidSchema(f"{name} is not a JSON number")
 
 
-class _Preparation:
-    """One schema on its way. Changes it in place."""
+class _SchemaPreparation:
+    """Prepares one schema in place."""
 
     def __init__(self, root: _Node) -> None:
         self._root = root
@@ -88,12 +88,12 @@ class _Preparation:
 
     def run(self) -> None:
         self._visit(self._root, "#")
-        for node, keyword in self._annotations:  # only now: references may lead through them
+        for node, keyword in self._annotations:  # at the end, because references may lead through them
             if (id(node), keyword) not in self._passed:
                 del node[keyword]
         if self._intersects and lcm_overflows(self._multiples):
-            raise BadSchema("multipleOf: the least common multiple of those in this schema has too many digits")
-        # Where schemas meet, a bound can meet each other one.
+            raise InvalidSchema("multipleOf: the least common multiple of the schema's values has too many digits")
+        # If schemas intersect, any bound may meet any other.
         everywhere = [node for node, _ in self._bounded] if self._intersects else None
         meeting = [_bounds(everywhere or [], keywords) for keywords in (_LOWER, _UPPER)]
         for node, path in self._bounded:
@@ -103,7 +103,7 @@ class _Preparation:
 
     def _visit(self, node: object, path: str) -> None:
         if not isinstance(node, dict) or id(node) in self._seen:
-            return  # what is no schema at all is found by llguidance
+            return  # llguidance finds what is not a schema at all
         self._seen.add(id(node))
         for keyword in list(node):
             self._check_keyword(node, keyword, f"{path}/{_escaped(keyword)}")
@@ -122,29 +122,29 @@ class _Preparation:
             self._visit(self._resolved(reference), reference)
 
     def _check_keyword(self, node: _Node, keyword: str, path: str) -> None:
-        annotates = keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword not in REFUSED)
+        annotates = keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword not in UNSUPPORTED)
         if annotates or (keyword == "uniqueItems" and node[keyword] is False):
             self._annotations.append((node, keyword))
-        elif keyword in REFUSED:
-            raise BadSchema(f"{path}: {keyword} is not supported")
+        elif keyword in UNSUPPORTED:
+            raise InvalidSchema(f"{path}: {keyword} is not supported")
         elif keyword not in ENFORCED:
             near = get_close_matches(keyword, ENFORCED, 1, 0.75)
-            hint = f"; is {near[0]} meant?" if near else "; annotations of your own begin with x-"
-            raise BadSchema(f"{path}: {keyword[:_LONGEST_VALUE]} is no keyword of JSON schemas{hint}")
+            hint = f"; did you mean {near[0]}?" if near else "; custom annotations begin with x-"
+            raise InvalidSchema(f"{path}: {keyword[:_MAX_VALUE_LENGTH]} is not a JSON schema keyword{hint}")
         for draft, unknown in _UNKNOWN_TO.items():
             if keyword in unknown and draft in str(self._root.get("$schema", "")):
-                raise BadSchema(f"{path}: {keyword} is no keyword of {draft}, which $schema names")
+                raise InvalidSchema(f"{path}: {keyword} is not a keyword of {draft}, which $schema declares")
 
     def _note_multiple(self, node: _Node, path: str) -> None:
         if "multipleOf" not in node:
             return
         try:
-            self._multiples.append(held_multiple(node["multipleOf"]))
-        except NotHeld as error:
-            raise BadSchema(f"{path}/multipleOf is {_shown(node['multipleOf'])}, {error}") from error
+            self._multiples.append(exact_multiple(node["multipleOf"]))
+        except Unrepresentable as error:
+            raise InvalidSchema(f"{path}/multipleOf is {_shown(node['multipleOf'])}, {error}") from error
 
     def _resolved(self, reference: str) -> object:
-        """Return what a local reference points to; None where there is nothing."""
+        """Return the target of a local reference; None if there is none."""
         place: object = self._root
         for part in reference[2:].split("/"):
             name = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -172,15 +172,15 @@ def _children(node: _Node, path: str) -> Iterator[tuple[object, str]]:
 def _check_values(node: _Node, path: str) -> None:
     for keyword in ("const", "enum"):
         for number, where in _numbers(node.get(keyword), f"{path}/{keyword}"):
-            if not is_held(number):
-                raise BadSchema(
-                    f"{where} is {_shown(number)}, which has more digits than a double holds; "
-                    "write it as a string, or give a regex"
+            if not is_representable(number):
+                raise InvalidSchema(
+                    f"{where} is {_shown(number)}, which has more digits than a double can represent; "
+                    "use a string or a regex"
                 )
 
 
 def _numbers(value: object, path: str) -> Iterator[tuple[int | float, str]]:
-    """Yield the numbers in a value, and where each is."""
+    """Yield the numbers in a value, with their paths."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from _numbers(part, f"{path}/{_escaped(name)}")
@@ -192,46 +192,46 @@ def _numbers(value: object, path: str) -> Iterator[tuple[int | float, str]]:
 
 
 def _add_null(node: _Node, path: str) -> None:
-    """Replace `nullable`, of OpenAPI 3.0, which adds null to the types that stand beside it."""
+    """Replace `nullable` of OpenAPI 3.0 by null in the type next to it."""
     if "nullable" not in node:
         return
     nullable, types = node.pop("nullable"), node.get("type")
     if not isinstance(nullable, bool):
-        raise BadSchema(f"{path}/nullable is {_shown(nullable)}, it must be true or false")
+        raise InvalidSchema(f"{path}/nullable must be true or false, not {_shown(nullable)}")
     if nullable:
         if not isinstance(types, str | list):
-            raise BadSchema(f"{path}/nullable: it adds null to the type beside it, and there is none")
+            raise InvalidSchema(f"{path}/nullable needs a type next to it")
         listed = [types] if isinstance(types, str) else types
         node["type"] = listed if "null" in listed else [*listed, "null"]
 
 
 def _move_bounds(node: _Node, path: str) -> None:
-    """Move bounds that a double does not hold inwards, to the next number that it does."""
+    """Move bounds that are not exact as a double inwards, to the next double."""
     for keywords, upwards in ((_LOWER, True), (_UPPER, False)):
         for keyword in keywords:
             bound = node.get(keyword)
             if isinstance(bound, bool) or not isinstance(bound, int | float):
                 continue
             try:
-                node[keyword] = inward(bound, upwards=upwards, exclusive=keyword.startswith("exclusive"))
-            except NotHeld as error:
-                raise BadSchema(f"{path}/{keyword} is {_shown(bound)}, {error}") from error
+                node[keyword] = tighten_bound(bound, upwards=upwards, exclusive=keyword.startswith("exclusive"))
+            except Unrepresentable as error:
+                raise InvalidSchema(f"{path}/{keyword} is {_shown(bound)}, {error}") from error
     least, most = _tightest(node, _LOWER, max), _tightest(node, _UPPER, min)
     if least > most:
-        raise BadSchema(f"{path}: between its bounds is no number that a double holds")
+        raise InvalidSchema(f"{path}: no double lies between its bounds")
 
 
 def _include(node: _Node, path: str, keywords: tuple[str, str], opposites: list[float]) -> None:
-    """Replace an excluded bound that llguidance would admit by one inside it, which is included."""
+    """Replace an excluded bound that llguidance would admit by an included bound inside it."""
     (included, excluded), upwards = keywords, keywords is _LOWER
     for bound in _bounds([node], (excluded,)):
-        near = [one for one in opposites if admitted_excluded_bound(bound, one, upwards=upwards)]
+        near = [one for one in opposites if admits_excluded_bound(bound, one, upwards=upwards)]
         if not near:
             continue
         try:
-            moved = just_inside(bound, min(near, key=lambda one: abs(one - bound)))
-        except NotHeld as error:
-            raise BadSchema(f"{path}/{excluded} is {_shown(bound)}, {error}") from error
+            moved = inner_bound(bound, min(near, key=lambda one: abs(one - bound)))
+        except Unrepresentable as error:
+            raise InvalidSchema(f"{path}/{excluded} is {_shown(bound)}, {error}") from error
         del node[excluded]
         node[included] = (max if upwards else min)([moved, *_bounds([node], (included,))])
 
@@ -251,19 +251,19 @@ def _check_counts(node: _Node, path: str) -> None:
             continue
         count = node[keyword]
         if isinstance(count, bool) or not isinstance(count, int | float) or count < 0 or count != math.floor(count):
-            raise BadSchema(f"{path}/{keyword} is {_shown(count)}, it must be a whole number that is not negative")
-        if count < _MOST_COUNTED:
+            raise InvalidSchema(f"{path}/{keyword} must be a non-negative integer, not {_shown(count)}")
+        if count < _MAX_COUNTED:
             node[keyword] = int(count)
         elif keyword.startswith("max"):
             del node[keyword]  # no output is that long
         else:
-            raise BadSchema(f"{path}/{keyword} is {_shown(count)}, no output is that long")
+            raise InvalidSchema(f"{path}/{keyword} is {_shown(count)}, which no output reaches")
 
 
 def _escaped(name: str) -> str:
-    return name[:_LONGEST_VALUE].replace("~", "~0").replace("/", "~1")
+    return name[:_MAX_VALUE_LENGTH].replace("~", "~0").replace("/", "~1")
 
 
 def _shown(value: object) -> str:
-    text = value.text if isinstance(value, Written) else json.dumps(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    text = value.text if isinstance(value, DecimalLiteral) else json.dumps(value)
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}..."

@@ -1,1 +1,1 @@
-"""Puts an engine together: model, backend, kernels, and the checks before it serves."""
+"""Startup of an engine: model, backend, kernels, and checks before it serves."""

@@ -1,4 +1,4 @@
-"""Puts an engine together from its settings: model, cache, backend, scheduler. Takes seconds; run it on a thread."""
+"""Assembles an engine from its settings: model, cache, backend, scheduler. Takes seconds; run it on a thread."""
 
 import logging
 import time
@@ -24,14 +24,14 @@ from engine.schedule.step_plan import Runner
 from kvmanager import limits
 from kvmanager.pool_spec import MAX_TIER_BLOCKS
 from services.engine.settings import EngineSettings
-from services.engine.startup.backends import Backend, BackendOptions, choose
+from services.engine.startup.backends import Backend, BackendOptions, choose_backend
 from services.engine.startup.native_kernels import kernels_for
 from services.runtime.settings import InvalidSetting
 
 _MIB = 1024 * 1024
 _MEASURED_COPIES = 8
-# A Step's prompts are a step's budget and one prompt more.
-LONGEST_CONTEXT = limits.MAX_PROMPT_TOKENS // 2
+# A Step's prompts are at most the token budget and one more prompt.
+MAX_CONTEXT_TOKENS = limits.MAX_PROMPT_TOKENS // 2
 
 log = logging.getLogger("quire.engine")
 
@@ -53,18 +53,20 @@ def assemble(settings: EngineSettings) -> EngineParts:
     disable_progress_bar()
     folder = Path(settings.model)
     log.info("loading %s", folder.name)
-    # In other types torch's own are faster at prompts.
+    # For other types, torch's own kernels are faster in prefill.
     wanted = settings.attention_backend != "auto" or settings.dtype in ("auto", "bfloat16")
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder) if wanted else None
     loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
     capacity = Capacity(
-        context_tokens=min(loaded.context_tokens, LONGEST_CONTEXT, limits.MAX_TABLE_BLOCKS * settings.block_size),
+        context_tokens=min(loaded.context_tokens, MAX_CONTEXT_TOKENS, limits.MAX_TABLE_BLOCKS * settings.block_size),
         vocabulary_size=loaded.vocabulary_size,
         block_size=settings.block_size,
         device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
         host_blocks=settings.host_blocks,
     )
-    chosen = choose(BackendOptions(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences))
+    chosen = choose_backend(
+        BackendOptions(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences)
+    )
     costs = PreemptionCosts(_seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead)
     runner = ModelRunner(loaded, chosen.backend, capacity.block_size, decoder=chosen.decoder, clock=time.monotonic)
@@ -72,10 +74,10 @@ def assemble(settings: EngineSettings) -> EngineParts:
 
 
 def _seconds_per_swapped_block(backend: Backend) -> float:
-    """Measure how long a block takes to the host tier; 0 where there is none."""
+    """Measure the time of copying a block to the host tier; 0 without a host tier."""
     if backend.host_cache is None:
         return 0.0
-    # The blocks are empty yet, so it does not matter that all of them are copied to one.
+    # The blocks are still empty, so all copies may have the same destination.
     copies = [Copy(1, 1)] * _MEASURED_COPIES
     seconds = []
     for _ in range(_MEASURED_COPIES):
@@ -89,7 +91,7 @@ def _seconds_per_swapped_block(backend: Backend) -> float:
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise InvalidSetting("device is 'cuda', but torch finds no GPU")
+        raise InvalidSetting("device is 'cuda', but torch found no GPU")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
@@ -109,11 +111,11 @@ def _device_blocks(settings: EngineSettings, geometry: CacheGeometry, dtype: tor
     blocks = blocks_within(settings.cache_mib * _MIB, block_bytes)
     if not blocks:
         raise InvalidSetting(
-            f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes / _MIB:.1f} MiB, and padding another"
+            f"cache_mib is {settings.cache_mib}, but a block and a padding block take {block_bytes / _MIB:.1f} MiB each"
         )
     if blocks > MAX_TIER_BLOCKS:
         raise InvalidSetting(
             f"cache_mib is {settings.cache_mib}, which holds {blocks} blocks of {settings.block_size} tokens; "
-            f"a pool has {MAX_TIER_BLOCKS} at most: larger blocks are fewer"
+            f"a pool has at most {MAX_TIER_BLOCKS}: increase block_size"
         )
     return blocks

@@ -1,4 +1,4 @@
-"""Chooses what a model's steps are run with: the attention backend, and the decoder over it."""
+"""Selects the attention backend, and the decoder over it."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from engine.model.loading import LoadedModel
 from engine.native import LARGEST_HEAD, Kernels
 from engine.native.cpu_backend import CpuBackend
 from engine.schedule.request import Capacity
-from services.engine.startup.decoder_check import agrees, run_a_prompt_and_a_token
+from services.engine.startup.decoder_check import matches, warm_up
 from services.engine.startup.native_kernels import decoder_for
 from services.runtime.settings import InvalidSetting
 
@@ -31,16 +31,16 @@ log = logging.getLogger("quire.engine")
 
 
 class BackendChoice(NamedTuple):
-    """What runs the steps, and in words. With `ahead`, a step's launch returns before the step has ended."""
+    """A backend, its decoder, and a description. With `ahead`, a step's launch returns before the step has ended."""
 
     backend: Backend
     decoder: Decoder
-    words: str = "the model's modules"
+    description: str = "the model's modules"
     ahead: bool = False
 
 
 class BackendOptions(NamedTuple):
-    """What decides: the setting, the model, the sizes, the CPU's kernels if there are any, and sequences of a step."""
+    """Inputs of the selection: the setting, the model, its sizes, the CPU kernels if available, and max_sequences."""
 
     attention: str
     loaded: LoadedModel
@@ -50,65 +50,65 @@ class BackendOptions(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         device: torch.device = self.loaded.model.device
         return device
 
     @property
     def sizes(self) -> tuple[int, int, torch.dtype, torch.device, int]:
-        """What backends that run anywhere are made of, after the geometry."""
+        """Arguments of the portable backends, after the geometry."""
         capacity = self.capacity
         return (capacity.block_size, capacity.device_blocks, self.loaded.dtype, self.device, capacity.host_blocks)
 
 
-def choose(wanted: BackendOptions) -> BackendChoice:
-    """Allocate the cache of the backend that is asked for, or that is the fastest here; make the decoder over it.
+def choose_backend(options: BackendOptions) -> BackendChoice:
+    """Allocate the cache of the requested backend, or of the fastest available one, and make its decoder.
 
-    Raises InvalidSetting where what is asked for cannot run.
+    Raises InvalidSetting if the requested backend cannot run.
     """
-    name = _fastest(wanted) if wanted.attention == "auto" else wanted.attention
+    name = _fastest(options) if options.attention == "auto" else options.attention
     try:
-        choice = _MAKERS[name](wanted)
+        choice = _MAKERS[name](options)
     except BackendUnavailable as missing:
         raise InvalidSetting(f"attention_backend is {name!r}, but {missing}") from missing
-    log.info("attention is %s, and a step is run by %s", name, choice.words)
+    log.info("attention backend: %s; steps run by %s", name, choice.description)
     return choice
 
 
-def _fastest(wanted: BackendOptions) -> str:
-    if wanted.device.type == "cuda":
+def _fastest(options: BackendOptions) -> str:
+    if options.device.type == "cuda":
         if find_spec("triton"):
             return "triton"
-        log.warning("triton is not installed, so attention is torch's, which is slower")
+        log.warning("triton is not installed; falling back to torch's attention, which is slower")
         return "torch"
-    kernels, loaded = wanted.kernels, wanted.loaded
+    kernels, loaded = options.kernels, options.loaded
     fast = kernels is not None and kernels.bfloat16 and loaded.dtype == torch.bfloat16
     return "cpu" if fast and loaded.geometry.head_size <= LARGEST_HEAD else "torch"
 
 
-def _torch(wanted: BackendOptions) -> BackendChoice:
-    loaded = wanted.loaded
-    backend = TorchBackend(loaded.geometry, *wanted.sizes)
+def _torch(options: BackendOptions) -> BackendChoice:
+    loaded = options.loaded
+    backend = TorchBackend(loaded.geometry, *options.sizes)
     return BackendChoice(backend, ModulesDecoder(loaded, backend))
 
 
-def _flex(wanted: BackendOptions) -> BackendChoice:
+def _flex(options: BackendOptions) -> BackendChoice:
     from engine.attention.flex_backend import FlexBackend
 
-    loaded = wanted.loaded
-    backend = FlexBackend(loaded.geometry, *wanted.sizes)
+    loaded = options.loaded
+    backend = FlexBackend(loaded.geometry, *options.sizes)
     decoder = ModulesDecoder(loaded, backend)
-    log.info("FlexAttention's kernels are compiled, which takes some seconds, or found in torch's cache")
-    run_a_prompt_and_a_token(decoder, loaded, backend)
+    log.info("compiling FlexAttention's kernels, which takes some seconds unless torch has cached them")
+    warm_up(decoder, loaded, backend)
     return BackendChoice(backend, decoder)
 
 
-def _cpu(wanted: BackendOptions) -> BackendChoice:
-    assert wanted.kernels is not None, "they were asked for, so they are there"
-    loaded, capacity, threads = wanted.loaded, wanted.capacity, torch.get_num_threads()
+def _cpu(options: BackendOptions) -> BackendChoice:
+    assert options.kernels is not None, "the cpu backend requires them"
+    loaded, capacity, threads = options.loaded, options.capacity, torch.get_num_threads()
     sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, capacity.host_blocks, threads)
-    backend = CpuBackend(wanted.kernels, loaded.geometry, *sizes)
-    decoder = decoder_for(wanted.kernels, loaded, backend, threads)
+    backend = CpuBackend(options.kernels, loaded.geometry, *sizes)
+    decoder = decoder_for(options.kernels, loaded, backend, threads)
     return (
         BackendChoice(backend, decoder, "the CPU's kernels")
         if decoder
@@ -116,47 +116,47 @@ def _cpu(wanted: BackendOptions) -> BackendChoice:
     )
 
 
-def _triton(wanted: BackendOptions) -> BackendChoice:
-    if wanted.device.type != "cuda":
-        raise BackendUnavailable(f"the model runs on {wanted.device.type}")
+def _triton(options: BackendOptions) -> BackendChoice:
+    if options.device.type != "cuda":
+        raise BackendUnavailable(f"the model runs on {options.device.type}")
     if not find_spec("triton"):
         raise BackendUnavailable("the package triton is not installed")
     from engine.gpu.triton_backend import TritonBackend
 
-    loaded = wanted.loaded
-    backend = TritonBackend(loaded.geometry, *wanted.sizes)
+    loaded = options.loaded
+    backend = TritonBackend(loaded.geometry, *options.sizes)
     modules = ModulesDecoder(loaded, backend)
     decoder = gpu_decoder(loaded, backend, modules)
-    words = "the model's modules" if decoder is modules else "few launches"
-    if recorded := _recorded(decoder, wanted):
-        return BackendChoice(backend, recorded, f"{words}, recorded for decoding", ahead=True)
-    return BackendChoice(backend, decoder, words, ahead=True)
+    description = "the model's modules" if decoder is modules else "few launches"
+    if recorded := _recorded(decoder, options):
+        return BackendChoice(backend, recorded, f"{description}, recorded for decoding", ahead=True)
+    return BackendChoice(backend, decoder, description, ahead=True)
 
 
 def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesDecoder) -> Decoder:
-    """Return the decoder of few launches where it computes what the model's modules do, else these."""
+    """Return the fused GPU decoder if it matches the model's modules, otherwise the modules."""
     from engine.gpu.llama import LlamaDecoder
 
     if not is_llama_shaped(loaded.model):
         return modules
     decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
-    return decoder if agrees("the GPU's decoder", decoder, modules, loaded, backend) else modules
+    return decoder if matches("the GPU's decoder", decoder, modules, loaded, backend) else modules
 
 
-def _recorded(decoder: Decoder, wanted: BackendOptions) -> Decoder | None:
-    """Return the decoder with its decoding steps recorded, None where they cannot be. Raises DeviceLost."""
+def _recorded(decoder: Decoder, options: BackendOptions) -> Decoder | None:
+    """Return the decoder with recorded decoding steps, or None if recording fails. Raises DeviceLost."""
     from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
 
-    capacity = wanted.capacity
+    capacity = options.capacity
     blocks = blocks_for(capacity.context_tokens, capacity.block_size)
-    sizes = batch_sizes(wanted.max_sequences)
-    recorder = CudaRecorder(wanted.device)
-    recorded = RecordedDecoder(decoder, recorder, capacity.block_size, blocks, sizes, wanted.device)
+    sizes = batch_sizes(options.max_sequences)
+    recorder = CudaRecorder(options.device)
+    recorded = RecordedDecoder(decoder, recorder, capacity.block_size, blocks, sizes, options.device)
     try:
-        with watched(check_of(wanted.device)):
-            recorded.prepare(lambda done, of: log.info("decoding steps are recorded: %d of %d sizes", done, of))
-    except RuntimeError as failure:  # what torch raises where a launch waits for the device
-        log.warning("decoding steps cannot be recorded, so each is launched anew: %s", failure)
+        with watched(check_of(options.device)):
+            recorded.prepare(lambda done, of: log.info("recorded decoding steps: %d of %d sizes", done, of))
+    except RuntimeError as failure:  # torch raises it if a launch waits for the device
+        log.warning("decoding steps cannot be recorded, so each one is launched anew: %s", failure)
         return None
     return recorded
 

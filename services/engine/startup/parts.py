@@ -1,4 +1,4 @@
-"""What an engine's server puts into its loop, whoever made it."""
+"""The parts of an engine that the server needs, as protocols."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,15 +9,15 @@ from services.engine.settings import EngineSettings
 
 
 class Model(Protocol):
-    """What the server has to know of a model."""
+    """Properties of a model."""
 
     @property
     def fingerprint(self) -> str:
-        """Identifies what K and V depend on: engines of equal fingerprints compute the same for the same tokens."""
+        """Identifies the values of K and V: engines with equal fingerprints compute the same for the same tokens."""
 
     @property
     def vocabulary_size(self) -> int:
-        """Token ids are smaller than this."""
+        """Upper bound of token ids, exclusive."""
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -25,11 +25,11 @@ class Model(Protocol):
 
     @property
     def dtype(self) -> object:
-        """Type of weights and cache, which its `str` names."""
+        """Type of weights and cache; `str` gives its name."""
 
 
 class Parts(Protocol):
-    """A model, the scheduler of its steps, and who executes them; ready to be connected to a block manager."""
+    """A model, the scheduler of its steps, and their runner; ready to be connected to a block manager."""
 
     @property
     def loaded(self) -> Model:
@@ -37,12 +37,12 @@ class Parts(Protocol):
 
     @property
     def scheduler(self) -> Scheduler:
-        """Decides what a step does; knows the capacity."""
+        """Plans the steps; has the capacity."""
 
     @property
     def runner(self) -> Runner:
-        """Does it."""
+        """Executes the steps."""
 
 
-# Makes them, on a thread: it may take seconds. Raises what makes the engine impossible.
+# Makes the parts, on a thread, because it may take seconds. Raises the error that prevents the engine's start.
 Assembly = Callable[[EngineSettings], Parts]

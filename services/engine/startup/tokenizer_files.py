@@ -1,4 +1,4 @@
-"""The files of a model's tokenizer, as gateways get them."""
+"""The files of a model's tokenizer, for gateways."""
 
 import hashlib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quire.v1 import engine_pb2
 
-# What transformers' tokenizers read of a model's folder. The configuration tells the older ones which they are.
+# Files of a model's folder that transformers' tokenizers read. Older tokenizers need config.json for their class.
 _NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json"),
     *("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json"),
@@ -15,22 +15,22 @@ _PIECE_BYTES = 1024 * 1024
 
 
 class TokenizerFiles:
-    """Those files of a model folder; an empty one is as good as none."""
+    """The tokenizer files in a model's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = [folder / name for name in sorted(_NAMES) if (folder / name).is_file()]
 
     def digest(self) -> bytes:
-        """Return the SHA-256 over their names, a zero byte and the SHA-256 of the content behind each, in order."""
+        """Return the SHA-256 over name, zero byte and SHA-256 of the content of each file, in order of the names."""
         digest = hashlib.sha256()
         for path in self._paths:
             digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
         return digest.digest()
 
     def pieces(self) -> Iterator[engine_pb2.GetTokenizerResponse]:
-        """Yield them in messages of 1 MiB at most, read while they are asked for."""
+        """Yield the files in messages of at most 1 MiB, read lazily."""
         for path in self._paths:
-            yield engine_pb2.GetTokenizerResponse(file=path.name)  # an empty one is there as well
+            yield engine_pb2.GetTokenizerResponse(file=path.name)  # so that empty files arrive too
             with path.open("rb") as file:
                 while content := file.read(_PIECE_BYTES):
                     yield engine_pb2.GetTokenizerResponse(file=path.name, content=content)

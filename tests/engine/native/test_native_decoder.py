@@ -105,7 +105,7 @@ def test_a_model_that_the_kernels_would_answer_otherwise_is_left_to_its_modules(
     backend = CpuBackend(kernels, loaded.geometry, BLOCK, 8, torch.bfloat16, threads=1)
     loaded.model.config.rms_norm_eps = 40.0
     assert decoder_for(kernels, loaded, backend, 1) is None
-    assert "does not run this model" in caplog.text
+    assert "is not used for this model" in caplog.text
 
 
 def test_kernels_are_compiled_once_and_found_again(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Driven:
     async def ends(self, *names: str) -> None:
         """Read until these have ended, or were refused."""
         while not self.finished.keys() | self.refused.keys() >= set(names):
-            if (step := await asyncio.wait_for(self.link.take(), 60)) is None:
+            if (step := await asyncio.wait_for(self.link.get(), 60)) is None:
                 continue
             for one in step.tokens:
                 self.tokens[one.request_id] += one.token_ids
@@ -172,13 +172,13 @@ def test_an_end_that_cannot_be_written_is_a_failure(
     drive(test)
 
 
-@pytest.mark.parametrize("report", ["began", "ended"])
+@pytest.mark.parametrize("report", ["on_queued", "on_ended"])
 def test_a_report_that_raises_ends_nothing(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, report: str
 ) -> None:
     blamed = {
-        "began": lambda _, submission, *__: submission.request_id == GUILTY,
-        "ended": lambda _, *rest: is_guilty(*rest),
+        "on_queued": lambda _, submission, *__: submission.request_id == GUILTY,
+        "on_ended": lambda _, *rest: is_guilty(*rest),
     }
     raising_for(monkeypatch, RequestReports, report, blamed[report])
 
@@ -251,12 +251,12 @@ def test_requests_of_an_engine_that_failed_get_no_end_by_which_it_would_seem_to_
     async def run() -> list[str]:
         driven = Driven(ModelEngine(tiny_model("llama")))
         driven.submit("r", stopping={"max_tokens": 1900, "ignore_eos": True})
-        step = await asyncio.wait_for(driven.link.take(), 60)
+        step = await asyncio.wait_for(driven.link.get(), 60)
         await (driven.driver.stop() if ended else driven.driver.abandon())
         steps = [step]
         driven.link.close()
         while not driven.link.closed:
-            steps.append(await driven.link.take())
+            steps.append(await driven.link.get())
         return [one.request_id for step in steps if step for one in step.finished]
 
     assert asyncio.run(run()) == (["r"] if ended else [])

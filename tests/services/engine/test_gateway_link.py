@@ -16,9 +16,9 @@ def output(*token_ids: int) -> engine_pb2.StepOutput:
 def test_outputs_of_several_steps_are_taken_as_one() -> None:
     async def take() -> engine_pb2.StepOutput | None:
         link = GatewayLink()
-        link.push(output(1))
-        link.push(output(2))
-        return await link.take()
+        link.put(output(1))
+        link.put(output(2))
+        return await link.get()
 
     taken = asyncio.run(take())
     assert taken is not None
@@ -27,41 +27,41 @@ def test_outputs_of_several_steps_are_taken_as_one() -> None:
 
 def test_a_write_that_the_gateway_holds_up_is_left_when_more_waits_than_may() -> None:
     async def serve() -> None:
-        link, size = GatewayLink(most_bytes=100), output(*range(20)).ByteSize()
+        link, size = GatewayLink(max_bytes=100), output(*range(20)).ByteSize()
         loop = asyncio.get_running_loop()
         for _ in range(100 // size + 1):
-            loop.call_soon(link.push, output(*range(20)))
-        with link.bounded():
+            loop.call_soon(link.put, output(*range(20)))
+        with link.cancel_on_overrun():
             await loop.create_future()  # what never ends
 
-    with pytest.raises(SlowClient, match="more than 100 bytes of output waited"):
+    with pytest.raises(SlowClient, match="more than 100 bytes of output are queued"):
         asyncio.run(serve())
 
 
 def test_an_output_that_is_longer_than_the_bound_is_sent_when_none_waits() -> None:
     async def take() -> engine_pb2.StepOutput | None:
-        link = GatewayLink(most_bytes=10)
-        link.push(output(*range(100)))
-        return await link.take()
+        link = GatewayLink(max_bytes=10)
+        link.put(output(*range(100)))
+        return await link.get()
 
     assert asyncio.run(take()) == output(*range(100))
 
 
 def test_each_taking_begins_a_new_count() -> None:
     async def serve() -> None:
-        link = GatewayLink(most_bytes=100)
-        with link.bounded():
+        link = GatewayLink(max_bytes=100)
+        with link.cancel_on_overrun():
             for _ in range(50):
-                link.push(output(*range(20)))
-                link.push(output(1))
-                assert await link.take() is not None
+                link.put(output(*range(20)))
+                link.put(output(1))
+                assert await link.get() is not None
 
     asyncio.run(serve())
 
 
 def test_a_task_that_is_cancelled_otherwise_stays_cancelled() -> None:
     async def serve() -> None:
-        with GatewayLink().bounded():
+        with GatewayLink().cancel_on_overrun():
             await asyncio.get_running_loop().create_future()
 
     async def cancel() -> None:
@@ -77,15 +77,15 @@ def test_a_task_that_is_cancelled_otherwise_stays_cancelled() -> None:
 def test_who_asks_hears_when_the_stream_has_sent_what_was_pushed_before() -> None:
     async def serve() -> list[str]:
         link, order = GatewayLink(), list[str]()
-        link.push(output(1))
-        link.when_sent(lambda: order.append("called back"))
-        await link.take()
+        link.put(output(1))
+        link.on_sent(lambda: order.append("called back"))
+        await link.get()
         order.append("taken")
         await asyncio.sleep(0)
         order.append("sent")
-        again = asyncio.create_task(link.take())
+        again = asyncio.create_task(link.get())
         await asyncio.sleep(0)
-        link.when_sent(lambda: order.append("called back at once"))
+        link.on_sent(lambda: order.append("called back at once"))
         again.cancel()
         return order
 

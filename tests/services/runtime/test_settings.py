@@ -82,7 +82,7 @@ def test_a_token_budget_below_the_sequences_is_refused_naming_both() -> None:
 @pytest.mark.parametrize("field", ["engine_id", "model_name", "model"])
 @pytest.mark.parametrize("name", ["n" * 201, "a\nb", "\udcff"])
 def test_a_name_that_the_kv_manager_would_refuse_is_refused_at_the_start(field: str, name: str) -> None:
-    with pytest.raises(InvalidSetting, match=f"^{field} is "):
+    with pytest.raises(InvalidSetting, match=f"^{field} must "):
         EngineSettings(**{field: name})
 
 

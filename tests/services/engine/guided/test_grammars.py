@@ -1,4 +1,4 @@
-"""Masks of compiled languages, against `re` on all that can be said; and what must not be compiled, tried and lost."""
+"""Masks of compiled grammars, compared with `re` on all short texts; and grammars that must not be compiled."""
 
 import itertools
 import json
@@ -72,7 +72,7 @@ def numerals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JsonBounds],
 
 
 @pytest.fixture(scope="module")
-def trial(tiny_model: Callable[[str], Path]) -> Iterator[CompileSandbox]:
+def sandbox(tiny_model: Callable[[str], Path]) -> Iterator[CompileSandbox]:
     one = CompileSandbox(tiny_model("llama"), VOCABULARY, [0])
     yield one
     one.close()
@@ -115,24 +115,24 @@ def test_following_the_masks_leads_to_every_text_of_the_language_and_to_no_other
     todo = [("", CompiledGrammar(letters, GrammarSpec("regex", pattern[0])).start())]
     seen, ended = {""}, set()
     while todo:
-        said, state = todo.pop()
+        message, state = todo.pop()
         following = {
-            token for token in range(1, len(TOKENS)) if any(text.startswith(said + TOKENS[token]) for text in texts)
+            token for token in range(1, len(TOKENS)) if any(text.startswith(message + TOKENS[token]) for text in texts)
         }
         chosen = tokens_of(mask := state.allowed()) - {END}
         # Where only one text can follow, it is kept to the way that a tokenizer would spell it.
         assert chosen == following or (len(chosen) == 1 and chosen < following)
         assert leaves_any(mask, [END]) == bool(following)
-        if said:
+        if message:
             assert state.complete == (not following)
         if END in tokens_of(mask):
-            ended.add(said)
+            ended.add(message)
         for token in chosen:
             after = state.copy()
             after.advance(token)
-            if said + TOKENS[token] not in seen:
-                seen.add(said + TOKENS[token])
-                todo.append((said + TOKENS[token], after))
+            if message + TOKENS[token] not in seen:
+                seen.add(message + TOKENS[token])
+                todo.append((message + TOKENS[token], after))
     assert ended == texts
 
 
@@ -280,16 +280,16 @@ FAULTY = [
     ("regex", "a?" * 8000, "too much time or memory"),
     ("regex", "(" * 30000, "unclosed group"),
     ("regex", "(?=a)b", "look-around"),
-    ("regex", "[a&&b]", "no output belongs to it"),
+    ("regex", "[a&&b]", "no output matches it"),
     ("json_schema", "{", "Expecting property name"),
     ("json_schema", "[" * 60000, "recursion"),
     ("json_schema", '{"not":' * 9000 + "{}" + "}" * 9000, "recursion"),
     ("json_schema", "5", "an object or a boolean"),
-    ("json_schema", "false", "no output belongs to it"),
-    ("json_schema", '{"$ref": "#"}', "no output belongs to it"),
+    ("json_schema", "false", "no output matches it"),
+    ("json_schema", '{"$ref": "#"}', "no output matches it"),
     ("json_schema", '{"type": "objekt"}', "Invalid type"),
     ("json_schema", '{"properties": {"a": {"const": 9007199254740993}}}', "#/properties/a/const is 9007199254740993"),
-    ("json_schema", '{"minimun": 3}', "#/minimun: minimun is no keyword"),
+    ("json_schema", '{"minimun": 3}', "#/minimun: minimun is not a JSON schema keyword"),
     ("json_schema", '{"uniqueItems": true}', "uniqueItems"),
     ("json_schema", '{"x-guidance": {"lenient": true}, "uniqueItems": true}', "x-guidance"),
     ("json_schema", '{"$ref": "file:///etc/passwd"}', "does not fetch"),
@@ -308,27 +308,27 @@ FAULTY = [
 
 
 @pytest.mark.parametrize(("kind", "text"), FINE)
-def test_what_can_be_compiled_passes_the_trial(trial: CompileSandbox, tiny: Vocabulary, kind: str, text: str) -> None:
-    assert trial.fault(GrammarSpec(kind, text)) == ""
+def test_what_can_be_compiled_passes_the_trial(sandbox: CompileSandbox, tiny: Vocabulary, kind: str, text: str) -> None:
+    assert sandbox.fault(GrammarSpec(kind, text)) == ""
     CompiledGrammar(tiny, GrammarSpec(kind, text))
 
 
 @pytest.mark.parametrize(("kind", "text", "fault"), FAULTY, ids=[f"{text[:20]} {fault}" for _, text, fault in FAULTY])
 def test_what_cannot_is_found_out_in_bounded_time_and_in_one_line(
-    trial: CompileSandbox, kind: str, text: str, fault: str
+    sandbox: CompileSandbox, kind: str, text: str, fault: str
 ) -> None:
     begun = time.monotonic()
-    said = trial.fault(GrammarSpec(kind, text))
-    assert fault in said
-    assert 0 < len(said) < 400
-    assert "\n" not in said
+    message = sandbox.fault(GrammarSpec(kind, text))
+    assert fault in message
+    assert 0 < len(message) < 400
+    assert "\n" not in message
     assert time.monotonic() - begun < 60, "it is given up after 10 seconds at most, and would take minutes"
 
 
-def test_a_trial_that_is_closed_ends_its_process_and_begins_another_when_asked_again(trial: CompileSandbox) -> None:
-    assert trial.fault(GrammarSpec("regex", "a")) == ""
-    before = trial._process
+def test_a_trial_that_is_closed_ends_its_process_and_begins_another_when_asked_again(sandbox: CompileSandbox) -> None:
+    assert sandbox.fault(GrammarSpec("regex", "a")) == ""
+    before = sandbox._process
     assert before is not None
-    trial.close()
+    sandbox.close()
     assert before.poll() is not None
-    assert trial.fault(GrammarSpec("regex", "a")) == ""
+    assert sandbox.fault(GrammarSpec("regex", "a")) == ""

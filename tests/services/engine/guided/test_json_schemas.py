@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engine.errors import ConstraintFailed
 from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar, Vocabulary
-from services.engine.guided.json_schemas import ANNOTATIONS, ENFORCED, REFUSED, BadSchema, prepared
+from services.engine.guided.json_schemas import ANNOTATIONS, ENFORCED, UNSUPPORTED, InvalidSchema, prepare_schema
 from tests.tiny_models import VOCABULARY
 
 DOCS = Path(__file__).parents[4] / "docs" / "guided-decoding.md"
@@ -241,13 +241,13 @@ def test_an_integer_is_admitted_as_a_constant_or_refused_by_its_place(tiny: Voca
         ({"minLength": 10**20}, "#/minLength"),
         ({"maxItems": -1}, "#/maxItems"),
         ({"minProperties": 1.5}, "#/minProperties"),
-        ({"type": "integer", "minimum": BIG, "maximum": BIG}, "#: between"),
+        ({"type": "integer", "minimum": BIG, "maximum": BIG}, "#: no double lies between"),
         ({"allOf": [{"multipleOf": 65537}, {"multipleOf": 65539}]}, "multipleOf: the least common multiple"),
     ],
 )
 def test_what_would_come_out_as_another_value_is_refused_by_its_place(schema: object, place: str) -> None:
-    with pytest.raises(BadSchema, match=f"^{re.escape(place)}"):
-        prepared(schema if isinstance(schema, str) else json.dumps(schema))
+    with pytest.raises(InvalidSchema, match=f"^{re.escape(place)}"):
+        prepare_schema(schema if isinstance(schema, str) else json.dumps(schema))
 
 
 @pytest.mark.parametrize(
@@ -281,17 +281,17 @@ def test_multiples_that_never_meet_are_served(tiny: Vocabulary) -> None:
 
 def test_docs_list_every_keyword_as_the_code_does() -> None:
     text = DOCS.read_text()
-    for title, keywords in (("Enforced", ENFORCED), ("Annotations", ANNOTATIONS), ("Refused", REFUSED)):
+    for title, keywords in (("Enforced", ENFORCED), ("Annotations", ANNOTATIONS), ("Refused", UNSUPPORTED)):
         section = text.split(f"\n### {title}\n")[1].split("\n#")[0]
         cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
         assert sorted(re.findall("`([^`]+)`", " ".join(cells))) == sorted(keywords), title
 
 
-@pytest.mark.parametrize("keyword", sorted(REFUSED))
+@pytest.mark.parametrize("keyword", sorted(UNSUPPORTED))
 @pytest.mark.parametrize("value", [True, {}])
 def test_a_keyword_that_cannot_be_followed_is_refused_by_its_place(keyword: str, value: object) -> None:
-    with pytest.raises(BadSchema, match=rf"^#/properties/a/{re.escape(keyword)}: .* not supported"):
-        prepared(json.dumps({"properties": {"a": {"type": "string", keyword: value}}}))
+    with pytest.raises(InvalidSchema, match=rf"^#/properties/a/{re.escape(keyword)}: .* not supported"):
+        prepare_schema(json.dumps({"properties": {"a": {"type": "string", keyword: value}}}))
 
 
 @pytest.mark.parametrize("keyword", sorted(ANNOTATIONS | {"x-order"}))
@@ -299,26 +299,26 @@ def test_an_annotation_changes_nothing_whatever_it_says(tiny: Vocabulary, keywor
     for value in ('"base64"', "[1e400, 9007199254740993]", '{"minimun": 3}', "true"):
         plain = {"type": "string", "enum": ["a", "b"]}
         noted = json.dumps(plain)[:-1] + f', "{keyword}": {value}' + "}"
-        assert prepared(noted) == prepared(json.dumps(plain))
+        assert prepare_schema(noted) == prepare_schema(json.dumps(plain))
 
 
 @pytest.mark.parametrize(
-    ("keyword", "said"),
+    ("keyword", "message"),
     [
-        ("minimun", "is minimum meant"),
-        ("additionalproperties", "is additionalProperties meant"),
-        ("maxLenght", "is maxLength meant"),
+        ("minimun", "did you mean minimum"),
+        ("additionalproperties", "did you mean additionalProperties"),
+        ("maxLenght", "did you mean maxLength"),
         ("colour", "begin with x-"),
     ],
 )
-def test_an_unknown_keyword_is_refused_by_its_place(keyword: str, said: str) -> None:
-    with pytest.raises(BadSchema, match=rf"^#/anyOf/0/{keyword}: .*{said}"):
-        prepared(json.dumps({"anyOf": [{"type": "integer", keyword: 3}]}))
+def test_an_unknown_keyword_is_refused_by_its_place(keyword: str, message: str) -> None:
+    with pytest.raises(InvalidSchema, match=rf"^#/anyOf/0/{keyword}: .*{message}"):
+        prepare_schema(json.dumps({"anyOf": [{"type": "integer", keyword: 3}]}))
 
 
 def test_names_of_properties_and_constants_are_no_keywords() -> None:
     names = {"minimun": {"const": {"minimun": 1}}, "not": {"enum": [{"if": 2}]}}
-    assert json.loads(prepared(json.dumps({"properties": names}))) == {"properties": names}
+    assert json.loads(prepare_schema(json.dumps({"properties": names}))) == {"properties": names}
 
 
 @pytest.mark.parametrize(
@@ -338,18 +338,18 @@ def test_nullable_adds_null_to_the_type_beside_it(tiny: Vocabulary, schema: obje
 
 @pytest.mark.parametrize("schema", [{"nullable": True}, {"type": "string", "nullable": "yes"}])
 def test_nullable_with_nothing_to_add_to_is_refused(schema: object) -> None:
-    with pytest.raises(BadSchema, match=r"^#/nullable"):
-        prepared(json.dumps(schema))
+    with pytest.raises(InvalidSchema, match=r"^#/nullable"):
+        prepare_schema(json.dumps(schema))
 
 
 @pytest.mark.parametrize(("draft", "keyword"), [("draft-04", "const"), ("draft-07", "prefixItems")])
 def test_a_keyword_that_its_draft_does_not_know_is_refused(draft: str, keyword: str) -> None:
     schema = {"$schema": f"http://json-schema.org/{draft}/schema#", "properties": {"a": {keyword: []}}}
-    with pytest.raises(BadSchema, match=f"^#/properties/a/{keyword}: .* no keyword of {draft}"):
-        prepared(json.dumps(schema))
+    with pytest.raises(InvalidSchema, match=f"^#/properties/a/{keyword}: .* not a keyword of {draft}"):
+        prepare_schema(json.dumps(schema))
 
 
 @pytest.mark.parametrize("text", ["NaN", '{"const": Infinity}', '{"default": -Infinity}'])
 def test_what_is_no_number_of_json_is_refused(text: str) -> None:
-    with pytest.raises(BadSchema, match="is no number of JSON"):
-        prepared(text)
+    with pytest.raises(InvalidSchema, match="is not a JSON number"):
+        prepare_schema(text)
