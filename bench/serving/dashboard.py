@@ -16,12 +16,15 @@ from statistics import quantiles
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rich.progress import Progress
 
+from bench.report.picture import GREY, OTHER, PEER, QUIRE, TARGET
 from bench.report.results import Row, publish, row
 from bench.report.targets import ROOT
+from services.loadgen.report.drawing import STYLE
 from tests.deployment.dashboard import Panel, Query, dashboards
 from tests.deployment.prometheus import ALERTS, RunningPrometheus, prometheus_folder
 from tests.load import prompt_request
@@ -130,7 +133,7 @@ def _draw_all(prometheus: RunningPrometheus, span: _Span, folder: Path) -> None:
 
 
 def _draw(prometheus: RunningPrometheus, span: _Span, panels: Sequence[Panel], picture: Path) -> None:
-    mpl.rcParams.update({"font.size": 8, "font.family": "DejaVu Sans", "axes.titlesize": 9.5})
+    mpl.rcParams.update(STYLE | {"font.size": 8, "axes.prop_cycle": cycler(color=[QUIRE, PEER, GREY, TARGET, OTHER])})
     rows = math.ceil(len(panels) / _COLUMNS)
     figure, grid = plt.subplots(rows, _COLUMNS, figsize=(13, 2.9 * rows), layout="constrained", squeeze=False)
     for axes in grid.flat[len(panels) :]:
@@ -149,16 +152,14 @@ def _draw_panel(axes: Axes, panel: Panel, prometheus: RunningPrometheus, span: _
         axes.stackplot(times, *(values for _, _, values in lines), labels=[name for name, _, _ in lines], colors=colors)
     else:
         for name, times, values in lines:
-            axes.plot(times, values, label=name, linewidth=1.1)
+            axes.plot(times, values, label=name, linewidth=1.2)
     axes.set_title(panel.title, loc="left", fontweight="bold")
     axes.set_xlim(0, span.end - span.start)
     axes.set_ylim(0, panel.most)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{int(seconds) // 60}:{int(seconds) % 60:02d}"))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 3, 6]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _formatted(value, panel.unit)))
-    axes.grid(visible=True, color="#ececec", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True)
     if len(lines) > 1:
         ncols = 4 if sum(len(name) for name, _, _ in lines) < 50 else 2
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=ncols, frameon=False)
