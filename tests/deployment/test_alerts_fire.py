@@ -29,14 +29,14 @@ INTERVAL = "500ms"
 MOST_SECONDS = 100
 RECORD = ROOT / "docs" / "alerts-fired.md"
 
-HEAD = f"""# Each alert, made to fire
+HEAD = f"""# Alerts as they fired
 
 Written by `make alerts-check`: each alert of [alerts.yml](../deploy/prometheus/alerts.yml) was provoked on running
 services with a tiny model, and seen to fire in a real Prometheus that scraped them twice a second. All durations of
 the rules were divided by {DIVISOR}, so that a minute took a second; thresholds were as they are. Where an alert
 speaks of an hour, it was a minute.
 
-| alert | severity | provoked by | fired after | what it said |
+| alert | severity | provoked by | fired after | description |
 |---|---|---|---|---|
 """
 
@@ -163,13 +163,13 @@ def nothing_ends_by_itself(stack: AlertStack) -> Iterator[None]:
 
 def test_an_engine_that_is_slow(watch: Watch, stack: AlertStack) -> None:
     watch.see(
-        "the engine's process is stopped for 0.4 s, and runs for 10 ms, again and again",
+        "the engine's process is stopped for 0.4 s and runs for 10 ms, repeatedly",
         ("QuireTokensBurnFast", "QuireTokensBurnSlowly"),
         clients(stack, 4, 40),
         stack.slowed("engine", 0.4, 0.01),
     )
     watch.see(
-        "the engine's process is stopped for 3 s, and runs for 0.1 s, again and again; some clients leave meanwhile",
+        "the engine's process is stopped for 3 s and runs for 0.1 s, repeatedly; some clients disconnect",
         ("QuireFirstTokenBurnFast", "QuireFirstTokenBurnSlowly", "QuireCancelToFreeSlow"),
         clients(stack, 8, 20),
         repeated(lambda ended: _leave(stack, ended), 4),
@@ -191,7 +191,7 @@ def test_services_that_are_gone(watch: Watch, stack: AlertStack) -> None:
     )
     watch.see("the only gateway is killed", ("QuireNoGateway",), _gone(stack, "gateway"))
     watch.see(
-        "the gateway is killed and started again and again",
+        "the gateway is killed and started repeatedly",
         ("QuireServiceRestarting",),
         repeated(lambda _: _restart(stack, "gateway")),
     )
@@ -204,7 +204,7 @@ def test_more_than_it_can_take(watch: Watch, stack: AlertStack) -> None:
         clients(stack, 2 * MOST_REQUESTS, 150, pause=0.1),
     )
     watch.see(
-        "20 clients ask for 400 tokens each, and two others give theirs 0.2 s",
+        "20 clients request 400 tokens each, and two others with a deadline of 0.2 s",
         ("QuireDeadlinesInQueue",),
         clients(stack, 20, 400),
         clients(stack, 2, 400, timeout=0.2),
@@ -213,12 +213,12 @@ def test_more_than_it_can_take(watch: Watch, stack: AlertStack) -> None:
 
 def test_clients_that_do_not_read_and_tenants_that_ask_for_too_much(watch: Watch, stack: AlertStack) -> None:
     watch.see(
-        "a tenant that may have one request at a time asks for two, again and again",
+        "a tenant limited to one request at a time sends two, repeatedly",
         ("QuireTenantAtItsLimit",),
         repeated(lambda ended: _ask_as_zeta(stack, ended), 2),
     )
     watch.see(
-        "one client after the other does not read its stream",
+        "one client after another does not read its stream",
         ("QuireSlowClients",),
         repeated(lambda ended: _read_nothing(stack, ended), 2),
         clients(stack, 1, 50, pause=0.5),
@@ -227,7 +227,7 @@ def test_clients_that_do_not_read_and_tenants_that_ask_for_too_much(watch: Watch
 
 def test_a_kv_manager_that_is_slow_stands_still_or_is_started_anew(watch: Watch, stack: AlertStack) -> None:
     watch.see(
-        "the KV manager's process is stopped for 40 ms, and runs for 3 ms, again and again",
+        "the KV manager's process is stopped for 40 ms and runs for 3 ms, repeatedly",
         ("QuireSequencesLeftOut", "QuireKVStepSlow"),
         clients(stack, 6, 60),
         stack.slowed("kvmanager", 0.04, 0.003),
@@ -239,17 +239,17 @@ def test_a_kv_manager_that_is_slow_stands_still_or_is_started_anew(watch: Watch,
         stack.standing_still("kvmanager"),
     )
     watch.see("the KV manager is killed", ("QuireNoKVManager",), _gone(stack, "kvmanager"))
-    watch.see("it is started in its place", ("QuireKVManagerRestarted",), clients(stack, 1, 4))
+    watch.see("it is started again", ("QuireKVManagerRestarted",), clients(stack, 1, 4))
 
 
 def test_books_that_are_wrong(watch: Watch, stack: AlertStack) -> None:
     watch.see(
-        "a stream of another engine frees sequences that there are not",
+        "another engine's stream frees sequences that do not exist",
         ("QuireUnexpectedRefusals",),
         repeated(lambda ended: _disagree(stack, ended)),
     )
     watch.see(
-        "a cached block of the pool gets a holder that there is not",
+        "a cached block gets a holder that does not exist",
         ("QuireAuditViolation", "QuireBlocksWithheld"),
         _damaged(stack),
     )
