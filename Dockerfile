@@ -36,7 +36,7 @@ COPY engine engine
 COPY services services
 # With the pinned setuptools, not the newest. pip stays: models can come from package indexes.
 RUN pip install -q setuptools && pip install -q --no-build-isolation '.[serve,tracing]'
-RUN cd / && if [ "$(uname -m)" = x86_64 ]; then python -m engine.native.ready_made; fi
+RUN cd / && if [ "$(uname -m)" = x86_64 ]; then python -m engine.native.prebuilt; fi
 ARG SOURCE_DATE_EPOCH=0
 COPY deploy/finish_image.py /
 RUN cd / && PYTHONPYCACHEPREFIX=/opt/quire/bytecode python finish_image.py /opt/quire/bytecode

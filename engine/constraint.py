@@ -35,10 +35,10 @@ class Constraint(Protocol):
         """Return the state of an empty output."""
 
 
-def leaves_any(mask: bytes, barred: Iterable[int]) -> bool:
-    """Return whether a mask allows a token that is not barred."""
+def allows_any(mask: bytes, banned: Iterable[int]) -> bool:
+    """Return whether a mask allows a token that is not banned."""
     bits = int.from_bytes(mask, "little")
-    for token in barred:
+    for token in banned:
         if 0 <= token < 8 * len(mask):  # beyond it, a number of as many bits would be made for nothing
             bits &= ~(1 << token)
     return bits != 0

@@ -4,7 +4,7 @@ EngineError
 ├── RequestRefused           a submission that is not taken; names the field to blame
 │   ├── RequestExists        the id is live
 │   ├── InvalidRequest       a field is out of range, or the request can never fit
-│   ├── FieldUnserved        a part of the contract that this engine does not serve
+│   ├── UnsupportedField        a part of the contract that this engine does not serve
 │   ├── QueueFull            too many requests wait
 │   ├── EngineUnavailable    draining, or without its block manager for too long
 │   └── SubmissionFailed     reading it raised what nobody had foreseen
@@ -49,7 +49,7 @@ class InvalidRequest(RequestRefused):
     """A field is out of range, or the request can never fit."""
 
 
-class FieldUnserved(RequestRefused):
+class UnsupportedField(RequestRefused):
     """A field asks for what this engine does not serve."""
 
 

@@ -131,7 +131,7 @@ def _run(parts: EngineParts, blocks: BlockManager, wait: Callable[[], None]) -> 
     totals = scheduler.totals
     return {
         "rate": totals.generated_tokens / seconds,
-        "left_out_share": totals.left_out / (totals.planned + totals.left_out),
+        "left_out_share": totals.skipped / (totals.planned + totals.skipped),
     }
 
 

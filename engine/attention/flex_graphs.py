@@ -14,7 +14,7 @@ from engine.attention.cache import CacheGeometry
 from engine.errors import BackendUnavailable
 
 # A graph for decoding and one for prompts, with capped scores and without, and as many again for other group sizes.
-_MOST_GRAPHS = 16
+_MAX_GRAPHS = 16
 
 
 class FlexMask(NamedTuple):
@@ -95,7 +95,7 @@ def attend(
 def compile_graphs() -> FlexGraphs:
     """Compile at the first call, and again for each other kind of call; the number of rows makes no difference."""
     # torch's overloads lack these two. Without them all backends of a process would share a limit of eight graphs.
-    limits: dict[str, Any] = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
+    limits: dict[str, Any] = {"recompile_limit": _MAX_GRAPHS, "isolate_recompiles": True}
     graphs: FlexGraphs = torch.compile(attend, fullgraph=True, dynamic=False, **limits)
     return graphs
 

@@ -52,11 +52,11 @@ class _Watched:
 
     def result(self) -> list[Sampled]:
         with watched(self.check):
-            brought = self.launched.result()
+            results = self.launched.result()
         # What a model's kernels did wrong shows where the device is waited for first, be it in one request's sampling.
-        if fault := next((one.fault for one in brought if one.fault is not None), None):
+        if fault := next((one.fault for one in results if one.fault is not None), None):
             _ask(self.check, fault)
-        return brought
+        return results
 
     def sample_seconds(self) -> float:
         with watched(self.check):

@@ -34,7 +34,7 @@ class Workload:
     lengths: tuple[int, int] | None = None
 
     @property
-    def usual_tokens(self) -> int:
+    def typical_tokens(self) -> int:
         """Tokens of the usual request, prompt and answer; of the longest where nothing is said."""
         return sum(self.lengths) if self.lengths else self.context_tokens
 
@@ -53,7 +53,7 @@ class MemoryPlan:
     block_size: int
     device_blocks: int
     context_tokens: int
-    usual_tokens: int
+    typical_tokens: int
     max_sequences: int
     token_budget: int
     host_blocks: int
@@ -76,7 +76,7 @@ class MemoryPlan:
             "host_cache_bytes": cache_bytes(self.host_blocks, self.block_bytes),
             "tokens": pool.tokens,
             "requests_of_full_context": pool.requests(self.context_tokens),
-            "requests_in_blocks": pool.requests(self.usual_tokens),
+            "requests_in_blocks": pool.requests(self.typical_tokens),
             "requests_reserving_the_context": pool.reserved_requests(self.context_tokens),
             "empty_slots_per_request": pool.last_block_waste(),
             "max_requests": self.max_requests,
@@ -116,7 +116,7 @@ class Planner:
 
     def blocks_for(self, requests: int) -> int:
         """Return the blocks that so many of the usual requests need at the same time."""
-        return requests * PoolSize(self._workload.block_size, 0).blocks_of(self._workload.usual_tokens)
+        return requests * PoolSize(self._workload.block_size, 0).blocks_of(self._workload.typical_tokens)
 
     def _plan(
         self, memory_bytes: int, utilization: float, blocks: int, sequences: int, host_memory_bytes: int
@@ -132,7 +132,7 @@ class Planner:
             block_size=self._workload.block_size,
             device_blocks=blocks,
             context_tokens=self._workload.context_tokens,
-            usual_tokens=self._workload.usual_tokens,
+            typical_tokens=self._workload.typical_tokens,
             max_sequences=sequences,
             token_budget=self._workload.token_budget,
             host_blocks=self._blocks(host_memory_bytes),
@@ -157,7 +157,7 @@ class Planner:
         fits = self._workload.token_budget
         while fits > 1:
             pool = PoolSize(self._workload.block_size, blocks(fits))
-            if pool.requests(self._workload.usual_tokens) >= fits:
+            if pool.requests(self._workload.typical_tokens) >= fits:
                 break
             fits -= 1
         return fits

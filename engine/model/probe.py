@@ -16,7 +16,7 @@ from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.attention.interface import ATTENTION_NAME, MASK_OF_ITS_OWN, PagedContext, paged_attention
 from engine.errors import ModelUnsupported
-from engine.model.unsupported import NO_MASK, explained, unknown_layer
+from engine.model.unsupported import NO_MASK, explain, unknown_layer
 
 _PROBE_NAME = "quire_probe"
 _TOKENS = 8
@@ -67,7 +67,7 @@ def probe(model: Any) -> CacheGeometry:
     try:
         return _probe(model)
     except ModelUnsupported as error:
-        raise ModelUnsupported(explained(model, str(error))) from error
+        raise ModelUnsupported(explain(model, str(error))) from error
 
 
 def _probe(model: Any) -> CacheGeometry:

@@ -18,7 +18,7 @@ def unknown_layer(config: Any) -> str:
     return ""
 
 
-def explained(model: Any, fault: str) -> str:
+def explain(model: Any, fault: str) -> str:
     """Return why a model is refused: what is known of its architecture, and the fault that a check has found."""
     reasons = "; ".join(_reasons(model, model.config.get_text_config(), fault))
     return f"{reasons} ({fault})" if reasons else fault

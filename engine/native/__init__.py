@@ -2,6 +2,6 @@
 
 from engine.native.build import KernelsUnavailable, build
 from engine.native.decoder import NativeDecoder, runs
-from engine.native.kernels import LARGEST_HEAD, Kernels
+from engine.native.kernels import MAX_HEAD_SIZE, Kernels
 
-__all__ = ["LARGEST_HEAD", "Kernels", "KernelsUnavailable", "NativeDecoder", "build", "runs"]
+__all__ = ["MAX_HEAD_SIZE", "Kernels", "KernelsUnavailable", "NativeDecoder", "build", "runs"]

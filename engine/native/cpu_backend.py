@@ -8,7 +8,7 @@ from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry, cache_shape, make_host_cache
 from engine.errors import ModelUnsupported
-from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels
+from engine.native.kernels import MAX_HEAD_SIZE, CacheView, Kernels
 
 
 class CpuBackend:
@@ -28,8 +28,8 @@ class CpuBackend:
 
         Raises ModelUnsupported for heads larger than the kernels have room for.
         """
-        if geometry.head_size > LARGEST_HEAD:
-            raise ModelUnsupported(f"its heads have {geometry.head_size} elements, the kernels take {LARGEST_HEAD}")
+        if geometry.head_size > MAX_HEAD_SIZE:
+            raise ModelUnsupported(f"its heads have {geometry.head_size} elements, the kernels take {MAX_HEAD_SIZE}")
         self.geometry = geometry
         self.block_size = block_size
         self._kernels = kernels

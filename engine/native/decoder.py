@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.backend import PagedBatch
 from engine.attention.llama_shape import head_size, is_llama_shaped, rotations, window_of
-from engine.native.kernels import LARGEST_HEAD, CacheView, Kernels, NativeLayer, NativeModel, packed_size
+from engine.native.kernels import MAX_HEAD_SIZE, CacheView, Kernels, NativeLayer, NativeModel, packed_size
 
 _ROOM = 32 << 20  # elements that packed weights get at once
 _COLUMNS = 16  # that a gate and what it gates alternate in
@@ -22,7 +22,7 @@ def runs(model: Any) -> bool:
     if not is_llama_shaped(model):
         return False
     size = head_size(model.config)
-    return model.config.intermediate_size % _COLUMNS == 0 and size % _COLUMNS == 0 and size <= LARGEST_HEAD
+    return model.config.intermediate_size % _COLUMNS == 0 and size % _COLUMNS == 0 and size <= MAX_HEAD_SIZE
 
 
 class NativeDecoder:

@@ -13,7 +13,7 @@ from blocks import Copy
 from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 
-LARGEST_HEAD = 256
+MAX_HEAD_SIZE = 256
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _LINE = 64  # bytes: what the kernels load at once
 

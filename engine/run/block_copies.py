@@ -12,14 +12,14 @@ from engine.gpu.copy_stream import CopyStream, Event
 from engine.schedule.step_plan import Copies, Work
 
 
-class _UnderWay(NamedTuple):
+class _InFlight(NamedTuple):
     """A list of copies between the tiers that was not seen to end, and the device blocks that it reads and writes."""
 
     event: Event
     reads: frozenset[int]
     writes: frozenset[int]
 
-    def concerns(self, reads: Set[int], writes: Set[int]) -> bool:
+    def conflicts_with(self, reads: Set[int], writes: Set[int]) -> bool:
         """Return whether work with these device blocks must wait for it. Two may read a block at the same time."""
         return not (self.writes.isdisjoint(reads) and self.writes.isdisjoint(writes) and self.reads.isdisjoint(writes))
 
@@ -38,17 +38,17 @@ class BlockCopies:
         self._backend = backend
         self._stream = stream
         self._block_size = block_size
-        self._under_way: deque[_UnderWay] = deque()
+        self._in_flight: deque[_InFlight] = deque()
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Lists of copies that were not seen to end when copies were last made."""
-        return len(self._under_way)
+        return len(self._in_flight)
 
     def make(self, answers: Iterable[Copies]) -> None:
         """Make the copies of each answer, list by list; those between the tiers may be under way afterwards."""
         with _failures():
-            self._forget_ended()
+            self._prune_finished()
             for copies in answers:
                 self._swap(copies.device_to_host, Direction.DEVICE_TO_HOST)
                 self._swap(copies.host_to_device, Direction.HOST_TO_DEVICE)
@@ -56,7 +56,7 @@ class BlockCopies:
 
     def wait_for(self, work: Iterable[Work]) -> None:
         """Let work that is computed next begin after the copies that write what it reads or touch what it writes."""
-        if not self._under_way:
+        if not self._in_flight:
             return
         reads: set[int] = set()
         writes: set[int] = set()
@@ -67,18 +67,18 @@ class BlockCopies:
         with _failures():
             self._wait(reads, writes)
 
-    def _forget_ended(self) -> None:
-        while self._under_way and self._under_way[0].event.query():
-            self._under_way.popleft()
+    def _prune_finished(self) -> None:
+        while self._in_flight and self._in_flight[0].event.query():
+            self._in_flight.popleft()
 
     def _swap(self, copies: Sequence[Copy], direction: Direction) -> None:
         if not copies:
             return
         event = self._stream.launch(lambda: self._backend.swap(copies, direction))
         if direction is Direction.DEVICE_TO_HOST:
-            self._under_way.append(_UnderWay(event, _sources(copies), frozenset()))
+            self._in_flight.append(_InFlight(event, _sources(copies), frozenset()))
         else:
-            self._under_way.append(_UnderWay(event, frozenset(), _destinations(copies)))
+            self._in_flight.append(_InFlight(event, frozenset(), _destinations(copies)))
 
     def _copy_blocks(self, copies: Sequence[Copy]) -> None:
         if copies:
@@ -86,8 +86,8 @@ class BlockCopies:
             self._backend.copy_blocks(copies)
 
     def _wait(self, reads: Set[int], writes: Set[int]) -> None:
-        for copies in self._under_way:
-            if copies.concerns(reads, writes):
+        for copies in self._in_flight:
+            if copies.conflicts_with(reads, writes):
                 copies.event.wait()
 
 

@@ -9,7 +9,9 @@ from engine.schedule.step_plan import Sampled, Work
 Sampler = Callable[[torch.Tensor, Sequence[Work]], list[Sampled]]
 
 
-def each_alone(logits: torch.Tensor, work: Sequence[Work], sampler: Sampler, failure: Exception) -> list[Sampled]:
+def sample_separately(
+    logits: torch.Tensor, work: Sequence[Work], sampler: Sampler, failure: Exception
+) -> list[Sampled]:
     """Return what the logits of a step bring where sampling them together raised `failure`: each work by itself.
 
     No row depends on another, so whoever can be sampled gets the tokens that it would have had. A Sampled of the others
@@ -19,13 +21,13 @@ def each_alone(logits: torch.Tensor, work: Sequence[Work], sampler: Sampler, fai
         logits.argmax(dim=-1).tolist()
     except Exception:
         raise failure from None
-    brought: list[Sampled] = []
+    results: list[Sampled] = []
     first = 0
     for item in work:
         rows = logits[first : first + item.outcomes]
         first += item.outcomes
         try:
-            brought += sampler(rows, [item])
+            results += sampler(rows, [item])
         except Exception as fault:
-            brought += [Sampled(0, fault=fault)] * item.outcomes
-    return brought
+            results += [Sampled(0, fault=fault)] * item.outcomes
+    return results

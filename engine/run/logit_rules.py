@@ -44,15 +44,15 @@ def _add_bias(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
     return logits.index_put(tokens, biases, accumulate=True)
 
 
-def _bar(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
+def _ban(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
     vocabulary = logits.shape[-1]
-    barred = torch.tensor([bool(one.rules.allowed_token_ids) for one in rules], device=logits.device)
-    barred = barred[:, None].repeat(1, vocabulary)
-    barred[_index(logits, [one.rules.allowed_token_ids for one in rules])] = False
+    banned = torch.tensor([bool(one.rules.allowed_token_ids) for one in rules], device=logits.device)
+    banned = banned[:, None].repeat(1, vocabulary)
+    banned[_index(logits, [one.rules.allowed_token_ids for one in rules])] = False
     # A model may declare end-of-sequence tokens that it has not.
-    known = [[token for token in one.barred_token_ids if 0 <= token < vocabulary] for one in rules]
-    barred[_index(logits, known)] = True
-    return logits.masked_fill(barred, float("-inf"))
+    known = [[token for token in one.banned_token_ids if 0 <= token < vocabulary] for one in rules]
+    banned[_index(logits, known)] = True
+    return logits.masked_fill(banned, float("-inf"))
 
 
 def _keep_to_masks(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
@@ -67,7 +67,7 @@ def _keep_to_masks(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
 
 _RULES: tuple[_Rule, ...] = (
     (lambda one: bool(one.mask), _keep_to_masks),
-    (lambda one: bool(one.rules.allowed_token_ids or one.barred_token_ids), _bar),
+    (lambda one: bool(one.rules.allowed_token_ids or one.banned_token_ids), _ban),
     (lambda one: bool(one.rules.logit_bias), _add_bias),
     (lambda one: one.rules.penalizes, _penalize),
 )

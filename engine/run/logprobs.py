@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.schedule.request import MOST_LOGPROBS
+from engine.schedule.request import MAX_LOGPROBS
 from engine.schedule.step_plan import Sampled
 
 # A long prompt is scored in pieces: the log-softmax of all its rows at once would take as much memory as its logits.
@@ -28,7 +28,7 @@ def _score_piece(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequenc
     chosen = torch.tensor(token_ids, device=logits.device)[:, None]
     own = logprobs.gather(-1, chosen)[:, 0].tolist()
     # Always as many as can be asked for, so that a row depends on no other: topk breaks ties as its size tells it to.
-    values, ids = logprobs.topk(min(MOST_LOGPROBS, logits.shape[-1]), dim=-1)
+    values, ids = logprobs.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
     tops = zip(ids.tolist(), values.tolist(), strict=True)
     return [
         Sampled(token, logprob, _first(count, *top))

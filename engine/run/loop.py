@@ -93,7 +93,7 @@ class Engine:
         begun = self._clock()
         answered = self._receive()
         flight, plan = self._begin(begun)
-        step = self.scheduler.ask(plan) if self.blocks.ready else None
+        step = self.scheduler.build_step(plan) if self.blocks.ready else None
         if step is not None:
             self.blocks.send(step)
         self._planning += self._clock() - begun
@@ -118,7 +118,7 @@ class Engine:
                 self.scheduler.apply(result)
                 answered += 1
         except Reattached as reattached:
-            self.scheduler.undo_asked(reattached.available_blocks, reattached.available_host_blocks, reattached.pins)
+            self.scheduler.rollback_step(reattached.available_blocks, reattached.available_host_blocks, reattached.pins)
             answered += 1  # answers may be there already: the loop must not sleep before it has looked
         return answered
 
@@ -153,7 +153,7 @@ class Engine:
         """
         sampling = 0.0
         try:
-            brought = flight.launched.result()
+            results = flight.launched.result()
             sampling = flight.launched.sample_seconds()
         except EngineBroken:
             raise
@@ -163,7 +163,7 @@ class Engine:
             self.scheduler.fail(plan, f"step {plan.step} failed: {failure}")
         else:
             ran = self._seconds(flight)
-            self.scheduler.publish(plan, _kept(flight.plan, plan, brought), self._ended)
+            self.scheduler.publish(plan, _kept(flight.plan, plan, results), self._ended)
             self.scheduler.costs.observe(flight.plan, ran)
         planning, self._planning = self._planning, 0.0
         return StepTimes(ran, planning, sampling, self._clock() - self._ended)
@@ -174,11 +174,11 @@ class Engine:
         return self._ended - begun
 
 
-def _kept(launched: StepPlan, adopted: StepPlan, brought: list[Sampled]) -> list[Sampled]:
+def _kept(launched: StepPlan, adopted: StepPlan, results: list[Sampled]) -> list[Sampled]:
     """Return of what a step brought that for the work that was adopted."""
     if launched is adopted:
-        return brought
-    adopted_ids, sampled = {work.sequence for work in adopted.work}, iter(brought)
+        return results
+    adopted_ids, sampled = {work.sequence for work in adopted.work}, iter(results)
     kept: list[Sampled] = []
     for work in launched.work:
         outcomes = [next(sampled) for _ in range(work.outcomes)]

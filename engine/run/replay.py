@@ -11,7 +11,7 @@ from engine.schedule.step_plan import Done, Sampled, StepPlan, Work
 STOP_TOKEN = 0
 
 
-class MadeUpTokens:
+class SyntheticTokens:
     """Makes up tokens so that blocks of equal keys have equal tokens, and all others different ones.
 
     Every token of a block is the number of its key, in order of appearance. A rest that fills no block, of which no key
@@ -45,11 +45,11 @@ class ReplayRunner:
     def __init__(self) -> None:
         self._tokens: dict[int, tuple[Sequence[int], bool]] = {}
 
-    def expect(self, seed: int, tokens: Sequence[int], *, stops: bool) -> None:
+    def add(self, seed: int, tokens: Sequence[int], *, stops: bool) -> None:
         """Say what the request of this seed consists of, its output included; if it `stops`, before its limit."""
         self._tokens[seed] = (tokens, stops)
 
-    def forget(self, seed: int) -> None:
+    def remove(self, seed: int) -> None:
         """The request of this seed has ended."""
         del self._tokens[seed]
 

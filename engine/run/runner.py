@@ -14,7 +14,7 @@ from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loading import LoadedModel
 from engine.run.block_copies import BlockCopies
 from engine.run.continuations import continuations
-from engine.run.isolation import each_alone
+from engine.run.isolation import sample_separately
 from engine.run.logprobs import score
 from engine.run.sample_timer import Mark, SampleTimer, seconds_between
 from engine.run.sampling import Draw, sample, sample_on_device
@@ -60,19 +60,19 @@ class ModelRunner:
         begun = self._timer.mark()
         if not all(map(_is_plain, plan.work)):
             self._drawn = _Drawn({})
-            brought = _brought(logits, plan.work)
-            return _Known(begun, self._timer.mark(), brought)
+            results = _brought(logits, plan.work)
+            return _Known(begun, self._timer.mark(), results)
         rows = [row for work in plan.work for row in _rows(work)]
         try:
             tokens = sample_on_device(logits, [row.draw for row in rows if row.draw])
         except Exception as failure:
-            brought = each_alone(logits, plan.work, outcomes, failure)
-            self._keep_drawn(plan.work, upload([one.token_id for one in brought], torch.int64, self._device))
-            return _Known(begun, self._timer.mark(), brought)
-        self._keep_drawn(plan.work, tokens)
-        return _OnTheirWay(begun, self._timer.mark(), Download(tokens))
+            results = sample_separately(logits, plan.work, outcomes, failure)
+            self._remember_sampled(plan.work, upload([one.token_id for one in results], torch.int64, self._device))
+            return _Known(begun, self._timer.mark(), results)
+        self._remember_sampled(plan.work, tokens)
+        return _DeviceTokens(begun, self._timer.mark(), Download(tokens))
 
-    def _keep_drawn(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
+    def _remember_sampled(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
         """Remember where the tokens of each sequence are: a step launched ahead may be fed them."""
         sampling = [item for item in work if item.samples]
         places = accumulate((len(item.sample_indices) for item in sampling), initial=0)
@@ -132,7 +132,7 @@ class _Sampling:
 
 
 @dataclass(frozen=True)
-class _OnTheirWay(_Sampling):
+class _DeviceTokens(_Sampling):
     """A step whose tokens come to the host once it has ended."""
 
     tokens: Download
@@ -145,10 +145,10 @@ class _OnTheirWay(_Sampling):
 class _Known(_Sampling):
     """A step whose tokens the host has waited for."""
 
-    brought: list[Sampled]
+    results: list[Sampled]
 
     def result(self) -> list[Sampled]:
-        return self.brought
+        return self.results
 
 
 class _Row(NamedTuple):
@@ -169,7 +169,7 @@ def _brought(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
     try:
         return outcomes(logits, work)
     except Exception as failure:
-        return each_alone(logits, work, outcomes, failure)
+        return sample_separately(logits, work, outcomes, failure)
 
 
 def outcomes(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:

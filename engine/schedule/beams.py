@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from heapq import nlargest
 from typing import NamedTuple
 
-from engine.schedule.request import BeamSearch, FinishReason, Stopping, candidates_of
+from engine.schedule.request import BeamSearch, FinishReason, Stopping, candidates_per_beam
 
 # What the runner brings for one beam: tokens and what they add to its log-probability, likeliest first.
 Candidates = Sequence[tuple[int, float]]
@@ -40,14 +40,14 @@ class Beams:
         self.width = search.width
         self.logprobs = [0.0]  # of the beams that go on, likeliest first
         self.answers: list[BeamAnswer] = []  # best first, `width` at most
-        self.over = False
+        self.done = False
         self._search = search
         self._stopping = stopping
 
     @property
     def candidates(self) -> int:
         """How many continuations of each beam are looked at."""
-        return candidates_of(self._search, self._stopping)
+        return candidates_per_beam(self._search, self._stopping)
 
     def advance(self, texts: Sequence[Sequence[int]], found: Sequence[Candidates]) -> list[Continuation]:
         """Take in what was found for each beam, `texts` being what they generated; return the beams that go on.
@@ -72,12 +72,12 @@ class Beams:
             key=lambda answer: answer.score,
         )
         self.logprobs = [one.logprob for one in going_on]
-        self.over = not going_on or self._cannot_improve(length)
-        return [] if self.over else going_on
+        self.done = not going_on or self._cannot_improve(length)
+        return [] if self.done else going_on
 
     def abandon(self) -> None:
         """Give up whatever was found."""
-        self.over, self.answers = False, []
+        self.done, self.answers = False, []
 
     def _finish(self, one: Continuation, length: int) -> FinishReason | None:
         if one.token_id in self._stopping.token_ids:

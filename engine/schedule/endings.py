@@ -18,7 +18,7 @@ _FREE_REASONS = {
 }
 
 
-class Endings:
+class RequestEndings:
     """Ends groups and samples, and lets their blocks go."""
 
     def __init__(self, queue: RequestQueue, releases: Releases, pins: Pins, outputs: Outputs) -> None:
@@ -41,7 +41,7 @@ class Endings:
         self._queue.totals.count_failure(failure)
         self.end(group, FinishReason.FAILED)
 
-    def fail_for(self, group: Group, fault: Exception) -> None:
+    def fail_with(self, group: Group, fault: Exception) -> None:
         """End a request for what was raised for it alone, unless it has ended."""
         if self._queue.by_request.get(group.request.request_id) is not group:
             return
@@ -52,39 +52,39 @@ class Endings:
             detail = f"the engine failed at this request: {type(fault).__name__}: {fault}"
             self.fail(group, Failure.REQUEST, detail, fault)
 
-    def note_fault(self, group: Group, fault: Exception) -> None:
+    def record_fault(self, group: Group, fault: Exception) -> None:
         """Note that a request cannot go on. Raises what no request is to blame for."""
         if isinstance(fault, BlockManagerBroken):
             raise fault
         self._faults.append((group, fault))
 
-    def end_faulty(self) -> bool:
+    def fail_faulty(self) -> bool:
         """Fail the groups that cannot go on; return whether there were any.
 
         That is at the end of a step, because work that follows may be of the same group.
         """
         faults, self._faults = self._faults, []
         for group, fault in faults:
-            self.fail_for(group, fault)
+            self.fail_with(group, fault)
         return bool(faults)
 
-    def let_go(self, member: Sequence) -> None:
+    def release_sample(self, member: Sequence) -> None:
         """Let a sample that has ended give its blocks back; a trunk is needed until the others are forked from it."""
         group = member.group
         if member.finish is not None and not group.ended and (group.forked or member is not group.trunk):
-            self._releases.give_back([member], _FREE_REASONS[member.finish])
+            self._releases.release([member], _FREE_REASONS[member.finish])
 
     def close(self, group: Group) -> None:
         """Output that a request has ended, and let its blocks go."""
         if group.beams and not group.answers:
-            group.answer(group.members[0].finish or FinishReason.FAILED, self._queue.numbers)
+            group.answer(group.members[0].finish or FinishReason.FAILED, self._queue.sequence_ids)
         group.stats.end(len(group.blocks))
         if group.request.prefill_only:
-            self._pins.ended(group)
+            self._pins.on_request_end(group)
         else:
             self._outputs.emit(Finished(group.request.request_id, group))
         if not self._queue.end(group):
             return  # its blocks are under way: they go back when they come
         for member in list(group.members):
             assert member.finish is not None, "it has ended"
-            self._releases.give_back([member], _FREE_REASONS[member.finish])
+            self._releases.release([member], _FREE_REASONS[member.finish])

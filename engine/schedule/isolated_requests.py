@@ -18,31 +18,30 @@ class IsolatedRequests:
 
     def __init__(self, queue: RequestQueue) -> None:
         self._queue = queue
-        self._announced: set[Group] = set()
+        self._delivered: set[Group] = set()
 
-    def batch(self, now: float, *, asking: bool) -> list[Group]:
+    def batch(self, now: float, *, step_in_flight: bool) -> list[Group]:
         """Return one isolated group, or the groups that are not.
 
-        These also run where the isolated one lacks blocks that no answer under way (`asking`) can bring: they hold
-        what it waits for.
+        The others also run if the isolated group lacks blocks and no Step is in flight: they hold the blocks it needs.
         """
         queue = self._queue
         if not queue.holds_isolated:
             return queue.running
         for group in queue.running:
             self._release_in_time(group, now)
-        chosen = next((group for group in queue.running if group in self._announced and group.isolated), None)
-        if chosen is None or (_lacks_blocks(chosen) and not asking):
+        chosen = next((group for group in queue.running if group in self._delivered and group.isolated), None)
+        if chosen is None or (_lacks_blocks(chosen) and not step_in_flight):
             return [group for group in queue.running if not group.isolated]
         if chosen.isolated_since is None:
             chosen.isolated_since = now
         return [chosen]
 
-    def announced(self) -> None:
+    def on_outputs_taken(self) -> None:
         """The outputs so far are taken for delivery, and Started of each group that runs among them."""
-        self._announced = {group for group in self._queue.running if group.isolated}
+        self._delivered = {group for group in self._queue.running if group.isolated}
 
-    def gained_token(self, group: Group) -> None:
+    def on_token(self, group: Group) -> None:
         """Let an isolated group that has its first token run with the others; a search goes on alone to its end."""
         group.isolated = group.beams is not None
 

@@ -1,7 +1,7 @@
 """Requests as those outside the engine see them: submitted, pinned, cancelled, failed."""
 
 from engine.errors import ConstraintFailed, EngineUnavailable, InvalidRequest, PinUnavailable, QueueFull, RequestExists
-from engine.schedule.endings import Endings
+from engine.schedule.endings import RequestEndings
 from engine.schedule.pool.pins import PinnedPrefix, Pins, request_of
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.request import Failure, FinishReason, Request
@@ -12,7 +12,7 @@ from engine.schedule.sequence_group import Group
 class LiveRequests:
     """Takes requests and pins in, and ends them by their ids. An engine that is `draining` takes none."""
 
-    def __init__(self, queue: RequestQueue, view: PoolView, pins: Pins, endings: Endings) -> None:
+    def __init__(self, queue: RequestQueue, view: PoolView, pins: Pins, endings: RequestEndings) -> None:
         """Begin without requests."""
         self.draining = False
         self._queue = queue
@@ -47,7 +47,7 @@ class LiveRequests:
             ) from failed
 
     def _add(self, request: Request) -> None:
-        self._queue.enter(Group.of(request, self._queue.numbers, self._queue.limits.priority_aging))
+        self._queue.add_group(Group.of(request, self._queue.sequence_ids, self._queue.limits.priority_aging))
 
     # Pins.
 
@@ -65,7 +65,7 @@ class LiveRequests:
 
     def unpin(self, name: str) -> None:
         """Remove a pin with the next Step; its blocks stay cached. Raises UnknownPin."""
-        self.cancel(self._pins.withdraw(name).request_id)
+        self.cancel(self._pins.remove_pin(name).request_id)
 
     def reset(self, now: float) -> None:
         """Forget the prefix cache with the next Step; what is pinned is computed anew, and pinned again."""
@@ -97,21 +97,21 @@ class LiveRequests:
         if group.ended:
             self._endings.close(group)
         elif group.id not in self._queue.admitting:
-            self._endings.let_go(member)
+            self._endings.release_sample(member)
             if not any(other.table for other in group.members):
-                group.gather()
+                group.restart_from_trunk()
 
     def fail(self, request_id: str, fault: Exception) -> None:
         """End a request for what was raised for it alone; an unknown id is ignored."""
         if (group := self._queue.by_request.get(request_id)) is not None:
-            self._endings.fail_for(group, fault)
+            self._endings.fail_with(group, fault)
 
     def fail_all(self, failure: Failure, detail: str) -> None:
         """End every live request as failed."""
         for group in self._all():
             self._endings.fail(group, failure, detail)
 
-    def fail_late(self, now: float) -> None:
+    def fail_expired(self, now: float) -> None:
         """End the requests whose deadline is over."""
         live = self._queue.by_request.values()
         late = [one for one in live if one.request.deadline is not None and one.request.deadline <= now]
@@ -127,7 +127,7 @@ class LiveRequests:
         capacity = self._view.capacity
         for group in self._all():
             # What is being computed to be pinned is counted as pinned already.
-            needed = 0 if group.request.prefill_only else capacity.most_blocks(group.request)
+            needed = 0 if group.request.prefill_only else capacity.max_blocks(group.request)
             if needed > (left := self._view.capacity.unpinned_blocks):
                 detail = f"it can need {needed} blocks, but {left} are left: others are withheld or pinned"
                 self._endings.fail(group, Failure.BLOCK_MANAGER, detail)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from blocks import FreeReason
-from engine.schedule.endings import Endings
+from engine.schedule.endings import RequestEndings
 from engine.schedule.isolated_requests import IsolatedRequests
 from engine.schedule.outputs import Outputs, Scored, Tokens
 from engine.schedule.pool.releases import Releases
@@ -21,7 +21,7 @@ class Publisher:
         queue: RequestQueue,
         releases: Releases,
         isolation: IsolatedRequests,
-        endings: Endings,
+        endings: RequestEndings,
         outputs: Outputs,
     ) -> None:
         self._queue = queue
@@ -30,9 +30,9 @@ class Publisher:
         self._endings = endings
         self._outputs = outputs
 
-    def publish(self, plan: StepPlan, brought: list[Sampled], now: float) -> None:
+    def publish(self, plan: StepPlan, results: list[Sampled], now: float) -> None:
         """Take in what a step computed."""
-        sampled = iter(brought)
+        sampled = iter(results)
         found: dict[Group, list[Sampled]] = {}
         recomputed = 0
         for work in plan.work:
@@ -40,7 +40,7 @@ class Publisher:
             tokens = [next(sampled) for _ in work.sample_indices] if work.samples else []
             sequence = self._queue.sequence(work.sequence)
             recomputed += _count_recomputed(sequence, work)
-            sequence.advance(work.end)
+            sequence.mark_computed(work.end)
             group = sequence.group
             try:
                 self._take_scores(group, scores)
@@ -49,14 +49,14 @@ class Publisher:
                 elif tokens:
                     found.setdefault(group, []).extend(tokens)
             except Exception as fault:
-                self._endings.note_fault(group, fault)
+                self._endings.record_fault(group, fault)
         self._queue.totals.count_computed(sum(len(work.token_ids) for work in plan.work), recomputed)
         for group, continuations in found.items():
             try:
                 self._advance_beams(group, continuations, now)
             except Exception as fault:
-                self._endings.note_fault(group, fault)
-        self._endings.end_faulty()
+                self._endings.record_fault(group, fault)
+        self._endings.fail_faulty()
 
     def _take_scores(self, group: Group, scores: list[Sampled]) -> None:
         if scores:
@@ -73,16 +73,16 @@ class Publisher:
             member.append(token.token_id)
             end = None if member.finish is None else member
             self._outputs.emit(Tokens(group.request.request_id, [token], index, end))
-            self._endings.let_go(member)
+            self._endings.release_sample(member)
         if group.ended:
             self._endings.close(group)
         elif not any(member.table for member in group.members):
-            group.gather()  # it was preempted while the step ran, and comes back with these tokens too
+            group.restart_from_trunk()  # it was preempted while the step ran, and comes back with these tokens too
 
     def _count_generated(self, group: Group, tokens: int, now: float) -> None:
         self._queue.totals.count_generated(tokens)
         if group.isolated:
-            self._isolation.gained_token(group)
+            self._isolation.on_token(group)
         group.stats.count_token(now)
 
     def _advance_beams(self, group: Group, found: list[Sampled], now: float) -> None:
@@ -92,16 +92,16 @@ class Publisher:
         self._count_generated(group, len(found), now)
         texts = [beam.tokens[len(group.request.prompt) :] for beam in group.live]
         kept = group.beams.advance(texts, [one.top for one in found])
-        if group.beams.over:
+        if group.beams.done:
             self._publish_answers(group)
             return
-        self._queue.add_sequences(group.branch(kept, self._queue.numbers))
-        self._releases.give_back([one for one in group.members if one.finish is not None], FreeReason.PRUNED)
+        self._queue.add_sequences(group.branch(kept, self._queue.sequence_ids))
+        self._releases.release([one for one in group.members if one.finish is not None], FreeReason.PRUNED)
         if not any(beam.table for beam in group.live):
-            group.gather()  # it was preempted while the step ran, and comes back with these beams
+            group.restart_from_trunk()  # it was preempted while the step ran, and comes back with these beams
 
     def _publish_answers(self, group: Group) -> None:
-        group.answer(FinishReason.STOP, self._queue.numbers)
+        group.answer(FinishReason.STOP, self._queue.sequence_ids)
         for answer in group.answers:
             tokens = [Sampled(token) for token in answer.tokens[len(group.request.prompt) :]]
             self._outputs.emit(Tokens(group.request.request_id, tokens, answer.index, answer))
@@ -117,8 +117,8 @@ def _count_recomputed(sequence: Sequence, work: Work) -> int:
     return recomputed
 
 
-def _check_faults(brought: Iterable[Sampled]) -> None:
+def _check_faults(results: Iterable[Sampled]) -> None:
     """Raise what kept one of these from being sampled."""
-    for one in brought:
+    for one in results:
         if one.fault is not None:
             raise one.fault

@@ -10,14 +10,14 @@ from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 
 # So many of the most likely tokens can be asked for at each position.
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 # In bytes. Gateways make ids of a tenant's name and a client's id, and salts likewise; block managers store both.
-LONGEST_REQUEST_ID = 512
-LONGEST_SALT = 480
+MAX_REQUEST_ID_BYTES = 512
+MAX_SALT_BYTES = 480
 # The largest length_penalty, and the negative of the smallest: no length that a model can have leaves a double with it.
-MOST_LENGTH_PENALTY = 10.0
+MAX_LENGTH_PENALTY = 10.0
 # The continuations of one beam that a search may look at: more would hold up every step that it takes part in.
-MOST_CANDIDATES = 4096
+MAX_CANDIDATES = 4096
 
 
 class FinishReason(Enum):
@@ -65,7 +65,7 @@ class BeamSearch:
     """Keeps the `width` likeliest continuations instead of sampling.
 
     An answer's log-probability is divided by its length to the power of `length_penalty`, which is from
-    -MOST_LENGTH_PENALTY to MOST_LENGTH_PENALTY. With `early_stopping` the first `width` answers are taken; else the
+    -MAX_LENGTH_PENALTY to MAX_LENGTH_PENALTY. With `early_stopping` the first `width` answers are taken; else the
     search goes on while the likeliest beam could still become one of them.
     """
 
@@ -109,12 +109,12 @@ class Stopping:
     min_tokens: int = 0
     ignored_token_ids: frozenset[int] = frozenset()
 
-    def barred_after(self, generated: int) -> frozenset[int]:
+    def banned_after(self, generated: int) -> frozenset[int]:
         """Return the tokens that cannot be chosen after this many."""
         return self.token_ids | self.ignored_token_ids if generated < self.min_tokens else frozenset()
 
 
-def candidates_of(search: BeamSearch, stopping: Stopping) -> int:
+def candidates_per_beam(search: BeamSearch, stopping: Stopping) -> int:
     """Return how many continuations of each beam are looked at: even if all that can end do, `width` go on."""
     return max(2, 1 + len(stopping.token_ids)) * search.width
 
@@ -198,7 +198,7 @@ class Capacity:
                 f"the model's context has {self.context_tokens}",
                 "stopping.max_tokens",
             )
-        if (blocks := self.most_blocks(request)) > self.unpinned_blocks:
+        if (blocks := self.max_blocks(request)) > self.unpinned_blocks:
             each = "beams" if request.beam_search else "samples"
             samples = f" for each of {request.sequences} {each}" if request.sequences > 1 else ""
             raise InvalidRequest(
@@ -208,7 +208,7 @@ class Capacity:
                 "stopping.max_tokens",
             )
 
-    def most_blocks(self, request: Request) -> int:
+    def max_blocks(self, request: Request) -> int:
         """Return how many blocks a request can need at once: its samples share the whole blocks of the prompt."""
         shared = len(request.prompt) // self.block_size
         whole = blocks_for(len(request.prompt) + request.stopping.max_tokens - 1, self.block_size)
@@ -249,8 +249,8 @@ class Capacity:
         """Check also that what they bar leaves a token to choose."""
         least, limit = request.stopping.min_tokens, request.stopping.max_tokens
         _require(0 <= least <= limit, "stopping.min_tokens", least, f"from 0 to stopping.max_tokens, {limit}")
-        allowed, barred = request.logit_rules.allowed_token_ids, request.stopping.barred_after(0)
-        if barred and all(token in barred for token in allowed or range(self.vocabulary_size)):
+        allowed, banned = request.logit_rules.allowed_token_ids, request.stopping.banned_after(0)
+        if banned and all(token in banned for token in allowed or range(self.vocabulary_size)):
             field = "logit_rules.allowed_token_ids" if allowed else "stopping.min_tokens"
             raise InvalidRequest(
                 f"{field} leaves nothing to choose: stopping.min_tokens is {least}, and until then no "
@@ -271,8 +271,8 @@ def _require(holds: bool, field: str, value: object, bounds: str) -> None:
 
 def _check_names(request: Request) -> None:
     for field, size, most in (
-        ("request_id", len(request.request_id.encode()), LONGEST_REQUEST_ID),
-        ("salt", len(request.salt), LONGEST_SALT),
+        ("request_id", len(request.request_id.encode()), MAX_REQUEST_ID_BYTES),
+        ("salt", len(request.salt), MAX_SALT_BYTES),
     ):
         if size > most:
             raise InvalidRequest(f"{field} has {size} bytes, the most is {most}", field)
@@ -290,14 +290,14 @@ def _check_sampling(sampling: Sampling) -> None:
 def _check_beam_search(request: Request, search: BeamSearch) -> None:
     """Check the search, and that nothing is asked for that it cannot give."""
     _require(search.width >= 1, "beam_search.width", search.width, "at least 1")
-    bounds = f"from {-MOST_LENGTH_PENALTY:g} to {MOST_LENGTH_PENALTY:g}"
-    holds = abs(search.length_penalty) <= MOST_LENGTH_PENALTY  # a NaN is not either
+    bounds = f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+    holds = abs(search.length_penalty) <= MAX_LENGTH_PENALTY  # a NaN is not either
     _require(holds, "beam_search.length_penalty", search.length_penalty, bounds)
-    if (candidates := candidates_of(search, request.stopping)) > MOST_CANDIDATES:
+    if (candidates := candidates_per_beam(search, request.stopping)) > MAX_CANDIDATES:
         raise InvalidRequest(
             f"stopping.stop_token_ids and end-of-sequence tokens are {len(request.stopping.token_ids)}: with "
             f"beam_search.width {search.width} there are {candidates} continuations of each beam to look at, the most "
-            f"is {MOST_CANDIDATES}",
+            f"is {MAX_CANDIDATES}",
             "stopping.stop_token_ids",
         )
     if not 1 <= len(request.samples) <= search.width:
@@ -333,7 +333,7 @@ def _check_constraint(request: Request) -> None:
 
 
 def _check_logprobs(count: int | None, field: str) -> None:
-    _require(count is None or 0 <= count <= MOST_LOGPROBS, field, count, f"from 0 to {MOST_LOGPROBS}")
+    _require(count is None or 0 <= count <= MAX_LOGPROBS, field, count, f"from 0 to {MAX_LOGPROBS}")
 
 
 OrderKey = tuple[int, float, int]

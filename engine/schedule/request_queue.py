@@ -26,18 +26,18 @@ class RequestQueue:
         self.running: list[Group] = []
         self.admitting: dict[int, Group] = {}
         self.by_request: dict[str, Group] = {}
-        self.numbers = count(1)  # of sequences
+        self.sequence_ids = count(1)  # of sequences
         self._by_id: dict[int, Sequence] = {}
         self._queued_tokens: dict[Group, int] = {}  # what each that waits has to compute,
         self._all_queued_tokens = 0  # and all of them
 
     # Lives.
 
-    def enter(self, group: Group) -> None:
+    def add_group(self, group: Group) -> None:
         """Take a new group in, waiting."""
         self.by_request[group.request.request_id] = group
         self.add_sequences(group.members)
-        self.wait(group)
+        self.add_waiting(group)
 
     def add_sequences(self, sequences: Iterable[Sequence]) -> None:
         """Take new sequences of live groups in."""
@@ -52,43 +52,43 @@ class RequestQueue:
             self._stop_waiting(group)
         return group.id not in self.admitting
 
-    def forget(self, sequence: Sequence) -> None:
+    def remove_sequence(self, sequence: Sequence) -> None:
         """Forget a sequence that holds nothing, if it has ended."""
         if sequence.finish is not None:
             self._by_id.pop(sequence.id, None)
-            sequence.group.forget(sequence)
+            sequence.group.drop_sequence(sequence)
 
     # States.
 
-    def wait(self, group: Group) -> None:
+    def add_waiting(self, group: Group) -> None:
         """Let a group that holds no device blocks wait in its place."""
         insort(self.waiting, group, key=_key)
         self._queued_tokens[group] = group.uncomputed_tokens
         self._all_queued_tokens += self._queued_tokens[group]
 
-    def admit(self, group: Group) -> None:
+    def start_admission(self, group: Group) -> None:
         """Note that blocks are asked for a group that waits."""
         self._stop_waiting(group)
         self.admitting[group.id] = group
 
-    def admitted(self, number: int) -> Group:
+    def finish_admission(self, number: int) -> Group:
         """Return a group whose blocks were asked for, now that there is an answer. It has no state then."""
         return self.admitting.pop(number)
 
-    def run(self, group: Group) -> None:
+    def add_running(self, group: Group) -> None:
         """Let a group that has its first blocks run in its place."""
         insort(self.running, group, key=_key)
 
     def preempt(self, group: Group) -> None:
         """Let a group that runs wait: its blocks are taken."""
         self.running.remove(group)
-        self.wait(group)
+        self.add_waiting(group)
 
-    def run_again(self, group: Group) -> None:
+    def resume(self, group: Group) -> None:
         """Let a group that was preempted run, unless it has ended: it has its blocks still."""
         if group in self.waiting:
             self._stop_waiting(group)
-            self.run(group)
+            self.add_running(group)
 
     def _stop_waiting(self, group: Group) -> None:
         self.waiting.remove(group)

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from blocks import FreeReason, Step, StepResult
-from engine.schedule.endings import Endings
+from engine.schedule.endings import RequestEndings
 from engine.schedule.isolated_requests import IsolatedRequests
 from engine.schedule.limits import Limits
 from engine.schedule.live_requests import LiveRequests
@@ -44,7 +44,7 @@ class Scheduler:
         self._isolation = IsolatedRequests(self._queue)
         self.totals = self._queue.totals
         self.pins = Pins(self._queue, self._view)
-        self._endings = Endings(self._queue, self._releases, self.pins, self._outputs)
+        self._endings = RequestEndings(self._queue, self._releases, self.pins, self._outputs)
         self.requests = LiveRequests(self._queue, self._view, self.pins, self._endings)
         lookahead = 2 if ahead else 1
         self._blocks = BlockPlanner(self._queue, self._view, self._releases, self.pins, self.costs, lookahead)
@@ -82,28 +82,28 @@ class Scheduler:
         return self._view.available
 
     @property
-    def asking(self) -> bool:
+    def step_in_flight(self) -> bool:
         """Whether a Step is under way."""
-        return self._blocks.under_way
+        return self._blocks.in_flight
 
     @property
     def empty(self) -> bool:
         """Whether no request is live and nothing is left to ask of the block manager."""
-        return not (self._queue.by_request or self._releases.pending or self.pins.to_write or self.asking)
+        return not (self._queue.by_request or self._releases.pending or self.pins.has_changes or self.step_in_flight)
 
     def take_outputs(self) -> list[Output]:
         """Return what is to be delivered since the last call."""
-        self._isolation.announced()
+        self._isolation.on_outputs_taken()
         return self._outputs.take()
 
     # The block manager.
 
-    def ask(self, plan: StepPlan | None) -> Step | None:
+    def build_step(self, plan: StepPlan | None) -> Step | None:
         """Make the Step that the turn after `plan` needs; None while one is under way or nothing is to be asked."""
-        if not self.asking:
-            for group in [one for one in self._queue.running if one.request.prefill_only and one.to_fork]:
+        if not self.step_in_flight:
+            for group in [one for one in self._queue.running if one.request.prefill_only and one.ready_to_fork]:
                 self._endings.end(group, FinishReason.STOP)
-        return self._blocks.ask(plan, self._steps.now)
+        return self._blocks.build_step(plan, self._steps.now)
 
     def apply(self, result: StepResult) -> None:
         """Take an answer of the block manager in."""
@@ -112,26 +112,26 @@ class Scheduler:
         if result.withheld_blocks:
             self.requests.withhold(len(result.withheld_blocks))
 
-    def undo_asked(
+    def rollback_step(
         self, available_blocks: int, available_host_blocks: int = 0, pins: Collection[str] = frozenset()
     ) -> None:
         """The Step under way is never answered: its frees, commits and forks hold, but nothing was granted or moved.
 
         `pins` are the ids of those that hold blocks.
         """
-        self._blocks.undo(available_blocks, available_host_blocks, pins)
+        self._blocks.rollback(available_blocks, available_host_blocks, pins)
 
     def _admit(self, admitted: Admitted) -> None:
         group, cached_tokens = admitted
         if group.ended:  # cancelled while its blocks were asked for
-            self._releases.give_back(group.members, FreeReason.CANCELLED)
+            self._releases.release(group.members, FreeReason.CANCELLED)
             return
         group.stats.resume(self._steps.now)
         if cached_tokens is not None:  # else it was swapped in, as it was
             cached_blocks = cached_tokens // self._view.block_size
-            group.trunk.find_cached(cached_tokens, cached_blocks)
-            self._view.claims.settle(group, cached_blocks)
-        self._queue.run(group)
+            group.trunk.set_cached(cached_tokens, cached_blocks)
+            self._view.claims.release(group, cached_blocks)
+        self._queue.add_running(group)
         if cached_tokens is not None and not group.stats.started and not group.request.prefill_only:
             group.stats.start(cached_tokens)
             self.totals.count_started(len(group.request.prompt), cached_tokens)
@@ -151,9 +151,9 @@ class Scheduler:
         """Return the rest of a step planned ahead, once the tokens before it have been sampled."""
         return self._steps.adopt(ahead, now)
 
-    def publish(self, plan: StepPlan, brought: list[Sampled], now: float) -> None:
+    def publish(self, plan: StepPlan, results: list[Sampled], now: float) -> None:
         """Take in what a step computed: lengths, scored and new tokens, and the requests that end with them."""
-        self._publisher.publish(plan, brought, now)
+        self._publisher.publish(plan, results, now)
 
     def fail(self, plan: StepPlan, detail: str) -> None:
         """A step was not done: end its requests. What earlier steps computed stays committed and cached."""

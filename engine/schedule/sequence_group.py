@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from engine.constraint import ConstraintState, leaves_any
+from engine.constraint import ConstraintState, allows_any
 from engine.errors import ConstraintFailed
 from engine.schedule.beams import BeamAnswer, Beams, Continuation
 from engine.schedule.request import NO_RULES, Failure, FinishReason, OrderKey, Request
@@ -24,12 +24,11 @@ from engine.schedule.step_plan import RowRules
 class Sequence:
     """One sample or beam on its way: its tokens, its blocks, and how far it is computed.
 
-    Of its blocks, the pool view writes the `table`, the `room`, which is how many tokens they can take, and whether
-    they are `swapped`, host blocks; the releases write whether it is `leaving`: whether they are given back with the
-    next Step. `computed` counts the tokens whose K and V are in the cache, seen to be written; `committed` the leading
-    blocks that have keys; `sent` the computed tokens that the block manager knows of. `parent` is the sequence that it
-    will be forked from with the next Step. `score` is that of a search's answer. `state` is how far it is in the
-    language that it must belong to, and `mask` what can follow there.
+    `PoolView` writes `table`, `room` (tokens that fit into the blocks) and `swapped` (the table has host blocks).
+    `Releases` writes `release_pending` (the next Step frees the blocks). `computed` counts tokens whose K and V are in
+    the cache, `committed` the leading blocks that have keys, and `sent` the computed tokens last reported to the block
+    manager. The next Step forks the sequence from `parent`. `score` belongs to an answer of a beam search. `state` is
+    the state of the constraint, and `mask` the tokens it allows next.
     """
 
     id: int
@@ -42,7 +41,7 @@ class Sequence:
     committed: int = 0
     sent: int = 0
     lost_tokens: int = 0
-    leaving: bool = False
+    release_pending: bool = False
     swapped: bool = False
     finish: FinishReason | None = None
     stop_token: int | None = None
@@ -62,38 +61,43 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def remaining(self) -> int:
+    def uncomputed_tokens(self) -> int:
         """Tokens that are known but not computed: 1 while decoding, more while a prompt is prefilled."""
         return self.group.end_of(self) - self.computed
 
     @property
-    def feedable(self) -> int:
+    def schedulable_tokens(self) -> int:
         """Tokens that it can be fed next. Beams take their last one together: none goes on before all are there."""
-        behind = self.group.beams is not None and len(self.group.live) > 1 and self.group.forked and self.remaining > 1
-        return self.remaining - behind
+        behind = (
+            self.group.beams is not None
+            and len(self.group.live) > 1
+            and self.group.forked
+            and self.uncomputed_tokens > 1
+        )
+        return self.uncomputed_tokens - behind
 
     @property
-    def most_slots(self) -> int:
+    def max_slots(self) -> int:
         """Slots it can need at most before it is forked or ends: the last token generated is never fed back."""
         if not self.group.forked:
             return self.group.common
         return len(self.request.prompt) + self.request.stopping.max_tokens - 1
 
-    def rules_after(self, end: int) -> RowRules | None:
+    def rules_at(self, end: int) -> RowRules | None:
         """Return what changes the logits after its first `end` tokens, None where nothing does."""
         request, length = self.request, len(self.request.prompt)
-        rules, barred = request.logit_rules, request.stopping.barred_after(end - length)
-        if self.mask and barred and not leaves_any(self.mask, barred):
-            barred = frozenset()  # the language has nothing else left, and it goes first
+        rules, banned = request.logit_rules, request.stopping.banned_after(end - length)
+        if self.mask and banned and not allows_any(self.mask, banned):
+            banned = frozenset()  # the language has nothing else left, and it goes first
         if rules.penalizes:
-            return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), barred, self.mask)
-        if barred or self.mask or rules != NO_RULES:
-            return RowRules(rules, barred_token_ids=barred, mask=self.mask)
+            return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), banned, self.mask)
+        if banned or self.mask or rules != NO_RULES:
+            return RowRules(rules, banned_token_ids=banned, mask=self.mask)
         return None
 
     # Its tokens.
 
-    def begin(self) -> None:
+    def start_constraint(self) -> None:
         """Find out what can follow what was generated before. Raises ConstraintFailed, also where nothing can."""
         if constraint := self.request.constraint:
             self.state = constraint.start()
@@ -110,13 +114,13 @@ class Sequence:
             self.tokens.append(token)
             self.finish, self.stop_token = FinishReason.STOP, token
             return
-        self.go_on(token)
+        self.continue_with(token)
         if self.state is not None and self.state.complete:
             self.finish = FinishReason.STOP
         elif self.generated >= stopping.max_tokens:
             self.finish = FinishReason.LENGTH
 
-    def go_on(self, token: int) -> None:
+    def continue_with(self, token: int) -> None:
         """Take a token that does not end it. Raises ConstraintFailed."""
         self.tokens.append(token)
         if self.state is not None:
@@ -127,19 +131,19 @@ class Sequence:
         """End it, for another reason than its tokens."""
         self.finish = reason
 
-    def take_answer(self, text: BeamAnswer) -> None:
+    def set_answer(self, text: BeamAnswer) -> None:
         """Become an answer of a search that is over."""
         self.tokens += text.token_ids
         self.finish, self.stop_token, self.score = text.finish, text.stop_token, text.score
 
     # What of it is computed.
 
-    def find_cached(self, tokens: int, blocks: int) -> None:
+    def set_cached(self, tokens: int, blocks: int) -> None:
         """Begin with so many leading tokens that were found in the cache, the keys of their whole blocks too."""
         self.computed = self.sent = tokens
         self.committed = blocks
 
-    def advance(self, end: int) -> None:
+    def mark_computed(self, end: int) -> None:
         """Note that its first `end` tokens are computed; where its blocks were taken meanwhile, that they are lost."""
         if self.table:
             self.computed = end
@@ -150,7 +154,7 @@ class Sequence:
         """Note that its leading blocks have keys."""
         self.committed = blocks
 
-    def send_length(self) -> None:
+    def mark_length_sent(self) -> None:
         """Note that the block manager is sent how many tokens are computed."""
         self.sent = self.computed
 
@@ -162,16 +166,16 @@ class Sequence:
             child.parent, child.computed = self, self.computed
         return child
 
-    def rank(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         """Take this place among the beams."""
         self.index = index
 
-    def share(self, parent: "Sequence") -> None:
+    def inherit(self, parent: "Sequence") -> None:
         """Have all that its parent has: the Step forks it."""
         self.computed, self.committed, self.sent = parent.computed, parent.committed, parent.sent
         self.parent = None
 
-    def stay_alone(self) -> None:
+    def clear_parent(self) -> None:
         """Be forked from no other any more."""
         self.parent = None
 
@@ -236,8 +240,8 @@ class Group:
         for index in request.ended:
             group.members[index].end(FinishReason.STOP)
         for member in group.live:
-            member.begin()
-        group.gather()
+            member.start_constraint()
+        group.restart_from_trunk()
         return group
 
     @property
@@ -270,11 +274,11 @@ class Group:
         """Tokens generated so far, in all samples."""
         return sum(member.generated for member in self.samples)
 
-    def gather(self) -> None:
+    def restart_from_trunk(self) -> None:
         """Begin as one sequence: nothing has blocks."""
         live = self.live
         for member in live:
-            member.stay_alone()
+            member.clear_parent()
         self.trunk = live[0]
         self.forked = len(live) == 1 and not self.request.prefill_only
         self.common = len(self.trunk.tokens)
@@ -308,12 +312,12 @@ class Group:
         return {block for member in self.members for block in member.table}
 
     @property
-    def to_fork(self) -> bool:
+    def ready_to_fork(self) -> bool:
         """Whether the trunk has all that the samples have in common, and they are not forked yet."""
         return not self.forked and bool(self.trunk.table) and self.trunk.computed >= self.common
 
     @property
-    def beginning(self) -> list[int]:
+    def trunk_tokens(self) -> list[int]:
         """The tokens that it needs blocks for when it begins."""
         return self.trunk.tokens[: self.common]
 
@@ -333,9 +337,9 @@ class Group:
             first = one.parent not in taken
             taken.add(one.parent)
             beams.append(parent if first else parent.fork(next(numbers)))
-            beams[-1].rank(index)
+            beams[-1].set_index(index)
         for beam, one in zip(beams, kept, strict=True):
-            beam.go_on(one.token_id)
+            beam.continue_with(one.token_id)
         for number, parent in enumerate(parents):
             if number not in taken:
                 parent.end(FinishReason.PRUNED)
@@ -344,22 +348,22 @@ class Group:
 
     def answer(self, otherwise: FinishReason, numbers: Iterator[int]) -> None:
         """Make the answers of a search; where it has found too few, or is not over, the rest are empty and so ended."""
-        found = self.beams.answers if self.beams and self.beams.over else []
+        found = self.beams.answers if self.beams and self.beams.done else []
         for index in range(len(self.request.samples)):
             self.answers.append(Sequence(next(numbers), self, index, list(self.request.prompt), finish=otherwise))
         for one, text in zip(self.answers, found, strict=False):
-            one.take_answer(text)
+            one.set_answer(text)
 
     def fork(self) -> list[tuple[Sequence, Sequence]]:
         """Let those that have all in common go their own ways now; return pairs of a parent and what it shares with."""
-        if self.to_fork:
+        if self.ready_to_fork:
             self.forked = True
             return [(self.trunk, child) for child in self.live if child is not self.trunk]
         if self.beams:
             return [(child.parent, child) for child in self.live if child.parent is not None]
         return []
 
-    def forget(self, sequence: Sequence) -> None:
+    def drop_sequence(self, sequence: Sequence) -> None:
         """Forget a beam that has ended: samples stay, they are answers."""
         if self.beams and sequence in self.members:
             self.members.remove(sequence)

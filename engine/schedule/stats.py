@@ -17,7 +17,7 @@ class SchedulerTotals:
     prompt_tokens: int = 0  # of requests when they were begun,
     cached_tokens: int = 0  # and those of them found in the cache
     planned: int = 0  # sequences that took part in a step, summed over steps,
-    left_out: int = 0  # and those that did not because the block manager's answer was not there
+    skipped: int = 0  # and those that did not because the block manager's answer was not there
     swapped_tokens: int = 0  # computed tokens that preemptions moved to the host
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))  # of requests
 
@@ -26,9 +26,9 @@ class SchedulerTotals:
         self.steps = step
         self.planned += sequences
 
-    def count_left_out(self, sequences: int) -> None:
+    def count_skipped(self, sequences: int) -> None:
         """Count sequences that take no part in a step."""
-        self.left_out += sequences
+        self.skipped += sequences
 
     def count_started(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Count a request that was begun."""

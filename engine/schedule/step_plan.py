@@ -11,7 +11,7 @@ PENDING = -1
 
 
 class RowRules(NamedTuple):
-    """All that changes the logits of one row: the rules asked for, the tokens that they look at, and what is barred.
+    """All that changes the logits of one row: the rules asked for, the tokens that they look at, and what is banned.
 
     `prompt` and `output` are empty where no rule looks at them. `mask` has the bits of the tokens that can be chosen,
     as engine.constraint says; empty: all.
@@ -20,7 +20,7 @@ class RowRules(NamedTuple):
     rules: LogitRules = NO_RULES
     prompt: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
-    barred_token_ids: frozenset[int] = frozenset()
+    banned_token_ids: frozenset[int] = frozenset()
     mask: bytes = b""
 
 
@@ -117,11 +117,11 @@ class Launched(Protocol):
 class Done:
     """A step that had ended before its launch returned."""
 
-    brought: list[Sampled]
+    results: list[Sampled]
 
     def result(self) -> list[Sampled]:
         """Return what it brought."""
-        return self.brought
+        return self.results
 
     def sample_seconds(self) -> float:
         """Return 0: nothing was sampled, or it was not measured."""

@@ -3,14 +3,14 @@
 All live samples of a request take part together or not at all: what one of them waits for, the others wait for too.
 """
 
-from engine.schedule.endings import Endings
+from engine.schedule.endings import RequestEndings
 from engine.schedule.isolated_requests import IsolatedRequests
 from engine.schedule.live_requests import LiveRequests
 from engine.schedule.pool.block_planner import BlockPlanner
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.step_plan import StepPlan, Work
-from engine.schedule.step_work import Cursor, can_run_ahead, counts, gangs, work_of
+from engine.schedule.step_work import Cursor, can_run_ahead, list_gangs, token_counts, work_of
 
 
 class StepPlanner:
@@ -23,7 +23,7 @@ class StepPlanner:
         blocks: BlockPlanner,
         isolation: IsolatedRequests,
         requests: LiveRequests,
-        endings: Endings,
+        endings: RequestEndings,
     ) -> None:
         self.now = 0.0
         self._queue = queue
@@ -38,13 +38,13 @@ class StepPlanner:
         self._begin_step(now)
         budget = self._queue.limits.token_budget
         work: list[Work] = []
-        for gang in gangs(self._isolation.batch(now, asking=self._blocks.under_way), {}):
-            if fed := counts(gang, budget):
+        for gang in list_gangs(self._isolation.batch(now, step_in_flight=self._blocks.in_flight), {}):
+            if fed := token_counts(gang, budget):
                 budget -= sum(fed)
                 work += self._works(gang, fed)
             elif budget > 0:
-                self._queue.totals.count_left_out(sum(self._blocks.no_room_yet(cursor.sequence) for cursor in gang))
-        if self._endings.end_faulty():
+                self._queue.totals.count_skipped(sum(self._blocks.awaits_blocks(cursor.sequence) for cursor in gang))
+        if self._endings.fail_faulty():
             return self.plan(now)  # anew, without them
         if not work and not self._blocks.has_copies:
             return None
@@ -55,14 +55,14 @@ class StepPlanner:
 
         None where the tokens of `plan` have to be known first, or somebody would be left out who need not be.
         """
-        under_way = {work.sequence: work for work in plan.work}
-        groups = (self._queue.sequence(number).group for number in under_way)
+        in_flight = {work.sequence: work for work in plan.work}
+        groups = (self._queue.sequence(number).group for number in in_flight)
         if self._queue.holds_isolated or not all(map(can_run_ahead, groups)):
             return None
         budget, size = self._queue.limits.token_budget, self._view.block_size
         work: list[Work] = []
-        for gang in gangs(self._queue.running, under_way):
-            fed = counts(gang, budget)
+        for gang in list_gangs(self._queue.running, in_flight):
+            fed = token_counts(gang, budget)
             if not fed and any(cursor.start >= cursor.sequence.room for cursor in gang):
                 return None
             budget -= sum(fed)
@@ -79,13 +79,13 @@ class StepPlanner:
         """
         self._begin_step(now)
         known = [self._known(work) for work in ahead.work]
-        if self._endings.end_faulty():
+        if self._endings.fail_faulty():
             return self.adopt(ahead, now)
         return self._planned(StepPlan(ahead.step, ahead.copies, tuple(work for work in known if work is not None)))
 
     def _begin_step(self, now: float) -> None:
         self.now = now
-        self._requests.fail_late(now)
+        self._requests.fail_expired(now)
 
     def _planned(self, plan: StepPlan) -> StepPlan:
         self._queue.totals.count_step(plan.step, len(plan.work))
@@ -98,7 +98,7 @@ class StepPlanner:
     def _known(self, work: Work) -> Work | None:
         """Return the work with its tokens, None if it is not what its sequence needs."""
         sequence = self._queue.find(work.sequence)
-        if sequence is None or sequence.group not in self._queue.running or sequence.leaving:
+        if sequence is None or sequence.group not in self._queue.running or sequence.release_pending:
             return None
         needless = sequence.finish is not None and sequence.group.forked
         if needless or not sequence.table or sequence.computed != work.start:
@@ -112,5 +112,5 @@ class StepPlanner:
         try:
             return [work_of(cursor, count, size) for cursor, count in zip(gang, fed, strict=False)]
         except Exception as fault:
-            self._endings.note_fault(gang[0].sequence.group, fault)
+            self._endings.record_fault(gang[0].sequence.group, fault)
             return []

@@ -20,35 +20,35 @@ class Cursor(NamedTuple):
 
     sequence: Sequence
     start: int
-    left: int
+    remaining: int
     pending: bool = False
 
     @property
-    def behind(self) -> bool:
+    def prefilling(self) -> bool:
         """Whether more than its last token is not computed: it prefills."""
         return not self.pending and self.sequence.group.end_of(self.sequence) - self.start > 1
 
 
-def gangs(running: Iterable[Group], under_way: Mapping[int, Work]) -> list[list[Cursor]]:
+def list_gangs(running: Iterable[Group], in_flight: Mapping[int, Work]) -> list[list[Cursor]]:
     """List what takes part in a step together: the samples of a group that decode, then prompts one by one.
 
-    `under_way` is the work of the step before, by sequence, where that has not brought its tokens.
+    `in_flight` is the work of the step before, by sequence, where that has not brought its tokens.
     """
     decoding: list[list[Cursor]] = []
     prompts: list[list[Cursor]] = []
     for group in running:
-        cursors = _cursors(group, under_way)
-        behind = [cursor for cursor in cursors if cursor.behind]
-        if behind:
-            prompts += ([cursor] for cursor in behind)
+        cursors = _cursors(group, in_flight)
+        prefilling = [cursor for cursor in cursors if cursor.prefilling]
+        if prefilling:
+            prompts += ([cursor] for cursor in prefilling)
         elif cursors:
             decoding.append(cursors)
     return [*decoding, *prompts]
 
 
-def counts(gang: list[Cursor], budget: int) -> list[int]:
+def token_counts(gang: list[Cursor], budget: int) -> list[int]:
     """Return how many tokens each of a gang is fed, none where not all of them can take part."""
-    found = [min(budget, cursor.left, cursor.sequence.room - cursor.start) for cursor in gang]
+    found = [min(budget, cursor.remaining, cursor.sequence.room - cursor.start) for cursor in gang]
     return found if budget >= len(gang) and min(found) > 0 else []
 
 
@@ -67,7 +67,7 @@ def work_of(cursor: Cursor, count: int, block_size: int) -> Work:
         samples=bool(indices),
         sampling=sequence.request.sampling,
         sample_indices=indices,
-        rules=sampled.rules_after(end) if indices else None,
+        rules=sampled.rules_at(end) if indices else None,
         logprobs=sequence.request.logprobs,
         to_score=_to_score(group, end),
         candidates=group.beams.candidates if group.beams else 0,
@@ -99,15 +99,15 @@ def _sampled_by(sequence: Sequence, end: int) -> tuple[int, ...]:
     return tuple(member.index for member in group.live if len(member.tokens) == end)
 
 
-def _cursors(group: Group, under_way: Mapping[int, Work]) -> list[Cursor]:
+def _cursors(group: Group, in_flight: Mapping[int, Work]) -> list[Cursor]:
     """Return where the active sequences of a group are, those that can be fed."""
-    cursors = (_cursor(sequence, under_way.get(sequence.id)) for sequence in group.active)
-    return [cursor for cursor in cursors if cursor is not None and cursor.left > 0]
+    cursors = (_cursor(sequence, in_flight.get(sequence.id)) for sequence in group.active)
+    return [cursor for cursor in cursors if cursor is not None and cursor.remaining > 0]
 
 
 def _cursor(sequence: Sequence, work: Work | None) -> Cursor | None:
     if work is None:
-        return Cursor(sequence, sequence.computed, sequence.feedable)
+        return Cursor(sequence, sequence.computed, sequence.schedulable_tokens)
     if not work.samples:
         return Cursor(sequence, work.end, sequence.group.end_of(sequence) - work.end)
     last = sequence.generated + 1 >= sequence.request.stopping.max_tokens

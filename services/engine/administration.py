@@ -81,7 +81,7 @@ class Administration:
 
     def _response(self) -> pb.EngineAdminResponse:
         scheduler = self._scheduler
-        pins = map(_pin_message, scheduler.pins.listed())
+        pins = map(_pin_message, scheduler.pins.list_pins())
         return pb.EngineAdminResponse(pins=pins, request_blocks=scheduler.capacity.unpinned_blocks)
 
 

@@ -79,7 +79,7 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
         "quire_num_sequences_left_out",
         "Running sequences left out of a step because the KV manager's answer was late, summed over steps.",
         (),
-        lambda stats: {(): stats.totals.left_out},
+        lambda stats: {(): stats.totals.skipped},
     ),
     (
         "quire_kv_sessions",

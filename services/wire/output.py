@@ -2,12 +2,12 @@
 
 from engine.errors import (
     EngineUnavailable,
-    FieldUnserved,
     InvalidRequest,
     QueueFull,
     RequestExists,
     RequestRefused,
     SubmissionFailed,
+    UnsupportedField,
 )
 from engine.schedule.outputs import Scored, Started, Tokens
 from engine.schedule.request import FinishReason
@@ -21,7 +21,7 @@ _LONGEST_DETAIL = 1000
 _REFUSALS = {
     RequestExists: engine_pb2.REFUSAL_REASON_ALREADY_EXISTS,
     InvalidRequest: engine_pb2.REFUSAL_REASON_INVALID,
-    FieldUnserved: engine_pb2.REFUSAL_REASON_UNIMPLEMENTED,
+    UnsupportedField: engine_pb2.REFUSAL_REASON_UNIMPLEMENTED,
     QueueFull: engine_pb2.REFUSAL_REASON_QUEUE_FULL,
     EngineUnavailable: engine_pb2.REFUSAL_REASON_UNAVAILABLE,
     SubmissionFailed: engine_pb2.REFUSAL_REASON_FAILED,

@@ -37,7 +37,7 @@ def run_round(folder: Path, number: int) -> Round:
         roomy.take(request)
     roomy.run()
     assert roomy.scheduler.totals.preemptions == 0
-    largest = max(map(roomy.scheduler.capacity.most_blocks, requests))
+    largest = max(map(roomy.scheduler.capacity.max_blocks, requests))
     tight = _in_a_small_pool(folder, requests, largest + draw.randint(0, 12), draw)
     while not tight.scheduler.totals.swapped_tokens:
         tight = _in_a_small_pool(folder, requests, largest + draw.randint(0, 12), draw)

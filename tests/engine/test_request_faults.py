@@ -128,7 +128,7 @@ def scoring_beams(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
 
 def answering_beams(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
     before(
-        patch, sequence_group.Group, "answer", lambda one, *_: fuse(one.beams.width == GUILTY_WIDTH and one.beams.over)
+        patch, sequence_group.Group, "answer", lambda one, *_: fuse(one.beams.width == GUILTY_WIDTH and one.beams.done)
     )
     return {"beam_search": BeamSearch(GUILTY_WIDTH)}
 
@@ -139,7 +139,7 @@ def branching(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
 
 
 def laying_out(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
-    before(patch, sequence_group.Sequence, "rules_after", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
+    before(patch, sequence_group.Sequence, "rules_at", lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED))
     return {"sampling": Sampling(temperature=0.7, seed=GUILTY_SEED), "samples": 2}
 
 
@@ -353,7 +353,7 @@ def test_no_work_of_a_request_is_left_in_the_plan_that_it_could_not_be_laid_out_
     before(
         monkeypatch,
         sequence_group.Sequence,
-        "rules_after",
+        "rules_at",
         lambda one, _: fuse(one.request.sampling.seed == GUILTY_SEED),
     )
     # Samples that went on elsewhere before are laid out one by one: the first of them well.

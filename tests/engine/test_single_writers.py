@@ -24,7 +24,7 @@ OWNERS = {
     "Beams": "engine/schedule/beams.py",
     "RequestQueue": "engine/schedule/request_queue.py",
     "LiveRequests": "engine/schedule/live_requests.py",
-    "Endings": "engine/schedule/endings.py",
+    "RequestEndings": "engine/schedule/endings.py",
     "Outputs": "engine/schedule/outputs.py",
     "IsolatedRequests": "engine/schedule/isolated_requests.py",
     "StepPlanner": "engine/schedule/step_planner.py",

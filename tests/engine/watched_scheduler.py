@@ -56,15 +56,17 @@ class WatchedScheduler(Scheduler):
             sequence = self._queue.find(work.sequence)
             if sequence and sequence.finish is None and sequence.group in self._queue.running:
                 planned = work.sequence in {one.sequence for one in plan.work}
-                assert planned or sequence.leaving or sequence.computed != work.start or not sequence.group.forked
+                assert (
+                    planned or sequence.release_pending or sequence.computed != work.start or not sequence.group.forked
+                )
         return plan
 
     def ask(self, plan: StepPlan | None) -> Step | None:
-        computed = [one for one in self._queue.running if one.request.prefill_only and one.to_fork]
+        computed = [one for one in self._queue.running if one.request.prefill_only and one.ready_to_fork]
         running = [one for one in self._queue.running if one not in computed]
         waiting = list(self._queue.waiting)
-        asking = self.asking
-        step = super().ask(plan)
+        asking = self.step_in_flight
+        step = super().build_step(plan)
         assert not (asking and step), "one Step at a time"
         if step:
             self._check_victims(running, step, plan)
@@ -74,7 +76,7 @@ class WatchedScheduler(Scheduler):
         return step
 
     def apply(self, result: StepResult) -> None:
-        asked = self._blocks._asked
+        asked = self._blocks._pending
         super().apply(result)
         assert asked
         self._check_refusals_foreseen(asked, result)
@@ -148,7 +150,7 @@ class WatchedScheduler(Scheduler):
         for group in self._queue.running:
             if group not in groups and (isolated or group.isolated):
                 continue
-            behind = [sequence for sequence in group.active if sequence.remaining > 1]
+            behind = [sequence for sequence in group.active if sequence.uncomputed_tokens > 1]
             gangs = [[sequence] for sequence in behind] or ([group.active] if group.active else [])
             for gang in gangs:
                 able = all(sequence.room > sequence.computed for sequence in gang)
@@ -173,7 +175,7 @@ class WatchedScheduler(Scheduler):
         assert 0 <= self.uncomputed_tokens <= sum(len(one.tokens) for one in queue._by_id.values())
         for group in queue.waiting:
             on_device = [member for member in group.members if member.table and not member.swapped]
-            assert not on_device or group.id in self._blocks._victims.moving_out, "who waits holds no device block"
+            assert not on_device or group.id in self._blocks._victims.swapping_out, "who waits holds no device block"
         assert (
             sum(max(group.width, len(group.live)) for state in groups[1:] for group in state)
             <= self.limits.max_sequences
@@ -218,7 +220,7 @@ class WatchedScheduler(Scheduler):
         if waiting.salt != other.salt:
             return False
         size = self.capacity.block_size
-        ours, theirs = waiting.beginning, other.trunk.tokens
+        ours, theirs = waiting.trunk_tokens, other.trunk.tokens
         shareable = (min(len(ours), len(theirs)) - 1) // size
         common = sum(ours[: end * size] == theirs[: end * size] for end in range(1, shareable + 1))
         return common > other.trunk.committed
@@ -245,18 +247,20 @@ class WatchedScheduler(Scheduler):
         self._check_pins(pool)
 
     def _check_pins(self, pool: kvmanager.Pool) -> None:
-        pinned = {pin.name: list(pin.blocks) for pin in self.pins.listed() if pin.pinned}
-        leaving = {pin.name: list(pin.blocks) for pin in self.pins._leaving if pin.pinned}
+        pinned = {pin.name: list(pin.blocks) for pin in self.pins.list_pins() if pin.pinned}
+        leaving = {pin.name: list(pin.blocks) for pin in self.pins._unpins if pin.pinned}
         assert not pinned.keys() & leaving.keys()
         assert pinned | leaving == pool.state.pins
         assert self.capacity.unpinned_blocks >= 0
         for group in self._queue.by_request.values():
             if not group.request.prefill_only:
-                assert self.capacity.most_blocks(group.request) <= self.capacity.unpinned_blocks
+                assert self.capacity.max_blocks(group.request) <= self.capacity.unpinned_blocks
 
     def _holders(self) -> Iterable[Sequence]:
         groups = [*self._queue.running, *self._queue.waiting, *self._queue.admitting.values()]
-        holding = (member for group in groups for member in group.members if member.table and not member.leaving)
+        holding = (
+            member for group in groups for member in group.members if member.table and not member.release_pending
+        )
         return [*holding, *(sequence for sequence, _ in self._releases._pending)]
 
     def check_idle(self) -> None:
@@ -271,6 +275,6 @@ class WatchedScheduler(Scheduler):
         assert self._view.available == self.capacity.unpinned_blocks
         assert self._view.available_host == self.capacity.host_blocks
         assert not +self._view._host_holders
-        pinned = Counter(block for pin in self.pins.listed() for block in pin.blocks)
+        pinned = Counter(block for pin in self.pins.list_pins() for block in pin.blocks)
         assert +self._view._holders == pinned
-        assert all(pin.pinned for pin in self.pins.listed())
+        assert all(pin.pinned for pin in self.pins.list_pins())

@@ -74,7 +74,7 @@ class Trees:
                 if (ROOT / name).is_file():
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(ROOT / name, folder / name)
-            for ignored in ("engine/native/ready_made",):
+            for ignored in ("engine/native/prebuilt",):
                 if (ROOT / ignored).is_dir():
                     shutil.copytree(ROOT / ignored, folder / ignored, dirs_exist_ok=True)
             self._free.put(folder)

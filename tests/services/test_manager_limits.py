@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from engine.schedule.pool.pins import LONGEST_NAME_BYTES, PinnedPrefix, request_of
-from engine.schedule.request import LONGEST_REQUEST_ID, LONGEST_SALT, Capacity, Request, Sampling, Stopping
+from engine.schedule import request as engine_limits
+from engine.schedule.pool.pins import MAX_NAME_BYTES, PinnedPrefix, request_of
+from engine.schedule.request import Capacity, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 from kvmanager import limits
 from services.engine.settings import EngineSettings
@@ -37,15 +38,15 @@ def test_engines_accept_the_longest_ids_and_salts_of_a_gateway(tenant: str, sepa
 
 
 def test_the_kv_manager_accepts_the_longest_ids_and_salts_of_an_engine() -> None:
-    group = Group(LARGEST_ID, a_request("i" * LONGEST_REQUEST_ID, bytes(LONGEST_SALT)))
-    pin = PinnedPrefix("p" * LONGEST_NAME_BYTES, (1,), b"")
-    assert len(group.salt) > LONGEST_SALT
+    group = Group(LARGEST_ID, a_request("i" * engine_limits.MAX_REQUEST_ID_BYTES, bytes(engine_limits.MAX_SALT_BYTES)))
+    pin = PinnedPrefix("p" * MAX_NAME_BYTES, (1,), b"")
+    assert len(group.salt) > engine_limits.MAX_SALT_BYTES
     assert len(group.salt) <= limits.MAX_SALT_LENGTH
     assert len(group.request.request_id) <= limits.MAX_ID_LENGTH
     assert len(request_of(pin, 0.0).request_id) <= limits.MAX_ID_LENGTH
     assert len(pin.name) <= limits.MAX_PIN_ID_LENGTH
     # Together, with a trace_parent and the names of all fields, they are one entry of a Step and of a report.
-    assert LONGEST_REQUEST_ID + limits.MAX_SALT_LENGTH + 55 + 256 <= ENTRY_BYTES
+    assert engine_limits.MAX_REQUEST_ID_BYTES + limits.MAX_SALT_LENGTH + 55 + 256 <= ENTRY_BYTES
 
 
 def test_the_items_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:

@@ -30,38 +30,38 @@ class Admissions:
         self._queue = queue
         self._view = view
         self._releases = releases
-        self._refused_at: int | None = None  # so many blocks were available when somebody was refused
+        self._available_at_refusal: int | None = None  # so many blocks were available when somebody was refused
 
     # Answers.
 
-    def answered(
+    def on_result(
         self, asked: Step, refused: Collection[tuple[StepItem, int]], cached: Mapping[int, int]
     ) -> list[Admitted]:
         """Return who was admitted, and let wait who was refused."""
-        if asked.commits or self._view.available != self._refused_at:
-            self._refused_at = None
+        if asked.commits or self._view.available != self._available_at_refusal:
+            self._available_at_refusal = None
         admitted = []
         for item, position, number, tokens in _asked(asked, cached):
-            group = self._queue.admitted(number)
+            group = self._queue.finish_admission(number)
             if (item, position) in refused:
-                self._stay_waiting(group)
+                self._requeue(group)
             else:
                 admitted.append(Admitted(group, tokens))
         return admitted
 
-    def undo(self) -> None:
+    def rollback(self) -> None:
         """Nobody is admitted by the Step under way."""
         for number in list(self._queue.admitting):
-            self._stay_waiting(self._queue.admitted(number))
-        self._refused_at = None
+            self._requeue(self._queue.finish_admission(number))
+        self._available_at_refusal = None
 
-    def _stay_waiting(self, group: Group) -> None:
-        self._view.claims.withdraw(group)
-        self._refused_at = self._view.available
+    def _requeue(self, group: Group) -> None:
+        self._view.claims.release_all(group)
+        self._available_at_refusal = self._view.available
         if group.ended:
-            self._releases.give_back(group.members, FreeReason.CANCELLED)
+            self._releases.release(group.members, FreeReason.CANCELLED)
         else:
-            self._queue.wait(group)
+            self._queue.add_waiting(group)
 
     # Steps.
 
@@ -69,7 +69,7 @@ class Admissions:
         """Ask blocks as far as the next step's budget and the pool go, unless others are preempted."""
         queue, view, limits = self._queue, self._view, self._queue.limits
         self.deferred = 0
-        if preempted or (self._refused_at is not None and view.available <= self._refused_at):
+        if preempted or (self._available_at_refusal is not None and view.available <= self._available_at_refusal):
             return
         budget = limits.token_budget
         places = limits.max_sequences - queue.running_sequences
@@ -86,15 +86,15 @@ class Admissions:
             if _is_swapped(group):
                 if len(group.blocks) + spare + reserve > view.available:
                     break
-                self._ask_return(step, group)
+                self._request_swap_in(step, group)
                 places -= group.width
                 spare += group.width
                 continue
-            if view.claims.blocks(group):
+            if view.claims.conflicts(group):
                 self.deferred += 1
                 continue
             spare += self._blocks_beyond(group)
-            self._ask_admission(step, group, spare + reserve, now)
+            self._request_allocation(step, group, spare + reserve, now)
             places -= group.width
             budget -= group.common
             needed = view.blocks_for(group.common)
@@ -110,14 +110,14 @@ class Admissions:
         cost = self._view.cost
         return sum(
             len(group.live) + cost([(group.trunk, group.common)]) + self._blocks_beyond(group)
-            if _is_alone(group)
+            if _is_unforked(group)
             else sum(1 + cost([(member, len(member.tokens))]) for member in group.live)
             for group in self._queue.running
         )
 
     def _blocks_beyond(self, group: Group) -> int:
         """Return the blocks that the samples or beams of a group need for themselves once they are forked."""
-        if not _is_alone(group):
+        if not _is_unforked(group):
             return 0
         blocks_for, whole = self._view.blocks_for, group.common // self._view.block_size
         lengths = [len(member.tokens) for member in group.live]
@@ -125,14 +125,14 @@ class Admissions:
         most = sum(blocks_for(length) - whole for length in lengths)
         return most - (blocks_for(group.common) - whole)
 
-    def _ask_return(self, step: StepBuilder, group: Group) -> None:
-        self._queue.admit(group)
+    def _request_swap_in(self, step: StepBuilder, group: Group) -> None:
+        self._queue.start_admission(group)
         self._view.reserve(len(group.blocks))
         step.swap_ins.append(group.id)
 
-    def _ask_admission(self, step: StepBuilder, group: Group, spare: int, now: float) -> None:
+    def _request_allocation(self, step: StepBuilder, group: Group, spare: int, now: float) -> None:
         request = group.request
-        self._queue.admit(group)
+        self._queue.start_admission(group)
         self._view.claims.claim(group)
         step.allocates.append(
             Allocate(
@@ -140,7 +140,7 @@ class Admissions:
                 sequence=group.trunk.id,
                 request_id=request.request_id,
                 salt=group.salt,
-                token_ids=group.beginning,
+                token_ids=group.trunk_tokens,
                 compute_tokens=self._queue.limits.token_budget,
                 spare_blocks=spare,
                 waited_seconds=max(0.0, now - request.arrival),
@@ -152,7 +152,7 @@ def _is_swapped(group: Group) -> bool:
     return any(member.swapped for member in group.members)
 
 
-def _is_alone(group: Group) -> bool:
+def _is_unforked(group: Group) -> bool:
     """Return whether it runs as its trunk yet: samples are not forked, beams have not branched."""
     return not group.forked or (group.beams is not None and not group.trunk.generated)
 

@@ -47,13 +47,13 @@ class BlockPlanner:
         self._extensions = Extensions(queue, view, self._victims, lookahead_tokens)
         self._admissions = Admissions(queue, view, releases)
         self._copies: list[Copies] = []  # of answers, to be made before the next step
-        self._asked: Step | None = None
+        self._pending: Step | None = None
         self._last_step = 0
 
     @property
-    def under_way(self) -> bool:
+    def in_flight(self) -> bool:
         """Whether a Step waits for its answer."""
-        return self._asked is not None
+        return self._pending is not None
 
     @property
     def deferred(self) -> int:
@@ -65,9 +65,9 @@ class BlockPlanner:
         """Whether copies are to be made before the next step."""
         return bool(self._copies)
 
-    def no_room_yet(self, sequence: Sequence) -> bool:
+    def awaits_blocks(self, sequence: Sequence) -> bool:
         """Return whether a sequence has no room because an answer is late, and not because the pool is full."""
-        return self._asked is not None and (self._extensions.asked_for(sequence) or self._view.available > 0)
+        return self._pending is not None and (self._extensions.requested(sequence) or self._view.available > 0)
 
     def take_copies(self) -> tuple[Copies, ...]:
         """Return the copies of the answers since the last call."""
@@ -78,40 +78,40 @@ class BlockPlanner:
 
     def apply(self, result: StepResult) -> list[Admitted]:
         """Take an answer in: tables, refusals, copies, and the count of available blocks. Return who was admitted."""
-        asked = self._asked
+        asked = self._pending
         if asked is None or asked.step != result.step:
             raise BlockManagerBroken(f"step {result.step} was answered, {asked and asked.step} was asked")
-        self._asked = None
-        self._view.settle(result.available_blocks, result.available_host_blocks)
+        self._pending = None
+        self._view.set_available(result.available_blocks, result.available_host_blocks)
         if result.device_to_host or result.host_to_device or result.copies:
             self._copies.append(Copies(result.device_to_host, result.host_to_device, result.copies))
         _check_refusals(result.refusals)
-        self._pins.answered({one.position: one.detail for one in result.refusals if one.item is StepItem.PIN})
+        self._pins.on_result({one.position: one.detail for one in result.refusals if one.item is StepItem.PIN})
         refused = result.refused
-        moving_out = self._victims.moving_out
-        self._victims.go_on(
+        swapping_out = self._victims.swapping_out
+        self._victims.resume(
             group for position, group in enumerate(asked.swap_outs) if (StepItem.SWAP_OUT, position) in refused
         )
         for change in result.tables[2 * len(asked.forks) :]:  # what the forks did is here since they were asked
             sequence = self._queue.sequence(change.sequence)
-            self._view.grant(sequence, change, to_host=sequence.group.id in moving_out)
-        self._victims.moved()
+            self._view.grant(sequence, change, to_host=sequence.group.id in swapping_out)
+        self._victims.finish_swap_outs()
         cached = {change.sequence: change.cached_tokens for change in result.tables}
-        return self._admissions.answered(asked, refused, cached)
+        return self._admissions.on_result(asked, refused, cached)
 
-    def undo(self, available_blocks: int, available_host_blocks: int, pins: Collection[str]) -> None:
+    def rollback(self, available_blocks: int, available_host_blocks: int, pins: Collection[str]) -> None:
         """The Step under way is never answered: frees, commits and forks hold, but nothing was granted or moved."""
-        self._admissions.undo()
-        self._victims.undo()
-        self._pins.undo(pins)
-        self._asked = None
-        self._view.settle(available_blocks, available_host_blocks)
+        self._admissions.rollback()
+        self._victims.rollback()
+        self._pins.rollback(pins)
+        self._pending = None
+        self._view.set_available(available_blocks, available_host_blocks)
 
     # Steps.
 
-    def ask(self, plan: StepPlan | None, now: float) -> Step | None:
+    def build_step(self, plan: StepPlan | None, now: float) -> Step | None:
         """Make the Step that the turn after `plan` needs; None while one is under way or nothing is to be asked."""
-        if self._asked is not None:
+        if self._pending is not None:
             return None
         building = StepBuilder()
         self._commit(building)
@@ -121,41 +121,41 @@ class BlockPlanner:
         preempted = self._extensions.write(building, plan, now)
         self._admissions.write(building, now, preempted=preempted)
         self._send_lengths(building)
-        self._asked = building.build(self._last_step + 1)
-        if self._asked is not None:
-            self._last_step = self._asked.step
-        return self._asked
+        self._pending = building.build(self._last_step + 1)
+        if self._pending is not None:
+            self._last_step = self._pending.step
+        return self._pending
 
     def _commit(self, step: StepBuilder) -> None:
         """Give keys to whole blocks that were seen to be written."""
         size = self._view.block_size
         members = (member for group in self._queue.running for member in group.members)
-        holders = [member for member in members if member.table and not member.leaving]
+        holders = [member for member in members if member.table and not member.release_pending]
         leaving = (sequence for sequence in self._releases.pending if not sequence.swapped)
         for sequence in [*holders, *leaving]:
             done, first = sequence.computed // size, sequence.committed
             if done > first:
                 step.commits.append(Commit(sequence.id, first, sequence.tokens[first * size : done * size]))
                 sequence.commit(done)
-                self._view.claims.settle(sequence.group, done)
+                self._view.claims.release(sequence.group, done)
 
     def _fork(self, step: StepBuilder) -> None:
         """Let the samples go their own ways where their trunk has all that they have in common; beams, at each step."""
         for group in self._queue.running:
-            if not (trunk_done := group.to_fork) and not group.beams:
+            if not (trunk_done := group.ready_to_fork) and not group.beams:
                 continue
             for parent, child in group.fork():
                 step.forks.append(Fork(parent.id, child.id, parent.computed))
                 self._view.fork(parent, child, parent.computed)
-                child.share(parent)
+                child.inherit(parent)
             if trunk_done and group.trunk.finish is not None:
-                self._releases.give_back([group.trunk], FreeReason.FINISHED)
+                self._releases.release([group.trunk], FreeReason.FINISHED)
 
     def _send_lengths(self, step: StepBuilder) -> None:
         for group in self._queue.running:
             for sequence in group.members:
                 if sequence.table and sequence.computed != sequence.sent:
-                    sequence.send_length()
+                    sequence.mark_length_sent()
                     step.lengths.append(Length(sequence.id, sequence.computed))
 
 

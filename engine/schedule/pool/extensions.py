@@ -25,7 +25,7 @@ class Extensions:
         self._rooms: dict[int, int] = {}  # that the latest Step asked for, by sequence
         self._work = _NO_WORK  # of the step before the one that it is for, by sequence
 
-    def asked_for(self, sequence: Sequence) -> bool:
+    def requested(self, sequence: Sequence) -> bool:
         """Return whether the latest Step asked room for a sequence."""
         return sequence.id in self._rooms
 
@@ -54,7 +54,7 @@ class Extensions:
             if not needs or group not in queue.running:
                 continue
             cost = view.cost(needs)
-            while cost > view.available and self._victims.preempt_after(group, step, now):
+            while cost > view.available and self._victims.preempt_for(group, step, now):
                 preempted = True
             if view.reserve(cost):
                 self._rooms.update((sequence.id, room) for sequence, room in needs)
@@ -70,7 +70,7 @@ class Extensions:
             more = min(rest, self._queue.limits.token_budget)
         elif sequence.group.beams:
             more = 0  # the next fork would take it away
-        wish = min(need + more, sequence.most_slots)
+        wish = min(need + more, sequence.max_slots)
         held = max(len(sequence.table), view.blocks_for(rooms.get(sequence.id, 0)))
         extra = min(view.blocks_for(wish) - held, view.available)
         if extra > 0:
@@ -89,4 +89,4 @@ class Extensions:
         if work and work.samples and (last or sequence.group.beams):  # what a beam finds decides whether it goes on
             return None
         need = (work.end if work else sequence.computed) + 1
-        return need if need <= sequence.most_slots else None
+        return need if need <= sequence.max_slots else None

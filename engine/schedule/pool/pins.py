@@ -21,20 +21,20 @@ from engine.errors import (
 )
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.step_builder import StepBuilder
-from engine.schedule.request import LONGEST_SALT, Capacity, Failure, FinishReason, Request, Sampling, Stopping
+from engine.schedule.request import MAX_SALT_BYTES, Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group
 
 # What the requests of pins are called, in the history of blocks too.
 _REQUEST_PREFIX = "pin:"
-LONGEST_NAME_BYTES = 128
+MAX_NAME_BYTES = 128
 
 
 class PinState(Enum):
     """How far a pin is."""
 
     COMPUTING = 1
-    ASKED = 2
+    PENDING = 2
     PINNED = 3
 
 
@@ -77,15 +77,15 @@ class Pins:
         self._view = view
         self._declared: dict[str, PinnedPrefix] = {}
         self._computed: list[tuple[PinnedPrefix, Group]] = []  # to be pinned by the next Step
-        self._leaving: list[PinnedPrefix] = []  # to be unpinned by the next Step
-        self._asked: dict[int, PinnedPrefix] = {}  # by their positions in the Step under way
+        self._unpins: list[PinnedPrefix] = []  # to be unpinned by the next Step
+        self._in_flight: dict[int, PinnedPrefix] = {}  # by their positions in the Step under way
         self._reset = False
         self._changes_written = 0
 
     @property
-    def to_write(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether the next Step has to unpin something or to forget the cache."""
-        return self._reset or bool(self._leaving)
+        return self._reset or bool(self._unpins)
 
     # What operators ask for.
 
@@ -93,8 +93,8 @@ class Pins:
         """Return the prefix of this name if it is declared, None if it can be. Raises a PinRefused otherwise."""
         capacity = self._view.capacity
         _check(capacity, name, token_ids)
-        if len(salt) > LONGEST_SALT:
-            raise InvalidPin(f"salt has {len(salt)} bytes, the most is {LONGEST_SALT}", "salt")
+        if len(salt) > MAX_SALT_BYTES:
+            raise InvalidPin(f"salt has {len(salt)} bytes, the most is {MAX_SALT_BYTES}", "salt")
         whole = _whole_blocks(capacity, token_ids)
         known = self._declared.get(name)
         if known is None:
@@ -112,14 +112,14 @@ class Pins:
         self._count()
         return pin
 
-    def withdraw(self, name: str) -> PinnedPrefix:
+    def remove_pin(self, name: str) -> PinnedPrefix:
         """Remove a prefix; whoever computes it still can be ended. Raises InvalidPin and UnknownPin."""
         _check_name(name)
         if name not in self._declared:
             raise UnknownPin(f"nothing is pinned as {name!r}", "name")
         pin = self._declared.pop(name)
         pin.failure = UnknownPin(f"{name!r} was unpinned meanwhile", "name")
-        self._let_go(pin)
+        self._schedule_unpin(pin)
         return pin
 
     def reset(self) -> list[PinnedPrefix]:
@@ -130,83 +130,83 @@ class Pins:
         self._reset = True
         self.changes += 1
         for pin in self._declared.values():
-            self._let_go(pin)
+            self._schedule_unpin(pin)
             pin.state, pin.blocks = PinState.COMPUTING, ()
         self._count()
         return list(self._declared.values())
 
-    def listed(self) -> list[PinnedPrefix]:
+    def list_pins(self) -> list[PinnedPrefix]:
         """Return what is declared, as it is now, in the order of declaration."""
         return [replace(pin) for pin in self._declared.values()]
 
     # What becomes of it.
 
-    def ended(self, group: Group) -> None:
+    def on_request_end(self, group: Group) -> None:
         """The request of a prefix has ended: it is computed, or it failed, or nobody wants it any more."""
         name = group.request.request_id.removeprefix(_REQUEST_PREFIX)
         if group.finish is FinishReason.STOP:
             self._computed.append((self._declared[name], group))
         elif group.finish is FinishReason.FAILED:
             kind = PinUnavailable if group.failure is Failure.BLOCK_MANAGER else PinFailed
-            self._give_up(self._declared[name], kind(f"{name!r} was not computed: {group.detail}"))
+            self._fail(self._declared[name], kind(f"{name!r} was not computed: {group.detail}"))
 
     def write(self, step: StepBuilder) -> None:
         """Add to a Step what is to change. It comes after the commits, and before the frees."""
         view = self._view
-        for pin in self._leaving:
+        for pin in self._unpins:
             step.pins.append(Unpin(pin.name))
             view.unpin(pin.blocks)
         if self._reset:
             step.pins.append(Reset())
-            view.forget_twins()
+            view.clear_host_copies()
         for pin, group in self._computed:
             count = len(pin.token_ids) // self._view.capacity.block_size
-            pin.state, pin.blocks = PinState.ASKED, tuple(group.trunk.table[:count])
-            self._asked[len(step.pins)] = pin
+            pin.state, pin.blocks = PinState.PENDING, tuple(group.trunk.table[:count])
+            self._in_flight[len(step.pins)] = pin
             step.pins.append(Pin(pin.name, group.trunk.id, count))
             view.pin(pin.blocks)
-        self._leaving.clear()
+        self._unpins.clear()
         self._computed.clear()
         self._reset = False
         self._changes_written = self.changes
         if step.pins:
             self._count()
 
-    def answered(self, refused: Mapping[int, str]) -> None:
+    def on_result(self, refused: Mapping[int, str]) -> None:
         """Take an answer in: the pins at these positions were refused, all else was done. Raises BlockManagerBroken."""
-        asked, self._asked = self._asked, {}
+        asked, self._in_flight = self._in_flight, {}
         if others := refused.keys() - asked.keys():
             raise BlockManagerBroken(f"an unpin or a reset was refused: {refused[min(others)]}")
         for position, pin in asked.items():
-            self._conclude(pin, refused.get(position))
+            self._finish(pin, refused.get(position))
         self.changes_done = self._changes_written
 
-    def undo(self, held: Collection[str]) -> None:
+    def rollback(self, held: Collection[str]) -> None:
         """The Step under way is never answered; by the engine's own books these pins hold blocks after it."""
-        asked, self._asked = self._asked, {}
+        asked, self._in_flight = self._in_flight, {}
         for pin in asked.values():
-            self._conclude(pin, None if pin.name in held else "the block manager went away, and it did not fit")
+            self._finish(pin, None if pin.name in held else "the block manager went away, and it did not fit")
         self.changes_done = self._changes_written
 
-    def _let_go(self, pin: PinnedPrefix) -> None:
+    def _schedule_unpin(self, pin: PinnedPrefix) -> None:
         """Let the next Step unpin what a prefix holds, or will once the Step under way is answered."""
         self._computed = [entry for entry in self._computed if entry[0] is not pin]
         if pin.state is not PinState.COMPUTING:
             former = replace(pin)
-            self._asked = {position: former if one is pin else one for position, one in self._asked.items()}
-            self._leaving.append(former)
+            self._in_flight = {position: former if one is pin else one for position, one in self._in_flight.items()}
+            self._unpins.append(former)
             self.changes += 1
         self._count()
 
-    def _conclude(self, pin: PinnedPrefix, refusal: str | None) -> None:
+    def _finish(self, pin: PinnedPrefix, refusal: str | None) -> None:
         if refusal is None:
             pin.state = PinState.PINNED
             return
-        self._view.drop_pin(pin.blocks)
-        self._leaving = [one for one in self._leaving if one is not pin]
-        self._give_up(pin, PinTooLarge(f"{pin.name!r} cannot be pinned: {refusal}"))
+        self._view.rollback_pin(pin.blocks)
+        self._unpins = [one for one in self._unpins if one is not pin]
+        self._fail(pin, PinTooLarge(f"{pin.name!r} cannot be pinned: {refusal}"))
 
-    def _give_up(self, pin: PinnedPrefix, why: PinRefused) -> None:
+    def _fail(self, pin: PinnedPrefix, why: PinRefused) -> None:
         pin.failure = why
         if self._declared.get(pin.name) is pin:
             del self._declared[pin.name]
@@ -217,7 +217,7 @@ class Pins:
     def _check_fits(self, blocks: int) -> None:
         capacity = self._view.capacity
         live = [one.request for one in self._queue.by_request.values() if not one.request.prefill_only]
-        most, left = max(map(capacity.most_blocks, live), default=0), capacity.unpinned_blocks
+        most, left = max(map(capacity.max_blocks, live), default=0), capacity.unpinned_blocks
         if blocks >= left:
             raise PinTooLarge(f"prompt takes {blocks} blocks; the pool has {left}, and not all can be pinned", "prompt")
         if blocks + most > left:
@@ -232,8 +232,8 @@ class Pins:
         """
         size = self._view.block_size
         held = {block for pin in self._declared.values() for block in pin.blocks}
-        to_come = sum(len(pin.token_ids) for pin in self._declared.values() if not pin.blocks) // size
-        self._view.count_pinned(len(held) + to_come)
+        computing = sum(len(pin.token_ids) for pin in self._declared.values() if not pin.blocks) // size
+        self._view.count_pinned(len(held) + computing)
 
 
 def request_of(pin: PinnedPrefix, arrival: float) -> Request:
@@ -254,8 +254,8 @@ def _whole_blocks(capacity: Capacity, token_ids: tuple[int, ...]) -> tuple[int, 
 
 
 def _check_name(name: str) -> None:
-    if not 1 <= len(name.encode()) <= LONGEST_NAME_BYTES:
-        raise InvalidPin(f"name has {len(name.encode())} bytes, it must have 1 to {LONGEST_NAME_BYTES}", "name")
+    if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
+        raise InvalidPin(f"name has {len(name.encode())} bytes, it must have 1 to {MAX_NAME_BYTES}", "name")
 
 
 def _check(capacity: Capacity, name: str, token_ids: tuple[int, ...]) -> None:

@@ -28,8 +28,8 @@ class PoolView:
         self._host_holders: Counter[int] = Counter()
         # Host blocks of the same contents as device blocks, and how often they had been given up by then: an entry
         # holds until the device block is granted anew, or the host block given up.
-        self._twins: dict[int, tuple[int, int]] = {}
-        self._given_up: Counter[int] = Counter()
+        self._host_copies: dict[int, tuple[int, int]] = {}
+        self._host_generations: Counter[int] = Counter()
 
     # Counting.
 
@@ -70,7 +70,7 @@ class PoolView:
         self.available -= blocks
         return True
 
-    def settle(self, available: int, available_host: int) -> None:
+    def set_available(self, available: int, available_host: int) -> None:
         """Take the counts over from the block manager: reservations are granted by now, or void."""
         self.available = available
         self.available_host = available_host
@@ -78,23 +78,23 @@ class PoolView:
     def grant(self, sequence: Sequence, change: TableChange, *, to_host: bool = False) -> None:
         """Give the sequence the table of an answer: its new end, or its blocks in the tier that it moves to."""
         if to_host:
-            self._move_out(sequence, change)
+            self._swap_out_table(sequence, change)
             return
         if sequence.swapped:
-            self._leave_host(sequence)
+            self._release_host_blocks(sequence)
             sequence.table, sequence.swapped = [], False
         self._holders.subtract(sequence.table[change.first_index :])
         sequence.table[change.first_index :] = change.block_ids
         for block in change.block_ids:
             if not self._holders[block]:
-                self._twins.pop(block, None)
+                self._host_copies.pop(block, None)
         self._holders.update(change.block_ids)
         sequence.room = change.room_tokens
 
     def fork(self, parent: Sequence, child: Sequence, length: int) -> None:
         """Let a new sequence share the parent's blocks below `length`, as the block manager does when asked."""
         keep = self.blocks_for(length)
-        self._leave(parent.table[keep:])
+        self._release_blocks(parent.table[keep:])
         del parent.table[keep:]
         child.table = list(parent.table)
         self._holders.update(child.table)
@@ -103,9 +103,9 @@ class PoolView:
     def release(self, sequence: Sequence) -> None:
         """Take the sequence's blocks away from it; those that nobody else holds become available."""
         if sequence.swapped:
-            self._leave_host(sequence)
+            self._release_host_blocks(sequence)
         else:
-            self._leave(sequence.table)
+            self._release_blocks(sequence.table)
         sequence.table, sequence.room, sequence.swapped = [], 0, False
 
     # Swapping.
@@ -114,26 +114,26 @@ class PoolView:
         """Count device blocks of sequences that move to the host as available, and reserve host blocks for them."""
         self.available_host -= self.host_cost({block for sequence in sequences for block in sequence.table})
         for sequence in sequences:
-            self._leave(sequence.table)
+            self._release_blocks(sequence.table)
 
     def rollback_swap_out(self, sequences: Iterable[Sequence]) -> None:
         """The sequences were not moved, and hold their device blocks still. The counts have been settled since."""
         for sequence in sequences:
             self._holders.update(sequence.table)
 
-    def forget_twins(self) -> None:
+    def clear_host_copies(self) -> None:
         """The block manager forgot which host blocks have the contents of which device blocks."""
-        self._twins.clear()
+        self._host_copies.clear()
 
-    def _move_out(self, sequence: Sequence, change: TableChange) -> None:
+    def _swap_out_table(self, sequence: Sequence, change: TableChange) -> None:
         for block, moved in zip(sequence.table, change.block_ids, strict=True):
-            self._twins[block] = (moved, self._given_up[moved])
+            self._host_copies[block] = (moved, self._host_generations[moved])
         self._host_holders.update(change.block_ids)
         sequence.table, sequence.swapped = list(change.block_ids), True
 
     def _is_on_host(self, block: int) -> bool:
-        moved, given_up = self._twins.get(block, (0, 0))
-        return self._host_holders[moved] > 0 and self._given_up[moved] == given_up
+        moved, given_up = self._host_copies.get(block, (0, 0))
+        return self._host_holders[moved] > 0 and self._host_generations[moved] == given_up
 
     # Holders.
 
@@ -143,16 +143,16 @@ class PoolView:
 
     def unpin(self, blocks: Collection[int]) -> None:
         """Remove a pin; blocks that nobody else holds become available."""
-        self._leave(blocks)
+        self._release_blocks(blocks)
 
-    def drop_pin(self, blocks: Iterable[int]) -> None:
+    def rollback_pin(self, blocks: Iterable[int]) -> None:
         """Forget a pin that was not made. The counts have been settled since it was asked for."""
         self._holders.subtract(blocks)
 
-    def _leave(self, blocks: Collection[int]) -> None:
+    def _release_blocks(self, blocks: Collection[int]) -> None:
         self._holders.subtract(blocks)
         self.available += sum(self._holders[block] == 0 for block in blocks)
 
-    def _leave_host(self, sequence: Sequence) -> None:
+    def _release_host_blocks(self, sequence: Sequence) -> None:
         self._host_holders.subtract(sequence.table)
-        self._given_up.update(block for block in sequence.table if not self._host_holders[block])
+        self._host_generations.update(block for block in sequence.table if not self._host_holders[block])

@@ -15,8 +15,8 @@ from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import StepPlan
 
 # Steps that feed fewer tokens say what decoding costs, not what prefill does.
-_FEWEST_TOKENS = 16
-_WEIGHT_OF_LATEST = 0.2
+_MIN_TOKENS = 16
+_SMOOTHING = 0.2
 
 
 class PreemptionCosts:
@@ -30,11 +30,11 @@ class PreemptionCosts:
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Take in how long a step took."""
         tokens = sum(len(work.token_ids) for work in plan.work)
-        if tokens < _FEWEST_TOKENS:
+        if tokens < _MIN_TOKENS:
             return
         latest = seconds / tokens
         before = latest if self._seconds_per_token is None else self._seconds_per_token
-        self._seconds_per_token = before + _WEIGHT_OF_LATEST * (latest - before)
+        self._seconds_per_token = before + _SMOOTHING * (latest - before)
 
     def swap_is_cheaper(self, tokens: int, blocks: int) -> bool:
         """Return whether moving the blocks there and back takes less time than to compute the tokens again."""
@@ -44,21 +44,21 @@ class PreemptionCosts:
 
 
 class Victims:
-    """Preempts groups. `moving_out` are those that the Step under way swaps out."""
+    """Preempts groups. `swapping_out` are those that the Step under way swaps out."""
 
     def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases, costs: PreemptionCosts) -> None:
         """Begin without victims."""
-        self.moving_out: dict[int, Group] = {}
+        self.swapping_out: dict[int, Group] = {}
         self._queue = queue
         self._view = view
         self._releases = releases
         self._costs = costs
 
-    def preempt_after(self, needy: Group, step: StepBuilder, now: float) -> bool:
-        """Preempt the largest running group if it is larger than `needy`; return whether there was one."""
+    def preempt_for(self, requester: Group, step: StepBuilder, now: float) -> bool:
+        """Preempt the largest running group if it is larger than `requester`; return whether there was one."""
         queue = self._queue
         victim = queue.running[-1]
-        if victim is needy:
+        if victim is requester:
             return False
         swapped_tokens = 0
         if self._is_swapped(victim):
@@ -67,28 +67,28 @@ class Victims:
         else:
             for member in victim.members:
                 if member.table:
-                    self._releases.free(step, Free(member.id, FreeReason.PREEMPTED, needy.id), member)
-            victim.gather()
-        self._view.claims.withdraw(victim)
+                    self._releases.free(step, Free(member.id, FreeReason.PREEMPTED, requester.id), member)
+            victim.restart_from_trunk()
+        self._view.claims.release_all(victim)
         victim.stats.preempt(now, swapped_tokens)
         queue.totals.count_preemption(swapped_tokens)
         queue.preempt(victim)
         return True
 
-    def go_on(self, groups: Iterable[int]) -> None:
+    def resume(self, groups: Iterable[int]) -> None:
         """Let groups that were to be swapped out run: they have their blocks still."""
         for number in groups:
-            group = self.moving_out.pop(number)
+            group = self.swapping_out.pop(number)
             self._view.rollback_swap_out(group.members)
-            self._queue.run_again(group)
+            self._queue.resume(group)
 
-    def undo(self) -> None:
+    def rollback(self) -> None:
         """No group is swapped out by the Step under way."""
-        self.go_on(list(self.moving_out))
+        self.resume(list(self.swapping_out))
 
-    def moved(self) -> None:
+    def finish_swap_outs(self) -> None:
         """All groups that were to be swapped out are on the host, or have been let go on."""
-        self.moving_out.clear()
+        self.swapping_out.clear()
 
     def _is_swapped(self, victim: Group) -> bool:
         """Return whether a victim is moved to the host, where it surely fits, or computed again."""
@@ -102,5 +102,5 @@ class Victims:
 
     def _swap_out(self, step: StepBuilder, victim: Group) -> None:
         step.swap_outs.append(victim.id)
-        self.moving_out[victim.id] = victim
+        self.swapping_out[victim.id] = victim
         self._view.begin_swap_out(victim.members)

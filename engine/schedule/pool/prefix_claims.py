@@ -27,25 +27,25 @@ class PrefixClaims:
         for link in chain:
             self._owners.setdefault(link, group.id)
 
-    def settle(self, group: Group, blocks: int) -> None:
+    def release(self, group: Group, blocks: int) -> None:
         """Give up the claims on the first `blocks` blocks: they have keys now."""
         for link in self._claims.get(group.id, ())[:blocks]:
             if self._owners.get(link) == group.id:
                 del self._owners[link]
 
-    def withdraw(self, group: Group) -> None:
+    def release_all(self, group: Group) -> None:
         """Give up all claims of a group that does not run any more."""
-        self.settle(group, len(self._claims.get(group.id, ())))
+        self.release(group, len(self._claims.get(group.id, ())))
         self._claims.pop(group.id, None)
 
-    def blocks(self, group: Group) -> bool:
+    def conflicts(self, group: Group) -> bool:
         """Return whether another group is computing a block that this one could share."""
         return any(link in self._owners for link in self._chain(group))
 
     def _chain(self, group: Group) -> Iterator[int]:
         # At least one token is left to compute, so the block that ends the tokens is never shared.
         size = self._block_size
-        tokens = group.beginning
+        tokens = group.trunk_tokens
         link = hash(group.salt)
         for end in range(size, len(tokens), size):
             link = hash((link, *tokens[end - size : end]))

@@ -23,14 +23,14 @@ class Releases:
         """The sequences whose blocks the next Step gives back."""
         return [sequence for sequence, _ in self._pending]
 
-    def give_back(self, sequences: Iterable[Sequence], reason: FreeReason) -> None:
+    def release(self, sequences: Iterable[Sequence], reason: FreeReason) -> None:
         """Let the next Step free what sequences hold; forget those that have ended and hold nothing."""
         for sequence in list(sequences):
-            if sequence.table and not sequence.leaving:
-                sequence.leaving = True
+            if sequence.table and not sequence.release_pending:
+                sequence.release_pending = True
                 self._pending.append((sequence, reason))
             elif not sequence.table:
-                self._queue.forget(sequence)
+                self._queue.remove_sequence(sequence)
 
     def write(self, step: StepBuilder) -> None:
         """Add what waits to a Step."""
@@ -38,12 +38,12 @@ class Releases:
         for sequence, reason in pending:
             self.free(step, Free(sequence.id, reason), sequence)
             if sequence.group.ended:
-                self._view.claims.withdraw(sequence.group)
+                self._view.claims.release_all(sequence.group)
 
     def free(self, step: StepBuilder, free: Free, sequence: Sequence) -> None:
         """Add one to a Step at once."""
         step.frees.append(free)
         self._view.release(sequence)
-        sequence.leaving = False
+        sequence.release_pending = False
         sequence.lose_blocks()
-        self._queue.forget(sequence)
+        self._queue.remove_sequence(sequence)

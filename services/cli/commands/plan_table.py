@@ -56,7 +56,7 @@ def _weights(shape: ModelShape, plan: MemoryPlan, element: int) -> str:
 
 
 def _requests(plan: MemoryPlan) -> list[tuple[str, str, str]]:
-    pool, context, usual = plan.pool, plan.context_tokens, plan.usual_tokens
+    pool, context, usual = plan.pool, plan.context_tokens, plan.typical_tokens
     reserved = pool.reserved_requests(context)
     rows = [(f"requests of {context:,} tokens", f"{pool.requests(context):,}", "the longest, all at the same time")]
     if not pool.requests(context):

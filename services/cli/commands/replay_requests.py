@@ -14,7 +14,7 @@ from blocks import Allocate, Step, StepResult
 from engine.errors import RequestRefused
 from engine.run.loop import Engine
 from engine.run.record import RecordedRequest, RecordSettings
-from engine.run.replay import STOP_TOKEN, MadeUpTokens, ReplayRunner
+from engine.run.replay import STOP_TOKEN, ReplayRunner, SyntheticTokens
 from engine.schedule.limits import Limits, Preemption
 from engine.schedule.outputs import Finished
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
@@ -97,7 +97,7 @@ class RequestsReplay:
         self._left_out = len(requests) - len(self._arriving)
         self._refused = 0
         self._prefix_cache = prefix_cache
-        self._tokens = MadeUpTokens(recorded_block_size)
+        self._tokens = SyntheticTokens(recorded_block_size)
         self._runner = ReplayRunner()
         self._live: dict[str, RecordedRequest] = {}
         self._now = 0
@@ -155,7 +155,7 @@ class RequestsReplay:
         except RequestRefused:
             self._refused += 1
             return
-        self._runner.expect(recorded.number, tokens, stops=recorded.output_tokens < recorded.max_tokens)
+        self._runner.add(recorded.number, tokens, stops=recorded.output_tokens < recorded.max_tokens)
         self._live[name] = recorded
 
     def _turn(self) -> bool:
@@ -172,7 +172,7 @@ class RequestsReplay:
         return turn.progressed
 
     def _end(self, recorded: RecordedRequest, finished: Finished) -> None:
-        self._runner.forget(recorded.number)
+        self._runner.remove(recorded.number)
         self._output_tokens += finished.group.generated
         self._completions.append(self._now - recorded.arrival_step)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.constraint import Constraint
-from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull
+from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, UnsupportedField
 from quire.v1 import decoding_pb2
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds
 
@@ -114,7 +114,7 @@ class Constraints:
     def _compile(self, key: _Key) -> Constraint | str:
         """Return a constraint, or the fault of its grammar. Raises RequestRefused for other failures."""
         if self._compilers is None:
-            raise FieldUnserved(
+            raise UnsupportedField(
                 f"constraint is not supported by this engine ({self._unsupported_reason})", "constraint"
             )
         from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar

@@ -14,7 +14,7 @@ from engine.errors import BackendUnavailable
 from engine.gpu.device_watch import check_of, watched
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loading import LoadedModel
-from engine.native import LARGEST_HEAD, Kernels
+from engine.native import MAX_HEAD_SIZE, Kernels
 from engine.native.cpu_backend import CpuBackend
 from engine.schedule.request import Capacity
 from services.engine.startup.decoder_check import matches, warm_up
@@ -83,7 +83,7 @@ def _fastest(options: BackendOptions) -> str:
         return "torch"
     kernels, loaded = options.kernels, options.loaded
     fast = kernels is not None and kernels.bfloat16 and loaded.dtype == torch.bfloat16
-    return "cpu" if fast and loaded.geometry.head_size <= LARGEST_HEAD else "torch"
+    return "cpu" if fast and loaded.geometry.head_size <= MAX_HEAD_SIZE else "torch"
 
 
 def _torch(options: BackendOptions) -> BackendChoice:

@@ -9,7 +9,7 @@ import torch
 
 from engine.model.decoder import ModulesDecoder
 from engine.model.loading import LoadedModel
-from engine.native import Kernels, KernelsUnavailable, NativeDecoder, build, ready_made, runs
+from engine.native import Kernels, KernelsUnavailable, NativeDecoder, build, prebuilt, runs
 from engine.native.cpu_backend import CpuBackend
 from services.engine.startup.decoder_check import matches
 from services.runtime.settings import InvalidSetting
@@ -44,7 +44,7 @@ def _load_or_build(folder: str) -> Kernels:
         return Kernels(build(Path(folder))) if folder else _build_temporary()
     except KernelsUnavailable as missing:
         try:
-            return Kernels(ready_made.find())
+            return Kernels(prebuilt.find())
         except KernelsUnavailable as neither:
             raise KernelsUnavailable(f"{missing}, and {neither}") from missing
 

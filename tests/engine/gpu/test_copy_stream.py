@@ -247,20 +247,20 @@ class TestUnderWay:
 
     def test_63_copies_that_ended_are_forgotten_in_order(self, copies: BlockCopies, stream: HeldCopyStream) -> None:
         copies.make([out((1, 1)), back((2, 2)), out((3, 3))])
-        assert copies.under_way == 3
+        assert copies.in_flight == 3
         first, second, third = stream.copies
         for copy, left in ((first, 2), (second, 1), (third, 0)):
             copies.make([])
-            assert copies.under_way == left + 1
+            assert copies.in_flight == left + 1
             copy.finish()
             copies.make([])
-            assert copies.under_way == left
+            assert copies.in_flight == left
 
     def test_an_answer_without_copies_between_the_tiers_launches_nothing(
         self, copies: BlockCopies, stream: HeldCopyStream
     ) -> None:
         copies.make([Copies(), Copies(device_to_device=(Copy(1, 2),))])
-        assert (copies.under_way, stream.copies) == (0, [])
+        assert (copies.in_flight, stream.copies) == (0, [])
 
 
 class TestAFailedCopy:

@@ -47,9 +47,9 @@ def logits() -> torch.Tensor:
     return numbers
 
 
-def applied(logits: torch.Tensor, rules: LogitRules = NO_RULES, barred: Sequence[int] = ()) -> torch.Tensor:
+def applied(logits: torch.Tensor, rules: LogitRules = NO_RULES, banned: Sequence[int] = ()) -> torch.Tensor:
     """Apply the same rules to each row."""
-    return apply_rules(logits, [RowRules(rules, PROMPT, OUTPUT, frozenset(barred))] * len(logits))
+    return apply_rules(logits, [RowRules(rules, PROMPT, OUTPUT, frozenset(banned))] * len(logits))
 
 
 class TestAgainstTransformers:
@@ -79,7 +79,7 @@ class TestAgainstTransformers:
         expected = processor(self.input_ids(logits), logits.clone())
         request = Request("r", PROMPT, GREEDY, Stopping(30, frozenset({0, 9}), min_tokens))
         [sequence] = Group.of(replace(request, samples=(OUTPUT,)), count(1)).members
-        rules = sequence.rules_after(len(sequence.tokens))
+        rules = sequence.rules_at(len(sequence.tokens))
         assert (rules is None) == (min_tokens <= len(OUTPUT))
         assert torch.equal(apply_rules(logits, [rules] * len(logits)), expected)
 
@@ -127,7 +127,7 @@ class TestEachRule:
         for row, numbers in enumerate(logits.tolist()):
             zero, seven = (number / 2 if number > 0 else number * 2 for number in (numbers[0] + 3.0, numbers[7]))
             expected[row, [0, 7]] = torch.tensor([zero - 3 * 0.5 - 0.25, seven - 0.5 - 0.25])
-        changed = applied(logits, rules, barred=[9])
+        changed = applied(logits, rules, banned=[9])
         assert torch.equal(changed.isinf(), expected.isinf())
         assert changed.nan_to_num() == pytest.approx(expected.nan_to_num(), abs=1e-5)
 
@@ -140,12 +140,12 @@ class TestEachRule:
 
     def test_no_bias_makes_up_for_what_cannot_be_chosen(self) -> None:
         rules = LogitRules(repetition_penalty=0.5, logit_bias=tuple((token, 1e9) for token in range(4)))
-        row = RowRules(rules, (0, 1, 2), barred_token_ids=frozenset({0}), mask=bytes([0b1011]))
+        row = RowRules(rules, (0, 1, 2), banned_token_ids=frozenset({0}), mask=bytes([0b1011]))
         assert apply_rules(torch.ones(1, 4), [row]).isinf().tolist() == [[True, False, True, False]]
 
     def test_the_logits_given_stay_as_they_are(self, logits: torch.Tensor) -> None:
         before = logits.clone()
-        applied(logits, LogitRules(2.0, 0.5, 0.25, ((0, 3.0),), (0, 7, 9)), barred=[7])
+        applied(logits, LogitRules(2.0, 0.5, 0.25, ((0, 3.0),), (0, 7, 9)), banned=[7])
         assert torch.equal(logits, before)
 
     def test_no_rule_changes_nothing(self, logits: torch.Tensor) -> None:

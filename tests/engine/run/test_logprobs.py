@@ -11,7 +11,7 @@ from engine.errors import InvalidRequest
 from engine.run.logprobs import score
 from engine.run.runner import outcomes
 from engine.schedule.limits import Preemption
-from engine.schedule.request import MOST_LOGPROBS, Capacity, LogitRules, Request, Sampling, Stopping
+from engine.schedule.request import MAX_LOGPROBS, Capacity, LogitRules, Request, Sampling, Stopping
 from engine.schedule.step_plan import PromptPart, RowRules, Sampled, Work
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import reference_logprobs
@@ -195,7 +195,7 @@ def test_those_of_the_demo_model_are_transformers_in_small_steps_and_after_preem
 
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
-@pytest.mark.parametrize("count", [-1, MOST_LOGPROBS + 1])
+@pytest.mark.parametrize("count", [-1, MAX_LOGPROBS + 1])
 def test_more_than_can_be_asked_for_is_refused(field: str, count: int) -> None:
     request = Request("r", PROMPT, GREEDY, Stopping(9), **{field: count})  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=f"^{field} is {count}, it must be from 0 to 20") as refused:

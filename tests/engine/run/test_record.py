@@ -3,7 +3,7 @@
 from itertools import count
 
 from engine.run.record import RecordSettings, RequestsRecord
-from engine.run.replay import STOP_TOKEN, MadeUpTokens
+from engine.run.replay import STOP_TOKEN, SyntheticTokens
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity, FinishReason, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
@@ -54,7 +54,7 @@ def test_a_record_says_how_the_engine_was_set():
 
 
 def test_made_up_tokens_are_alike_where_keys_are_and_nowhere_else():
-    tokens = MadeUpTokens(SIZE)
+    tokens = SyntheticTokens(SIZE)
     one = tokens.of(recorded(PROMPT))
     alike = tokens.of(recorded(PROMPT[:9]))
     other = tokens.of(recorded([*PROMPT[:4], 1, *PROMPT[5:]]))

@@ -118,7 +118,7 @@ def _in_a_small_pool(folder: Path, requests: Sequence[Request], draw: random.Ran
     """Run them where the largest leaves little room beside it, and a request comes first in every order and grows."""
     neighbour = Request("neighbour", (5, 6, 7), Sampling(seed=1), Stopping(30), priority=-2, samples=((),) * 6)
     full = ModelEngine(folder, block_size=BLOCK, max_sequences=SEQUENCES).scheduler.capacity
-    largest = max(full.most_blocks(request) for request in (neighbour, *requests))
+    largest = max(full.max_blocks(request) for request in (neighbour, *requests))
     engine = ModelEngine(
         folder,
         block_size=BLOCK,

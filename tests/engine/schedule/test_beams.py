@@ -17,7 +17,7 @@ from engine.run.continuations import continuations
 from engine.schedule.beams import Beams
 from engine.schedule.limits import Preemption
 from engine.schedule.request import (
-    MOST_LENGTH_PENALTY,
+    MAX_LENGTH_PENALTY,
     BeamSearch,
     Failure,
     FinishReason,
@@ -280,7 +280,7 @@ class TestContinuations:
             assert [logprob for _, logprob in one.top] == pytest.approx(values.tolist(), abs=1e-5)
 
     def test_leave_out_what_rules_forbid(self) -> None:
-        rules = RowRules(LogitRules(allowed_token_ids=(3, 4)), barred_token_ids=frozenset({4}))
+        rules = RowRules(LogitRules(allowed_token_ids=(3, 4)), banned_token_ids=frozenset({4}))
         [one] = continuations(self.LOGITS[:1], [rules], [6])
         assert [token for token, _ in one.top] == [3]
 
@@ -305,7 +305,7 @@ class TestSearch:
         assert [(answer.token_ids, answer.stop_token) for answer in beams.answers] == [((7, EOS), EOS)]
 
     @pytest.mark.parametrize("length", [1, 2, 3, 4097, 2**31])
-    @pytest.mark.parametrize("length_penalty", [-MOST_LENGTH_PENALTY, -5e-324, 0.0, 0.7, MOST_LENGTH_PENALTY])
+    @pytest.mark.parametrize("length_penalty", [-MAX_LENGTH_PENALTY, -5e-324, 0.0, 0.7, MAX_LENGTH_PENALTY])
     def test_scores_keep_the_order_of_log_probabilities_at_every_length(
         self, length: int, length_penalty: float
     ) -> None:
@@ -322,5 +322,5 @@ class TestSearch:
     def test_nothing_likelier_can_come_once_all_answers_are_better_than_the_best_beam(self) -> None:
         beams = Beams(BeamSearch(1, length_penalty=0.0), Stopping(9, frozenset({EOS})))
         beams.advance([[]], [[(EOS, -0.5), (7, -0.9)]])
-        assert beams.over
+        assert beams.done
         assert [answer.score for answer in beams.answers] == [-0.5]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.constraint import Constraint, ConstraintState, leaves_any
+from engine.constraint import Constraint, ConstraintState, allows_any
 from engine.errors import ConstraintFailed, InvalidRequest
 from engine.run.logit_rules import apply_rules
 from engine.schedule.limits import Preemption
@@ -48,15 +48,15 @@ def mask_of(tokens: Iterable[int]) -> bytes:
 # Masks
 
 
-@given(allowed=st.sets(st.integers(0, 40), min_size=1), barred=st.sets(st.integers(-2, 50)))
-def test_a_mask_leaves_a_token_where_one_is_allowed_and_not_barred(allowed: set[int], barred: set[int]) -> None:
-    assert leaves_any(mask_of(allowed), barred) == bool(allowed - barred)
+@given(allowed=st.sets(st.integers(0, 40), min_size=1), banned=st.sets(st.integers(-2, 50)))
+def test_a_mask_leaves_a_token_where_one_is_allowed_and_not_barred(allowed: set[int], banned: set[int]) -> None:
+    assert allows_any(mask_of(allowed), banned) == bool(allowed - banned)
 
 
 def test_a_token_far_beyond_a_mask_takes_no_memory() -> None:
     tracemalloc.start()
     try:
-        assert leaves_any(mask_of({3}), {2**31 - 1})
+        assert allows_any(mask_of({3}), {2**31 - 1})
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -75,7 +75,7 @@ def test_a_row_keeps_what_its_mask_allows_and_no_other_row_changes(rows: list[se
 
 def test_a_mask_and_other_rules_work_together() -> None:
     rules = RowRules(
-        LogitRules(logit_bias=((2, 9.0), (4, 99.0))), barred_token_ids=frozenset({3}), mask=mask_of([2, 3])
+        LogitRules(logit_bias=((2, 9.0), (4, 99.0))), banned_token_ids=frozenset({3}), mask=mask_of([2, 3])
     )
     assert apply_rules(torch.zeros(1, 6), [rules]).tolist() == [[-float("inf")] * 2 + [9.0] + [-float("inf")] * 3]
 

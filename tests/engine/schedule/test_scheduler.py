@@ -108,7 +108,7 @@ class TestRefusals:
         rig.blocks.delay = 3
         rig.submit([1], 3)
         rig.turn()
-        assert (rig.scheduler.waiting, rig.scheduler.running, rig.scheduler.asking) == (1, 0, True)
+        assert (rig.scheduler.waiting, rig.scheduler.running, rig.scheduler.step_in_flight) == (1, 0, True)
         for _ in range(5):
             rig.submit([1], 3)
         with pytest.raises(QueueFull):
@@ -208,7 +208,7 @@ class TestCancel:
         name = rig.submit([1, 2], 3)
         for _ in range(turns + 1):
             rig.turn()
-        assert rig.scheduler.asking
+        assert rig.scheduler.step_in_flight
         rig.scheduler.requests.cancel(name)
         rig.turn()
         assert rig.finished[name].finish is FinishReason.CANCELLED
@@ -455,7 +455,7 @@ class TestSlowAnswers:
         for length in (1, 2, 3):
             rig.submit([7] * length, 20)
         rig.run()
-        assert rig.scheduler.totals.left_out == 0
+        assert rig.scheduler.totals.skipped == 0
         assert rig.scheduler.totals.planned == sum(len(plan.work) for plan in rig.runner.plans)
 
     def test_are_counted_by_those_who_sat_out_a_step_for_them(self, rig: Rig) -> None:
@@ -466,9 +466,9 @@ class TestSlowAnswers:
                 rig.blocks.delay = 3
             rig.turn()
             turns += 1
-        assert rig.scheduler.totals.left_out > 0
+        assert rig.scheduler.totals.skipped > 0
         assert rig.scheduler.totals.planned == len(rig.runner.plans)
-        assert rig.scheduler.totals.left_out <= turns - len(rig.runner.plans)
+        assert rig.scheduler.totals.skipped <= turns - len(rig.runner.plans)
 
 
 class TestABlockManagerThatIsAway:
@@ -565,7 +565,7 @@ class TestAnswersThatCannotBe:
     def asked(self) -> Scheduler:
         scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
         scheduler.requests.submit(a_request())
-        assert scheduler.ask(scheduler.plan(0.0))
+        assert scheduler.build_step(scheduler.plan(0.0))
         return scheduler
 
     @pytest.mark.parametrize(
@@ -603,7 +603,7 @@ class TestCopies:
     def answered(self) -> Scheduler:
         scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
         scheduler.requests.submit(a_request())
-        assert scheduler.ask(scheduler.plan(0.0))
+        assert scheduler.build_step(scheduler.plan(0.0))
         scheduler.apply(self.answer(1, [TableChange(1, 0, [1], 4, 0)]))
         return scheduler
 
@@ -630,10 +630,10 @@ class TestCopies:
 
     def test_of_two_answers_are_not_merged_and_an_answer_without_any_adds_nothing(self, answered: Scheduler) -> None:
         answered.requests.cancel("new")
-        assert answered.ask(None)
+        assert answered.build_step(None)
         answered.apply(self.answer(2, []))
         answered.requests.submit(a_request())
-        assert answered.ask(None)
+        assert answered.build_step(None)
         answered.apply(StepResult(3, (), (TableChange(2, 0, [1], 4, 0),), (), 7))
         plan = answered.plan(0.0)
         assert plan

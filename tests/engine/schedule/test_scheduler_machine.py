@@ -172,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def pin(self, name: str, prompt: tuple[int, ...], salt: bytes) -> None:
         whole = prompt[: len(prompt) // self.block_size * self.block_size]
-        known = {pin.name: (pin.token_ids, pin.salt) for pin in self.scheduler.pins.listed()}
+        known = {pin.name: (pin.token_ids, pin.salt) for pin in self.scheduler.pins.list_pins()}
         try:
             self.scheduler.requests.pin(name, prompt, salt, float(self.engine.turns))
         except InvalidPin:
@@ -186,7 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("pq"))
     def unpin(self, name: str) -> None:
-        known = [pin.name for pin in self.scheduler.pins.listed()]
+        known = [pin.name for pin in self.scheduler.pins.list_pins()]
         try:
             self.scheduler.requests.unpin(name)
         except UnknownPin:
@@ -265,7 +265,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             len(one.prompt) + (one.search.width if one.search else one.samples) * one.max_tokens
             for one in self.submitted.values()
         )
-        due += sum(len(pin.token_ids) for pin in self.scheduler.pins.listed())
+        due += sum(len(pin.token_ids) for pin in self.scheduler.pins.list_pins())
         for _ in range(self.away + PATIENCE + TURNS_PER_TOKEN * due):
             if self.scheduler.empty and not self.away:
                 break

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull
+from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, UnsupportedField
 from quire.v1 import decoding_pb2
 from services.engine.guided.constraints import Constraints
 from tests.tiny_models import VOCABULARY
@@ -61,7 +61,7 @@ def test_without_a_tokenizer_that_can_be_read_constraints_are_not_served(tmp_pat
     async def ask() -> None:
         (tmp_path / "tokenizer.json").write_text("{}")
         constraints = await loaded(tmp_path)
-        with pytest.raises(FieldUnserved, match="is not supported by this engine") as refused:
+        with pytest.raises(UnsupportedField, match="is not supported by this engine") as refused:
             await constraints.compiled(wanted("a"))
         assert refused.value.field == "constraint"
         with pytest.raises(InvalidRequest, match="must have one of"):

@@ -39,7 +39,7 @@ NEVER_LEAVING = {
     *(kvmanager.OutOfBlocks, kvmanager.UnknownSequence, kvmanager.IdInUse, kvmanager.InvalidItem),
     *(kvmanager.UnknownPin, kvmanager.PinTooLarge),
     *(engine_errors.RequestExists, engine_errors.InvalidRequest),
-    *(engine_errors.FieldUnserved, engine_errors.QueueFull, engine_errors.EngineUnavailable),
+    *(engine_errors.UnsupportedField, engine_errors.QueueFull, engine_errors.EngineUnavailable),
     engine_errors.SubmissionFailed,
     engine_errors.ConstraintFailed,
     *(engine_errors.InvalidPin, engine_errors.PinExists, engine_errors.PinTooLarge, engine_errors.UnknownPin),

@@ -5,7 +5,7 @@ from itertools import count, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull, RequestExists, RequestRefused
+from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestExists, RequestRefused, UnsupportedField
 from engine.schedule.outputs import Scored, Started, Tokens
 from engine.schedule.request import Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
@@ -20,7 +20,7 @@ LOGPROBS = st.floats(-1000, 0, width=32)
 SAMPLED = st.builds(Sampled, TOKENS, LOGPROBS, st.lists(st.tuples(TOKENS, LOGPROBS), max_size=3).map(tuple), st.none())
 NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
 TIMES = st.integers(0, 1 << 20).map(lambda units: units / 512)
-REFUSALS = (EngineUnavailable, FieldUnserved, InvalidRequest, QueueFull, RequestExists)
+REFUSALS = (EngineUnavailable, UnsupportedField, InvalidRequest, QueueFull, RequestExists)
 
 
 @given(st.lists(SAMPLED, max_size=4))

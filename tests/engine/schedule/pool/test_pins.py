@@ -126,7 +126,7 @@ class TestRefusals:
         with pytest.raises(kind, match=words) as refused:
             pin(rig, name, token_ids)
         assert refused.value.field == field  # type: ignore[attr-defined]
-        assert [one.name for one in rig.scheduler.pins.listed()] == ["p"]
+        assert [one.name for one in rig.scheduler.pins.list_pins()] == ["p"]
         assert rig.scheduler.empty
 
     def test_the_same_tokens_with_another_salt_are_another_prefix(self, rig: Rig) -> None:
@@ -178,7 +178,7 @@ class TestRefusals:
         rig.run()
         assert isinstance(pinned.failure, PinTooLarge)
         assert rig.blocks.pool.state.pins == {}
-        assert rig.scheduler.pins.listed() == []
+        assert rig.scheduler.pins.list_pins() == []
         assert rig.scheduler.capacity.unpinned_blocks == 12
         rig.watched.check_idle()
 
@@ -259,7 +259,7 @@ class TestABlockManagerThatIsAway:
         rig.turn()
         rig.blocks.restore()
         rig.run()
-        pins = {one.name: list(one.blocks) for one in rig.scheduler.pins.listed()}
+        pins = {one.name: list(one.blocks) for one in rig.scheduler.pins.list_pins()}
         assert rig.blocks.pool.state.pins == pins
         assert pins.keys() == {"kept", "other", "more"} - ({"other"} if change == "unpin" else set()) - (
             set() if change == "pin" else {"more"}

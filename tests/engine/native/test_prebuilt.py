@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.native import Kernels, KernelsUnavailable, ready_made
+from engine.native import Kernels, KernelsUnavailable, prebuilt
 from engine.native.build import instructions
 from services.engine.startup.native_kernels import kernels_for
 
@@ -17,7 +17,7 @@ HERE = set(instructions().split())
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ready") / "made"
     try:
-        ready_made.compile_all(made)
+        prebuilt.compile_all(made)
     except KernelsUnavailable as missing:
         pytest.skip(f"the native kernels cannot be built: {missing}")
     return made
@@ -25,49 +25,49 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def capable() -> None:
-    if not any(kind.needs <= HERE for kind in ready_made.KINDS):
+    if not any(kind.needs <= HERE for kind in prebuilt.KINDS):
         pytest.skip("the CPU does not multiply bfloat16")
 
 
 def on_a_cpu_with(flags: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready_made, "instructions", lambda: f"flags\t\t: fpu {' '.join(sorted(flags))}")
+    monkeypatch.setattr(prebuilt, "instructions", lambda: f"flags\t\t: fpu {' '.join(sorted(flags))}")
 
 
-@pytest.mark.parametrize("kind", ready_made.KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", prebuilt.KINDS, ids=lambda kind: kind.name)
 def test_the_best_library_is_found_that_a_cpu_can_run(
-    folder: Path, kind: ready_made.Kind, monkeypatch: pytest.MonkeyPatch
+    folder: Path, kind: prebuilt.Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_cpu_with({*kind.needs, "aes"}, monkeypatch)
-    assert ready_made.find(folder).name.startswith(f"{kind.name}-")
+    assert prebuilt.find(folder).name.startswith(f"{kind.name}-")
 
 
 @pytest.mark.parametrize("missing", ["avx512_bf16", "avx512vl", "fma"])
 def test_none_is_found_for_a_cpu_that_lacks_an_instruction(
     folder: Path, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_a_cpu_with({flag for kind in ready_made.KINDS for flag in kind.needs} - {missing}, monkeypatch)
+    on_a_cpu_with({flag for kind in prebuilt.KINDS for flag in kind.needs} - {missing}, monkeypatch)
     with pytest.raises(KernelsUnavailable, match="none is compiled beforehand for this CPU"):
-        ready_made.find(folder)
+        prebuilt.find(folder)
 
 
 def test_a_library_of_other_sources_is_not_taken(folder: Path, tmp_path: Path, capable: None) -> None:
-    library = ready_made.find(folder)
+    library = prebuilt.find(folder)
     (tmp_path / library.name.replace(library.stem.rpartition("-")[2], "0" * 20)).write_bytes(library.read_bytes())
     with pytest.raises(KernelsUnavailable):
-        ready_made.find(tmp_path)
+        prebuilt.find(tmp_path)
 
 
 def test_without_a_compiler_they_are_taken(
     folder: Path, tmp_path: Path, capable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(ready_made.find, "__defaults__", (folder,))
+    monkeypatch.setattr(prebuilt.find, "__defaults__", (folder,))
     found = kernels_for("cpu", CPU, str(tmp_path / "kernels"))
     assert found is not None
     assert found.bfloat16
 
 
 def test_they_do_what_kernels_compiled_for_this_cpu_do(folder: Path, capable: None) -> None:
-    made = Kernels(ready_made.find(folder))
+    made = Kernels(prebuilt.find(folder))
     assert made.bfloat16
     assert made.tiles is ("amx_bf16" in HERE)

@@ -1,6 +1,6 @@
 """Kernels compiled beforehand, for machines that have no compiler: a library for each kind of CPU that is told apart.
 
-`python -m engine.native.ready_made` compiles them into the package, as the image does.
+`python -m engine.native.prebuilt` compiles them into the package, as the image does.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from engine.native.build import KernelsUnavailable, compile_for, instructions, source_digest
 
-FOLDER = Path(__file__).with_name("ready_made")
+FOLDER = Path(__file__).with_name("prebuilt")
 # What x86-64-v4 means, in the kernel's words.
 _V4 = frozenset(
     [
