@@ -1,1 +1,1 @@
-"""The gateway: clients on one side, engines on the other."""
+"""The gateway: serves clients over gRPC and HTTP, and sends their requests to engines."""

@@ -1,4 +1,4 @@
-"""What operators do to the prefix caches of a model's engines: the same at each of them."""
+"""Operators' changes to the prefix caches of a model, applied to each of its engines."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _ACTIONS = ", ".join(field.name for field in gateway_pb2.AdminRequest.DESCRIPTOR
 
 
 class FleetAdministration:
-    """Takes operators' requests. A prompt to pin is tokenized as the request handler does it."""
+    """Executes admin requests. Prompts to pin are tokenized by the request handler."""
 
     def __init__(self, fleet: Fleet, handler: RequestHandler, namespace: Namespace) -> None:
         self._fleet = fleet
@@ -24,40 +24,42 @@ class FleetAdministration:
         self._namespace = namespace
 
     async def administer(self, request: gateway_pb2.AdminRequest, timeout: float) -> gateway_pb2.AdminResponse:
-        """Do it at all engines of the model that are there, within so many seconds. Raises a ServiceError."""
+        """Execute a request at all connected engines of its model; `timeout` is in seconds. Raises a ServiceError."""
         model = self._fleet.model(request.model)
-        asked = await self._asked(request)
+        engine_request = await self._engine_request(request)
         links = [link for link in model.links if link.readiness.ready]
         if not links:
-            raise Unavailable(f"no engine of model {model.name!r} is there")
-        answers = await asyncio.gather(*(link.administer(asked, timeout) for link in links), return_exceptions=True)
-        return gateway_pb2.AdminResponse(pins=_merged(_successes(answers)))
+            raise Unavailable(f"no engine of model {model.name!r} is connected")
+        responses = await asyncio.gather(
+            *(link.administer(engine_request, timeout) for link in links), return_exceptions=True
+        )
+        return gateway_pb2.AdminResponse(pins=_merged(_successes(responses)))
 
     async def pin(self, link: EngineLink, prompt: gateway_pb2.PinPrompt, timeout: float) -> pins_pb2.PinnedPrefix:
-        """Pin a prompt at one engine, and return what is pinned. Raises a ServiceError."""
+        """Pin a prompt at one engine, and return the pin; `timeout` is in seconds. Raises a ServiceError."""
         model = link.description().model
-        asked = await self._asked(gateway_pb2.AdminRequest(model=model, pin_prefix=prompt))
-        response = await link.administer(asked, timeout)
+        engine_request = await self._engine_request(gateway_pb2.AdminRequest(model=model, pin_prefix=prompt))
+        response = await link.administer(engine_request, timeout)
         return next(pin for pin in response.pins if pin.name == prompt.name)
 
-    async def _asked(self, request: gateway_pb2.AdminRequest) -> engine_pb2.EngineAdminRequest:
-        asked = engine_pb2.EngineAdminRequest()
+    async def _engine_request(self, request: gateway_pb2.AdminRequest) -> engine_pb2.EngineAdminRequest:
+        result = engine_pb2.EngineAdminRequest()
         match request.WhichOneof("action"):
             case "pin_prefix":
-                given = request.pin_prefix
-                salt = self._namespace.salt_of_pin(given)
-                token_ids = await self._prefix_ids(request.model, given.prompt)
-                pin = engine_pb2.PinTokens(name=given.name, token_ids=token_ids, salt=salt)
-                asked.pin_prefix.CopyFrom(pin)
+                pin = request.pin_prefix
+                salt = self._namespace.salt_of_pin(pin)
+                token_ids = await self._prefix_ids(request.model, pin.prompt)
+                tokens = engine_pb2.PinTokens(name=pin.name, token_ids=token_ids, salt=salt)
+                result.pin_prefix.CopyFrom(tokens)
             case "unpin_prefix":
-                asked.unpin_prefix.CopyFrom(request.unpin_prefix)
+                result.unpin_prefix.CopyFrom(request.unpin_prefix)
             case "reset_prefix_cache":
-                asked.reset_prefix_cache.SetInParent()
+                result.reset_prefix_cache.SetInParent()
             case "list_pinned":
-                asked.list_pinned.SetInParent()
+                result.list_pinned.SetInParent()
             case _:
-                raise InvalidField(f"action is missing: give one of {_ACTIONS}", "action")
-        return asked
+                raise InvalidField(f"action must be given: one of {_ACTIONS}", "action")
+        return result
 
     async def _prefix_ids(self, model: str, prompt: gateway_pb2.Prompt) -> list[int]:
         try:
@@ -66,17 +68,17 @@ class FleetAdministration:
             raise InvalidField(f"pin_prefix.{error}", f"pin_prefix.{error.field}") from error
 
 
-def _successes(answers: Sequence[engine_pb2.EngineAdminResponse | BaseException]) -> list[Pins]:
-    """Return what is pinned where it was done. Raises the first error, UnknownPin only when no engine has it."""
-    errors = [answer for answer in answers if isinstance(answer, BaseException)]
-    grave = [error for error in errors if not isinstance(error, UnknownPin)]
-    if grave or len(errors) == len(answers):
-        raise (grave or errors)[0]
-    return [answer.pins for answer in answers if isinstance(answer, engine_pb2.EngineAdminResponse)]
+def _successes(responses: Sequence[engine_pb2.EngineAdminResponse | BaseException]) -> list[Pins]:
+    """Return the pins of the engines that succeeded. Raises the first error; UnknownPin only if all raised it."""
+    errors = [one for one in responses if isinstance(one, BaseException)]
+    serious = [error for error in errors if not isinstance(error, UnknownPin)]
+    if serious or len(errors) == len(responses):
+        raise (serious or errors)[0]
+    return [one.pins for one in responses if isinstance(one, engine_pb2.EngineAdminResponse)]
 
 
 def _merged(pins_by_engine: Sequence[Pins]) -> list[pins_pb2.PinnedPrefix]:
-    """Return each pin once, as the first engine that has it says; pinned if every engine has it pinned."""
+    """Return each pin once, as reported by the first engine that has it; `pinned` if all engines have it pinned."""
     first: dict[str, pins_pb2.PinnedPrefix] = {}
     times_pinned: dict[str, int] = {}
     for pins in pins_by_engine:

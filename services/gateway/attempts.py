@@ -1,4 +1,4 @@
-"""A request's attempts at engines, one after the other where one cannot go on."""
+"""One request's attempts at engines, with failover."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 from quire.v1 import engine_pb2
 from services.gateway.fleet.dispatch import Dispatcher, Placement
-from services.gateway.fleet.engine_events import Failover, FailoverReason, late
+from services.gateway.fleet.engine_events import Failover, FailoverReason, deadline_error
 from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.fleet.lost_engines import LostEngines
 from services.gateway.fleet.request_stream import Event
 from services.gateway.prepared_request import PreparedRequest
 from services.runtime.errors import RequestGivenUp, Unavailable
 
-# An engine that refused may have room again, without saying so.
-_LOOK_AGAIN_SECONDS = 0.2
+# An engine that refused the request does not report when it has room again.
+_RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class FailoverLimits:
-    """How often a request may go on at another engine, and how many seconds it waits for one."""
+    """Maximum failovers of a request, and the seconds that each may wait for an engine."""
 
-    times: int
-    seconds: float
+    failovers: int
+    wait_seconds: float
 
 
 class RequestAttempts:
-    """At most one engine has the request at a time. `clock` is in seconds."""
+    """Submits a request to one engine at a time. `clock` is in seconds."""
 
     def __init__(
         self, request: PreparedRequest, dispatcher: Dispatcher, limits: FailoverLimits, clock: Callable[[], float]
@@ -39,62 +39,62 @@ class RequestAttempts:
         self._placement: Placement | None = None
         self._lost = LostEngines()
         self._refused_by: set[EngineLink] = set()
-        self._wait_until: float | None = None  # for an engine, since one was lost
+        self._retry_until: float | None = None  # set by a failover until the request starts
 
-    async def begin(self) -> None:
-        """Give the request to an engine. Raises a ServiceError."""
+    async def submit(self) -> None:
+        """Submit the request to an engine. Raises a ServiceError."""
         request = self._request
-        self._take(await self._dispatcher.place(request.model, request.submission, request.span))
+        self._set(await self._dispatcher.place(request.model, request.submission, request.span))
 
     async def next_events(self) -> list[Event]:
-        """Wait for what the engine sends next. Raises EngineDisconnected, SlowClient, or DeadlineExceeded."""
+        """Wait for the next events. Raises EngineDisconnected, SlowClient, or DeadlineExceeded."""
         try:
-            return await self._present().ticket.next_events(self._request.deadline.at)
+            return await self._current().stream.next_events(self._request.deadline.at)
         except TimeoutError as error:
-            raise late(began=self._request.progress.started) from error
+            raise deadline_error(started=self._request.progress.started) from error
 
     def on_started(self, started: engine_pb2.RequestStarted) -> None:
-        """The present engine has begun the request."""
-        self._present().started(started.cached_tokens)
-        self._lost.started(isolated=started.isolated)
+        """Record that the current engine has started the request."""
+        self._current().on_started(started.cached_tokens)
+        self._lost.on_started(isolated=started.isolated)
         self._refused_by.clear()
-        self._wait_until = None
+        self._retry_until = None
 
     def on_tokens(self) -> None:
-        """The present engine has generated a token."""
-        self._lost.gained_token()
+        """Record that the current engine has generated a token."""
+        self._lost.on_token()
 
     def cancel(self, reason: engine_pb2.CancelReason.ValueType, sample: int | None = None) -> None:
-        """End the request, or one sample of it, at the engine that has it, if any."""
+        """Cancel the request or one of its samples at the current engine, if any."""
         if self._placement is not None:
             self._placement.cancel(reason, sample)
 
     async def fail_over(self, failover: Failover, samples: Sequence[engine_pb2.SampleState]) -> None:
-        """Give the request to another engine, with what was generated. Raises the failover's error if none is left."""
-        left, reason = self._present(), failover.reason
-        self.leave(None, reason.value)
+        """Resume the request from `samples` at another engine. Raises the failover's error if there is none."""
+        previous, reason = self._current(), failover.reason
+        self.release(None, reason.value)
         if reason is FailoverReason.LOST:
-            self._count_lost(left.engine_id)
-        self._lost.left()
+            self._count_lost(previous.engine_id)
+        self._lost.on_released()
         if reason in (FailoverReason.REFUSED, FailoverReason.NO_KV_MANAGER):
-            self._refused_by.add(left.link)
+            self._refused_by.add(previous.link)
         if reason is not FailoverReason.REFUSED:
-            self._count_failover(left.engine_id, failover)
-        self._take(await self._place_again(failover, samples))
+            self._count_failover(previous.engine_id, failover)
+        self._set(await self._place_again(failover, samples))
 
-    def leave(self, reason: engine_pb2.CancelReason.ValueType | None, fault: str = "") -> None:
-        """Have nothing more to do with the engine that has it, if any. A reason ends the request there."""
+    def release(self, reason: engine_pb2.CancelReason.ValueType | None, error: str = "") -> None:
+        """Release the current engine, if any, cancelling the request there if a reason is given."""
         placement, self._placement = self._placement, None
         if placement is not None:
-            placement.leave(reason, fault)
+            placement.release(reason, error)
 
-    def _take(self, placement: Placement) -> None:
+    def _set(self, placement: Placement) -> None:
         self._placement, progress = placement, self._request.progress
         progress.engine_id = placement.engine_id
         progress.attempts += 1
 
-    def _present(self) -> Placement:
-        assert self._placement is not None, "the request has begun"
+    def _current(self) -> Placement:
+        assert self._placement is not None, "the request was submitted"
         return self._placement
 
     def _count_lost(self, engine_id: str) -> None:
@@ -102,43 +102,43 @@ class RequestAttempts:
             self._lost.add(engine_id)
         except RequestGivenUp:
             request = self._request
-            self._dispatcher.given_up(request.model.name, request.submission.request_id, self._lost.engine_ids)
+            self._dispatcher.on_given_up(request.model.name, request.submission.request_id, self._lost.engine_ids)
             raise
 
     def _count_failover(self, engine_id: str, failover: Failover) -> None:
-        request, most = self._request, self._limits.times
-        if request.progress.failovers == most:
-            message = f"{failover.error}; the request went on elsewhere {most} times already"
-            raise Unavailable(message) if most else failover.error
+        request, limit = self._request, self._limits.failovers
+        if request.progress.failovers == limit:
+            message = f"{failover.error}; the request has used its {limit} failovers"
+            raise Unavailable(message) if limit else failover.error
         request.progress.failovers += 1
-        waits = failover.reason is not FailoverReason.NO_KV_MANAGER
-        self._wait_until = self._clock() + self._limits.seconds if waits else None
+        may_wait = failover.reason is not FailoverReason.NO_KV_MANAGER
+        self._retry_until = self._clock() + self._limits.wait_seconds if may_wait else None
         request.span.add_event("failover", {"quire.engine": engine_id, "quire.reason": failover.reason.value})
-        self._dispatcher.failed_over(request.model.name, request.submission.request_id, engine_id, failover.reason)
+        self._dispatcher.on_failover(request.model.name, request.submission.request_id, engine_id, failover.reason)
 
     async def _place_again(self, failover: Failover, samples: Sequence[engine_pb2.SampleState]) -> Placement:
-        """Place the request at an engine that has not refused it; wait for one if the request was lost."""
+        """Place the request at an engine that has not refused it. After a failover, wait for one."""
         request = self._request
         while True:
             submission = request.resumption(samples, isolated=self._lost.isolated)
             try:
                 return await self._dispatcher.place(request.model, submission, request.span, self._refused_by)
             except Unavailable as error:
-                if self._wait_until is None:
+                if self._retry_until is None:
                     raise failover.error from error
-                if self._clock() >= self._wait_until:
-                    waited = f"no other took the request in {self._limits.seconds:g} s"
-                    raise Unavailable(f"{failover.error}; {waited}") from error
-                await self._wait_for_engine(self._wait_until)
+                if self._clock() >= self._retry_until:
+                    timeout = f"no other engine accepted the request within {self._limits.wait_seconds:g} s"
+                    raise Unavailable(f"{failover.error}; {timeout}") from error
+                await self._wait_for_engine(self._retry_until)
             self._refused_by.clear()
 
     async def _wait_for_engine(self, until: float) -> None:
         deadline = self._request.deadline.at
-        pause = min(until, self._clock() + _LOOK_AGAIN_SECONDS)
+        pause = min(until, self._clock() + _RETRY_SECONDS)
         if deadline is not None and deadline <= pause:
             pause = deadline
         with suppress(TimeoutError):
             async with asyncio.timeout_at(pause):
                 await self._dispatcher.wait_for_change()
         if deadline is not None and self._clock() >= deadline:
-            raise late(began=self._request.progress.started)
+            raise deadline_error(started=self._request.progress.started)

@@ -1,4 +1,4 @@
-"""When a request has to be done, and that this was noticed in whatever way its call learns of it."""
+"""Deadlines of requests."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -7,38 +7,38 @@ from dataclasses import dataclass
 
 from services.runtime.errors import DeadlineExceeded
 
-# A client hangs up by its own clock, which began before the call reached the gateway.
-_EARLY_SECONDS = 0.1
+# A client's own deadline starts before its call reaches the gateway, so it cancels a little earlier.
+_CLIENT_LEAD_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """A point in time, in seconds of `clock`; None: there is no hurry."""
+    """A point in time, in seconds of `clock`; None: no deadline."""
 
     at: float | None
     clock: Callable[[], float]
 
     @classmethod
     def after(cls, start: float, timeout: float | None, clock: Callable[[], float]) -> "Deadline":
-        """Return that of what began at `start` and may take so many seconds."""
+        """Return the deadline `timeout` seconds after `start`."""
         return cls(None if timeout is None else start + timeout, clock)
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until then, none of them below 0."""
+        """Return the remaining seconds, at least 0."""
         return None if self.at is None else max(0.0, self.at - self.clock())
 
     @contextmanager
-    def noticed(self, passed: Callable[[], None]) -> Iterator[None]:
-        """Call `passed` if what is done inside ends because the deadline passed.
+    def reported(self, on_exceeded: Callable[[], None]) -> Iterator[None]:
+        """Call `on_exceeded` if the block ends because of the deadline: by DeadlineExceeded, or by its cancellation.
 
-        A call is also cancelled by gRPC, or left by its client, when that happens.
+        At the deadline gRPC may cancel the call, or the client may disconnect, before DeadlineExceeded is raised.
         """
         try:
             yield
         except DeadlineExceeded:
-            passed()
+            on_exceeded()
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            if self.at is not None and self.clock() > self.at - _EARLY_SECONDS:
-                passed()
+            if self.at is not None and self.clock() > self.at - _CLIENT_LEAD_SECONDS:
+                on_exceeded()
             raise

@@ -1,4 +1,4 @@
-"""One request from submission to its end: engine events in, the client's messages out."""
+"""One request from submission to its end: turns events of engines into responses for the client."""
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -7,7 +7,14 @@ from typing import Self
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.gateway.attempts import RequestAttempts
-from services.gateway.fleet.engine_events import EventBatch, Failover, FailoverReason, abandonment, failure, refusal
+from services.gateway.fleet.engine_events import (
+    EventBatch,
+    Failover,
+    FailoverReason,
+    failover_after_finish,
+    failover_after_refusal,
+    failure_error,
+)
 from services.gateway.fleet.request_stream import EngineDisconnected
 from services.gateway.prepared_request import PreparedRequest
 from services.gateway.sample_output import SampleOutput
@@ -19,8 +26,8 @@ _CANCEL_REASONS: dict[type[BaseException] | None, engine_pb2.CancelReason.ValueT
     DeadlineExceeded: engine_pb2.CANCEL_REASON_DEADLINE,
     SlowClient: engine_pb2.CANCEL_REASON_SLOW_CLIENT,
 }
-# What a client gets in one message; with all that can be asked for, that is some 250 kB.
-_MOST_POSITIONS = 1024
+# Prompt positions in one response; with the largest number of log-probabilities that is about 250 kB.
+_MAX_POSITIONS = 1024
 
 Response = gateway_pb2.GenerateResponse
 
@@ -28,7 +35,7 @@ log = logging.getLogger("quire.gateway")
 
 
 class Generation:
-    """A request that engines work on. As a context, it ends the request at its engine. `clock` is in seconds."""
+    """A request in progress. On exit of its context the engine is released. `clock` is in seconds."""
 
     def __init__(self, request: PreparedRequest, attempts: RequestAttempts, clock: Callable[[], float]) -> None:
         self.request = request
@@ -41,17 +48,17 @@ class Generation:
             )
             for _ in request.submission.samples
         ]
-        self._finished = False  # the engine has nothing more of it
-        self._sent_prompt = 1  # the prompt's positions before this one have been sent
+        self._finished = False  # the engine has sent RequestFinished
+        self._next_prompt_position = 1  # log-probabilities before it have been sent
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._attempts.leave(None if self._finished else _CANCEL_REASONS.get(kind, engine_pb2.CANCEL_REASON_CLIENT))
+        self._attempts.release(None if self._finished else _CANCEL_REASONS.get(kind, engine_pb2.CANCEL_REASON_CLIENT))
 
     async def responses(self) -> AsyncGenerator[Response, None]:
-        """Yield Started, Deltas and Finished. Raises the ServiceError that the request ended with."""
+        """Yield Started, Deltas and Finished. Raises a ServiceError if the request fails."""
         try:
             finished = None
             while finished is None:
@@ -62,16 +69,16 @@ class Generation:
                 if finished is None and all(sample.stop is not None for sample in self._samples):
                     finished = await self._stop()
             self._finished = True
-            self._check_ended_well(finished)
+            self._check_failure(finished)
             yield self._finish(finished)
         except ServiceError:
             raise
         except Exception as error:
             log.exception("request %s failed", self.request.parameters.request_id)
-            raise GenerationFailed(f"the gateway failed at this request: {type(error).__name__}") from error
+            raise GenerationFailed(f"internal error of the gateway: {type(error).__name__}") from error
 
     def on_slow_client(self) -> None:
-        """End the request at the engine: its client does not read."""
+        """Cancel the request at the engine because its client does not read."""
         self._attempts.cancel(engine_pb2.CANCEL_REASON_SLOW_CLIENT)
 
     def _responses(self, batch: EventBatch) -> Iterator[Response]:
@@ -87,14 +94,14 @@ class Generation:
                 yield Response(delta=delta)
 
     async def _next_batch(self) -> EventBatch:
-        """Wait for the engine's next events; where it cannot go on, have another one go on."""
+        """Wait for the next events, failing over to another engine if necessary."""
         while True:
             try:
                 batch = EventBatch.of(await self._attempts.next_events())
             except EngineDisconnected:
                 if all(sample.ended for sample in self._samples):
-                    return EventBatch(finished=self._own_finish())
-                lost = Unavailable("the engine went away while it was answering")
+                    return EventBatch(finished=self._substitute_finish())
+                lost = Unavailable("the engine was lost during the request")
                 failover: Failover | None = Failover(FailoverReason.LOST, lost)
             else:
                 failover = self._failover(batch)
@@ -103,10 +110,10 @@ class Generation:
             await self._attempts.fail_over(failover, [sample.state() for sample in self._samples])
 
     def _failover(self, batch: EventBatch) -> Failover | None:
-        """Return why the engine cannot go on with the request, if so. Raises what no engine could mend."""
+        """Return the failover that the events require, if any. Raises errors that every engine would repeat."""
         if batch.refused is not None:
-            return refusal(batch.refused)
-        return batch.finished and abandonment(batch.finished, [not sample.ended for sample in self._samples])
+            return failover_after_refusal(batch.refused)
+        return batch.finished and failover_after_finish(batch.finished, [not sample.ended for sample in self._samples])
 
     def _start(self, started: engine_pb2.RequestStarted) -> Response:
         request, progress = self.request, self.request.progress
@@ -122,21 +129,21 @@ class Generation:
         return Response(started=message)
 
     def _prompt_logprobs(self, scores: engine_pb2.PromptScores) -> Iterator[gateway_pb2.PromptLogprobs]:
-        """Yield what has not been sent: an engine that goes on with a request begins with the prompt's first again."""
-        skipped = max(0, self._sent_prompt - scores.first_position)
-        for start in range(skipped, len(scores.logprobs), _MOST_POSITIONS):
-            part = scores.logprobs[start : start + _MOST_POSITIONS]
+        """Yield the log-probabilities not sent yet: after a failover the engine reports all positions again."""
+        skipped = max(0, self._next_prompt_position - scores.first_position)
+        for start in range(skipped, len(scores.logprobs), _MAX_POSITIONS):
+            part = scores.logprobs[start : start + _MAX_POSITIONS]
             first = scores.first_position + start
-            self._sent_prompt = first + len(part)
+            self._next_prompt_position = first + len(part)
             yield gateway_pb2.PromptLogprobs(first_position=first, logprobs=part)
 
     def _delta(self, index: int, batch: EventBatch) -> gateway_pb2.Delta | None:
-        """Return a sample's new tokens and their text, if there are any."""
+        """Return a sample's new tokens and text, if any."""
         sample, token_ids = self._samples[index], batch.token_ids.get(index, [])
         if sample.ended:
             return None
         if token_ids:
-            self._note_tokens()
+            self._on_tokens()
         end = batch.ends.get(index) or (batch.finished and batch.finished.samples[index]) or None
         counted, text = sample.add(token_ids, end)
         if sample.stop is not None and end is None and len(self._samples) > 1:
@@ -147,14 +154,14 @@ class Generation:
         logprobs = batch.logprobs.get(index, [])[: len(counted)]
         return gateway_pb2.Delta(sample=index, text=text, token_ids=counted, logprobs=logprobs)
 
-    def _note_tokens(self) -> None:
+    def _on_tokens(self) -> None:
         self._attempts.on_tokens()
         if self.request.progress.first_token_at is None:
             self.request.progress.first_token_at = self._clock()
             self.request.span.add_event("first token")
 
     async def _stop(self) -> engine_pb2.RequestFinished:
-        """End the request at the engine, and return how it did."""
+        """Cancel the request at the engine, and wait for its RequestFinished."""
         self._attempts.cancel(engine_pb2.CANCEL_REASON_STOP_STRING)
         try:
             while True:
@@ -162,18 +169,18 @@ class Generation:
                 if batch.finished is not None:
                     return batch.finished
         except EngineDisconnected:
-            return self._own_finish()
+            return self._substitute_finish()
 
-    def _own_finish(self) -> engine_pb2.RequestFinished:
-        """Return what the engine would send if it still could: all samples have ended."""
+    def _substitute_finish(self) -> engine_pb2.RequestFinished:
+        """Return the RequestFinished of a lost engine, all samples of which have ended."""
         stopped = engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_STOP)
         return engine_pb2.RequestFinished(samples=[sample.end or stopped for sample in self._samples])
 
-    def _check_ended_well(self, finished: engine_pb2.RequestFinished) -> None:
-        """Raise what the request failed with, unless its texts have ended already."""
+    def _check_failure(self, finished: engine_pb2.RequestFinished) -> None:
+        """Raise the error of a failed sample, unless a stop string had ended it."""
         ends = zip(finished.samples, self._samples, strict=True)
         if decoding_pb2.FINISH_REASON_FAILED in {end.reason for end, sample in ends if sample.stop is None}:
-            raise failure(finished)
+            raise failure_error(finished)
 
     def _finish(self, finished: engine_pb2.RequestFinished) -> Response:
         now, arrival, progress = self._clock(), self.request.arrival, self.request.progress

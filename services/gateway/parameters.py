@@ -1,4 +1,4 @@
-"""A client's request, checked field by field and with defaults filled in."""
+"""A client's request with its fields checked and its defaults filled in."""
 
 import json
 import math
@@ -14,22 +14,20 @@ from services.runtime.errors import InvalidField
 from services.wire.duration import seconds_of
 
 MAX_REQUEST_ID_BYTES = 128
-_MOST_STOP_STRINGS = 64
-_LONGEST_STOP_STRING_BYTES = 1024
+_MAX_STOP_STRINGS = 64
+_MAX_STOP_STRING_BYTES = 1024
 _SEED_BITS = 63
-_MOST_SAMPLES = 128
-_MOST_LOGPROBS = 20
-_LONGEST_CONSTRAINT_BYTES = 64 * 1024
-_MOST_LENGTH_PENALTY = 10.0
+_MAX_SAMPLES = 128
+_MAX_LOGPROBS = 20
+_MAX_CONSTRAINT_BYTES = 64 * 1024
+_MAX_LENGTH_PENALTY = 10.0
 MAX_TIMEOUT_SECONDS = 86_400
+_NOT_EMPTY = "must not be empty"
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Everything of a request but its prompt.
-
-    `timeout` is in seconds; None: no limit, no log-probabilities, no constraint.
-    """
+    """A request without its prompt. `timeout` is in seconds. None: no limit, no log-probabilities, no constraint."""
 
     request_id: str
     sampling: decoding_pb2.Sampling
@@ -46,7 +44,7 @@ class Parameters:
 
     @classmethod
     def of(cls, request: gateway_pb2.GenerateRequest) -> "Parameters":
-        """Check a request. Raises InvalidField for the first field that is wrong."""
+        """Check a request. Raises InvalidField for the first invalid field."""
         return cls(
             request_id=_request_id(request.request_id),
             sampling=_sampling(request.sampling, searches=request.HasField("beam_search")),
@@ -63,33 +61,33 @@ class Parameters:
         )
 
     def within(self, seconds_left: float | None) -> "Parameters":
-        """Return the same with no more time than the call has."""
+        """Return a copy whose timeout is at most the call's remaining seconds."""
         if seconds_left is None:
             return self
         return replace(self, timeout=seconds_left if self.timeout is None else min(self.timeout, seconds_left))
 
 
 def check_prompt(prompt: gateway_pb2.Prompt) -> None:
-    """Raise InvalidField when there is nothing to continue."""
+    """Raise InvalidField if the prompt is empty."""
     match prompt.WhichOneof("kind"):
         case "text":
-            _require(prompt.text != "", "prompt.text", "is empty")
+            _require(prompt.text != "", "prompt.text", _NOT_EMPTY)
         case "token_ids":
-            _require(len(prompt.token_ids.ids) > 0, "prompt.token_ids", "is empty")
+            _require(len(prompt.token_ids.ids) > 0, "prompt.token_ids", _NOT_EMPTY)
         case "chat":
-            _require(len(prompt.chat.messages) > 0, "prompt.chat.messages", "is empty")
+            _require(len(prompt.chat.messages) > 0, "prompt.chat.messages", _NOT_EMPTY)
         case _:
-            raise InvalidField("prompt is missing: give text, token_ids or chat", "prompt")
+            raise InvalidField("prompt must be given: text, token_ids or chat", "prompt")
 
 
 def new_request_id() -> str:
-    """Return an id that no other request has."""
+    """Return a random request id."""
     return uuid.uuid4().hex
 
 
 def _request_id(given: str) -> str:
     size = len(given.encode())
-    _require(size <= MAX_REQUEST_ID_BYTES, "request_id", f"has {size} bytes, the most is {MAX_REQUEST_ID_BYTES}")
+    _require(size <= MAX_REQUEST_ID_BYTES, "request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes, not {size}")
     return given or new_request_id()
 
 
@@ -102,33 +100,33 @@ def _sampling(given: decoding_pb2.Sampling, *, searches: bool) -> decoding_pb2.S
     _require(
         math.isfinite(temperature) and temperature >= 0,
         "sampling.temperature",
-        f"is {temperature}, it must be a finite number that is not negative",
+        f"must be a finite number of at least 0, not {temperature}",
     )
-    _require(sampling.top_k >= 0, "sampling.top_k", f"is {sampling.top_k}, it must not be negative")
-    _require(0 < top_p <= 1, "sampling.top_p", f"is {top_p}, it must be above 0 and at most 1")
-    _require(0 <= min_p <= 1, "sampling.min_p", f"is {min_p}, it must be from 0 to 1")
+    _require(sampling.top_k >= 0, "sampling.top_k", f"must be at least 0, not {sampling.top_k}")
+    _require(0 < top_p <= 1, "sampling.top_p", f"must be above 0 and at most 1, not {top_p}")
+    _require(0 <= min_p <= 1, "sampling.min_p", f"must be between 0 and 1, not {min_p}")
     count = sampling.sample_count
-    _require(1 <= count <= _MOST_SAMPLES, "sampling.sample_count", f"is {count}, it must be from 1 to {_MOST_SAMPLES}")
+    _require(1 <= count <= _MAX_SAMPLES, "sampling.sample_count", f"must be between 1 and {_MAX_SAMPLES}, not {count}")
     return sampling
 
 
 def _beam_search(request: gateway_pb2.GenerateRequest) -> decoding_pb2.BeamSearch | None:
-    """Check a beam search, and that nothing is asked for that it cannot give."""
+    """Check a beam search, and that no other field excludes it."""
     if not request.HasField("beam_search"):
         return None
     search = decoding_pb2.BeamSearch(width=1, length_penalty=1.0, early_stopping=False)
     search.MergeFrom(request.beam_search)
     width, penalty, sampling = search.width, search.length_penalty, request.sampling
-    _require(1 <= width <= _MOST_SAMPLES, "beam_search.width", f"is {width}, it must be from 1 to {_MOST_SAMPLES}")
+    _require(1 <= width <= _MAX_SAMPLES, "beam_search.width", f"must be between 1 and {_MAX_SAMPLES}, not {width}")
     _require(
-        abs(penalty) <= _MOST_LENGTH_PENALTY,
+        abs(penalty) <= _MAX_LENGTH_PENALTY,
         "beam_search.length_penalty",
-        f"is {penalty}, it must be from {-_MOST_LENGTH_PENALTY:g} to {_MOST_LENGTH_PENALTY:g}",
+        f"must be between {-_MAX_LENGTH_PENALTY:g} and {_MAX_LENGTH_PENALTY:g}, not {penalty}",
     )
     _require(
         sampling.sample_count <= width,
         "sampling.sample_count",
-        f"is {sampling.sample_count}, a search of {width} beams has at most as many answers",
+        f"must be at most beam_search.width, which is {width}, not {sampling.sample_count}",
     )
     excluded = {
         "sampling.temperature": sampling.temperature != 0,
@@ -146,11 +144,11 @@ def _beam_search(request: gateway_pb2.GenerateRequest) -> decoding_pb2.BeamSearc
 def _logit_rules(given: decoding_pb2.LogitRules) -> decoding_pb2.LogitRules:
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         value = getattr(given, name)
-        _require(math.isfinite(value), f"logit_rules.{name}", f"is {value}, it must be a finite number")
+        _require(math.isfinite(value), f"logit_rules.{name}", f"must be a finite number, not {value}")
     repetition = given.repetition_penalty if given.HasField("repetition_penalty") else 1.0
-    _require(repetition > 0, "logit_rules.repetition_penalty", f"is {repetition}, it must be above 0")
+    _require(repetition > 0, "logit_rules.repetition_penalty", f"must be above 0, not {repetition}")
     for token, bias in sorted(given.logit_bias.items()):
-        _require(math.isfinite(bias), f"logit_rules.logit_bias[{token}]", f"is {bias}, it must be a finite number")
+        _require(math.isfinite(bias), f"logit_rules.logit_bias[{token}]", f"must be a finite number, not {bias}")
     return given
 
 
@@ -158,19 +156,19 @@ def _logprobs(given: gateway_pb2.OutputOptions, name: Literal["logprobs", "promp
     if not given.HasField(name):
         return None
     count: int = getattr(given, name)
-    _require(0 <= count <= _MOST_LOGPROBS, f"output.{name}", f"is {count}, it must be from 0 to {_MOST_LOGPROBS}")
+    _require(0 <= count <= _MAX_LOGPROBS, f"output.{name}", f"must be between 0 and {_MAX_LOGPROBS}, not {count}")
     return count
 
 
 def _constraint(request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputConstraint | None:
-    """Check what is cheap to check; the engine compiles it."""
+    """Make the cheap checks; the engine compiles the constraint."""
     if not request.HasField("constraint"):
         return None
     given, kind = request.constraint, request.constraint.WhichOneof("kind")
     if kind is None:
         raise InvalidField("constraint must have one of json_schema, regex or json_object", "constraint")
     if kind == "json_object":
-        _require(given.json_object, "constraint.json_object", "is false: leave the constraint out instead")
+        _require(given.json_object, "constraint.json_object", "must be true; for no constraint, leave constraint out")
     else:
         _check_language(f"constraint.{kind}", given.json_schema or given.regex)
     if given.HasField("json_schema"):
@@ -179,13 +177,13 @@ def _constraint(request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputCons
         ("logit_rules.allowed_token_ids", len(request.logit_rules.allowed_token_ids) > 0),
         ("stopping.ignore_eos", request.stopping.ignore_eos),
     ):
-        _require(not present, field, "cannot be given together with constraint")
+        _require(not present, field, "cannot be combined with constraint")
     return given
 
 
 def _check_language(field: str, text: str) -> None:
-    size, most = len(text.encode()), _LONGEST_CONSTRAINT_BYTES
-    _require(1 <= size <= most, field, f"has {size} bytes, it must have 1 to {most}")
+    size, limit = len(text.encode()), _MAX_CONSTRAINT_BYTES
+    _require(1 <= size <= limit, field, f"must have between 1 and {limit} bytes, not {size}")
 
 
 def _check_json(text: str) -> None:
@@ -194,29 +192,35 @@ def _check_json(text: str) -> None:
     except RecursionError as error:
         raise InvalidField("constraint.json_schema is nested too deeply", "constraint.json_schema") from error
     except ValueError as error:
-        raise InvalidField(f"constraint.json_schema is no JSON: {error}", "constraint.json_schema") from error
+        raise InvalidField(f"constraint.json_schema must be JSON: {error}", "constraint.json_schema") from error
 
 
 def _stopping(given: decoding_pb2.Stopping) -> StopRules:
     limit = given.max_tokens if given.HasField("max_tokens") else None
-    _require(limit is None or limit >= 1, "stopping.max_tokens", f"is {limit}, it must be at least 1")
-    least = given.min_tokens
-    _require(least >= 0, "stopping.min_tokens", f"is {least}, it must not be negative")
-    _require(limit is None or least <= limit, "stopping.min_tokens", f"is {least}, but stopping.max_tokens is {limit}")
+    _require(limit is None or limit >= 1, "stopping.max_tokens", f"must be at least 1, not {limit}")
+    min_tokens = given.min_tokens
+    _require(min_tokens >= 0, "stopping.min_tokens", f"must be at least 0, not {min_tokens}")
+    _require(
+        limit is None or min_tokens <= limit,
+        "stopping.min_tokens",
+        f"must be at most stopping.max_tokens, which is {limit}, not {min_tokens}",
+    )
     count = len(given.stop_strings)
     _require(
-        count <= _MOST_STOP_STRINGS, "stopping.stop_strings", f"has {count} entries, the most is {_MOST_STOP_STRINGS}"
+        count <= _MAX_STOP_STRINGS,
+        "stopping.stop_strings",
+        f"must have at most {_MAX_STOP_STRINGS} entries, not {count}",
     )
     for index, text in enumerate(given.stop_strings):
         size = len(text.encode())
         _require(
-            1 <= size <= _LONGEST_STOP_STRING_BYTES,
+            1 <= size <= _MAX_STOP_STRING_BYTES,
             f"stopping.stop_strings[{index}]",
-            f"has {size} bytes, it must have 1 to {_LONGEST_STOP_STRING_BYTES}",
+            f"must have between 1 and {_MAX_STOP_STRING_BYTES} bytes, not {size}",
         )
     return StopRules(
         max_tokens=limit,
-        min_tokens=least,
+        min_tokens=min_tokens,
         strings=tuple(given.stop_strings),
         token_ids=tuple(given.stop_token_ids),
         include_stop=given.include_stop,
@@ -231,11 +235,11 @@ def _timeout(request: gateway_pb2.GenerateRequest) -> float | None:
     _require(
         0 < seconds <= MAX_TIMEOUT_SECONDS,
         "timeout",
-        f"is {seconds:g} s, it must be above 0 and at most {MAX_TIMEOUT_SECONDS}",
+        f"must be above 0 and at most {MAX_TIMEOUT_SECONDS} s, not {seconds:g} s",
     )
     return seconds
 
 
-def _require(holds: bool, field: str, fault: str) -> None:
+def _require(holds: bool, field: str, rule: str) -> None:
     if not holds:
-        raise InvalidField(f"{field} {fault}", field)
+        raise InvalidField(f"{field} {rule}", field)

@@ -1,7 +1,7 @@
-"""Prompts that are pinned whenever an engine comes up: a file of JSON Lines, one prompt a line.
+"""Prompts pinned at each engine that connects: a file of JSON Lines, one prompt a line.
 
 Each line is an object with a `name`, one of `text`, `chat` (a list of objects with `role` and `content`) and
-`token_ids`, and perhaps a `salt` and a `tenant`. Empty lines are skipped.
+`token_ids`, and optionally a `salt` and a `tenant`. Empty lines are skipped.
 """
 
 import json
@@ -25,13 +25,13 @@ log = logging.getLogger("quire.gateway")
 
 
 def read(path: str) -> list[gateway_pb2.PinPrompt]:
-    """Read a file; an empty path means none. Raises InvalidSetting, naming the line and the field that is wrong."""
+    """Read a file; an empty path means none. Raises InvalidSetting with the invalid line and field."""
     if not path:
         return []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSetting(f"pinned_prompts is {path!r}, which cannot be read: {error}") from error
+        raise InvalidSetting(f"pinned_prompts: cannot read {path!r}: {error}") from error
     prompts: dict[str, gateway_pb2.PinPrompt] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -39,25 +39,25 @@ def read(path: str) -> list[gateway_pb2.PinPrompt]:
         try:
             prompt = _prompt_of(json.loads(line))
             if prompt.name in prompts:
-                raise ValueError(f"name {prompt.name!r} is there already")
+                raise ValueError(f"name must be unique, {prompt.name!r} appears twice")
         except (ValueError, RecursionError, ServiceError) as error:
-            raise InvalidSetting(f"pinned_prompts is {path!r}, whose line {number} is wrong: {error}") from error
+            raise InvalidSetting(f"pinned_prompts: {path!r}, line {number}: {error}") from error
         prompts[prompt.name] = prompt
     return list(prompts.values())
 
 
 def _prompt_of(content: Any) -> gateway_pb2.PinPrompt:
     if not isinstance(content, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("the line must be a JSON object")
     if unknown := sorted(content.keys() - {"name", "salt", "tenant", *_KINDS}):
-        raise ValueError(f"{unknown[0]!r} is no field of it")
+        raise ValueError(f"unknown field {unknown[0]!r}")
     if len(kinds := [kind for kind in _KINDS if kind in content]) != 1:
-        raise ValueError("it must have one of text, chat and token_ids")
+        raise ValueError("the line must have one of text, chat and token_ids")
     for field in ("name", "salt", "tenant", "text"):
         if not isinstance(content.get(field, ""), str):
-            raise ValueError(f"{field} is {content[field]!r}, it must be a string")
+            raise ValueError(f"{field} must be a string, not {content[field]!r}")
     if not content.get("name"):
-        raise ValueError("name is missing")
+        raise ValueError("name must be given")
     (kind,) = kinds
     prompt = gateway_pb2.Prompt()
     _fill(prompt, kind, content[kind])
@@ -77,11 +77,11 @@ def _fill(prompt: gateway_pb2.Prompt, kind: str, value: Any) -> None:
 async def pin_all(
     administration: FleetAdministration, link: EngineLink, prompts: Sequence[gateway_pb2.PinPrompt], timeout: float
 ) -> None:
-    """Pin prompts at an engine one after the other; say of each what came of it. Nothing that goes wrong ends it."""
+    """Pin prompts at an engine one after the other. Logs each result; a failure does not stop the rest."""
     for prompt in prompts:
         try:
             pin = await administration.pin(link, prompt, timeout)
         except ServiceError as error:
-            log.warning("%r is not pinned: %s", prompt.name, error)
+            log.warning("pinning %r failed: %s", prompt.name, error)
         else:
-            log.info("%r is pinned: %s tokens in %s blocks", pin.name, pin.token_count, len(pin.block_ids))
+            log.info("pinned %r: %s tokens in %s blocks", pin.name, pin.token_count, len(pin.block_ids))

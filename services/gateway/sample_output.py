@@ -1,4 +1,4 @@
-"""One sample of a request: its tokens as the engines sent them, its text, and how it ended."""
+"""The output of one sample: its tokens, its text, and its finish reason."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from services.gateway.text.text_stream import TextStream
 
 @dataclass
 class SampleOutput:
-    """A sample. `include_stop`: its client wants to see what ended it."""
+    """`include_stop`: the text includes the stop string or stop token."""
 
     text: TextStream
     include_stop: bool
@@ -18,11 +18,11 @@ class SampleOutput:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether the sample is complete."""
         return self.end is not None or self.stop is not None
 
     def add(self, token_ids: list[int], end: engine_pb2.SampleEnd | None) -> tuple[list[int], str]:
-        """Take what an engine sent; return the tokens that count, and the text that they add."""
+        """Add tokens from an engine; return those before the stop string, and the new text."""
         self.token_ids += token_ids
         piece = self.text.push(self._visible(token_ids, end))
         text, self.stop = piece.text, piece.stop
@@ -35,11 +35,11 @@ class SampleOutput:
         return token_ids, text
 
     def state(self) -> engine_pb2.SampleState:
-        """Return what lets another engine go on with it."""
+        """Return the state from which another engine can resume."""
         return engine_pb2.SampleState(generated_token_ids=self.token_ids, ended=self.ended)
 
     def finish(self, reported: engine_pb2.SampleEnd) -> gateway_pb2.SampleFinish:
-        """Return how it ended; `reported` is what the engine's last message says of it."""
+        """Return the finish reason; `reported` is the sample's end in RequestFinished."""
         if self.stop is not None:
             return gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP, stop_string=self.stop)
         end = self.end or reported
@@ -49,6 +49,6 @@ class SampleOutput:
         return finish
 
     def _visible(self, token_ids: list[int], end: engine_pb2.SampleEnd | None) -> list[int]:
-        """Leave out the token that ended the sample, unless the client wants to see it."""
+        """Drop the stop token, unless the text must include it."""
         hidden = end is not None and end.HasField("stop_token_id") and not self.include_stop
         return token_ids[:-1] if hidden else token_ids

@@ -1,4 +1,4 @@
-"""The gateway's bare server."""
+"""The gateway's server, without command line and metrics page."""
 
 import asyncio
 import logging
@@ -36,28 +36,26 @@ from services.runtime.service import Readiness
 from services.runtime.tls import ServerContext, link_tls, listening_files, server_tls
 from services.runtime.tracing.export import create_tracing
 
-# The last request has ended when its status is still on its way, and a call that has just come is to hear UNAVAILABLE:
-# a client would not try again what is cancelled.
-_LAST_WORDS_SECONDS = 1.0
-# Between two looks at what is gone.
-_FORGET_SECONDS = 5.0
+# Time to send the last statuses, and UNAVAILABLE to calls that have just arrived: clients do not retry cancelled calls.
+_STOP_GRACE_SECONDS = 1.0
+_PRUNE_SECONDS = 5.0
 
-if TYPE_CHECKING:  # what HTTP needs is imported only where it is asked for
+if TYPE_CHECKING:  # the HTTP packages are imported only if http_listen is set
     from services.runtime.http.server import HttpServer
 
 log = logging.getLogger("quire.gateway")
 
 
 class GatewayService:
-    """Serves clients with the models of its engines."""
+    """Serves clients over gRPC and HTTP."""
 
     name = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 
     def __init__(self, settings: GatewaySettings, observer: GatewayObserver | None = None) -> None:
-        """Make the server; it listens from `start` on, and is ready while an engine takes requests.
+        """Build the server; `start` opens its ports. It is ready while an engine accepts requests.
 
-        `observer` receives what happens to its requests. Raises InvalidSetting when a file that it names is wrong, when
-        it would be open to others than this machine, or when it is to send traces, but cannot.
+        `observer` receives the events of its requests. Raises InvalidSetting for an invalid file, for an exposure
+        without API keys or TLS, and for traces that cannot be exported.
         """
         settings.check_exposure()
         self._settings = settings
@@ -70,11 +68,11 @@ class GatewayService:
         clock = asyncio.get_running_loop().time
         usage = TenantUsage()
         self._observer = GatewayObservers(RequestLog(), usage, observer or GatewayObserver())
-        self._observer.on_tenants(usage.figures, tenants.rejections)
+        self._observer.on_tenants(usage.stats, tenants.rejections)
         self._lookup = PrefixLookup(settings.kvmanager, clock, links_tls) if settings.kvmanager else None
         links = LinkOptions(
             timeout_seconds=settings.link_timeout_seconds,
-            work_seconds=settings.routing_window_seconds,
+            load_window_seconds=settings.routing_window_seconds,
             tls=links_tls,
             max_buffered_tokens=settings.max_buffered_tokens,
             observer=self._observer,
@@ -95,7 +93,7 @@ class GatewayService:
         )
 
     def authenticate(self, authorization: str | None) -> Caller:
-        """Return who sent this value of `authorization`, with a call of gRPC or HTTP. Raises Unauthenticated."""
+        """Return the caller for a value of `authorization`, over gRPC or HTTP. Raises Unauthenticated."""
         try:
             return self._authentication.authenticate(authorization)
         except Unauthenticated:
@@ -103,7 +101,7 @@ class GatewayService:
             raise
 
     async def start(self) -> str:
-        """Listen. Raises AddressUnavailable."""
+        """Listen, and return the gRPC address. Raises AddressUnavailable."""
         servicer = GatewayServicer(self._handler, self._administration, self.authenticate)
         gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, self.server)
         address = transport.bind(self.server, self._settings.listen, self._tls)
@@ -122,29 +120,28 @@ class GatewayService:
         log.info("gateway listens for HTTP at %s", await self._http.start(self._settings.http_listen))
 
     async def run(self) -> None:
-        """Keep the links to the engines, and follow the file of keys, until cancelled."""
+        """Maintain the links to engines, reload changed files, and prune old state, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._authentication.follow())
             tasks.create_task(self._fleet.run())
-            tasks.create_task(self._follow())
+            tasks.create_task(self._mirror_readiness())
             tasks.create_task(self._pin())
             tasks.create_task(self._handler.slow_clients.run())
-            tasks.create_task(self._forget())
+            tasks.create_task(self._prune())
             if self._http_tls:
                 tasks.create_task(self._http_tls.reload_on_change())
 
-    async def _forget(self) -> None:
-        """Now and then, forget what is known of engines, tenants and models that are gone."""
+    async def _prune(self) -> None:
         while True:
-            await asyncio.sleep(_FORGET_SECONDS)
-            self._handler.forget(asyncio.get_running_loop().time())
+            await asyncio.sleep(_PRUNE_SECONDS)
+            self._handler.prune(asyncio.get_running_loop().time())
 
-    async def _follow(self) -> None:
+    async def _mirror_readiness(self) -> None:
         async for ready in self._fleet.readiness.changes():
             self.readiness.set(ready)
 
     async def _pin(self) -> None:
-        """Pin what the file says at each engine that comes up: one that was restarted has lost it."""
+        """Pin the file's prompts at each engine that connects; a restarted engine has lost its pins."""
         pinned_for: dict[EngineLink, int] = {}
         while self._pinned_prompts:
             change = asyncio.create_task(self._fleet.wait_for_change())
@@ -159,21 +156,21 @@ class GatewayService:
             await change
 
     async def drain(self) -> None:
-        """Refuse new requests, and wait for those under way until the grace time is over."""
+        """Reject new requests, and wait for those in flight, at most for the grace time."""
         self.readiness.retire()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._have_ended(), self._settings.grace_seconds)
+            await asyncio.wait_for(self._wait_until_idle(), self._settings.grace_seconds)
 
-    async def _have_ended(self) -> None:
+    async def _wait_until_idle(self) -> None:
         await self._handler.drain()
-        if self._http:  # an answer is sent after its generation has ended
+        if self._http:  # it sends a response after its generation has ended
             await self._http.answered()
 
     async def stop(self) -> None:
-        """Close the servers; what is still under way a moment later is cancelled."""
+        """Close the servers, and cancel requests still in flight after a short grace."""
         if self._http:
             await self._http.stop()
-        await self.server.stop(grace=_LAST_WORDS_SECONDS)
+        await self.server.stop(grace=_STOP_GRACE_SECONDS)
         if self._lookup:
             await self._lookup.close()
         await asyncio.to_thread(self._tracing.close)

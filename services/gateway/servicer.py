@@ -1,4 +1,4 @@
-"""The calls of the gateway: hand the message to the request handler, and its answer to the client."""
+"""The gateway's gRPC servicer: passes requests to the request handler, and its responses to the client."""
 
 import re
 from contextlib import aclosing
@@ -21,21 +21,21 @@ from services.runtime.statuses import abort_on_error
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# Without a deadline of the caller's. Computing a long prefix behind a full queue takes its time.
+# If the call has no deadline. Computing a long prefix behind a full queue takes this long.
 ADMIN_TIMEOUT_SECONDS = 60.0
 
 REQUEST_ID_METADATA = "x-request-id"
-_SENDABLE_ID = re.compile(rf"[!-~]{{1,{MAX_REQUEST_ID_BYTES}}}")
+_PRINTABLE_ID = re.compile(rf"[!-~]{{1,{MAX_REQUEST_ID_BYTES}}}")
 _SERVICE = pb.DESCRIPTOR.services_by_name["Gateway"]
 
 
 class GatewayServicer(pb_grpc.GatewayServicer):
-    """Answers clients."""
+    """Serves clients over gRPC."""
 
     def __init__(
         self, handler: RequestHandler, administration: FleetAdministration, authenticate: Authenticate
     ) -> None:
-        """`authenticate` makes a caller of a value of `authorization`, or raises a ServiceError."""
+        """`authenticate` returns the caller for a value of `authorization`, or raises a ServiceError."""
         self._handler = handler
         self._administration = administration
         self._authenticate = authenticate
@@ -43,12 +43,12 @@ class GatewayServicer(pb_grpc.GatewayServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Stream a generation.
 
-        Written and not yielded: so the cancellation of a write that a client holds up comes out here, and has a status.
+        Responses are written, not yielded, so that cancelling a blocked write raises here and gets a status.
         """
         metadata: dict[str, str] = {}
         async with abort_on_error(context, metadata):
-            metadata |= _named(request)
-            with self._handler.slow_clients.named():
+            metadata |= _request_id_metadata(request)
+            with self._handler.slow_clients.translated():
                 async with aclosing(self._handler.generate(request, self._origin(context))) as responses:
                     async for response in responses:
                         await context.write(response)
@@ -59,7 +59,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
             return pb.TokenizeResponse(token_ids=await self._handler.token_ids(request.model, request.prompt))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
-        """Tell the text of tokens."""
+        """Return the text of token ids."""
         async with abort_on_error(context):
             return pb.DetokenizeResponse(text=await self._handler.text(request))
 
@@ -74,7 +74,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
             return pb.ListModelsResponse(models=self._handler.models())
 
     async def Admin(self, request: pb.AdminRequest, context: Context) -> pb.AdminResponse:  # noqa: N802
-        """Change what is pinned."""
+        """Change pinned prefixes, or reset the prefix cache. Operators only."""
         async with abort_on_error(context):
             self._caller(context).require_operator()
             left = context.time_remaining()
@@ -87,26 +87,26 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         return Origin(self._caller(context), "grpc", parent, context.time_remaining())
 
     def _caller(self, context: Context) -> Caller:
-        """Return whose call it is; those of nobody the AuthInterceptor has refused."""
+        """Return the caller; AuthInterceptor has rejected calls without a valid key."""
         return self._authenticate(authorization_of(context.invocation_metadata()))
 
 
 class ParsingInterceptor(HandlerInterceptor):
-    """Parses the gateway's requests so that one with invalid UTF-8 is refused with the name of its field."""
+    """Parses the gateway's requests so that invalid UTF-8 is rejected with the name of its field."""
 
     service = _SERVICE.full_name
 
     def wrap_handler(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
-        """Give the handler of a call another deserializer."""
+        """Replace the deserializer of a call's handler."""
         del metadata
         request_type = GetMessageClass(_SERVICE.methods_by_name[method].input_type)
         return handler._replace(request_deserializer=partial(parse_request, request_type))
 
 
-def _named(request: pb.GenerateRequest) -> dict[str, str]:
-    """Give a request without an id one, and return the metadata that says it if the request is refused.
+def _request_id_metadata(request: pb.GenerateRequest) -> dict[str, str]:
+    """Set a missing request id, and return the metadata that names it in an error.
 
-    Metadata is printable ASCII: another id, which is the client's own, is left out.
+    Metadata is printable ASCII, so an id with other characters is left out; the client chose it itself.
     """
     request.request_id = request.request_id or new_request_id()
-    return {REQUEST_ID_METADATA: request.request_id} if _SENDABLE_ID.fullmatch(request.request_id) else {}
+    return {REQUEST_ID_METADATA: request.request_id} if _PRINTABLE_ID.fullmatch(request.request_id) else {}

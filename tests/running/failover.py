@@ -89,7 +89,7 @@ class Failing:
 
         def left() -> bool:
             lines = self.gateway.output.lines[after:]
-            return any(f"leaves engine {name}" in line for line in lines) or not self._any_stream_runs()
+            return any(f"fails over from engine {name}" in line for line in lines) or not self._any_stream_runs()
 
         wait_until(left, f"a request leaves engine {name}")
 

@@ -85,7 +85,7 @@ def guarded(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     one.close()
     assert running.close() == 0
     log = "\n".join(running.lines)
-    assert "API keys were read" in log
+    assert "API keys were loaded" in log
     assert "request ended" in log
     for secret in (
         *KEYS,
@@ -192,7 +192,7 @@ def test_only_an_operators_key_may_administer(guarded: Guarded) -> None:
     request = gateway_pb2.AdminRequest(list_pinned={})
     assert refusal(guarded.of(A).Admin(request, timeout=10) for _ in "x") == (
         Status.PERMISSION_DENIED,
-        "the API key is not an operator's",
+        "the API key must be an operator's",
     )
     assert guarded.of(OPERATOR).Admin(request, timeout=10).pins == []
 
@@ -203,7 +203,7 @@ def test_a_removed_key_is_refused_at_once_and_its_running_stream_continues(guard
     seen = len(guarded.running.lines)
     new = write_keys(guarded.keys.with_name("new.toml"), {key: ENTRIES[key] for key in KEYS if key != LEAVING})
     new.replace(guarded.keys)
-    guarded.running.output.wait_for(f"{len(KEYS) - 1} API keys were read", after=seen)
+    guarded.running.output.wait_for(f"{len(KEYS) - 1} API keys were loaded", after=seen)
     assert refusal(guarded.of(LEAVING).Generate(secret_request(), timeout=10))[0] == Status.UNAUTHENTICATED
     assert len(Answer.of(stream).token_ids) > 500
 
@@ -291,7 +291,7 @@ def test_a_key_without_priorities_cannot_go_before_the_default_class(guarded: Gu
     status, told = refusal(guarded.of(A).Generate(urgent, timeout=10))
     assert (status, told) == (
         Status.PERMISSION_DENIED,
-        "priority is -1, the API key allows 0 and larger: smaller is served first",
+        "priority must be at least 0 with this API key, not -1",
     )
     guarded.generate(later, A)
 
@@ -300,10 +300,10 @@ def test_samples_and_beams_of_one_request_do_not_get_past_a_limit_of_requests(gu
     samples, beams = secret_request(), secret_request()
     samples.sampling.temperature, samples.sampling.sample_count = 1.0, 2
     beams.beam_search.width = 3
-    for request, field in ((samples, "sampling.sample_count is 2"), (beams, "beam_search.width is 3")):
+    for request, field, count in ((samples, "sampling.sample_count", 2), (beams, "beam_search.width", 3)):
         status, told = refusal(guarded.of(SINGLE).Generate(request, timeout=10))
         assert status == Status.INVALID_ARGUMENT
-        assert told == f"{field}, tenant 'single' may have 1 sequences under way"
+        assert told == f"{field} must be at most 1, the limit of tenant 'single', not {count}"
 
 
 def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded: Guarded) -> None:
@@ -314,7 +314,7 @@ def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded
     assert status == Status.RESOURCE_EXHAUSTED
     assert request_ids[0] == "mine"
     assert request_ids[1], "one of the gateway's own"
-    assert told.startswith("1 sequences of tenant 'single' are under way, 1 is its limit")
+    assert told.startswith("1 sequences of tenant 'single' are in flight, its limit is 1")
     guarded.generate(secret_request(), A)
     first.cancel()
 

@@ -107,7 +107,7 @@ def timeout(seconds: float) -> Callable[[gateway_pb2.GenerateRequest], None]:
 
 
 OUT_OF_RANGE = [
-    ("no prompt", prompt(), "prompt", "missing"),
+    ("no prompt", prompt(), "prompt", "must be given"),
     ("an empty text", prompt(text=""), "prompt.text", "empty"),
     ("no token ids", prompt(token_ids={}), "prompt.token_ids", "empty"),
     ("no messages", prompt(chat={}), "prompt.chat.messages", "empty"),
@@ -128,8 +128,8 @@ OUT_OF_RANGE = [
     ("max_tokens 0", stopping(max_tokens=0), "stopping.max_tokens", "0"),
     ("negative max_tokens", stopping(max_tokens=-5), "stopping.max_tokens", "-5"),
     ("300 stop strings", stopping(stop_strings=["x"] * 300), "stopping.stop_strings", "300"),
-    ("an empty stop string", stopping(stop_strings=["x", ""]), "stopping.stop_strings[1]", "0 bytes"),
-    ("a stop string of 2000 bytes", stopping(stop_strings=["ö" * 1000]), "stopping.stop_strings[0]", "2000 bytes"),
+    ("an empty stop string", stopping(stop_strings=["x", ""]), "stopping.stop_strings[1]", "not 0"),
+    ("a stop string of 2000 bytes", stopping(stop_strings=["ö" * 1000]), "stopping.stop_strings[0]", "not 2000"),
     ("a stop token beyond the vocabulary", stopping(stop_token_ids=[3, 400]), "stopping.stop_token_ids[1]", "400"),
     ("a negative stop token", stopping(stop_token_ids=[-7]), "stopping.stop_token_ids[0]", "-7"),
     ("negative min_tokens", stopping(min_tokens=-1), "stopping.min_tokens", "-1"),
@@ -141,7 +141,7 @@ OUT_OF_RANGE = [
     ("a presence penalty that is no number", rules(presence_penalty=NAN), "logit_rules.presence_penalty", "nan"),
     ("an infinite frequency penalty", rules(frequency_penalty=-INFINITY), "logit_rules.frequency_penalty", "-inf"),
     ("a bias that is no number", rules(logit_bias={3: 1.0, 5: NAN}), "logit_rules.logit_bias[5]", "nan"),
-    ("a bias beyond the vocabulary", rules(logit_bias={400: 1.0}), "logit_rules.logit_bias[400]", "384"),
+    ("a bias beyond the vocabulary", rules(logit_bias={400: 1.0}), "logit_rules.logit_bias[400]", "383"),
     ("a bias of a negative token", rules(logit_bias={-2: 1.0}), "logit_rules.logit_bias[-2]", "-2"),
     ("an allowed token beyond", rules(allowed_token_ids=[3, 384]), "logit_rules.allowed_token_ids[1]", "384"),
     ("a negative allowed token", rules(allowed_token_ids=[-9]), "logit_rules.allowed_token_ids[0]", "-9"),
@@ -204,7 +204,7 @@ def test_a_prompt_longer_than_the_context_is_refused_before_it_is_tokenized(tiny
     request.prompt.token_ids.ids.extend([VOCABULARY] * (CONTEXT + 1))  # its ids are not checked either
     code, message, blamed = refuse(tiny_quire, request)
     assert (code, blamed) == (INVALID, "prompt.token_ids.ids")
-    assert message == f"prompt.token_ids.ids has {CONTEXT + 1} tokens, the model's context has {CONTEXT}"
+    assert message == f"prompt.token_ids.ids must have at most {CONTEXT} tokens, the model's context, not {CONTEXT + 1}"
 
 
 def test_an_unknown_model_is_not_found_by_any_call(tiny_quire: RunningQuire) -> None:

@@ -89,7 +89,7 @@ def test_a_request_beyond_the_limit_is_refused_at_once_with_a_retry_delay(quire:
         error: Any = failure(quire.gateway.Generate(prompt_request("one more", 5), timeout=CALL_SECONDS))
         assert all(call.is_active() for call in calls), "it waited for room"
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.details().startswith("5 sequences are under way, the limit is 5; there is room again in about ")
+        assert error.details().startswith("5 sequences are in flight, the limit is 5; retry in about ")
         assert told_to_wait(error) > 0
     assert [len(Answer.of(call).token_ids) for call in calls] == [5] * MAX_REQUESTS
     quire.generate(prompt_request("again", 5))
@@ -115,7 +115,7 @@ def test_queued_tokens_are_bounded_and_running_requests_do_not_count(quire: Runn
         wait_until(lambda: open_streams(quire) == others + 2, "they have been taken")
         error: Any = failure(quire.gateway.Generate(prompt_request("too much", LONG), timeout=CALL_SECONDS))
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "tokens wait, the limit is 4500" in error.details()
+        assert "tokens are queued, the limit is 4500" in error.details()
         assert told_to_wait(error) > 0
         for call in waiting:
             call.cancel()
@@ -145,8 +145,8 @@ def test_an_exceeded_deadline_is_counted_by_whether_the_request_was_queued_or_ru
             list(call)
         assert call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         if not by_call:
-            said = "waited in the queue" if phase == "queued" else "ran"
-            assert call.details() == f"timeout has passed while the request {said}"
+            state = "queued" if phase == "queued" else "running"
+            assert call.details() == f"timeout exceeded while the request was {state}"
         wait_until(lambda: sum(deadlines(quire).values()) > sum(before.values()), "it is counted")
     counted = {name: count - before[name] for name, count in deadlines(quire).items()}
     assert counted == {"queued": int(phase == "queued"), "running": int(phase == "running")}
@@ -213,8 +213,8 @@ def test_the_stream_of_a_slow_client_ends_with_the_reason(quire: RunningQuire) -
     error: Any = failure(unread.call)
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details() in (
-        f"nothing was read for more than {SLOW_SECONDS} s",
-        "more than 256 tokens waited for being read",
+        f"the client read nothing for more than {SLOW_SECONDS} s",
+        "the client left more than 256 tokens unread",
     )
     unread.close()
 

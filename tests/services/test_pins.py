@@ -95,13 +95,18 @@ class TestAdmin:
     @pytest.mark.parametrize(
         ("action", "code", "field", "words"),
         [
-            ({}, Status.INVALID_ARGUMENT, "action", "give one of pin_prefix, unpin_prefix"),
+            ({}, Status.INVALID_ARGUMENT, "action", "must be given: one of pin_prefix, unpin_prefix"),
             ({"pin_prefix": pin_prompt("")}, Status.INVALID_ARGUMENT, "pin_prefix.name", "name has 0 bytes"),
-            ({"pin_prefix": pin_prompt(text="")}, Status.INVALID_ARGUMENT, "pin_prefix.prompt.text", "is empty"),
+            (
+                {"pin_prefix": pin_prompt(text="")},
+                Status.INVALID_ARGUMENT,
+                "pin_prefix.prompt.text",
+                "must not be empty",
+            ),
             ({"pin_prefix": pin_prompt(text="Hi")}, Status.INVALID_ARGUMENT, "pin_prefix.prompt", "a block holds 16"),
             ({"pin_prefix": pin_prompt("other", TEXT[1:])}, Status.ALREADY_EXISTS, "pin_prefix.name", "is pinned"),
             ({"unpin_prefix": {"name": "q"}}, Status.NOT_FOUND, "unpin_prefix.name", "nothing is pinned as 'q'"),
-            ({"list_pinned": {}, "model": "nobody"}, Status.NOT_FOUND, "model", "'nobody' is not served"),
+            ({"list_pinned": {}, "model": "nobody"}, Status.NOT_FOUND, "model", "not 'nobody'"),
         ],
     )
     def test_unsupported_combinations_are_refused_by_their_field(
@@ -181,21 +186,21 @@ class TestFile:
         ("wrong", "words"),
         [
             ("x\n", "Expecting value"),
-            ("[]\n", "it is no JSON object"),
+            ("[]\n", "the line must be a JSON object"),
             (line(name="a"), "one of text, chat and token_ids"),
             (line(name="a", text="A", token_ids=[1]), "one of text, chat and token_ids"),
-            (line(text="A"), "name is missing"),
-            (line(name=3, text="A"), "name is 3, it must be a string"),
-            (line(name="a", text=3), "text is 3, it must be a string"),
-            (line(name="a", text="A", slat="s"), "'slat' is no field of it"),
-            (line(name="a", text=""), "prompt.text is empty"),
+            (line(text="A"), "name must be given"),
+            (line(name=3, text="A"), "name must be a string, not 3"),
+            (line(name="a", text=3), "text must be a string, not 3"),
+            (line(name="a", text="A", slat="s"), "unknown field 'slat'"),
+            (line(name="a", text=""), "prompt.text must not be empty"),
             (line(name="a", token_ids=["x"]), "token_ids: "),
             (line(name="a", chat=[{"role": "user", "contents": "x"}]), "chat: "),
-            (line(name="ok", text="A"), "name 'ok' is there already"),
+            (line(name="ok", text="A"), "name must be unique, 'ok' appears twice"),
         ],
     )
     def test_an_invalid_line_is_named(self, tmp_path: Path, wrong: str, words: str) -> None:
-        with pytest.raises(InvalidSetting, match="line 3 is wrong: ") as refused:
+        with pytest.raises(InvalidSetting, match="line 3: ") as refused:
             self.read(tmp_path, line(name="ok", text="A") + "\n" + wrong)
         assert words in str(refused.value)
 
@@ -203,7 +208,7 @@ class TestFile:
         process = launch("gateway", "--pinned-prompts", str(tmp_path / "none"))
         output, _ = process.communicate(timeout=START_SECONDS)
         assert process.returncode == 1
-        assert f"pinned_prompts is '{tmp_path}/none', which cannot be read" in output
+        assert f"pinned_prompts: cannot read '{tmp_path}/none'" in output
 
 
 def test_prompts_of_a_file_are_pinned_at_each_start_of_an_engine_and_survive_a_killed_kv_manager(
@@ -225,8 +230,8 @@ def test_prompts_of_a_file_are_pinned_at_each_start_of_an_engine_and_survive_a_k
     services = {name: start(name) for name in addresses}
     try:
         gateway = services["gateway"].output
-        assert "prompt has" in gateway.wait_for("'short' is not pinned")
-        gateway.wait_for("'system' is pinned: ")
+        assert "prompt has" in gateway.wait_for("pinning 'short' failed")
+        gateway.wait_for("pinned 'system': ")
         engine = services["engine"].output
         engine.wait_for("attached to the KV manager")
         seen = len(engine.lines)
@@ -240,6 +245,6 @@ def test_prompts_of_a_file_are_pinned_at_each_start_of_an_engine_and_survive_a_k
         seen = len(gateway.lines)
         services["engine"].kill()
         services["engine"] = start("engine")
-        gateway.wait_for("'system' is pinned: ", after=seen)
+        gateway.wait_for("pinned 'system': ", after=seen)
     finally:
         assert [service.close() for service in reversed(services.values())] == [0, 0, 0]

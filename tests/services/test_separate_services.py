@@ -178,7 +178,7 @@ def test_a_gateway_without_an_engine_is_live_but_not_ready_and_refuses_at_once(
     with pytest.raises(grpc.RpcError) as caught:
         list(gateway_pb2_grpc.GatewayStub(gateway.channel).Generate(prompt_request(PROMPT, 5), timeout=CALL_SECONDS))
     # A request that waited would fail with DEADLINE_EXCEEDED.
-    assert (caught.value.code(), caught.value.details()) == (UNAVAILABLE, "no engine is there yet")
+    assert (caught.value.code(), caught.value.details()) == (UNAVAILABLE, "no engine has connected yet")
 
 
 # Health and reflection

@@ -1,1 +1,1 @@
-"""Who may call, and how much at a time."""
+"""Authentication, limits of tenants, admission control, slow clients."""

@@ -1,8 +1,8 @@
-"""Who may come in: bounds on the requests under way and on the tokens that wait, and when to come again.
+"""Admission control: limits on requests in flight and queued tokens, and an estimate of when to retry.
 
-Nothing here waits, and no clock is read: the time is handed in, in seconds. A bound that was reached lets nobody in
-until what it counts has fallen to its lower mark. So the time until then is a sum over many departures, which can be
-foreseen; how, and with what little is known at first, is in docs/decisions/025-admission-control.md.
+Nothing here waits or reads a clock: callers pass the time, in seconds. A limit that was reached admits nothing until
+its level has fallen to the low watermark. The time until then is a sum over many departures, so it can be estimated.
+docs/decisions/025-admission-control.md explains the estimate.
 """
 
 from collections import deque
@@ -12,47 +12,47 @@ from dataclasses import dataclass
 from services.gateway.access.token_bound import ONE_SEQUENCE, Sequences
 from services.runtime.errors import Overloaded, RejectionReason
 
-# Of a bound. Lower marks make better predictions, higher ones use more of what the bound allows.
+# As a fraction of the limit. A lower mark makes estimates better, a higher one admits more.
 LOW_WATERMARK = 0.8
-# Retention over which throughput is measured, and so many that nothing need be made up.
-_RECENT, _ENOUGH = 64, 8
-# An answer takes as long: to come again earlier is of no use.
-_SOONEST_SECONDS = 0.01
+# Departures over which throughput is measured, and the number below which it is extrapolated.
+_RECENT_DEPARTURES, _MIN_DEPARTURES = 64, 8
+# A response takes about as long, so an earlier retry is of no use.
+_MIN_RETRY_SECONDS = 0.01
 
 
 class Throughput:
-    """What leaves a second while a bound is closed: nobody comes, and there is enough to do."""
+    """Measures departures per second while a limiter is closed, so that arrivals and idle time do not count."""
 
     def __init__(self) -> None:
-        self._counted_seconds = 0.0
-        self._counting_since: float | None = None
+        self._measured_seconds = 0.0
+        self._measuring_since: float | None = None
         self._departed = 0
-        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT + 1)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT_DEPARTURES + 1)
 
-    def count(self, counts: bool, now: float) -> None:
-        """Say whether the time from now on counts."""
-        self._counted_seconds = self._clock(now)
-        self._counting_since = now if counts else None
+    def set_measuring(self, measuring: bool, now: float) -> None:
+        """Start or stop the measurement."""
+        self._measured_seconds = self._clock(now)
+        self._measuring_since = now if measuring else None
 
-    def left(self, amount: int, now: float) -> None:
-        """Note that so much has left."""
-        if self._counting_since is not None:
+    def on_departure(self, amount: int, now: float) -> None:
+        """Count an amount that departed."""
+        if self._measuring_since is not None:
             self._departed += amount
             self._recent.append((self._clock(now), self._departed))
 
     def measured(self, now: float) -> tuple[int, int, float]:
-        """Return how many departures there were after the first of the recent ones, what left with them, and the time.
+        """Return the number of recent departures after the first, their amount, and the seconds since the first.
 
-        From a departure on: before the first of a burst can have ended, nothing leaves, however fast the engine is.
+        The first departure starts the measurement, because nothing can depart before a burst's first request ends.
         """
         if not self._recent:
             return 0, 0, 0.0
-        began, before = self._recent[0]
-        return len(self._recent) - 1, self._departed - before, self._clock(now) - began
+        start, before = self._recent[0]
+        return len(self._recent) - 1, self._departed - before, self._clock(now) - start
 
     def _clock(self, now: float) -> float:
-        since = self._counting_since
-        return self._counted_seconds + (0.0 if since is None else now - since)
+        since = self._measuring_since
+        return self._measured_seconds + (0.0 if since is None else now - since)
 
 
 @dataclass
@@ -62,105 +62,105 @@ class _Entry:
 
 
 class Limiter:
-    """A sum of amounts that is kept within a limit, and a forecast of when there is room again.
+    """Keeps a sum of amounts within a limit, and estimates when there is room again.
 
-    Whoever is alone fits, whatever the amount: else one that is larger than the limit would never be served.
+    A single entry is always admitted, or one larger than the limit would never run.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lower_mark = min(limit - 1, int(limit * LOW_WATERMARK))
+        self._low_watermark = min(limit - 1, int(limit * LOW_WATERMARK))
         self._entries: dict[object, _Entry] = {}  # oldest first
         self._closed = False
         self._throughput = Throughput()
-        self._stay_seconds = 0.0  # mean of those that left, the recent ones above all
+        self._stay_seconds = 0.0  # moving average over released entries
         self.level = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def seconds_until_room(self, amount: int, now: float) -> float | None:
-        """Return None when so much may come in now, else how long until it may; then the bound has closed."""
+    def retry_seconds(self, amount: int, now: float) -> float | None:
+        """Return None if `amount` fits now. Otherwise close, and return the estimated seconds until it fits."""
         room_at = max(0, self._limit - amount)
-        target = min(self._lower_mark, room_at)
+        target = min(self._low_watermark, room_at)
         if self.level <= (target if self._closed else room_at):
             return None
-        self._closed = self.level > self._lower_mark
-        self._throughput.count(self._closed, now)
+        self._closed = self.level > self._low_watermark
+        self._throughput.set_measuring(self._closed, now)
         return self.seconds_until(target, now)
 
     def seconds_until(self, target: int, now: float) -> float:
-        """Foresee how long it takes until the sum has fallen to `target`, if nothing comes in.
+        """Estimate the seconds until the level has fallen to `target`, without arrivals.
 
-        From the recent departures; where these are few, the rest is made up: all that is here leaves in the time that
-        those before it stayed, but no less than the oldest has been here already.
+        Uses the recent departures. If these are few, the missing ones are extrapolated: all entries depart within the
+        average stay of earlier entries, or the age of the oldest entry if that is longer.
         """
         if self.level <= target:
             return 0.0
         count, departed, seconds = self._throughput.measured(now)
-        missing, present = max(0, _ENOUGH - count), len(self._entries)
+        missing, present = max(0, _MIN_DEPARTURES - count), len(self._entries)
         stay = max(self._stay_seconds, now - next(iter(self._entries.values())).since)
-        departed_or_made_up = departed + missing * self.level / present
-        seconds_or_made_up = seconds + missing * stay / present
-        return max(_SOONEST_SECONDS, (self.level - target) * seconds_or_made_up / departed_or_made_up)
+        total_departed = departed + missing * self.level / present
+        total_seconds = seconds + missing * stay / present
+        return max(_MIN_RETRY_SECONDS, (self.level - target) * total_seconds / total_departed)
 
-    def enter(self, who: object, amount: int, now: float) -> None:
-        """Take somebody in; whether there is room has been asked."""
-        self._entries[who] = _Entry(amount, now)
+    def acquire(self, key: object, amount: int, now: float) -> None:
+        """Add an entry. The caller has checked that it fits."""
+        self._entries[key] = _Entry(amount, now)
         self._change(amount, now)
 
-    def correct(self, who: object, amount: int, now: float) -> None:
-        """Count another amount from now on. This is no departure: nothing was done."""
-        if entry := self._entries.get(who):
+    def resize(self, key: object, amount: int, now: float) -> None:
+        """Change the amount of an entry, if it is there. This is not a departure: no work was done."""
+        if entry := self._entries.get(key):
             difference, entry.amount = amount - entry.amount, amount
             self._change(difference, now)
 
-    def leave(self, who: object, now: float) -> None:
-        """Let somebody out; who is not in is ignored."""
-        if entry := self._entries.pop(who, None):
-            stayed = now - entry.since
-            self._stay_seconds += (stayed - self._stay_seconds) / (_ENOUGH if self._stay_seconds else 1)
-            self._throughput.left(entry.amount, now)
+    def release(self, key: object, now: float) -> None:
+        """Remove an entry, if it is there, as a departure."""
+        if entry := self._entries.pop(key, None):
+            stay = now - entry.since
+            self._stay_seconds += (stay - self._stay_seconds) / (_MIN_DEPARTURES if self._stay_seconds else 1)
+            self._throughput.on_departure(entry.amount, now)
             self._change(-entry.amount, now)
 
     def _change(self, difference: int, now: float) -> None:
         self.level += difference
-        self._closed = self._closed and self.level > self._lower_mark
-        self._throughput.count(self._closed, now)
+        self._closed = self._closed and self.level > self._low_watermark
+        self._throughput.set_measuring(self._closed, now)
 
 
-class AdmittedRequest:
-    """A request that was let in."""
+class AdmissionSlot:
+    """An admitted request's share of the limits."""
 
-    def __init__(self, bounds: "_Bounds") -> None:
-        self._bounds = bounds
-        self.waiting = True  # no engine has begun it
+    def __init__(self, limiters: "_Limiters") -> None:
+        self._limiters = limiters
+        self.queued = True  # until an engine starts the request
 
-    def weigh(self, tokens: int, now: float) -> None:
-        """Replace the upper limit of its tokens by their number."""
-        self._bounds.tokens.correct(self, tokens, now)
+    def set_tokens(self, tokens: int, now: float) -> None:
+        """Replace the upper bound of the request's tokens by a better one."""
+        self._limiters.tokens.resize(self, tokens, now)
 
-    def started(self, now: float) -> None:
-        """Its tokens wait no longer: an engine has begun it."""
-        self.waiting = False
-        self._bounds.tokens.leave(self, now)
+    def on_started(self, now: float) -> None:
+        """Release the queued tokens, because an engine has started the request."""
+        self.queued = False
+        self._limiters.tokens.release(self, now)
 
-    def leave(self, now: float) -> None:
-        """It has ended, however it did."""
-        self._bounds.tokens.leave(self, now)
-        self._bounds.requests.leave(self, now)
+    def release(self, now: float) -> None:
+        """Release everything at the end of the request."""
+        self._limiters.tokens.release(self, now)
+        self._limiters.requests.release(self, now)
 
 
 @dataclass(frozen=True)
-class _Bounds:
-    """What a request is counted in: all that are under way, and the tokens that wait for its model."""
+class _Limiters:
+    """`requests` counts sequences in flight of all models, `tokens` the queued tokens of one model."""
 
     requests: Limiter
     tokens: Limiter
 
 
 class AdmissionControl:
-    """Lets in `max_requests` sequences of requests, and of each model at most `max_queued_tokens` that wait."""
+    """Admits up to `max_requests` sequences in flight, and up to `max_queued_tokens` queued tokens of each model."""
 
     def __init__(self, max_requests: int, max_queued_tokens: int) -> None:
         self._max_requests = max_requests
@@ -170,48 +170,44 @@ class AdmissionControl:
 
     @property
     def requests(self) -> int:
-        """Requests under way."""
+        """Number of requests in flight."""
         return len(self._requests)
 
     def queued_tokens(self, model: str) -> int:
-        """Tokens that wait for a model."""
+        """Return the queued tokens of a model."""
         return self._tokens[model].level if model in self._tokens else 0
 
     def retain_models(self, models: Container[str]) -> None:
-        """Forget other models, of which nothing waits."""
-        self._tokens = {name: bound for name, bound in self._tokens.items() if name in models or len(bound)}
+        """Drop the limiters of other models that have no queued tokens."""
+        self._tokens = {name: limiter for name, limiter in self._tokens.items() if name in models or len(limiter)}
 
-    def admit(self, model: str, tokens: int, now: float, sequences: Sequences = ONE_SEQUENCE) -> AdmittedRequest:
-        """Let a request for a served model in, which runs so many sequences and weighs at most so many tokens.
-
-        Raises Overloaded, which says when there is room again.
-        """
-        bounds = _Bounds(self._requests, self._tokens.setdefault(model, Limiter(self._max_queued_tokens)))
-        self._check(bounds, tokens, sequences, now)
-        place = AdmittedRequest(bounds)
-        bounds.requests.enter(place, sequences.count, now)
-        bounds.tokens.enter(place, tokens, now)
-        return place
+    def admit(self, model: str, tokens: int, now: float, sequences: Sequences = ONE_SEQUENCE) -> AdmissionSlot:
+        """Admit a request for a served model; `tokens` is its upper bound. Raises Overloaded with the retry time."""
+        limiters = _Limiters(self._requests, self._tokens.setdefault(model, Limiter(self._max_queued_tokens)))
+        self._check(limiters, tokens, sequences, now)
+        slot = AdmissionSlot(limiters)
+        limiters.requests.acquire(slot, sequences.count, now)
+        limiters.tokens.acquire(slot, tokens, now)
+        return slot
 
     def seconds_until_next_end(self, now: float) -> float:
-        """Foresee when the next of the requests under way ends."""
+        """Estimate the seconds until a request in flight ends."""
         return self._requests.seconds_until(self._requests.level - 1, now)
 
-    def _check(self, bounds: _Bounds, tokens: int, sequences: Sequences, now: float) -> None:
+    def _check(self, limiters: _Limiters, tokens: int, sequences: Sequences, now: float) -> None:
         waits = [
-            bounds.requests.seconds_until_room(sequences.count, now),
-            bounds.tokens.seconds_until_room(tokens, now),
+            limiters.requests.retry_seconds(sequences.count, now),
+            limiters.tokens.retry_seconds(tokens, now),
         ]
         seconds = max((wait for wait in waits if wait is not None), default=None)
         if seconds is None:
             return
         if waits[0] is not None:
-            what = f"{self._requests.level} sequences are under way, the limit is {self._max_requests}"
+            message = f"{self._requests.level} sequences are in flight, the limit is {self._max_requests}"
             if sequences.count > 1:
-                what += f", and {sequences.field} is {sequences.count}"
-            refusal = RejectionReason.MAX_REQUESTS
+                message += f", and {sequences.field} is {sequences.count}"
+            reason = RejectionReason.MAX_REQUESTS
         else:
-            what = f"{bounds.tokens.level} tokens wait, the limit is {self._max_queued_tokens}"
-            refusal = RejectionReason.MAX_QUEUED_TOKENS
-        message = f"{what}; there is room again in about {seconds:.2g} s"
-        raise Overloaded(message, retry_seconds=seconds, rejection=refusal)
+            message = f"{limiters.tokens.level} tokens are queued, the limit is {self._max_queued_tokens}"
+            reason = RejectionReason.MAX_QUEUED_TOKENS
+        raise Overloaded(f"{message}; retry in about {seconds:.2g} s", retry_seconds=seconds, rejection=reason)

@@ -1,4 +1,4 @@
-"""Refuses the gateway's calls that come without a valid API key, before anything of them is parsed."""
+"""Rejects gRPC calls without a valid API key, before their request is parsed."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -17,7 +17,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AuthInterceptor(HandlerInterceptor):
-    """Asks for a key in every call of the gateway's service. Health and reflection stay open."""
+    """Authenticates every call of the gateway's service. Health and reflection need no key."""
 
     service = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 
@@ -25,27 +25,27 @@ class AuthInterceptor(HandlerInterceptor):
         self._authenticate = authenticate
 
     def wrap_handler(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
-        """Pass a call on, or give it a handler that refuses it."""
+        """Return the handler, or one that rejects the call."""
         del method
         try:
             self._authenticate(authorization_of(metadata))
         except ServiceError as error:
-            return _refusing(handler, error)
+            return _rejecting(handler, error)
         return handler
 
 
 def authorization_of(metadata: Metadata) -> str | None:
-    """Return the value of `authorization` in the metadata of a call; None without one, or with several."""
+    """Return the value of `authorization` in a call's metadata; None if absent or given several times."""
     return value_of("authorization", metadata)
 
 
-def value_of(wanted: str, metadata: Metadata) -> str | None:
-    """Return the text under a name in the metadata of a call; None without one, or with several."""
-    values = [value for name, value in metadata or () if name == wanted]
+def value_of(key: str, metadata: Metadata) -> str | None:
+    """Return the text value of a key in a call's metadata; None if absent or given several times."""
+    values = [value for name, value in metadata or () if name == key]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else None
 
 
-def _refusing(handler: Handler, error: ServiceError) -> Handler:
+def _rejecting(handler: Handler, error: ServiceError) -> Handler:
     async def call(_request: bytes, context: _Context) -> None:
         async with abort_on_error(context):
             raise error

@@ -1,4 +1,4 @@
-"""Who calls: by the API keys of a file, which is read again when it changes; or anyone, where there is no file."""
+"""Authenticates callers by the API keys of a file, which is reloaded when it changes."""
 
 import asyncio
 import logging
@@ -18,10 +18,10 @@ log = logging.getLogger("quire.gateway")
 
 
 class Authentication:
-    """The keys that count now. Tells `tenants` the limits that the file states."""
+    """Holds the current API keys, and sets the limits of `tenants`. Without a file, every caller is anonymous."""
 
     def __init__(self, path: str, tenants: Tenants, clock: Callable[[], float] = time.time) -> None:
-        """Read the file; an empty path asks nobody for a key. Raises InvalidSetting.
+        """Read the file; with an empty path no key is needed. Raises InvalidSetting.
 
         `clock` is in seconds since 1970.
         """
@@ -31,18 +31,18 @@ class Authentication:
         self._keys: ApiKeys | None = None
         if path:
             self._version = version_of(path)
-            self._take(read(path))
+            self._set(read(path))
 
     def authenticate(self, authorization: str | None) -> Caller:
-        """Return who sent this value of `authorization`. Raises Unauthenticated."""
+        """Return the caller for a value of `authorization`. Raises Unauthenticated."""
         if self._keys is None:
             return ANONYMOUS
         return self._keys.caller(authorization, self._clock())
 
     async def follow(self) -> None:
-        """Read the file again whenever it changes, until cancelled. A wrong one changes nothing but the log.
+        """Reload the file whenever it changes, until cancelled. An invalid file is logged and changes nothing.
 
-        What runs goes on, also with a key that is there no more.
+        Requests in flight continue, even if their key was removed.
         """
         while self._path:
             await asyncio.sleep(_POLL_SECONDS)
@@ -51,15 +51,15 @@ class Authentication:
                 continue
             self._version = version
             try:
-                self._take(await asyncio.to_thread(read, self._path))
+                self._set(await asyncio.to_thread(read, self._path))
             except InvalidSetting as error:
-                log.error("the API keys stay as they were: %s", error)
+                log.error("the API keys were not reloaded: %s", error)
             else:
-                log.info("%s API keys were read", len(self._keys or ()))
+                log.info("%s API keys were loaded", len(self._keys or ()))
 
-    def _take(self, keys: ApiKeys) -> None:
+    def _set(self, keys: ApiKeys) -> None:
         self._keys = keys
-        self._tenants.limit(keys.limits)
+        self._tenants.set_limits(keys.limits)
 
 
 def read(path: str) -> ApiKeys:
@@ -67,5 +67,5 @@ def read(path: str) -> ApiKeys:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSetting(f"api_keys is {path!r}, which cannot be read: {error}") from error
+        raise InvalidSetting(f"api_keys: cannot read {path!r}: {error}") from error
     return parse(text, path)

@@ -1,4 +1,4 @@
-"""Who calls the gateway."""
+"""Callers of the gateway, and the origin of their requests."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from services.runtime.errors import PermissionDenied
 
 @dataclass(frozen=True)
 class Caller:
-    """The one whose API key came with a call. `tenant` is empty where no keys are asked for.
+    """The owner of a call's API key. `tenant` is empty if no keys are needed.
 
-    `best_priority` is the smallest, which is served first, that its requests may have; None: any.
+    `best_priority` is the smallest priority that its requests may have; smaller is served first. None: any.
     """
 
     tenant: str = ""
@@ -19,13 +19,13 @@ class Caller:
     def require_operator(self) -> None:
         """Raise PermissionDenied unless the key is an operator's."""
         if not self.operator:
-            raise PermissionDenied("the API key is not an operator's")
+            raise PermissionDenied("the API key must be an operator's")
 
     def check_priority(self, priority: int) -> None:
-        """Raise PermissionDenied where a request of this priority would be served before those that the key allows."""
+        """Raise PermissionDenied if the priority is better than the key allows."""
         if self.best_priority is not None and priority < self.best_priority:
             raise PermissionDenied(
-                f"priority is {priority}, the API key allows {self.best_priority} and larger: smaller is served first",
+                f"priority must be at least {self.best_priority} with this API key, not {priority}",
                 "priority",
             )
 
@@ -35,9 +35,9 @@ ANONYMOUS = Caller()
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a request comes from: who calls, over `grpc` or `http`, and the trace that the call belongs to.
+    """Origin of a request: its caller, its protocol (`grpc` or `http`), its trace, and its call's deadline.
 
-    `seconds_left` is the call's own deadline. `trace_parent` is what W3C's `traceparent` said, if anything.
+    `trace_parent` is the value of W3C's `traceparent`, or empty. `seconds_left` is the time to the call's deadline.
     """
 
     caller: Caller = ANONYMOUS

@@ -1,7 +1,7 @@
-"""Ends the calls of clients that do not read what is sent to them.
+"""Ends calls whose clients do not read their responses.
 
-A call that writes into the full window of a client's connection waits there, whatever the protocol. One task looks once
-a second for those that have waited too long; it ends the request at the engine and cancels the task that waits.
+A write blocks while the flow-control window of the client's connection is full, over gRPC and HTTP alike. One task
+checks all streams once a second. It cancels the request of a blocked stream at the engine, and the task that writes.
 """
 
 import asyncio
@@ -12,88 +12,88 @@ from weakref import WeakSet
 
 from services.runtime.errors import SlowClient
 
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 
 
-class Stoppable(Protocol):
-    """What works for a client."""
+class SlowClientListener(Protocol):
+    """Produces the responses for a client."""
 
     def on_slow_client(self) -> None:
-        """Stop working."""
+        """Stop producing."""
 
 
-class Reader:
-    """A client, as seen from the task that writes to it."""
+class ClientStream:
+    """Measures how long writes to one client block."""
 
-    def __init__(self, generation: Stoppable, on_slow: Callable[[], None], clock: Callable[[], float]) -> None:
-        self._generation = generation
+    def __init__(self, producer: SlowClientListener, on_slow: Callable[[], None], clock: Callable[[], float]) -> None:
+        self._producer = producer
         self._on_slow = on_slow
         self._clock = clock
-        self._task: asyncio.Task[Any] | None = None
-        self._writing_since: float | None = None
+        self._writer: asyncio.Task[Any] | None = None
+        self._write_started: float | None = None
 
-    def begin(self) -> None:
-        """The present task begins to write."""
-        self._task = asyncio.current_task()
-        self._writing_since = self._clock()
+    def begin_write(self) -> None:
+        """Mark the start of a write by the current task."""
+        self._writer = asyncio.current_task()
+        self._write_started = self._clock()
 
-    def end(self) -> None:
-        """What was written has been taken."""
-        self._writing_since = None
+    def end_write(self) -> None:
+        """Mark the end of the write."""
+        self._write_started = None
 
-    def waiting_seconds(self) -> float:
-        """How long the write under way has taken so far; 0 without one."""
-        return 0.0 if self._writing_since is None else self._clock() - self._writing_since
+    def blocked_seconds(self) -> float:
+        """Return the duration of the current write; 0 without one."""
+        return 0.0 if self._write_started is None else self._clock() - self._write_started
 
-    def give_up(self) -> "asyncio.Task[Any] | None":
-        """Stop the work for it, and the task that writes; return that."""
-        self._writing_since = None
+    def cancel(self) -> "asyncio.Task[Any] | None":
+        """Stop the producer, and cancel the task that writes; return that task."""
+        self._write_started = None
         self._on_slow()
-        self._generation.on_slow_client()
-        if self._task is not None:
-            self._task.cancel()
-        return self._task
+        self._producer.on_slow_client()
+        if self._writer is not None:
+            self._writer.cancel()
+        return self._writer
 
 
 class SlowClients:
     """Watches the clients of all streams. `clock` is the event loop's, in seconds."""
 
-    def __init__(self, patience_seconds: float, clock: Callable[[], float]) -> None:
-        self._patience_seconds = patience_seconds
+    def __init__(self, timeout_seconds: float, clock: Callable[[], float]) -> None:
+        self._timeout_seconds = timeout_seconds
         self._clock = clock
-        self._readers: set[Reader] = set()
-        self._given_up: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._streams: set[ClientStream] = set()
+        self._cancelled: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     @contextmanager
-    def watched(self, generation: Stoppable, on_slow: Callable[[], None]) -> Iterator[Reader]:
-        """Watch a client for as long as it is served; `on_slow` is called if it is slow."""
-        reader = Reader(generation, on_slow, self._clock)
-        self._readers.add(reader)
+    def watched(self, producer: SlowClientListener, on_slow: Callable[[], None]) -> Iterator[ClientStream]:
+        """Watch a client inside the block; call `on_slow` if it is slow."""
+        stream = ClientStream(producer, on_slow, self._clock)
+        self._streams.add(stream)
         try:
-            yield reader
+            yield stream
         except SlowClient:
             on_slow()
             raise
         finally:
-            self._readers.discard(reader)
+            self._streams.discard(stream)
 
     @contextmanager
-    def named(self) -> Iterator[None]:
-        """Make a SlowClient of the cancellation of a task that wrote to a slow client."""
+    def translated(self) -> Iterator[None]:
+        """Translate the cancellation of a blocked write to SlowClient."""
         try:
             yield
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is None or task not in self._given_up:
+            if task is None or task not in self._cancelled:
                 raise
-            self._given_up.discard(task)
+            self._cancelled.discard(task)
             task.uncancel()
-            raise SlowClient(f"nothing was read for more than {self._patience_seconds:g} s") from None
+            raise SlowClient(f"the client read nothing for more than {self._timeout_seconds:g} s") from None
 
     async def run(self) -> None:
-        """Look after all of them until cancelled."""
+        """Check all streams once a second, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            for reader in [one for one in self._readers if one.waiting_seconds() > self._patience_seconds]:
-                if (task := reader.give_up()) is not None:
-                    self._given_up.add(task)
+            await asyncio.sleep(_CHECK_SECONDS)
+            for stream in [one for one in self._streams if one.blocked_seconds() > self._timeout_seconds]:
+                if (task := stream.cancel()) is not None:
+                    self._cancelled.add(task)

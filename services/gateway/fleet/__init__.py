@@ -1,1 +1,1 @@
-"""The engines behind a gateway: discovery, routing, dispatch."""
+"""A gateway's engines: discovery, links, routing, dispatch."""

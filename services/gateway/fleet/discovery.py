@@ -1,4 +1,4 @@
-"""Where the engines are: a list of addresses, some of them names that stand for several."""
+"""Engine discovery: a list of addresses, and DNS names that resolve to several."""
 
 import asyncio
 import logging
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from services.runtime.settings import InvalidSetting
 
 _DNS = "dns:"
-_LAST_PORT = 65535
+_MAX_PORT = 65535
 
 log = logging.getLogger("quire.gateway")
 
 
 @dataclass(frozen=True)
 class EngineAddresses:
-    """What the setting says: addresses as they are, and names with a port, whose addresses can change."""
+    """The setting `engines`: fixed addresses, and DNS names with their port."""
 
     addresses: tuple[str, ...]
     names: tuple[tuple[str, int], ...]
 
     @classmethod
     def of(cls, setting: str) -> "EngineAddresses":
-        """Read a list with commas, such as `10.0.0.7:50052,dns:engines:50052`. Raises InvalidSetting."""
+        """Parse a comma-separated list such as `10.0.0.7:50052,dns:engines:50052`. Raises InvalidSetting."""
         entries = [entry.strip() for entry in setting.split(",")]
         if not all(entries):
-            raise InvalidSetting(f"engines is {setting!r}, it must be addresses with commas between them")
+            raise InvalidSetting(f"engines must be addresses separated by commas, not {setting!r}")
         named = [entry.removeprefix(_DNS) for entry in entries if entry.startswith(_DNS)]
         plain = [entry for entry in entries if not entry.startswith(_DNS)]
         return cls(tuple(dict.fromkeys(plain)), tuple(dict.fromkeys(map(_name_and_port, named))))
@@ -34,36 +34,36 @@ class EngineAddresses:
 
 def _name_and_port(entry: str) -> tuple[str, int]:
     name, _, port = entry.rpartition(":")
-    if not (name and port.isdecimal() and 0 < int(port) <= _LAST_PORT):
-        raise InvalidSetting(f"engines has {_DNS}{entry}, it must be {_DNS}NAME:PORT")
+    if not (name and port.isdecimal() and 0 < int(port) <= _MAX_PORT):
+        raise InvalidSetting(f"engines must name a host and port as {_DNS}NAME:PORT, not {_DNS}{entry}")
     return name, int(port)
 
 
-async def discovered(places: EngineAddresses, every_seconds: float) -> AsyncIterator[Mapping[str, str]]:
-    """Yield the addresses of the engines, and again each time that they have changed.
+async def watch_addresses(engines: EngineAddresses, interval_seconds: float) -> AsyncIterator[Mapping[str, str]]:
+    """Yield the engines' addresses now and after each change.
 
-    Each comes with the name that it was found by, which is empty for those that were given as addresses. Names are
-    looked up again that often. A name that cannot be looked up keeps the addresses that it had.
+    Each address maps to the DNS name that resolved to it, or to "" if it was configured as an address. Names are
+    resolved again every `interval_seconds`. If that fails, the name keeps its previous addresses.
     """
-    found: dict[tuple[str, int], frozenset[str]] = {}
-    sent: Mapping[str, str] | None = None
+    resolved: dict[tuple[str, int], frozenset[str]] = {}
+    previous: Mapping[str, str] | None = None
     while True:
-        for name in places.names:
-            found[name] = await _addresses(*name, found.get(name, frozenset()))
-        by_name = {address: name for (name, _), addresses in reversed(found.items()) for address in addresses}
-        now = by_name | dict.fromkeys(places.addresses, "")
-        if now != sent:
-            sent = now
-            yield now
-        await asyncio.sleep(every_seconds)
+        for name in engines.names:
+            resolved[name] = await _resolve(*name, resolved.get(name, frozenset()))
+        by_name = {address: name for (name, _), addresses in reversed(resolved.items()) for address in addresses}
+        current = by_name | dict.fromkeys(engines.addresses, "")
+        if current != previous:
+            previous = current
+            yield current
+        await asyncio.sleep(interval_seconds)
 
 
-async def _addresses(name: str, port: int, before: frozenset[str]) -> frozenset[str]:
+async def _resolve(name: str, port: int, previous: frozenset[str]) -> frozenset[str]:
     try:
         rows = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        log.log(logging.WARNING if before else logging.DEBUG, "%s cannot be looked up: %s", name, error)
-        return before
+        log.log(logging.WARNING if previous else logging.DEBUG, "cannot resolve %s: %s", name, error)
+        return previous
     return frozenset(_address(row[4][0], port) for row in rows)
 
 

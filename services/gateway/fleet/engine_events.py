@@ -1,4 +1,4 @@
-"""The events of one request at an engine, and what they mean for it."""
+"""The events of one request from its engine, and the errors and failovers that they lead to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,23 +31,23 @@ _FAILURES: dict[int, type[ServiceError]] = {
     engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
     engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
 }
-_LATE = {engine_pb2.FAILURE_REASON_DEADLINE: True, engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: False}
-_BLAMED = {engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint"}
-_REFUSED_HERE_ONLY = (engine_pb2.REFUSAL_REASON_QUEUE_FULL, engine_pb2.REFUSAL_REASON_UNAVAILABLE)
+_STARTED_AT_DEADLINE = {engine_pb2.FAILURE_REASON_DEADLINE: True, engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: False}
+_INVALID_FIELDS = {engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint"}
+_REFUSED_BY_THIS_ENGINE_ONLY = (engine_pb2.REFUSAL_REASON_QUEUE_FULL, engine_pb2.REFUSAL_REASON_UNAVAILABLE)
 
 
 class FailoverReason(Enum):
-    """Why another engine has to go on with a request."""
+    """Why a request continues at another engine. The values are labels of metrics."""
 
-    LOST = "lost"  # the link broke, or the engine said nothing for too long
-    DRAINED = "drained"  # it stopped before the request had ended
-    NO_KV_MANAGER = "no-kvmanager"  # it was without its KV manager for too long
-    REFUSED = "refused"  # its queue is full, it drains, or has the request still from a link that broke
+    LOST = "lost"  # the link broke or timed out
+    DRAINED = "drained"  # the engine shut down before the request ended
+    NO_KV_MANAGER = "no-kvmanager"  # the engine was disconnected from its KV manager for too long
+    REFUSED = "refused"  # full queue, draining, or the id is still live there from a broken link
 
 
 @dataclass(frozen=True)
 class Failover:
-    """An engine that cannot go on with a request; the error is the client's if no other engine can."""
+    """A request that its engine cannot finish. The client gets `error` if no other engine can either."""
 
     reason: FailoverReason
     error: ServiceError
@@ -55,7 +55,7 @@ class Failover:
 
 @dataclass
 class EventBatch:
-    """Events that came together, in the order in which a client is sent them."""
+    """Events read together. The fields are in the order in which their responses are sent to the client."""
 
     started: engine_pb2.RequestStarted | None = None
     prompts: list[engine_pb2.PromptScores] = field(default_factory=list)
@@ -67,7 +67,7 @@ class EventBatch:
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> "EventBatch":
-        """Sort events."""
+        """Group events by kind."""
         batch = cls()
         for event in events:
             match event:
@@ -87,18 +87,18 @@ class EventBatch:
         return batch
 
 
-def refusal(refused: engine_pb2.RequestRefused) -> Failover:
-    """Return what a refusal means where another engine may take the request. Raises what every engine would say."""
+def failover_after_refusal(refused: engine_pb2.RequestRefused) -> Failover:
+    """Return the failover for a refusal that other engines may not share. Raises the ServiceError of any other."""
     error = _REFUSALS.get(refused.reason, GenerationFailed)(refused.detail, refused.field)
-    # Of a first attempt, the id is another request's; of a later one, it may be this one's before the link broke.
-    again = refused.reason == engine_pb2.REFUSAL_REASON_ALREADY_EXISTS and refused.attempt > 1
-    if again or refused.reason in _REFUSED_HERE_ONLY:
+    # A live id belongs to another request on the first attempt; later, it may be this one's from a broken link.
+    still_live = refused.reason == engine_pb2.REFUSAL_REASON_ALREADY_EXISTS and refused.attempt > 1
+    if still_live or refused.reason in _REFUSED_BY_THIS_ENGINE_ONLY:
         return Failover(FailoverReason.REFUSED, error)
     raise error
 
 
-def abandonment(finished: engine_pb2.RequestFinished, open_samples: Sequence[bool]) -> Failover | None:
-    """Return why the engine gave up a request, samples of which are still open, though another one could go on."""
+def failover_after_finish(finished: engine_pb2.RequestFinished, open_samples: Sequence[bool]) -> Failover | None:
+    """Return the failover if the engine ended open samples that another engine can continue."""
     reasons = {end.reason for end, is_open in zip(finished.samples, open_samples, strict=True) if is_open}
     if decoding_pb2.FINISH_REASON_CANCELLED in reasons:
         return Failover(FailoverReason.DRAINED, Unavailable("the engine is shutting down"))
@@ -107,15 +107,15 @@ def abandonment(finished: engine_pb2.RequestFinished, open_samples: Sequence[boo
     return None
 
 
-def failure(finished: engine_pb2.RequestFinished) -> ServiceError:
-    """Return the error of a request that failed."""
-    if finished.failure in _LATE:
-        return late(began=_LATE[finished.failure])
+def failure_error(finished: engine_pb2.RequestFinished) -> ServiceError:
+    """Return the error for a request that failed at its engine."""
+    if finished.failure in _STARTED_AT_DEADLINE:
+        return deadline_error(started=_STARTED_AT_DEADLINE[finished.failure])
     kind = _FAILURES.get(finished.failure, GenerationFailed)
-    return kind(finished.detail, _BLAMED.get(finished.failure, ""))
+    return kind(finished.detail, _INVALID_FIELDS.get(finished.failure, ""))
 
 
-def late(*, began: bool) -> DeadlineExceeded:
-    """Return the error of a request whose time is over, whoever noticed it; `began`: an engine had begun it."""
-    phase = "ran" if began else "waited in the queue"
-    return DeadlineExceeded(f"timeout has passed while the request {phase}", "timeout")
+def deadline_error(*, started: bool) -> DeadlineExceeded:
+    """Return the error for an exceeded deadline; `started`: an engine had started the request."""
+    phase = "was running" if started else "was queued"
+    return DeadlineExceeded(f"timeout exceeded while the request {phase}", "timeout")

@@ -32,9 +32,9 @@ from services.runtime.tls import ClientTLS
 
 _DESCRIBE_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
-_HANDED_OVER_AT_ONCE = 32
+_EVENTS_PER_SLICE = 32
 
-# What Engine.Admin ends with; all else is the engine's fault.
+# Errors of Engine.Admin by status; other statuses are faults of the engine.
 _ADMIN_ERRORS: dict[grpc.StatusCode, type[ServiceError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidField,
     grpc.StatusCode.NOT_FOUND: UnknownPin,
@@ -49,31 +49,31 @@ log = logging.getLogger("quire.gateway")
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """How engines are reached and watched.
+    """Options for all links of a gateway.
 
-    One that says nothing for `timeout_seconds` counts as gone; its work is remembered for about `work_seconds`. So many
-    tokens of a request may wait to be read. `observer` receives how long it takes to end a request.
+    A link without a message for `timeout_seconds` is closed. Recent load decays over `load_window_seconds`. At most
+    `max_buffered_tokens` of a request stay unread.
     """
 
     timeout_seconds: float
-    work_seconds: float
+    load_window_seconds: float
     tls: ClientTLS | None = None
     max_buffered_tokens: int = 4096
     observer: FleetObserver = field(default_factory=FleetObserver)
 
 
 class EngineListener(Protocol):
-    """Receives an engine's description before anything is sent to it, and may refuse it by raising Unavailable."""
+    """Receives an engine's description before any request is sent; raises Unavailable to reject the engine."""
 
     async def on_engine(self, description: pb.GetEngineResponse, stub: "pb_grpc.EngineAsyncStub") -> None:
-        """Make ready what requests for the engine need."""
+        """Prepare for requests to the engine."""
 
 
 class EngineLink:
-    """Keeps the stream to one engine, and hands its events to the requests concerned."""
+    """Keeps a stream to one engine open and delivers its events to their requests."""
 
     def __init__(self, address: str, options: LinkOptions, listener: EngineListener, name: str = "") -> None:
-        """Remember where the engine is, and the host's name that its certificate has then; `run` connects."""
+        """`name` is the DNS name that the engine's certificate must have; `run` connects."""
         self.address = address
         self._tls = options.tls and options.tls.with_server_name(name)
         self._listener = listener
@@ -84,26 +84,26 @@ class EngineLink:
         self._stub: pb_grpc.EngineAsyncStub | None = None
         self._request_blocks = 0
         self.draining = False
-        self.without_kvmanager = False  # for so long that requests fail there
-        self.work = LoadEstimate(options.work_seconds)
-        self.sessions = 0  # how often the engine came up
-        self._unused_for = ""  # why it was not used, when it was tried last
+        self.without_kvmanager = False  # long enough that its requests fail
+        self.load = LoadEstimate(options.load_window_seconds)
+        self.sessions = 0  # connections so far
+        self._rejection = ""  # why the listener rejected the engine the last time
         self.readiness = Readiness()
         self._retired = False
         self._changed = asyncio.Event()
 
     @property
     def accepts_requests(self) -> bool:
-        """Whether the engine is there with its KV manager, and neither it nor the link is about to go."""
+        """Whether the engine is connected, has its KV manager, and neither it nor this link is draining."""
         return self.readiness.ready and not (self.draining or self.without_kvmanager or self._retired)
 
     def retire(self) -> None:
-        """Take no more requests; those that run go on."""
+        """Accept no new requests; those in flight continue."""
         self._retired = True
         self._notify()
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield at once, and each time that `accepts_requests`, `readiness` or `idle` may have changed."""
+        """Yield now and whenever `accepts_requests`, `readiness` or `idle` may have changed."""
         while True:
             changed = self._changed
             yield
@@ -111,29 +111,29 @@ class EngineLink:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no request of this gateway."""
+        """Whether no request of this gateway is in flight."""
         return not len(self._requests)
 
     @property
     def requests(self) -> int:
-        """Requests that the engine has: those of this gateway, and those of others when it last reported."""
-        return len(self._requests) + self.work.requests_of_others
+        """Count of this gateway's requests in flight, and other gateways' requests in the engine's latest report."""
+        return len(self._requests) + self.load.requests_of_others
 
     def description(self) -> pb.GetEngineResponse:
-        """Return the engine's description. Raises Unavailable while it is away."""
+        """Return the engine's description. Raises Unavailable while disconnected."""
         if self._description is None:
-            raise Unavailable(f"the engine at {self.address} is away")
+            raise Unavailable(f"the engine at {self.address} is not connected")
         return self._description
 
     @property
     def request_blocks(self) -> int:
-        """Blocks that one request can have at most. Raises Unavailable while the engine is away."""
+        """Maximum number of blocks of one request. Raises Unavailable while disconnected."""
         return self._request_blocks or self.description().device_blocks
 
     async def administer(self, request: pb.EngineAdminRequest, timeout: float) -> pb.EngineAdminResponse:
-        """Change what the engine has pinned, within so many seconds. Raises a ServiceError."""
+        """Call Engine.Admin; `timeout` is in seconds. Raises a ServiceError."""
         self.description()
-        assert self._stub is not None, "an engine that describes itself can be called"
+        assert self._stub is not None, "set together with the description"
         try:
             response = await self._stub.Admin(request, timeout=timeout)
         except grpc.aio.AioRpcError as error:
@@ -144,22 +144,22 @@ class EngineLink:
         return response
 
     def submit(self, submission: pb.Submission) -> RequestStream:
-        """Give a request to the engine, as InFlightRequests does it. Raises Unavailable while the engine is away."""
+        """Send a request to the engine. Raises RequestExists, or Unavailable while disconnected."""
         self.description()
         return self._requests.submit(submission)
 
-    def cancel(self, ticket: RequestStream, reason: pb.CancelReason.ValueType, sample: int | None = None) -> None:
-        """End a request at the engine, or one sample of it; its RequestFinished still comes."""
-        self._requests.cancel(ticket, reason, sample)
+    def cancel(self, stream: RequestStream, reason: pb.CancelReason.ValueType, sample: int | None = None) -> None:
+        """Cancel a request or one of its samples at the engine; its RequestFinished still follows."""
+        self._requests.cancel(stream, reason, sample)
 
-    def forget(self, ticket: RequestStream) -> None:
-        """Drop whatever else comes for a request; its id is free."""
-        self._requests.forget(ticket, asyncio.get_running_loop().time())
+    def release(self, stream: RequestStream) -> None:
+        """Drop further events of a request; its id can be used again."""
+        self._requests.release(stream, asyncio.get_running_loop().time())
         if self.idle:
             self._notify()
 
     async def run(self) -> None:
-        """Connect, and connect again after each loss, until cancelled."""
+        """Connect, and reconnect after each disconnect, until cancelled."""
         failures = 0
         while True:
             connected = await self._connect_once()
@@ -167,63 +167,63 @@ class EngineLink:
             await asyncio.sleep(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])
 
     async def _connect_once(self) -> bool:
-        """Hold one stream until it ends; return whether it was up."""
+        """Run one session; return whether it was established."""
         try:
             async with transport.channel(self.address, tls=self._tls) as channel:
-                await self._converse(pb_grpc.EngineStub(channel))
+                await self._run_session(pb_grpc.EngineStub(channel))
         except grpc.aio.AioRpcError as error:
-            log.log(self._loss_level(), "engine at %s: %s", self.address, error.details())
+            log.log(self._disconnect_level(), "engine at %s: %s", self.address, error.details())
         except Unavailable as error:
-            level = logging.DEBUG if str(error) == self._unused_for else logging.WARNING  # it is tried every 1.6 s
-            self._unused_for = str(error)
+            level = logging.DEBUG if str(error) == self._rejection else logging.WARNING  # retries repeat it
+            self._rejection = str(error)
             log.log(level, "engine at %s is not used: %s", self.address, error)
         except TimeoutError:
-            log.log(self._loss_level(), "engine at %s: no word for %s s", self.address, self._timeout_seconds)
+            log.log(self._disconnect_level(), "engine at %s: no message for %s s", self.address, self._timeout_seconds)
         finally:
-            was_up = self.readiness.ready
+            connected = self.readiness.ready
             self.readiness.set(False)
             self._description = self._stub = None
             self._request_blocks = 0
             self.draining = self.without_kvmanager = False
-            self.work.end_session()
-            self._requests.lose()
+            self.load.on_disconnected()
+            self._requests.disconnect()
             self._notify()
-        return was_up
+        return connected
 
-    def _loss_level(self) -> int:
+    def _disconnect_level(self) -> int:
         return logging.WARNING if self.readiness.ready else logging.DEBUG
 
-    async def _converse(self, stub: "pb_grpc.EngineAsyncStub") -> None:
+    async def _run_session(self, stub: "pb_grpc.EngineAsyncStub") -> None:
         description = await stub.GetEngine(pb.GetEngineRequest(), timeout=_DESCRIBE_SECONDS)
         await self._listener.on_engine(description, stub)
         self._description, self._stub = description, stub
-        self.work.begin_session(description.device_blocks)
+        self.load.on_connected(description.device_blocks)
         call = stub.Serve(self._requests.outgoing())
         while True:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await call.read()
             if not isinstance(response, pb.ServeResponse):
                 return
-            self._take_state(response)
+            self._update_state(response)
             if not self.readiness.ready:
                 log.info("engine at %s serves %s", self.address, description.model)
                 self.sessions += 1
-                self._unused_for = ""
+                self._rejection = ""
                 self.readiness.set(True)
                 self._notify()
-            await self._hand_out(response.step)
+            await self._deliver(response.step)
 
-    def _take_state(self, response: pb.ServeResponse) -> None:
+    def _update_state(self, response: pb.ServeResponse) -> None:
         self._request_blocks = response.request_blocks
-        self.work.report(response.load, len(self._requests))
+        self.load.on_report(response.load, len(self._requests))
         if response.draining and not self.draining:
-            log.info("engine at %s takes no more requests", self.address)
+            log.info("engine at %s is draining", self.address)
             self._notify()
         self.draining = response.draining
         if response.without_kvmanager != self.without_kvmanager:
             self.without_kvmanager = response.without_kvmanager
             state = (
-                "is without its KV manager, and gets no requests" if self.without_kvmanager else "has its KV manager"
+                "has lost its KV manager and gets no requests" if self.without_kvmanager else "has its KV manager back"
             )
             log.warning("engine at %s %s", self.address, state)
             self._notify()
@@ -232,19 +232,19 @@ class EngineLink:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _hand_out(self, step: pb.StepOutput) -> None:
-        """Hand the events of a step over, a few at a time, so that a new call does not wait for hundreds of streams."""
+    async def _deliver(self, step: pb.StepOutput) -> None:
+        """Deliver the events of a step in slices, so that a new call does not wait for hundreds of streams."""
         if step.tokens:
             tokens = sum(len(one.token_ids) for one in step.tokens)
-            self.work.recent.add(asyncio.get_running_loop().time(), tokens)
+            self.load.recent.add(asyncio.get_running_loop().time(), tokens)
         events: Iterable[Event] = chain(step.started, step.prompts, step.tokens)
         for number, event in enumerate(events, start=1):
             self._requests.deliver(event, last=False)
-            if number % _HANDED_OVER_AT_ONCE == 0:
+            if number % _EVENTS_PER_SLICE == 0:
                 await asyncio.sleep(0)
         ends: Iterable[Event] = chain(step.finished, step.refused)
         for end in ends:
-            given_up_at = self._requests.deliver(end, last=True)
-            if given_up_at is not None:
-                engine, seconds = self.description(), asyncio.get_running_loop().time() - given_up_at
+            released_at = self._requests.deliver(end, last=True)
+            if released_at is not None:
+                engine, seconds = self.description(), asyncio.get_running_loop().time() - released_at
                 self._observer.on_cancelled(engine.model, engine.engine_id, seconds)

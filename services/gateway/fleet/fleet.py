@@ -1,4 +1,4 @@
-"""All engines of a gateway, and the models that they serve."""
+"""All engines of a gateway and their models."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
-from services.gateway.fleet.discovery import EngineAddresses, discovered
+from services.gateway.fleet.discovery import EngineAddresses, watch_addresses
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.retention import MAX_RETAINED_MODELS, Retention
 from services.gateway.text.tokenizer import Tokenizer
@@ -21,133 +21,131 @@ log = logging.getLogger("quire.gateway")
 
 @dataclass
 class ServedModel:
-    """A model, its tokenizer, and the links to the engines that serve it; they come and go."""
+    """A model, its tokenizer, and the links to the engines that currently serve it."""
 
     name: str
     digest: bytes
     tokenizer: Tokenizer
     links: list[EngineLink] = field(default_factory=list)
-    under_way: int = 0  # requests that were let in and have not ended
+    in_flight: int = 0  # admitted requests that have not ended
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the model from being forgotten, as for a request that was let in and has not ended."""
-        self.under_way += 1
+        """Count a request in flight, so that the model is not pruned."""
+        self.in_flight += 1
         try:
             yield
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1
 
-    def ready(self) -> dict[str, EngineLink]:
-        """Return the links to engines that take requests by the engines' ids: one that has two addresses is one."""
+    def ready_links(self) -> dict[str, EngineLink]:
+        """Return the links that accept requests by engine id; an engine with two addresses appears once."""
         return {link.description().engine_id: link for link in self.links if link.accepts_requests}
 
     def check_ready(self) -> None:
-        """Raise Unavailable where no engine takes requests, with what they lack."""
-        if not self.ready():
+        """Raise Unavailable if no engine accepts requests."""
+        if not self.ready_links():
             without = any(link.without_kvmanager for link in self.links if not link.draining)
-            why = ": those that are there are without their KV manager" if without else ""
+            cause = ": the connected engines have lost their KV manager" if without else ""
             raise Unavailable(
-                f"no engine of model {self.name!r} takes requests{why}", rejection=RejectionReason.UNAVAILABLE
+                f"no engine of model {self.name!r} accepts requests{cause}", rejection=RejectionReason.UNAVAILABLE
             )
 
     def request_blocks(self) -> int:
-        """Return how many blocks one request can have at most, at any engine. Raises Unavailable without an engine."""
+        """Return the maximum blocks of one request at any engine. Raises Unavailable without an engine."""
         self.description()
         return min(link.request_blocks for link in self.links if link.readiness.ready)
 
     def description(self) -> pb.GetEngineResponse:
-        """Describe the model as its engines do; blocks are the largest pool's. Raises Unavailable without an engine."""
+        """Return the description by the engine with the largest pool. Raises Unavailable without an engine."""
         descriptions = [link.description() for link in self.links if link.readiness.ready]
         if not descriptions:
-            raise Unavailable(f"no engine of model {self.name!r} is there", rejection=RejectionReason.UNAVAILABLE)
+            raise Unavailable(f"no engine of model {self.name!r} is connected", rejection=RejectionReason.UNAVAILABLE)
         return max(descriptions, key=lambda one: one.device_blocks)
 
 
 class Fleet:
-    """Keeps a link to each engine that is found, and knows what they serve. Ready while one takes requests."""
+    """Keeps a link to each discovered engine and the models they serve. Ready while an engine accepts requests."""
 
-    def __init__(self, places: EngineAddresses, discovery_seconds: float, options: LinkOptions) -> None:
-        """Remember where engines are; `run` looks for them, again after so many seconds."""
-        self._places = places
+    def __init__(self, engines: EngineAddresses, discovery_seconds: float, options: LinkOptions) -> None:
+        """`run` resolves DNS names again every `discovery_seconds`."""
+        self._addresses = engines
         self._discovery_seconds = discovery_seconds
         self._options = options
         self._tokenizers = TokenizerStore()
         self._links: dict[str, EngineLink] = {}
         self._models: dict[str, ServedModel] = {}
-        self._departed_models = Retention[str](most=MAX_RETAINED_MODELS)
+        self._retention = Retention[str](max_absent=MAX_RETAINED_MODELS)
         self._changed = asyncio.Event()
         self.readiness = Readiness()
 
     def model(self, name: str) -> ServedModel:
-        """Return a model by its name; an empty one means the only one.
+        """Return a model by name; an empty name selects the only model.
 
-        Raises UnknownModel for one that was never there, Unavailable before any was, InvalidField for an empty name
-        where there are several.
+        Raises UnknownModel, Unavailable before any engine has connected, and InvalidField for an empty name if there
+        are several models.
         """
         if name in self._models:
             return self._models[name]
         known = ", ".join(map(repr, sorted(self._models)))
         if not known:
-            raise Unavailable("no engine is there yet", rejection=RejectionReason.UNAVAILABLE)
+            raise Unavailable("no engine has connected yet", rejection=RejectionReason.UNAVAILABLE)
         if name:
-            raise UnknownModel(
-                f"model {name!r} is not served, {known} {'are' if len(self._models) > 1 else 'is'}", "model"
-            )
+            raise UnknownModel(f"model must be one of {known}, not {name!r}", "model")
         if len(self._models) > 1:
-            raise InvalidField(f"model is missing: {known} are served", "model")
+            raise InvalidField(f"model must be given: one of {known}", "model")
         return next(iter(self._models.values()))
 
     def models(self) -> list[ServedModel]:
-        """Return the models that an engine is there for, in order of their names."""
-        there = [model for model in self._models.values() if any(link.readiness.ready for link in model.links)]
-        return sorted(there, key=lambda model: model.name)
+        """Return the models of connected engines, ordered by name."""
+        connected = [model for model in self._models.values() if any(link.readiness.ready for link in model.links)]
+        return sorted(connected, key=lambda model: model.name)
 
     def links(self) -> list[EngineLink]:
-        """Return the links to the engines that are there."""
+        """Return the links to connected engines."""
         return [link for model in self._models.values() for link in model.links]
 
     def engines(self) -> set[tuple[str, str]]:
-        """Return the engines that are there, each by its model and id."""
-        there = [link.description() for link in self.links() if link.readiness.ready]
-        return {(one.model, one.engine_id) for one in there}
+        """Return the model and id of each connected engine."""
+        connected = [link.description() for link in self.links() if link.readiness.ready]
+        return {(one.model, one.engine_id) for one in connected}
 
-    def names(self) -> set[str]:
-        """Return the names of the models that are known, whether an engine is there or not."""
+    def model_names(self) -> set[str]:
+        """Return the names of all known models, with or without an engine."""
         return set(self._models)
 
-    def forget(self, now: float) -> None:
-        """Forget models without engines and requests, where there are too many of them. `now` is in seconds."""
-        needed = {name for name, model in self._models.items() if model.links or model.under_way}
-        for name in self._departed_models.due(self._models, needed, now):
+    def prune(self, now: float) -> None:
+        """Drop the oldest models without engines and requests, if there are too many. `now` is in seconds."""
+        in_use = {name for name, model in self._models.items() if model.links or model.in_flight}
+        for name in self._retention.expired(self._models, in_use, now):
             del self._models[name]
-            log.info("model %s is forgotten: more than %s models are without engines", name, MAX_RETAINED_MODELS)
+            log.info("model %s dropped: more than %s models have no engine", name, MAX_RETAINED_MODELS)
         self._tokenizers.prune({model.digest for model in self._models.values()})
 
     async def wait_for_change(self) -> None:
-        """Return when an engine came, went, began to drain, or began or ceased to be without its KV manager."""
+        """Return when the state of any link has changed: connected, draining, or its KV manager lost or back."""
         await self._changed.wait()
 
     async def on_engine(self, description: pb.GetEngineResponse, stub: "pb_grpc.EngineAsyncStub") -> None:
-        """Have the tokenizer of an engine that is new. Raises Unavailable when it does not fit to the others."""
+        """Load a new engine's tokenizer. Raises Unavailable if other engines of the model use a different one."""
         name, digest = description.model, description.tokenizer_digest
         tokenizer = await self._tokenizers.tokenizer(digest, stub)
         model = self._models.get(name)
         if model and model.digest != digest and any(link.readiness.ready for link in model.links):
-            raise Unavailable(f"its tokenizer is not that of the other engines of model {name!r}")
+            raise Unavailable(f"its tokenizer differs from that of the other engines of model {name!r}")
         if model is None:
             self._models[name] = ServedModel(name, digest, tokenizer)
         else:
             model.digest, model.tokenizer = digest, tokenizer
 
     async def run(self) -> None:
-        """Look for engines, and keep the links to them, until cancelled."""
+        """Discover engines and keep links to them, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             running: dict[EngineLink, asyncio.Task[None]] = {}
-            async for addresses in discovered(self._places, self._discovery_seconds):
+            async for addresses in watch_addresses(self._addresses, self._discovery_seconds):
                 for address in sorted(addresses.keys() - self._links.keys()):
                     link = self._links[address] = self._new_link(address, addresses[address])
-                    running[link] = tasks.create_task(self._keep(link, tasks))
+                    running[link] = tasks.create_task(self._maintain(link, tasks))
                 for address in sorted(self._links.keys() - addresses.keys()):
                     link = self._links.pop(address)
                     log.info("engine at %s is no longer listed", address)
@@ -156,32 +154,32 @@ class Fleet:
     def _new_link(self, address: str, name: str) -> EngineLink:
         return EngineLink(address, self._options, self, name)
 
-    async def _keep(self, link: EngineLink, tasks: asyncio.TaskGroup) -> None:
+    async def _maintain(self, link: EngineLink, tasks: asyncio.TaskGroup) -> None:
         follower = tasks.create_task(self._follow(link))
         try:
             await link.run()
         finally:
             follower.cancel()
-            self._place(link, present=False)
+            self._list(link, connected=False)
 
     async def _follow(self, link: EngineLink) -> None:
         async for _ in link.changes():
-            self._place(link, present=link.readiness.ready)
+            self._list(link, connected=link.readiness.ready)
 
     async def _retire(self, link: EngineLink, keeper: "asyncio.Task[None]") -> None:
-        """Give it no more requests, and end it when it has none left, or breaks."""
+        """Drain the link, and end it when it is idle or broken."""
         link.retire()
         async for _ in link.changes():
             if link.idle or not link.readiness.ready:
                 keeper.cancel()
                 return
 
-    def _place(self, link: EngineLink, *, present: bool) -> None:
-        """List the link where its engine's model is, and nowhere else."""
+    def _list(self, link: EngineLink, *, connected: bool) -> None:
+        """List a connected link under its model only."""
         for model in self._models.values():
             if link in model.links:
                 model.links.remove(link)
-        if present:
+        if connected:
             self._models[link.description().model].links.append(link)
         self._announce()
 

@@ -1,4 +1,4 @@
-"""The requests that one gateway has at one engine."""
+"""The requests that one gateway has in flight at one engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,80 +10,80 @@ from services.runtime.errors import RequestExists
 
 
 @dataclass(frozen=True)
-class _GivenUp:
-    """An attempt that nobody waits for, and when that was."""
+class _Released:
+    """An attempt that the gateway released at a time, and whose end the engine has not reported yet."""
 
     attempt: int
     at: float
 
 
 class InFlightRequests:
-    """Requests by id: those with a ticket, and those that were given up and whose end the engine has not sent yet.
+    """Requests by id: those with a stream, and released ones whose end the engine has not reported yet.
 
-    Of a ticket's request at most `max_buffered_tokens` wait to be read. Times are in seconds.
+    At most `max_buffered_tokens` of a request's tokens stay unread. Times are in seconds.
     """
 
     def __init__(self, max_buffered_tokens: int) -> None:
         self._max_buffered_tokens = max_buffered_tokens
         self._outgoing: asyncio.Queue[pb.ServeRequest] = asyncio.Queue()
-        self._tickets: dict[str, RequestStream] = {}
-        self._given_up: dict[str, _GivenUp] = {}
+        self._streams: dict[str, RequestStream] = {}
+        self._released: dict[str, _Released] = {}
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._streams)
 
     def submit(self, submission: pb.Submission) -> RequestStream:
-        """Send a request; its attempt counts from where the last one of that id was given up. Raises RequestExists."""
-        if submission.request_id in self._tickets:
+        """Send a request; its attempt number follows that of a released request of its id. Raises RequestExists."""
+        if submission.request_id in self._streams:
             raise RequestExists(f"request_id {submission.request_id!r} is live", "request_id")
-        if given_up := self._given_up.get(submission.request_id):
-            submission.attempt = max(submission.attempt, given_up.attempt + 1)
-        ticket = RequestStream(submission, self._max_buffered_tokens)
-        self._tickets[submission.request_id] = ticket
+        if released := self._released.get(submission.request_id):
+            submission.attempt = max(submission.attempt, released.attempt + 1)
+        stream = RequestStream(submission, self._max_buffered_tokens)
+        self._streams[submission.request_id] = stream
         self._outgoing.put_nowait(pb.ServeRequest(submission=submission))
-        return ticket
+        return stream
 
-    def cancel(self, ticket: RequestStream, reason: pb.CancelReason.ValueType, sample: int | None = None) -> None:
-        """End a request at the engine, or one sample of it; its RequestFinished still comes."""
-        submission = ticket.submission
-        if self._tickets.get(submission.request_id) is ticket:
+    def cancel(self, stream: RequestStream, reason: pb.CancelReason.ValueType, sample: int | None = None) -> None:
+        """Cancel a request or one of its samples at the engine; its RequestFinished still follows."""
+        submission = stream.submission
+        if self._streams.get(submission.request_id) is stream:
             cancel = pb.Cancel(
                 request_id=submission.request_id, attempt=submission.attempt, reason=reason, sample=sample
             )
             self._outgoing.put_nowait(pb.ServeRequest(cancel=cancel))
 
-    def forget(self, ticket: RequestStream, now: float) -> None:
-        """Drop whatever else comes for a request; its id is free."""
-        request_id, attempt = ticket.submission.request_id, ticket.submission.attempt
-        if self._tickets.get(request_id) is ticket:
-            del self._tickets[request_id]
-            if not ticket.ended:
-                self._given_up[request_id] = _GivenUp(attempt, now)
+    def release(self, stream: RequestStream, now: float) -> None:
+        """Drop further events of a request; its id can be used again."""
+        request_id, attempt = stream.submission.request_id, stream.submission.attempt
+        if self._streams.get(request_id) is stream:
+            del self._streams[request_id]
+            if not stream.ended:
+                self._released[request_id] = _Released(attempt, now)
 
     async def outgoing(self) -> AsyncIterator[pb.ServeRequest]:
-        """Yield what to send until the link breaks, and never end."""
+        """Yield the messages to send over the current link. Never ends."""
         outgoing = self._outgoing
         while True:
             yield await outgoing.get()
 
     def deliver(self, event: Event, *, last: bool) -> float | None:
-        """Give an event to its ticket; return when its request was given up, if this is the end of one that was."""
-        ticket = self._tickets.get(event.request_id)
-        if ticket and ticket.submission.attempt == event.attempt:
-            overrun = ticket.overrun
-            ticket.put(event)
-            ticket.ended = last
-            if ticket.overrun and not overrun:
-                self.cancel(ticket, pb.CANCEL_REASON_SLOW_CLIENT)
-        elif last and (given_up := self._given_up.get(event.request_id)) and given_up.attempt == event.attempt:
-            del self._given_up[event.request_id]
-            return given_up.at
+        """Put an event into its stream. Return the time of release if this is the end of a released request."""
+        stream = self._streams.get(event.request_id)
+        if stream and stream.submission.attempt == event.attempt:
+            overflowed = stream.overflowed
+            stream.put(event)
+            stream.ended = last
+            if stream.overflowed and not overflowed:
+                self.cancel(stream, pb.CANCEL_REASON_SLOW_CLIENT)
+        elif last and (released := self._released.get(event.request_id)) and released.attempt == event.attempt:
+            del self._released[event.request_id]
+            return released.at
         return None
 
-    def lose(self) -> None:
-        """The link broke: nothing more comes for any of them, and what was not sent is dropped."""
+    def disconnect(self) -> None:
+        """End all streams, and drop unsent messages, because the link broke."""
         self._outgoing = asyncio.Queue()
-        for ticket in self._tickets.values():
-            ticket.lose()
-        self._tickets.clear()
-        self._given_up.clear()
+        for stream in self._streams.values():
+            stream.disconnect()
+        self._streams.clear()
+        self._released.clear()

@@ -1,19 +1,19 @@
-"""The engines that were lost with one request since it last gained a token: when it is isolated, and when given up."""
+"""The engines lost with one request since its last token: when to isolate the request, and when to give it up."""
 
 from dataclasses import dataclass, field
 
 from services.runtime.errors import RequestGivenUp
 
-# After so many the next engine computes it in a batch of its own.
-_MOST_WITH_OTHERS = 2
+# After this many losses the next engine computes the request in a batch of its own.
+_MAX_LOST_IN_SHARED_BATCHES = 2
 
 
 @dataclass
 class LostEngines:
-    """Counts engines whose link broke while they had the request. Drains, refusals and lost KV managers do not count.
+    """Counts engines that disconnected while they had the request. Drains, refusals and lost KV managers do not count.
 
-    A request is given up only when an engine is lost that has said that it computes it in isolation: where it still
-    waited for that, or where an engine does not serve isolation, another request may be to blame.
+    The request is given up only if an engine is lost after it reported to compute the request in isolation. If the
+    request was still queued there, or the engine does not support isolation, another request may be the cause.
     """
 
     engine_ids: list[str] = field(default_factory=list)
@@ -21,24 +21,24 @@ class LostEngines:
 
     @property
     def isolated(self) -> bool:
-        """Whether the next engine is to compute it with no other request in its batch."""
-        return len(self.engine_ids) >= _MOST_WITH_OTHERS
+        """Whether the next engine must compute the request with no other in its batch."""
+        return len(self.engine_ids) >= _MAX_LOST_IN_SHARED_BATCHES
 
-    def started(self, *, isolated: bool) -> None:
-        """The present engine has begun it."""
+    def on_started(self, *, isolated: bool) -> None:
+        """Record that the current engine has started the request."""
         self._runs_isolated = isolated
 
-    def left(self) -> None:
-        """The present engine has nothing to do with it any more."""
+    def on_released(self) -> None:
+        """Record that the current engine no longer has the request."""
         self._runs_isolated = False
 
-    def gained_token(self) -> None:
-        """It harms no engine, as far as can be said."""
+    def on_token(self) -> None:
+        """Reset the count: the current engine survived a step with the request."""
         self.engine_ids.clear()
         self._runs_isolated = False
 
     def add(self, engine_id: str) -> None:
-        """The link to the present engine broke. Raises RequestGivenUp."""
+        """Count the current engine as lost. Raises RequestGivenUp."""
         self.engine_ids.append(engine_id)
         if self._runs_isolated:
             raise RequestGivenUp(

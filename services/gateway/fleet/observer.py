@@ -1,20 +1,20 @@
-"""What happens between the gateway and its engines, for whoever counts it."""
+"""Events between the gateway and its engines."""
 
 
 class FleetObserver:
-    """Receives what happens to requests at engines; these defaults ignore it."""
+    """Receives events of requests at engines; these defaults ignore them."""
 
     def on_routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
-        """A request was given to this engine, which should have so many of the prompt's tokens cached."""
+        """A request was sent to this engine; `cached_tokens` of its prompt are expected in the prefix cache."""
 
     def on_failover(self, model_name: str, engine_id: str, reason: str) -> None:
-        """A request left this engine before it had ended, for another one to go on with it."""
+        """A request was taken from this engine before its end, to continue at another one."""
 
     def on_isolated(self, model_name: str, engine_id: str) -> None:
-        """A request with which engines were lost was given to this one, to be computed with no other in its batch."""
+        """A request with which engines were lost was sent to this one, to run with no other in its batch."""
 
     def on_given_up(self, model_name: str) -> None:
-        """Engines were lost with a request for this model, one of them while it was isolated; it has failed."""
+        """A request failed because several engines were lost with it, the last while the request was isolated."""
 
     def on_cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
-        """The engine has ended a request, so many seconds after its client had left it."""
+        """The engine reported the end of a request `seconds` after the gateway had released it."""

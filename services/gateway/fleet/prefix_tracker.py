@@ -1,4 +1,4 @@
-"""What a gateway knows of the prefixes that an engine has cached: what it has sent there."""
+"""The prefixes that a gateway expects an engine to have cached, because it sent requests with them there."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -7,39 +7,39 @@ Keys = Sequence[bytes]
 
 
 class PrefixTracker:
-    """The prefixes of what was sent to one engine: those of its live requests, and the last ones that its pool holds.
+    """The block keys of an engine's in-flight requests, and an LRU of recent ones as large as the engine's pool.
 
-    It forgets as the engine does: what was used longest ago, tails before heads.
+    It evicts in the engine's order: least recently used first, the tail of a prefix before its head.
     """
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks
         self._recent: OrderedDict[bytes, None] = OrderedDict()
-        self._live: Counter[bytes] = Counter()
+        self._in_flight: Counter[bytes] = Counter()
 
-    def sent(self, keys: Keys) -> None:
-        """A request of these was sent."""
-        self._live.update(keys)
+    def add(self, keys: Keys) -> None:
+        """Record the block keys of a request that was sent."""
+        self._in_flight.update(keys)
         for key in reversed(keys):
             self._recent[key] = None
             self._recent.move_to_end(key)
         while len(self._recent) > self._blocks:
             self._recent.popitem(last=False)
 
-    def ended(self, keys: Keys) -> None:
-        """The request has ended; its blocks may go on being cached."""
-        self._live.subtract(keys)
+    def remove(self, keys: Keys) -> None:
+        """Record the end of a request; its keys stay in the LRU."""
+        self._in_flight.subtract(keys)
         for key in keys:
-            if not self._live[key]:
-                del self._live[key]
+            if not self._in_flight[key]:
+                del self._in_flight[key]
 
-    def cached_blocks(self, keys: Keys) -> int:
-        """Return how many leading blocks the engine should have, by memory alone."""
+    def expected_blocks(self, keys: Keys) -> int:
+        """Return the number of leading blocks that the LRU has."""
         return _leading(keys, 0, self._recent)
 
-    def cached_blocks_beyond(self, keys: Keys, known: int) -> int:
-        """Return how many leading blocks it has when it surely has `known` of them: live requests add theirs."""
-        return _leading(keys, known, self._live)
+    def confirmed_blocks(self, keys: Keys, cached: int) -> int:
+        """Return the number of leading blocks: `cached` according to the KV manager, then those of live requests."""
+        return _leading(keys, cached, self._in_flight)
 
 
 def _leading(keys: Keys, start: int, among: "OrderedDict[bytes, None] | Counter[bytes]") -> int:

@@ -1,4 +1,4 @@
-"""What came back for one request and was not read yet."""
+"""The events that one request has received from its engine and its reader has not read yet."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -10,70 +10,70 @@ Event = pb.RequestStarted | pb.PromptScores | pb.SampleTokens | pb.RequestFinish
 
 
 class EngineDisconnected(Exception):
-    """The link to the engine broke; whatever it had for a request is lost."""
+    """The link to the engine broke; its unsent events are lost."""
 
 
 @dataclass(eq=False)
 class RequestStream:
-    """A request given to the engine, and what came back for it and was not read yet, in order.
+    """A submission and its unread events, in order.
 
-    While its reader is behind, the tokens of a sample become one message. `most_tokens` may wait; when there are more,
-    they are dropped, and the ticket is `overrun`. Scores of a prompt do not count: they are no more than its tokens.
+    Unread tokens of the same sample are merged into one message. Above `max_tokens` unread tokens, all unread events
+    are dropped and the stream has `overflowed`. Prompt scores do not count: they are bounded by the prompt.
     """
 
     submission: pb.Submission
-    most_tokens: int
+    max_tokens: int
     ended: bool = False
-    lost: bool = False
-    overrun: bool = False
-    _waiting: list[Event] = field(default_factory=list)
-    _growing: dict[int, pb.SampleTokens] = field(default_factory=dict)  # those among them, by sample
+    disconnected: bool = False
+    overflowed: bool = False
+    _unread: list[Event] = field(default_factory=list)
+    _merging: dict[int, pb.SampleTokens] = field(default_factory=dict)  # the unread tokens by sample
     _tokens: int = 0
-    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _readable: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, event: Event) -> None:
         """Add an event. Never waits."""
-        if self.overrun:
+        if self.overflowed:
             return
         if isinstance(event, pb.SampleTokens):
             self._put_tokens(event)
         else:
-            self._waiting.append(event)
-        self._arrived.set()
+            self._unread.append(event)
+        self._readable.set()
 
-    def lose(self) -> None:
-        """The link broke: nothing more comes."""
-        self.lost = True
-        self._arrived.set()
+    def disconnect(self) -> None:
+        """End the stream after its unread events, because the link broke."""
+        self.disconnected = True
+        self._readable.set()
 
     async def next_events(self, deadline: float | None) -> list[Event]:
-        """Wait for events and return all that is there.
+        """Wait for events and return all unread ones.
 
-        Raises SlowClient if the buffer overflowed, EngineDisconnected if no event can follow, and TimeoutError when the
+        Raises SlowClient after an overflow, EngineDisconnected when no event can follow, and TimeoutError when the
         event loop's clock reaches `deadline`.
         """
-        if not self._arrived.is_set():
+        if not self._readable.is_set():
             async with asyncio.timeout_at(deadline):
-                await self._arrived.wait()
-        if self.overrun:
-            raise SlowClient(f"more than {self.most_tokens} tokens waited for being read")
-        if not self._waiting:
+                await self._readable.wait()
+        if self.overflowed:
+            raise SlowClient(f"the client left more than {self.max_tokens} tokens unread")
+        if not self._unread:
             raise EngineDisconnected
-        if not self.lost:  # else what came before counts
-            self._arrived.clear()
-        return self._take()
+        if not self.disconnected:  # a disconnected stream stays readable, to raise on the next call
+            self._readable.clear()
+        return self._take_unread()
 
     def _put_tokens(self, event: pb.SampleTokens) -> None:
         self._tokens += len(event.token_ids)
-        if self._waiting and self._tokens > self.most_tokens:
-            self._take()
-            self.overrun = True
-        elif (growing := self._growing.get(event.sample)) is not None:
-            growing.MergeFrom(event)
+        if self._unread and self._tokens > self.max_tokens:
+            self._take_unread()
+            self.overflowed = True
+        elif (merged := self._merging.get(event.sample)) is not None:
+            merged.MergeFrom(event)
         else:
-            self._growing[event.sample] = event
-            self._waiting.append(event)
+            self._merging[event.sample] = event
+            self._unread.append(event)
 
-    def _take(self) -> list[Event]:
-        waiting, self._waiting, self._growing, self._tokens = self._waiting, [], {}, 0
-        return waiting
+    def _take_unread(self) -> list[Event]:
+        unread, self._unread, self._merging, self._tokens = self._unread, [], {}, 0
+        return unread

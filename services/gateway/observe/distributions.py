@@ -1,7 +1,6 @@
-"""The distributions of requests by model and engine.
+"""Histograms of requests by model and engine.
 
-The names, labels and buckets are vLLM's, under the prefix `quire_`; finer buckets stand between them where a single
-stream on a fast GPU falls.
+Names, labels and buckets are vLLM's, with the prefix `quire_`, and finer buckets for a single stream on a fast GPU.
 """
 
 from dataclasses import dataclass
@@ -23,30 +22,30 @@ _REQUEST_SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5),
     *(5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-# vLLM's end with the model's context; here one gateway may serve several models.
+# vLLM's buckets end at the model's context; a gateway may serve several models.
 _TOKENS = (*(first * 10**power for power in range(6) for first in (1, 2, 5)), 1_000_000)
 _SAMPLES = (1, 2, 5, 10, 20)
 
-# What each request adds a value to: name, meaning, buckets.
+# Name, help text and buckets. Each request adds a value.
 DISTRIBUTIONS: dict[str, tuple[str, str, tuple[float, ...]]] = {
     "first_token": (
         "quire_time_to_first_token_seconds",
-        "Seconds from a request to its first token.",
+        "Seconds from the arrival of a request to its first token.",
         _FIRST_TOKEN_SECONDS,
     ),
     "inter_token": (
         "quire_inter_token_latency_seconds",
-        "Seconds between two tokens of a request; those that came together share the time.",
+        "Seconds between two tokens of a request; tokens of one delta share the time.",
         _INTER_TOKEN_SECONDS,
     ),
     "end_to_end": (
         "quire_e2e_request_latency_seconds",
-        "Seconds from a request to its last token, of requests that were finished.",
+        "Seconds from the arrival of a finished request to its end.",
         _REQUEST_SECONDS,
     ),
     "queued": (
         "quire_request_queue_time_seconds",
-        "Seconds that a finished request waited for blocks at its engine.",
+        "Seconds that a finished request was queued at its engine.",
         _REQUEST_SECONDS,
     ),
     "prefill": (
@@ -66,13 +65,13 @@ DISTRIBUTIONS: dict[str, tuple[str, str, tuple[float, ...]]] = {
     ),
     "per_token": (
         "quire_request_time_per_output_token_seconds",
-        "Mean seconds between the tokens of a finished request, of those with more than one.",
+        "Mean seconds between the tokens of finished requests with more than one token.",
         _INTER_TOKEN_SECONDS,
     ),
     "prompt_tokens": ("quire_request_prompt_tokens", "Prompt tokens of finished requests.", _TOKENS),
     "generated_tokens": (
         "quire_request_generation_tokens",
-        "Tokens generated for finished requests, of all samples.",
+        "Generated tokens of finished requests, over all samples.",
         _TOKENS,
     ),
     "longest_sample": (
@@ -82,20 +81,20 @@ DISTRIBUTIONS: dict[str, tuple[str, str, tuple[float, ...]]] = {
     ),
     "max_tokens": (
         "quire_request_params_max_tokens",
-        "max_tokens of finished requests, or what was set in its place.",
+        "max_tokens of finished requests, given or default.",
         _TOKENS,
     ),
-    "samples": ("quire_request_params_n", "Samples that finished requests asked for.", _SAMPLES),
+    "samples": ("quire_request_params_n", "Samples of finished requests.", _SAMPLES),
     "computed_tokens": (
         "quire_request_prefill_kv_computed_tokens",
-        "Prompt tokens of finished requests that were not found in the prefix cache.",
+        "Prompt tokens of finished requests that were not in the prefix cache.",
         _TOKENS,
     ),
 }
 
 
 class FinishedReason(Enum):
-    """How a request ended that an engine had taken; the values are those of vLLM's label `finished_reason`."""
+    """How a submitted request ended; the values of vLLM's label `finished_reason`."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -105,8 +104,8 @@ class FinishedReason(Enum):
 
 @dataclass
 class EngineSeries:
-    """The series of one model at one engine that requests add to, and how many requests it has."""
+    """The series of one model at one engine, and the number of requests that add to them."""
 
     distributions: dict[str, Buckets]
     ended: dict[FinishedReason, Counter]
-    under_way: int = 0
+    in_flight: int = 0

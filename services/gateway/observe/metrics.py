@@ -1,4 +1,4 @@
-"""What the gateway shows to Prometheus: how long clients wait, what they ask for, and how their requests end."""
+"""The gateway's Prometheus metrics: latencies, sizes and ends of requests."""
 
 import collections
 from collections.abc import Callable, Mapping
@@ -28,65 +28,65 @@ from services.runtime.errors import (
 from services.runtime.metrics.histograms import Histogram
 
 _LABELS = ("model_name", "engine")
-_NO_MODEL = ""  # what was refused before any model was known
+_NO_MODEL = ""  # of calls rejected before their model was known
 _CANCEL_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-# Counters: name, meaning, labels. First those of an engine,
+# Counters by model and engine: name, help text, labels.
 _OF_ENGINES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ended": (
         "quire_request_success",
-        "Requests that ended, by reason: stop and length were finished, abort was left by its client.",
+        "Submitted requests that ended, by reason: stop, length, abort (client or deadline), error.",
         (*_LABELS, "finished_reason"),
     ),
     "routed": (
         "quire_routed_requests",
-        "Requests given to an engine, by what decided: only (no other is there), prefix, load (another one has more"
-        " of the prompt, but too much to do), new (none has any), least-loaded, round-robin.",
+        "Requests sent to an engine, by reason: only (no other engine), prefix (longest cached prefix), load (longer"
+        " cached prefix elsewhere, but too much load), new (no cached prefix), least-loaded, round-robin.",
         (*_LABELS, "reason"),
     ),
     "expected": (
         "quire_routed_cached_tokens",
-        "Prompt tokens that the engine should have cached, when it was chosen.",
+        "Prompt tokens expected in the engine's prefix cache when it was chosen.",
         _LABELS,
     ),
     "failed_over": (
         "quire_failovers",
-        "Requests that left the engine before they ended, by reason: lost, drained, no-kvmanager, refused.",
+        "Requests taken from the engine before their end, by reason: lost, drained, no-kvmanager, refused.",
         (*_LABELS, "reason"),
     ),
     "isolated": (
         "quire_isolated_attempts",
-        "Requests given to the engine to be computed with no other in their batch: two were lost with them before.",
+        "Requests sent to the engine to run with no other in their batch, after two engines were lost with them.",
         _LABELS,
     ),
 }
-# then those of a model alone.
+# Counters by model.
 _OF_MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "given_up": (
         "quire_requests_given_up",
-        "Requests that failed because engines were lost with them, the last one while they were isolated.",
+        "Requests that failed because engines were lost with them, the last one while they ran isolated.",
         ("model_name",),
     ),
-    "refused": (
+    "rejected": (
         "quire_admission_rejections",
-        "Requests that were not let in, by reason.",
+        "Rejected requests, by reason.",
         ("model_name", "reason"),
     ),
     "deadlines": (
         "quire_deadline_exceeded",
-        "Requests whose deadline passed, by phase: queued, no engine had begun them, or running.",
+        "Requests whose deadline was exceeded, by phase: queued or running.",
         ("model_name", "phase"),
     ),
     "slow_clients": (
         "quire_slow_clients",
-        "Streams that were ended because their clients did not read them.",
+        "Streams cancelled because their clients did not read them.",
         ("model_name",),
     ),
 }
 
 
 class GatewayMetrics(GatewayObserver):
-    """Counts what clients see, by model and engine."""
+    """Counts and times requests by model and engine."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -95,107 +95,109 @@ class GatewayMetrics(GatewayObserver):
         self._of_models = {key: Counter(*how, registry=self.registry) for key, how in _OF_MODELS.items()}
         self._http_requests = Counter(
             "quire_http_requests",
-            "Requests over HTTP that were answered, by path, method and status; 499: the client left before.",
+            "Answered HTTP requests, by path, method and status; 499: the client disconnected before the answer.",
             ("route", "method", "status"),
             registry=self.registry,
         )
         self._cancelled = self._histogram(
             "quire_cancel_to_free_seconds",
-            "Seconds from seeing that a client is gone to the engine's word that its request has ended.",
+            "Seconds from releasing a request to the engine's report of its end.",
             _CANCEL_SECONDS,
         )
         self._open_streams = Gauge(
             "quire_open_streams",
-            "Requests that were let in and have not ended, by what they came over: grpc, http.",
+            "Requests in flight, by protocol: grpc, http.",
             ("model_name", "protocol"),
             registry=self.registry,
         )
         self._tenants = TenantMetrics()
         self.registry.register(self._tenants)
         self._series: dict[tuple[str, str], EngineSeries] = {}
-        self._engines: set[tuple[str, str]] = set()  # that have series,
-        self._models: set[str] = set()  # and models
-        self._departures = Retention[tuple[str, str]](RETENTION_SECONDS, most=MAX_RETAINED_ENGINES)
+        self._engines: set[tuple[str, str]] = set()  # engines with series
+        self._models: set[str] = set()  # models with series
+        self._retention = Retention[tuple[str, str]](RETENTION_SECONDS, max_absent=MAX_RETAINED_ENGINES)
 
-    def on_tenants(self, figures: Callable[[], list[TenantStats]], rejections: Mapping[str, int]) -> None:
-        """Look at the tenants' requests there."""
-        self._tenants.begin(figures, rejections)
+    def on_tenants(self, stats: Callable[[], list[TenantStats]], rejections: Mapping[str, int]) -> None:
+        """Export these with the tenants' metrics."""
+        self._tenants.set_sources(stats, rejections)
 
     def on_request(self, request: RequestInfo) -> RequestObserver:
-        """Count this request."""
+        """Return the observer that counts this request."""
         return _RequestMetrics(self, request)
 
-    def on_rejected(self, model_name: str, refusal: RejectionReason) -> None:
-        """Count it under its model and reason."""
-        self.count("refused", model_name, refusal.value)
+    def on_rejected(self, model_name: str, reason: RejectionReason) -> None:
+        """Count the rejection by model and reason."""
+        self.count("rejected", model_name, reason.value)
 
     def count(self, key: str, model_name: str, *labels: str) -> None:
-        """Count one more under a model, and what else the counter has for labels."""
+        """Increment a counter of a model; `labels` are its other labels."""
         self._models.add(model_name)
         self._of_models[key].labels(model_name, *labels).inc()
 
     def count_stream(self, request: RequestInfo, change: int) -> None:
-        """Count one more, or one less."""
+        """Add `change`, 1 or -1, to the requests in flight."""
         self._models.add(request.model_name)
         self._open_streams.labels(request.model_name, request.origin.protocol).inc(change)
 
     def on_cancelled(self, model_name: str, engine_id: str, seconds: float) -> None:
-        """Count how long it took."""
-        self._cancelled.labels(*self._known(model_name, engine_id)).observe(seconds)
+        """Record the seconds."""
+        self._cancelled.labels(*self._engine_labels(model_name, engine_id)).observe(seconds)
 
     def on_routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
-        """Count the request, and what the engine should have of it."""
-        labels = self._known(model_name, engine_id)
+        """Count the request and its expected cached tokens."""
+        labels = self._engine_labels(model_name, engine_id)
         self._of_engines["routed"].labels(*labels, reason).inc()
         self._of_engines["expected"].labels(*labels).inc(cached_tokens)
 
     def on_failover(self, model_name: str, engine_id: str, reason: str) -> None:
-        """Count it under the engine that was left."""
-        self._of_engines["failed_over"].labels(*self._known(model_name, engine_id), reason).inc()
+        """Count the failover under the previous engine."""
+        self._of_engines["failed_over"].labels(*self._engine_labels(model_name, engine_id), reason).inc()
 
     def on_isolated(self, model_name: str, engine_id: str) -> None:
-        """Count the attempt under the engine that gets it."""
-        self._of_engines["isolated"].labels(*self._known(model_name, engine_id)).inc()
+        """Count the isolated attempt."""
+        self._of_engines["isolated"].labels(*self._engine_labels(model_name, engine_id)).inc()
 
     def on_given_up(self, model_name: str) -> None:
-        """Count it under its model."""
+        """Count the request."""
         self.count("given_up", model_name)
 
     def on_http_request(self, route: str, method: str, status: int) -> None:
-        """Count an answer."""
+        """Count the answer."""
         self._http_requests.labels(route, method, str(status)).inc()
 
     def series(self, model_name: str, engine_id: str) -> EngineSeries:
-        """Return what the requests of this model add to that this engine was given first."""
-        labels = self._known(model_name, engine_id)
+        """Return the series for requests of this model whose first engine is this one."""
+        labels = self._engine_labels(model_name, engine_id)
         if labels not in self._series:
             self._models.add(model_name)
-            for refusal in RejectionReason:
-                self._of_models["refused"].labels(model_name, refusal.value)  # from 0 on: the first shows in a rate
+            for reason in RejectionReason:
+                self._of_models["rejected"].labels(
+                    model_name, reason.value
+                )  # starts at 0, so that rate() sees the first
             self._of_models["given_up"].labels(model_name)
             self._series[labels] = EngineSeries(
                 {key: histogram.labels(*labels) for key, histogram in self._distributions.items()},
-                {ending: self._of_engines["ended"].labels(*labels, ending.value) for ending in FinishedReason},
+                {reason: self._of_engines["ended"].labels(*labels, reason.value) for reason in FinishedReason},
             )
         return self._series[labels]
 
     def on_inventory(self, inventory: Inventory, now: float) -> None:
-        """Show engines that are gone, and have no requests any more, for a while; models until they are forgotten."""
-        busy = {labels for labels, series in self._series.items() if series.under_way}
-        for labels in self._departures.due(self._engines, busy.union(inventory.engines), now):
-            self._forget_engine(labels)
+        """Drop series of disconnected engines without requests after their retention, and of unknown models at once."""
+        busy = {labels for labels, series in self._series.items() if series.in_flight}
+        for labels in self._retention.expired(self._engines, busy.union(inventory.engines), now):
+            self._remove_engine(labels)
         for model in self._models.difference(inventory.models, [_NO_MODEL]):
             self._models.remove(model)
             for metric in (*self._of_models.values(), self._open_streams):
                 metric.remove_by_labels({"model_name": model})
 
-    def _known(self, model_name: str, engine_id: str) -> tuple[str, str]:
-        """Return the labels of an engine that has series from now on."""
+    def _engine_labels(self, model_name: str, engine_id: str) -> tuple[str, str]:
+        """Return the labels of an engine, and record that it has series."""
         labels = (model_name, engine_id)
         self._engines.add(labels)
         return labels
 
-    def _forget_engine(self, labels: tuple[str, str]) -> None:
+    def _remove_engine(self, labels: tuple[str, str]) -> None:
         self._engines.remove(labels)
         self._series.pop(labels, None)
         for histogram in (*self._distributions.values(), self._cancelled):
@@ -203,12 +205,12 @@ class GatewayMetrics(GatewayObserver):
         for counter in self._of_engines.values():
             counter.remove_by_labels(dict(zip(_LABELS, labels, strict=True)))
 
-    def _histogram(self, name: str, meaning: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(self.registry, name, meaning, _LABELS, bounds)
+    def _histogram(self, name: str, help_text: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(self.registry, name, help_text, _LABELS, bounds)
 
 
 class _RequestMetrics(RequestObserver):
-    """Adds one request to the metrics of its gateway."""
+    """Counts and times one request."""
 
     def __init__(self, metrics: GatewayMetrics, request: RequestInfo) -> None:
         self._metrics = metrics
@@ -216,7 +218,7 @@ class _RequestMetrics(RequestObserver):
         self._admitted = False
         self._series: EngineSeries | None = None
         self._max_tokens = 0
-        self._lengths = collections.Counter[int]()  # tokens, by sample
+        self._lengths = collections.Counter[int]()  # tokens by sample
         self._last_tokens_at: float | None = None
 
     def on_admitted(self, request_id: str) -> None:
@@ -226,7 +228,7 @@ class _RequestMetrics(RequestObserver):
 
     def on_submitted(self, progress: RequestProgress) -> None:
         self._series = self._metrics.series(self._request.model_name, progress.engine_id)
-        self._series.under_way += 1
+        self._series.in_flight += 1
 
     def on_started(self, started: gateway_pb2.Started) -> None:
         self._max_tokens = started.max_tokens
@@ -248,8 +250,8 @@ class _RequestMetrics(RequestObserver):
     def on_slow_client(self) -> None:
         self._metrics.count("slow_clients", self._request.model_name)
 
-    def on_deadline_passed(self, *, waiting: bool) -> None:
-        self._metrics.count("deadlines", self._request.model_name, "queued" if waiting else "running")
+    def on_deadline_exceeded(self, *, queued: bool) -> None:
+        self._metrics.count("deadlines", self._request.model_name, "queued" if queued else "running")
 
     def on_ended(self, finished: gateway_pb2.Finished, now: float) -> None:
         length = finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH
@@ -257,21 +259,21 @@ class _RequestMetrics(RequestObserver):
             for key, value in self._values(finished).items():
                 self._series.distributions[key].observe(value)
             self._series.distributions["end_to_end"].observe(now - self._request.arrival)
-        self._leave(FinishedReason.LENGTH if length else FinishedReason.STOP)
+        self._end(FinishedReason.LENGTH if length else FinishedReason.STOP)
 
     def on_failed(self, error: BaseException, now: float) -> None:
         del now
         if isinstance(error, ServiceError) and error.rejection is not None:
             self._metrics.on_rejected(self._request.model_name, error.rejection)
-        self._leave(_ending(error))
+        self._end(_finished_reason(error))
 
-    def _leave(self, ending: FinishedReason | None) -> None:
+    def _end(self, reason: FinishedReason | None) -> None:
         if self._admitted:
             self._metrics.count_stream(self._request, -1)
         if self._series is not None:
-            self._series.under_way -= 1
-            if ending is not None:
-                self._series.ended[ending].inc()
+            self._series.in_flight -= 1
+            if reason is not None:
+                self._series.ended[reason].inc()
 
     def _values(self, finished: gateway_pb2.Finished) -> dict[str, float]:
         usage, timing = finished.usage, finished.timing
@@ -292,7 +294,7 @@ class _RequestMetrics(RequestObserver):
         return values | ({"per_token": decode / (longest - 1)} if longest > 1 else {})
 
 
-def _ending(error: BaseException) -> FinishedReason | None:
+def _finished_reason(error: BaseException) -> FinishedReason | None:
     if isinstance(error, Unavailable | GenerationFailed):
         return FinishedReason.ERROR
     if isinstance(error, ServiceError) and not isinstance(error, DeadlineExceeded | SlowClient):

@@ -1,4 +1,4 @@
-"""What observers of the gateway receive. They only observe: nothing that they do or raise changes a request."""
+"""Observers of the gateway. Nothing that an observer does or raises changes a request."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from services.runtime.tracing.spans import NO_SPAN, Span
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """A request as it arrives, before anything of it is checked.
+    """A request at its arrival, before any check.
 
-    `model_name` is empty unless such a model is served: what clients make up is no label. `arrival` is in seconds of
-    the event loop's clock.
+    `model_name` is empty for unknown models, so that clients cannot create labels. `arrival` is in seconds of the event
+    loop's clock.
     """
 
     request_id: str
@@ -28,56 +28,56 @@ class RequestInfo:
 
 @dataclass(eq=False)
 class RequestProgress:
-    """How far a request has come. Its generation writes the tokens, its attempts the first three; others read."""
+    """The progress of a request. Attempts write the engine, attempts and failovers, Generation the rest."""
 
     prompt_tokens: int
     engine_id: str = ""  # of the latest engine
-    attempts: int = 0  # submissions that an engine was sent
+    attempts: int = 0  # submissions sent to engines
     failovers: int = 0
     started: bool = False
     cached_tokens: int = 0
     generated_tokens: int = 0
-    recomputed_tokens: int = 0  # known at the end
+    recomputed_tokens: int = 0  # set at the end
     first_token_at: float | None = None
 
     def used_tokens(self) -> int:
-        """Return the tokens used so far, prompt and answers together."""
+        """Return the tokens used so far, prompt and samples together."""
         return (self.prompt_tokens if self.started else 0) + self.generated_tokens
 
 
 class RequestObserver:
-    """Receives what happens to one request, in this order; these defaults ignore it. `now` is in seconds."""
+    """Receives the events of one request, in this order; these defaults ignore them. `now` is in seconds."""
 
     def on_admitted(self, request_id: str) -> None:
-        """It has its id and its place."""
+        """The request has passed all limits."""
 
     def on_prepared(self, progress: RequestProgress) -> None:
-        """It is tokenized, and about to be given to an engine. The progress goes on changing."""
+        """The request is tokenized and about to be submitted. `progress` keeps changing."""
 
     def on_submitted(self, progress: RequestProgress) -> None:
-        """An engine was given it, for the first time."""
+        """The request was submitted to its first engine."""
 
     def on_started(self, started: gateway_pb2.Started) -> None:
-        """An engine has begun it."""
+        """An engine has started the request."""
 
     def on_tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
-        """A sample got text, or tokens, or both."""
+        """A sample has new text or tokens."""
 
     def on_slow_client(self) -> None:
-        """It is being ended because its client does not read."""
+        """The request is being cancelled because its client does not read."""
 
-    def on_deadline_passed(self, *, waiting: bool) -> None:
-        """It is being ended because its time is over; `waiting`: no engine had begun it."""
+    def on_deadline_exceeded(self, *, queued: bool) -> None:
+        """The request is being cancelled at its deadline; `queued`: no engine had started it."""
 
     def on_ended(self, finished: gateway_pb2.Finished, now: float) -> None:
-        """It was answered to its end. This or `failed` is called once, and last."""
+        """The request has finished. Either this or `on_failed` is the last event."""
 
     def on_failed(self, error: BaseException, now: float) -> None:
-        """It ended with this instead: a ServiceError, or because its client left."""
+        """The request ended with a ServiceError, or with the cancellation by a disconnected client."""
 
 
 class Inventory(NamedTuple):
-    """What there is: engines by model and id, models, and tenants that have limits."""
+    """The connected engines by model and id, the known models, and the tenants of the current keys."""
 
     engines: Collection[tuple[str, str]]
     models: Collection[str]
@@ -85,10 +85,10 @@ class Inventory(NamedTuple):
 
 
 class TenantStats(NamedTuple):
-    """One tenant's requests for one model. The kinds of tokens are computed, cached, generated and recomputed.
+    """One tenant's requests for one model; `tokens` by kind: computed, cached, generated, recomputed.
 
-    `running_tokens` are those of prompts and answers of the requests that an engine has begun: what the tenant would
-    hold of the pool if nothing of it were shared.
+    `running_tokens` are the tokens of started requests in flight, prompts and samples: what they would hold of the pool
+    without prefix sharing.
     """
 
     model_name: str
@@ -100,21 +100,21 @@ class TenantStats(NamedTuple):
 
 
 class GatewayObserver(FleetObserver):
-    """Receives what happens to requests; these defaults ignore it."""
+    """Receives the events of all requests; these defaults ignore them."""
 
     def on_request(self, request: RequestInfo) -> RequestObserver:
-        """A request has arrived; return what receives the rest."""
+        """A request has arrived; return the observer of its further events."""
         del request
         return RequestObserver()
 
-    def on_rejected(self, model_name: str, refusal: RejectionReason) -> None:
-        """A call was refused before it was a request."""
+    def on_rejected(self, model_name: str, reason: RejectionReason) -> None:
+        """A call was rejected before it became a request."""
 
     def on_inventory(self, inventory: Inventory, now: float) -> None:
-        """These engines, models and tenants are there now. `now` is in seconds."""
+        """The current engines, models and tenants, reported every few seconds. `now` is in seconds."""
 
-    def on_tenants(self, figures: Callable[[], list[TenantStats]], rejections: Mapping[str, int]) -> None:
-        """Where to look for what tenants use; `rejections` are requests at a tenant's limit, by tenant."""
+    def on_tenants(self, stats: Callable[[], list[TenantStats]], rejections: Mapping[str, int]) -> None:
+        """The sources of tenants' metrics; `rejections` counts requests rejected at a tenant's limit, by tenant."""
 
     def on_http_request(self, route: str, method: str, status: int) -> None:
-        """A request over HTTP was answered; 499: its client left before."""
+        """An HTTP request was answered; 499: its client disconnected before."""

@@ -1,4 +1,4 @@
-"""Several observers as one. What one of them raises reaches neither the request nor the other observers."""
+"""Combines observers. An exception in one reaches neither the request nor the other observers."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -6,49 +6,49 @@ from typing import Any, TypeVar
 
 from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver
 
-_MOST_CHARACTERS = 200  # of what an observer raises
+_MAX_LOGGED_CHARACTERS = 200
 
 log = logging.getLogger("quire.gateway")
 
 Kind = TypeVar("Kind", bound=type)
 
 
-def _passing_on(kind: Kind) -> Kind:
-    """Have a class pass each call of a method that it inherits on to its observers."""
+def _forwarding(kind: Kind) -> Kind:
+    """Override each inherited method of a class to call the same method of its observers."""
     inherited = [name for one in kind.__mro__[1:-1] for name in vars(one) if not name.startswith("_")]
     for name in inherited:
         if name not in vars(kind):
-            setattr(kind, name, _passed_on(name))
+            setattr(kind, name, _forwarded(name))
     return kind
 
 
-def _passed_on(name: str) -> Callable[..., None]:
-    def pass_on(self: "GatewayObservers | RequestObservers", *arguments: Any, **named: Any) -> None:
+def _forwarded(name: str) -> Callable[..., None]:
+    def forward(self: "GatewayObservers | RequestObservers", *arguments: Any, **named: Any) -> None:
         for observer in self.observers:
             try:
                 getattr(observer, name)(*arguments, **named)
             except Exception as error:
                 self.failures.add(observer, name, error)
 
-    return pass_on
+    return forward
 
 
 class ObserverFailures:
-    """Logs what observers raise, once for each method: some are called for every token."""
+    """Logs exceptions of observers, once for each method, because some methods are called for every token."""
 
     def __init__(self) -> None:
         self._logged: set[tuple[type, str]] = set()
 
     def add(self, observer: object, method: str, error: Exception) -> None:
-        """Log it, unless the like was logged."""
+        """Log the first exception of a method."""
         key = (type(observer), method)
         if key not in self._logged:
             self._logged.add(key)
             what = f"{type(observer).__name__}.{method} raised {type(error).__name__}: {error}"
-            log.error("an observer failed, which is logged once: %.*s", _MOST_CHARACTERS, what)
+            log.error("an observer failed (logged once): %.*s", _MAX_LOGGED_CHARACTERS, what)
 
 
-@_passing_on
+@_forwarding
 class RequestObservers(RequestObserver):
     """The observers of one request."""
 
@@ -57,7 +57,7 @@ class RequestObservers(RequestObserver):
         self.failures = failures
 
 
-@_passing_on
+@_forwarding
 class GatewayObservers(GatewayObserver):
     """The observers of a gateway."""
 
@@ -66,11 +66,11 @@ class GatewayObservers(GatewayObserver):
         self.failures = ObserverFailures()
 
     def on_request(self, request: RequestInfo) -> RequestObserver:
-        """Return the observers of one request; one that raises here is not among them."""
-        found = []
+        """Return the observers of one request, without those that raise here."""
+        observers = []
         for observer in self.observers:
             try:
-                found.append(observer.on_request(request))
+                observers.append(observer.on_request(request))
             except Exception as error:
                 self.failures.add(observer, "on_request", error)
-        return RequestObservers(found, self.failures)
+        return RequestObservers(observers, self.failures)

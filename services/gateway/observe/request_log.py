@@ -1,7 +1,7 @@
-"""What is reported of each request when it has ended: one line of the log, and its part of a trace.
+"""Reports each request at its end: one log line, and its span in a trace.
 
-Neither has anything of prompts and answers but their lengths. Errors that blame the client are reported by the field
-alone: their words may repeat some of it.
+Both contain only the lengths of prompts and outputs. Client errors are reported by their field alone, because their
+message may quote the prompt.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from services.runtime.errors import DeadlineExceeded, SlowClient
 from services.runtime.statuses import STATUS, status_of
 from services.runtime.tracing.spans import NO_SPAN, Attributes
 
-_MOST_NAME = 128  # of what a client gave and nobody has checked
+_MAX_ID_CHARACTERS = 128  # the id was not checked yet
 _DIGITS = 6  # of seconds
 _FINISH_REASONS = {decoding_pb2.FINISH_REASON_STOP: "stop", decoding_pb2.FINISH_REASON_LENGTH: "length"}
-_CLIENTS_FAULTS = (
+_CLIENT_ERRORS = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.ALREADY_EXISTS,
 )
-_OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
-# vLLM's words, of requests that an engine may have begun.
+_SERVER_ERRORS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
+# vLLM's finish reasons of requests that did not finish.
 _UNFINISHED = {
     grpc.StatusCode.CANCELLED: "abort",
     grpc.StatusCode.DEADLINE_EXCEEDED: "abort",
@@ -42,14 +42,14 @@ class RequestLog(GatewayObserver):
     """Reports each request of a gateway at its end."""
 
     def on_request(self, request: RequestInfo) -> RequestObserver:
-        """Return what gathers its report."""
+        """Return the observer that reports this request."""
         return _Report(request)
 
 
 class _Report(RequestObserver):
     def __init__(self, request: RequestInfo) -> None:
         self._request = request
-        self._request_id = request.request_id[:_MOST_NAME]
+        self._request_id = request.request_id[:_MAX_ID_CHARACTERS]
         self._progress: RequestProgress | None = None
         self._finished: gateway_pb2.Finished | None = None
         self._status: grpc.StatusCode | None = None
@@ -64,8 +64,8 @@ class _Report(RequestObserver):
     def on_slow_client(self) -> None:
         self._status = STATUS[SlowClient].grpc
 
-    def on_deadline_passed(self, *, waiting: bool) -> None:
-        del waiting
+    def on_deadline_exceeded(self, *, queued: bool) -> None:
+        del queued
         self._status = STATUS[DeadlineExceeded].grpc
 
     def on_ended(self, finished: gateway_pb2.Finished, now: float) -> None:
@@ -77,7 +77,7 @@ class _Report(RequestObserver):
 
     def _report(self, status: grpc.StatusCode, error: BaseException | None, now: float) -> None:
         seconds, span = now - self._request.arrival, self._request.span
-        level = logging.WARNING if status in _OUR_FAULTS else logging.INFO
+        level = logging.WARNING if status in _SERVER_ERRORS else logging.INFO
         if log.isEnabledFor(level):
             log.log(level, "request ended", extra=self._fields(status, error, seconds))
         if span is not NO_SPAN:
@@ -97,21 +97,21 @@ class _Report(RequestObserver):
         if tenant := self._request.origin.caller.tenant:
             fields["tenant"] = tenant
         if self._progress is not None:
-            fields |= _counted(self._progress, self._request.arrival)
+            fields |= _progress_fields(self._progress, self._request.arrival)
         if self._finished is not None:
-            fields |= _finish(self._finished)
+            fields |= _finish_fields(self._finished)
         elif status in _UNFINISHED:
             fields["finish_reason"] = _UNFINISHED[status]
         if self._request.span.trace_id:
             fields["trace_id"] = self._request.span.trace_id
-        if status in _CLIENTS_FAULTS:
+        if status in _CLIENT_ERRORS:
             fields["field"] = getattr(error, "field", "")
         elif isinstance(error, tuple(STATUS)):
             fields["error"] = str(error)
         return fields
 
     def _attributes(self, seconds: float) -> Attributes:
-        """Return what vLLM's spans say, under the same names, and ours."""
+        """Return the attributes of vLLM's spans, and our own."""
         attributes: dict[str, Any] = {
             "gen_ai.request.id": qualified(self._request.origin.caller.tenant, self._request_id),
             "gen_ai.response.model": self._request.model_name,
@@ -138,7 +138,7 @@ def _status_of(error: BaseException) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL
 
 
-def _counted(progress: RequestProgress, arrival: float) -> dict[str, Any]:
+def _progress_fields(progress: RequestProgress, arrival: float) -> dict[str, Any]:
     fields = {
         "engine": progress.engine_id,
         "attempts": progress.attempts,
@@ -152,11 +152,11 @@ def _counted(progress: RequestProgress, arrival: float) -> dict[str, Any]:
     return fields
 
 
-def _finish(finished: gateway_pb2.Finished) -> dict[str, Any]:
-    """Return how its samples ended, each way once, and what it waited for."""
-    ways = dict.fromkeys(_FINISH_REASONS.get(sample.reason, "abort") for sample in finished.samples)
+def _finish_fields(finished: gateway_pb2.Finished) -> dict[str, Any]:
+    """Return the finish reasons of the samples, each once, and the queue time."""
+    reasons = dict.fromkeys(_FINISH_REASONS.get(sample.reason, "abort") for sample in finished.samples)
     return {
-        "finish_reason": ",".join(ways),
+        "finish_reason": ",".join(reasons),
         "queue_seconds": round(finished.timing.queued.ToTimedelta().total_seconds(), _DIGITS),
         "preemptions": finished.timing.preemptions,
     }

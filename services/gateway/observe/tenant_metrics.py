@@ -1,4 +1,4 @@
-"""What the gateway shows to Prometheus of its tenants. There are as many as the file of keys names."""
+"""The gateway's Prometheus metrics by tenant. The file of API keys bounds the number of tenants."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -13,25 +13,25 @@ _KINDS = ("computed", "cached", "generated", "recomputed")
 
 
 class TenantMetrics(Collector):
-    """Looks at the tenants' requests whenever it is scraped."""
+    """Collects the tenants' statistics at each scrape."""
 
     def __init__(self) -> None:
-        self._figures: Callable[[], Iterable[TenantStats]] = tuple
+        self._stats: Callable[[], Iterable[TenantStats]] = tuple
         self._rejections: Mapping[str, int] = {}
 
-    def begin(self, figures: Callable[[], Iterable[TenantStats]], rejections: Mapping[str, int]) -> None:
-        """Look at these from now on; `rejections` are requests at a tenant's limit, by tenant."""
-        self._figures, self._rejections = figures, rejections
+    def set_sources(self, stats: Callable[[], Iterable[TenantStats]], rejections: Mapping[str, int]) -> None:
+        """Set the sources; `rejections` counts requests rejected at a tenant's limit, by tenant."""
+        self._stats, self._rejections = stats, rejections
 
     def collect(self) -> Iterator[Metric]:
-        """Look at all tenants."""
-        requests = CounterMetricFamily(
-            "quire_tenant_requests", "Requests of the tenant that an engine was given.", labels=_LABELS
+        """Return the metrics of all tenants."""
+        requests = CounterMetricFamily("quire_tenant_requests", "Submitted requests of the tenant.", labels=_LABELS)
+        running = GaugeMetricFamily(
+            "quire_tenant_requests_running", "Requests of the tenant in flight.", labels=_LABELS
         )
-        running = GaugeMetricFamily("quire_tenant_requests_running", "Those of them under way.", labels=_LABELS)
         held = GaugeMetricFamily(
             "quire_tenant_running_tokens",
-            "Tokens of the prompts and answers under way: what they would hold of the pool if nothing were shared.",
+            "Tokens of the tenant's running requests: what they would hold of the pool without prefix sharing.",
             labels=_LABELS,
         )
         tokens = CounterMetricFamily(
@@ -40,9 +40,9 @@ class TenantMetrics(Collector):
             labels=(*_LABELS, "kind"),
         )
         rejections = CounterMetricFamily(
-            "quire_tenant_rejections", "Requests that were refused at a limit of the tenant.", labels=("tenant",)
+            "quire_tenant_rejections", "Requests rejected at a limit of the tenant.", labels=("tenant",)
         )
-        for one in self._figures():
+        for one in self._stats():
             labels = [one.model_name, one.tenant]
             requests.add_metric(labels, one.requests)
             running.add_metric(labels, one.running)
@@ -54,5 +54,5 @@ class TenantMetrics(Collector):
         yield from (requests, running, held, tokens, rejections)
 
     def describe(self) -> Iterable[Metric]:
-        """Name what `collect` gives."""
+        """Return the metrics without waiting for a scrape, as the registry requires."""
         return self.collect()

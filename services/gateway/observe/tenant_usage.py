@@ -1,4 +1,4 @@
-"""What the requests of each tenant use: while they are under way it is looked at in their progress."""
+"""Counts the requests and tokens of each tenant, including those of requests in flight."""
 
 from collections import Counter
 
@@ -17,45 +17,45 @@ _Key = tuple[str, str]  # model and tenant
 
 
 class TenantUsage(GatewayObserver):
-    """Counts requests and their tokens by tenant; a caller without a tenant counts under an empty name."""
+    """Counts requests and tokens by model and tenant; the tenant of a caller without one is empty."""
 
     def __init__(self) -> None:
-        self._under_way: dict[_Key, set[RequestProgress]] = {}
+        self._in_flight: dict[_Key, set[RequestProgress]] = {}
         self._requests: Counter[_Key] = Counter()
         self._ended: dict[_Key, Counter[str]] = {}
-        self._departures = Retention[_Key](RETENTION_SECONDS, most=MAX_RETAINED_TENANTS)
+        self._retention = Retention[_Key](RETENTION_SECONDS, max_absent=MAX_RETAINED_TENANTS)
 
     def on_request(self, request: RequestInfo) -> RequestObserver:
-        """Count it once an engine was given it."""
+        """Return the observer that counts this request from its submission on."""
         return _RequestUsage(self, (request.model_name, request.origin.caller.tenant))
 
     def begin(self, key: _Key, progress: RequestProgress) -> None:
-        """Count a request, and look at its tokens from now on."""
+        """Count a request in flight."""
         self._requests[key] += 1
         self._ended.setdefault(key, Counter())
-        self._under_way.setdefault(key, set()).add(progress)
+        self._in_flight.setdefault(key, set()).add(progress)
 
     def end(self, key: _Key, progress: RequestProgress) -> None:
-        """Keep what a request has used."""
-        self._under_way[key].remove(progress)
+        """Add the tokens of a request that has ended."""
+        self._in_flight[key].remove(progress)
         self._ended[key] += tokens_by_kind(progress)
 
     def on_inventory(self, inventory: Inventory, now: float) -> None:
-        """Forget what tenants used that are gone, or models, a while after that."""
-        kept = {
+        """Drop the counts of removed tenants and models after their retention."""
+        present = {
             (model, tenant)
             for model, tenant in self._requests
-            if (model in inventory.models and tenant in inventory.tenants) or self._under_way[model, tenant]
+            if (model in inventory.models and tenant in inventory.tenants) or self._in_flight[model, tenant]
         }
-        for key in self._departures.due(self._requests, kept, now):
-            del self._requests[key], self._ended[key], self._under_way[key]
+        for key in self._retention.expired(self._requests, present, now):
+            del self._requests[key], self._ended[key], self._in_flight[key]
 
-    def figures(self) -> list[TenantStats]:
-        """Return how it stands, by model and tenant."""
-        return [self._figures(key) for key in self._requests]
+    def stats(self) -> list[TenantStats]:
+        """Return the current counts by model and tenant."""
+        return [self._stats_of(key) for key in self._requests]
 
-    def _figures(self, key: _Key) -> TenantStats:
-        running = self._under_way[key]
+    def _stats_of(self, key: _Key) -> TenantStats:
+        running = self._in_flight[key]
         tokens = sum((tokens_by_kind(progress) for progress in running), Counter(self._ended[key]))
         used = sum(progress.used_tokens() for progress in running)
         return TenantStats(*key, self._requests[key], len(running), used, tokens)
@@ -85,7 +85,7 @@ class _RequestUsage(RequestObserver):
 
 
 def tokens_by_kind(progress: RequestProgress) -> Counter[str]:
-    """Return what a request has used so far; no token is of two kinds, but those computed again were so before."""
+    """Return a request's tokens so far by kind. Kinds are disjoint, except that recomputed tokens count again."""
     generated, cached = progress.generated_tokens, progress.cached_tokens
     return Counter(
         computed=progress.used_tokens() - generated - cached,

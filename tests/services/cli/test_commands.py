@@ -199,8 +199,8 @@ def test_generate_keeps_to_a_pattern_or_to_the_schema_of_a_file(at: tuple[str, .
     ("arguments", "reason"),
     [
         (("--address", "unix:/no/such/gateway.sock"), "unix:/no/such/gateway.sock: UNAVAILABLE: "),
-        (("--top-p", "5"), "INVALID_ARGUMENT: sampling.top_p is 5.0, it must be above 0 and at most 1"),
-        (("--model", "gpt-9"), "NOT_FOUND: model 'gpt-9' is not served, 'tiny-llama' is"),
+        (("--top-p", "5"), "INVALID_ARGUMENT: sampling.top_p must be above 0 and at most 1, not 5.0"),
+        (("--model", "gpt-9"), "NOT_FOUND: model must be one of 'tiny-llama', not 'gpt-9'"),
         (("--timeout", "0.001"), "DEADLINE_EXCEEDED: "),
     ],
 )

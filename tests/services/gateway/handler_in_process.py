@@ -131,7 +131,7 @@ class HandlerInProcess:
         self.lookup = PrefixLookup(kvmanager, clock)
         self.admission = AdmissionControl(100, TOKENS)
         self.tenants = Tenants(lambda: 0.0)
-        self.tenants.limit({"acme": TenantLimits(10, TOKENS)})
+        self.tenants.set_limits({"acme": TenantLimits(10, TOKENS)})
         self.slow_clients = SlowClients(CALL_SECONDS, clock)
         limits = RequestLimits(self.admission, FailoverLimits(3, CALL_SECONDS), self.tenants, self.slow_clients)
         dispatcher = Dispatcher(self.fleet, Router(RoutingPolicy.PREFIX), self.lookup, observers, clock)
@@ -146,24 +146,24 @@ class HandlerInProcess:
 
     async def assert_nothing_held(self, task: "asyncio.Task[object]") -> None:
         """Check that a request that this task ran holds nothing any more, at the gateway or at an engine."""
-        assert self.handler._ids == set()
+        assert self.handler._live_ids == set()
         assert (self.admission.requests, self.admission.queued_tokens(MODEL)) == (0, 0)
         assert self.admission._requests.level == 0
         assert self.tenants._running == {}
-        assert self.slow_clients._readers == set()
-        assert self.fleet.model(MODEL).under_way == 0
+        assert self.slow_clients._streams == set()
+        assert self.fleet.model(MODEL).in_flight == 0
         assert [link for link in self.fleet.links() if not link.idle] == []
         assert _timeouts(task) == []
         self._assert_accounted()
         async with asyncio.timeout(CALL_SECONDS):
-            while any(link._requests._given_up for link in self.fleet.links()):
+            while any(link._requests._released for link in self.fleet.links()):
                 await asyncio.sleep(0.002)  # the engine's word that the request has ended is still on its way
 
     def _assert_accounted(self) -> None:
         """Check that what tenants used is what is missing of their tokens: each request is counted once."""
         (bucket,) = self.tenants._buckets.values()
-        used = sum((Counter(one.tokens) for one in self.usage.figures()), Counter[str]())
-        assert sum(one.running for one in self.usage.figures()) == 0
+        used = sum((Counter(one.tokens) for one in self.usage.stats()), Counter[str]())
+        assert sum(one.running for one in self.usage.stats()) == 0
         assert used["computed"] + used["cached"] + used["generated"] == TOKENS - bucket._tokens
 
 

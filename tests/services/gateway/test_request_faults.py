@@ -68,7 +68,7 @@ def test_a_request_at_which_the_gateway_raises_fails_alone(
                 async for _ in stub.Generate(guilty, timeout=60):
                     pass
             assert caught.value.code() is grpc.StatusCode.INTERNAL
-            assert caught.value.details() == "the gateway failed at this request: Oops"
+            assert caught.value.details() == "internal error of the gateway: Oops"
             found = await neighbour
             assert await tokens() == found, "it serves as before"
             return found

@@ -27,7 +27,7 @@ OnResponse = Callable[[gateway_pb2.GenerateResponse], None]
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the KV manager's answer about a prefix, however slow the machine: it is one of the awaits."""
-    monkeypatch.setattr(prefix_lookup, "_ANSWER_SECONDS", CALL_SECONDS)
+    monkeypatch.setattr(prefix_lookup, "_TIMEOUT_SECONDS", CALL_SECONDS)
 
 
 def on_nothing(_: gateway_pb2.GenerateResponse) -> None:
@@ -224,8 +224,8 @@ def test_an_observer_that_raises_changes_nothing(
         async with handler_in_process(tmp_path, tiny_model("llama"), raising) as one:
 
             def be_slow(_: gateway_pb2.GenerateResponse) -> None:
-                for reader in list(one.slow_clients._readers):
-                    reader.give_up()
+                for reader in list(one.slow_clients._streams):
+                    reader.cancel()
 
             for _ in range(2):
                 well = asyncio.create_task(answer(one, a_request()))

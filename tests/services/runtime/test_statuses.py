@@ -191,8 +191,8 @@ def failure_of(call: Any) -> tuple[Status, str]:
 
 # The gateway says the same whether it or the engine noticed.
 OWN_WORDS = {
-    "FAILURE_REASON_DEADLINE": "timeout has passed while the request ran",
-    "FAILURE_REASON_DEADLINE_QUEUED": "timeout has passed while the request waited in the queue",
+    "FAILURE_REASON_DEADLINE": "timeout exceeded while the request was running",
+    "FAILURE_REASON_DEADLINE_QUEUED": "timeout exceeded while the request was queued",
 }
 
 

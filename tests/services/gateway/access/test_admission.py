@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.gateway.access.admission import AdmissionControl, AdmittedRequest, Limiter
+from services.gateway.access.admission import AdmissionControl, AdmissionSlot, Limiter
 from services.gateway.access.token_bound import Sequences
 from services.runtime.errors import Overloaded
 
@@ -31,10 +31,10 @@ def seconds(refused: Overloaded) -> float:
 def test_requests_are_let_in_up_to_the_limit_and_again_from_the_lower_mark_on() -> None:
     admission = AdmissionControl(10, PLENTY)
     places = [admission.admit("m", 1, 0.0) for _ in range(10)]
-    assert "10 sequences are under way, the limit is 10" in str(refusal(admission, 1.0))
-    places.pop().leave(2.0)
+    assert "10 sequences are in flight, the limit is 10" in str(refusal(admission, 1.0))
+    places.pop().release(2.0)
     refusal(admission, 2.0)
-    places.pop().leave(3.0)
+    places.pop().release(3.0)
     assert admission.requests == 8
     for _ in range(2):
         admission.admit("m", 1, 3.0)
@@ -44,9 +44,9 @@ def test_requests_are_let_in_up_to_the_limit_and_again_from_the_lower_mark_on() 
 def test_a_request_counts_once_for_each_of_its_sequences() -> None:
     admission = AdmissionControl(10, PLENTY)
     place = admission.admit("m", 1, 0.0, Sequences(8, "sampling.sample_count"))
-    with pytest.raises(Overloaded, match=r"8 sequences are under way, the limit is 10, and beam_search.width is 3"):
+    with pytest.raises(Overloaded, match=r"8 sequences are in flight, the limit is 10, and beam_search.width is 3"):
         admission.admit("m", 1, 0.0, Sequences(3, "beam_search.width"))
-    place.leave(1.0)
+    place.release(1.0)
     assert admission.requests == 0
     admission.admit("m", 1, 1.0, Sequences(11, "beam_search.width"))  # alone
 
@@ -54,17 +54,17 @@ def test_a_request_counts_once_for_each_of_its_sequences() -> None:
 def test_a_bound_that_nobody_ran_into_has_no_lower_mark() -> None:
     admission = AdmissionControl(10, PLENTY)
     places = [admission.admit("m", 1, 0.0) for _ in range(10)]
-    places.pop().leave(1.0)
+    places.pop().release(1.0)
     admission.admit("m", 1, 1.0)
 
 
 def test_requests_of_all_models_are_bounded_together_and_tokens_of_each_for_itself() -> None:
     admission = AdmissionControl(3, 100)
     admission.admit("a", 100, 0.0)
-    assert "100 tokens wait, the limit is 100" in str(refusal(admission, 0.0, 1, "a"))
+    assert "100 tokens are queued, the limit is 100" in str(refusal(admission, 0.0, 1, "a"))
     admission.admit("b", 100, 0.0)
     admission.admit("c", 100, 0.0)
-    assert "3 sequences are under way" in str(refusal(admission, 0.0, 1, "d"))
+    assert "3 sequences are in flight" in str(refusal(admission, 0.0, 1, "d"))
     assert [admission.queued_tokens(model) for model in "abcd"] == [100, 100, 100, 0]
 
 
@@ -72,12 +72,12 @@ def test_tokens_wait_until_the_request_is_begun_and_its_place_is_taken_until_it_
     admission = AdmissionControl(2, 100)
     place = admission.admit("m", 90, 0.0)
     refusal(admission, 0.0, 20)
-    place.started(1.0)
-    assert (admission.queued_tokens("m"), admission.requests, place.waiting) == (0, 1, False)
+    place.on_started(1.0)
+    assert (admission.queued_tokens("m"), admission.requests, place.queued) == (0, 1, False)
     admission.admit("m", 100, 1.0)
     refusal(admission, 1.0, 1)
-    place.leave(2.0)
-    place.leave(2.0)
+    place.release(2.0)
+    place.release(2.0)
     assert (admission.queued_tokens("m"), admission.requests) == (100, 1)
 
 
@@ -85,10 +85,10 @@ def test_what_a_request_weighs_is_corrected_once_it_is_known() -> None:
     admission = AdmissionControl(10, 100)
     place = admission.admit("m", 90, 0.0)
     refusal(admission, 0.0, 20)
-    place.weigh(30, 0.1)
+    place.set_tokens(30, 0.1)
     admission.admit("m", 20, 0.1)
-    place.leave(0.2)
-    place.weigh(50, 0.3)
+    place.release(0.2)
+    place.set_tokens(50, 0.3)
     assert admission.queued_tokens("m") == 20
 
 
@@ -96,10 +96,10 @@ def test_a_request_larger_than_the_bound_is_let_in_where_nothing_else_waits() ->
     admission = AdmissionControl(10, 100)
     small = admission.admit("m", 1, 0.0)
     refusal(admission, 0.0, 500)
-    small.started(1.0)
+    small.on_started(1.0)
     large = admission.admit("m", 500, 1.0)
     refusal(admission, 1.0)
-    large.started(2.0)
+    large.on_started(2.0)
     admission.admit("m", 100, 2.0)
 
 
@@ -113,13 +113,13 @@ def test_a_large_request_that_is_refused_keeps_no_small_one_out() -> None:
 # Forecasts
 
 
-def full(limit: int) -> tuple[AdmissionControl, list[AdmittedRequest]]:
+def full(limit: int) -> tuple[AdmissionControl, list[AdmissionSlot]]:
     admission = AdmissionControl(limit, PLENTY)
     return admission, [admission.admit("m", 1, 0.0) for _ in range(limit)]
 
 
 def overload(
-    admission: AdmissionControl, places: list[AdmittedRequest], seconds_each: float, departures: int, now: float
+    admission: AdmissionControl, places: list[AdmissionSlot], seconds_each: float, departures: int, now: float
 ) -> float:
     """Let the oldest leave one after the other while more come than may; return the time then."""
     for _ in range(departures):
@@ -127,7 +127,7 @@ def overload(
             while True:
                 places.append(admission.admit("m", 1, now))
         now += seconds_each
-        places.pop(0).leave(now)
+        places.pop(0).release(now)
     return now
 
 
@@ -148,7 +148,7 @@ def test_the_forecast_of_tokens_counts_tokens() -> None:
         refusal(admission, now, 1)
         for _ in range(2):
             now += 2.0
-            places.pop(0).started(now)
+            places.pop(0).on_started(now)
         places += [admission.admit("m", 100, now) for _ in range(2)]
     assert seconds(refusal(admission, now, 1)) == pytest.approx(200 / 50, rel=0.02)
     assert seconds(refusal(admission, now, 700)) == pytest.approx(700 / 50, rel=0.02)
@@ -158,10 +158,10 @@ def test_time_in_which_nobody_is_refused_does_not_count() -> None:
     admission, places = full(100)
     now = overload(admission, places, 0.1, 100, 0.0)
     for place in places:
-        place.leave(now)
+        place.release(now)
     for _ in range(50):  # an hour with a request a minute
         now += 60
-        admission.admit("m", 1, now).leave(now + 1)
+        admission.admit("m", 1, now).release(now + 1)
     places = [admission.admit("m", 1, now) for _ in range(100)]
     assert 1.0 < seconds(refusal(admission, now)) <= 20 * 0.1
 
@@ -175,11 +175,11 @@ def test_before_anything_has_left_the_forecast_grows_with_the_time_that_passed()
 def test_after_few_departures_the_forecast_goes_by_how_long_requests_stay() -> None:
     admission = AdmissionControl(100, PLENTY)
     for number in range(20):  # one at a time, four seconds each: no throughput can be told from that
-        admission.admit("m", 1, 10.0 * number).leave(10.0 * number + 4)
+        admission.admit("m", 1, 10.0 * number).release(10.0 * number + 4)
     places = [admission.admit("m", 1, 1000.0) for _ in range(100)]
     assert seconds(refusal(admission, 1000.0)) == pytest.approx(20 / (100 / 4))
     for place in places[:4]:
-        place.leave(1004.0)
+        place.release(1004.0)
     assert 0.3 < seconds(refusal(admission, 1004.0)) < 3.0
 
 
@@ -216,12 +216,12 @@ class BoundBesideItsTwin(RuleBasedStateMachine):
         self.now += seconds
         level = sum(self.inside.values())
         fits = level == 0 or (level + amount <= 20 and not (self.closed and level > 16))
-        wait = self.bound.seconds_until_room(amount, self.now)
+        wait = self.bound.retry_seconds(amount, self.now)
         assert (wait is None) == fits
         if wait is None:
             number = next(self.numbers)
             self.inside[number] = amount
-            self.bound.enter(number, amount, self.now)
+            self.bound.acquire(number, amount, self.now)
         else:
             assert 0.01 <= wait < float("inf")
             self.closed = level > 16
@@ -232,8 +232,8 @@ class BoundBesideItsTwin(RuleBasedStateMachine):
         self.now += seconds
         number = data.draw(st.sampled_from(sorted(self.inside)))
         del self.inside[number]
-        self.bound.leave(number, self.now)
-        self.bound.leave(number, self.now)
+        self.bound.release(number, self.now)
+        self.bound.release(number, self.now)
         self.note_level()
 
     @precondition(lambda self: self.inside)
@@ -241,7 +241,7 @@ class BoundBesideItsTwin(RuleBasedStateMachine):
     def correct(self, data: st.DataObject, part: float) -> None:
         number = data.draw(st.sampled_from(sorted(self.inside)))
         self.inside[number] = max(1, int(part * self.inside[number]))
-        self.bound.correct(number, self.inside[number], self.now)
+        self.bound.resize(number, self.inside[number], self.now)
         self.note_level()
 
     def note_level(self) -> None:

@@ -12,7 +12,7 @@ from services.gateway.access.api_keys import TenantLimits
 from services.gateway.access.callers import ANONYMOUS, Caller
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.access.tenants import Reservation, Tenants
-from services.gateway.access.token_bound import Sequences, most_tokens, sequences_of
+from services.gateway.access.token_bound import Sequences, sequences_of, token_upper_bound
 from services.runtime.errors import InvalidField, Overloaded
 
 ACME, OTHER = Caller("acme", operator=False), Caller("other", operator=False)
@@ -33,7 +33,7 @@ def clock() -> Clock:
 
 def limited(clock: Clock, most_requests: int | None = None, tokens: int | None = None) -> Tenants:
     tenants = Tenants(clock)
-    tenants.limit({"acme": TenantLimits(most_requests, tokens)})
+    tenants.set_limits({"acme": TenantLimits(most_requests, tokens)})
     return tenants
 
 
@@ -66,9 +66,7 @@ def test_a_request_counts_with_the_sequences_that_it_runs(fields: dict[str, Any]
 def test_samples_and_beams_count_against_the_limit_of_requests(clock: Clock) -> None:
     tenants, beams = limited(clock, most_requests=4), Sequences(2, "beam_search.width")
     with tenants.admitted(ACME, 1, Sequences(3, "sampling.sample_count")):
-        with pytest.raises(
-            Overloaded, match=r"3 sequences .* 4 is its limit, and this request has 2 \(beam_search.width"
-        ):
+        with pytest.raises(Overloaded, match=r"3 sequences .* limit is 4, and this request has 2 \(beam_search.width"):
             tenants.admitted(ACME, 1, beams).__enter__()
         with taken(tenants), pytest.raises(Overloaded, match="4 sequences"), taken(tenants):
             pass
@@ -78,7 +76,9 @@ def test_samples_and_beams_count_against_the_limit_of_requests(clock: Clock) -> 
 
 def test_a_request_of_more_sequences_than_the_tenant_may_have_is_refused_for_good(clock: Clock) -> None:
     tenants = limited(clock, most_requests=4)
-    with pytest.raises(InvalidField, match="sample_count is 5, tenant 'acme' may have 4") as refusal:
+    with pytest.raises(
+        InvalidField, match="sample_count must be at most 4, the limit of tenant 'acme', not 5"
+    ) as refusal:
         tenants.admitted(ACME, 1, Sequences(5, "sampling.sample_count")).__enter__()
     assert refusal.value.field == "sampling.sample_count"
 
@@ -108,7 +108,7 @@ def test_what_can_be_used_is_reserved_and_what_was_not_is_given_back(clock: Cloc
         retry_seconds(tenants, 40)
         with taken(tenants, 30):
             pass
-        first.expect(20, lambda: 10)
+        first.resize(20, lambda: 10)
         with taken(tenants, 80):
             retry_seconds(tenants, 1)
     with taken(tenants, 90):
@@ -118,19 +118,14 @@ def test_what_can_be_used_is_reserved_and_what_was_not_is_given_back(clock: Cloc
 @pytest.mark.parametrize(
     ("taken_tokens", "tokens", "message"),
     [
-        (5, 300, "has 295 of its 300 tokens per minute left: this request can use 300, which are there in 1.0 s"),
+        (5, 300, "has 295 of its 300 tokens per minute left: this request can use 300; retry in 1.0 s"),
         (
             5,
             8194,
-            "has 295 of its 300 tokens per minute left: this request can use 8194, more than a minute's, "
-            "and begins with all 300, which are there in 1.0 s",
+            "has 295 of its 300 tokens per minute left: this request can use 8194, more than the limit, and needs all "
+            "300; retry in 1.0 s",
         ),
-        (
-            400,
-            10,
-            "has used up its 300 tokens per minute and 100 beyond them: this request can use 10, which are there "
-            "in 22.0 s",
-        ),
+        (400, 10, "has exceeded its 300 tokens per minute by 100: this request can use 10; retry in 22.0 s"),
     ],
 )
 def test_a_refusal_says_what_is_left_and_what_the_request_needs(
@@ -139,7 +134,7 @@ def test_a_refusal_says_what_is_left_and_what_the_request_needs(
     tenants = limited(clock, tokens=300)
     with taken(tenants, taken_tokens), pytest.raises(Overloaded) as caught, tenants.admitted(ACME, tokens):
         pass
-    assert str(caught.value) == f"tenant 'acme' {message} unless others give theirs back before"
+    assert str(caught.value) == f"tenant 'acme' {message}"
 
 
 def test_a_refusal_says_when_there_is_room_and_then_there_is(clock: Clock) -> None:
@@ -159,7 +154,7 @@ def test_a_request_larger_than_a_minute_begins_alone_and_is_paid_back_before_the
     with taken(tenants, 10):
         assert retry_seconds(tenants, 1000) == pytest.approx(10)
     with taken(tenants, 1000) as large:
-        large.expect(1000, lambda: 90)
+        large.resize(1000, lambda: 90)
     assert retry_seconds(tenants, 1) == pytest.approx(31)
 
 
@@ -173,7 +168,7 @@ def test_however_requests_come_and_end_no_more_is_used_than_a_bucket_and_what_fi
         if running and draw.random() < 0.5:
             stack, reservation, most = running.pop(draw.randrange(len(running)))
             spent = draw.randint(0, most)
-            reservation.expect(spent, lambda spent=spent: spent)  # type: ignore[misc]
+            reservation.resize(spent, lambda spent=spent: spent)  # type: ignore[misc]
             stack.close()
             used += spent
         most, stack = draw.randint(1, 200), ExitStack()
@@ -189,14 +184,14 @@ def test_however_requests_come_and_end_no_more_is_used_than_a_bucket_and_what_fi
 def test_new_limits_count_at_once_for_what_runs_too(clock: Clock) -> None:
     tenants = limited(clock, most_requests=5, tokens=100)
     with taken(tenants, 80), taken(tenants, 10):
-        tenants.limit({"acme": TenantLimits(2, 1000)})
+        tenants.set_limits({"acme": TenantLimits(2, 1000)})
         retry_seconds(tenants)
-        tenants.limit({"acme": TenantLimits(3, 1000)})
+        tenants.set_limits({"acme": TenantLimits(3, 1000)})
         with taken(tenants, 910):
             retry_seconds(tenants)
-        tenants.limit({"acme": TenantLimits(3, 50)})
+        tenants.set_limits({"acme": TenantLimits(3, 50)})
         assert retry_seconds(tenants, 1) is not None
-        tenants.limit({})
+        tenants.set_limits({})
         with taken(tenants, 10**9), taken(tenants, 10**9):
             pass
 
@@ -218,7 +213,7 @@ def test_new_limits_count_at_once_for_what_runs_too(clock: Clock) -> None:
 def test_the_most_tokens_are_told_without_tokenizing(fields: dict[str, object], most: int) -> None:
     request = gateway_pb2.GenerateRequest()
     request.MergeFrom(gateway_pb2.GenerateRequest(**fields))  # type: ignore[arg-type]
-    assert most_tokens(request, 100) == most
+    assert token_upper_bound(request, 100) == most
 
 
 # Salts and ids.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from services.gateway.fleet.discovery import EngineAddresses, discovered
+from services.gateway.fleet.discovery import EngineAddresses, watch_addresses
 from services.runtime.settings import InvalidSetting
 
 
@@ -33,7 +33,7 @@ async def first_two(
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
     found = []
-    async for addresses in discovered(places, every_seconds=0.001):
+    async for addresses in watch_addresses(places, interval_seconds=0.001):
         found.append(addresses)
         if len(found) == 2:
             break

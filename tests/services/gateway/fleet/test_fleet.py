@@ -85,7 +85,7 @@ def test_a_request_that_names_no_model_where_there_are_several_is_told_which(sev
     with pytest.raises(grpc.RpcError) as failure:
         several.generate("Hello", model="")
     assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert failure.value.details() == "model is missing: 'other', 'same' are served"
+    assert failure.value.details() == "model must be given: one of 'other', 'same'"
 
 
 def test_a_prompt_goes_to_the_engine_that_has_its_beginning_and_others_to_the_one_with_less_to_do(
@@ -145,7 +145,7 @@ def test_an_engine_of_another_tokenizer_is_not_used_under_the_same_name_and_one_
     (strange / "chat_template.jinja").write_text("{{ messages }}")
     odd = start_engine(several.service, several.kvmanager, "late", strange, "same", listen)
     said = several.gateway.output.wait_for("is not used")
-    assert said.endswith("its tokenizer is not that of the other engines of model 'same'")
+    assert said.endswith("its tokenizer differs from that of the other engines of model 'same'")
     assert several.engines_of_same() == 2
     odd.close()
     fitting = start_engine(several.service, several.kvmanager, "late", several.model, "same", listen)

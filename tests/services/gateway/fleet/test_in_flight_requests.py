@@ -38,7 +38,7 @@ def test_an_id_is_taken_until_its_request_is_forgotten() -> None:
     ticket = requests.submit(submission())
     with pytest.raises(RequestExists):
         requests.submit(submission())
-    requests.forget(ticket, now=1.0)
+    requests.release(ticket, now=1.0)
     assert len(requests) == 0
     requests.submit(submission())
     assert len(requests) == 1
@@ -46,7 +46,7 @@ def test_an_id_is_taken_until_its_request_is_forgotten() -> None:
 
 def test_attempts_count_on_from_one_that_was_given_up_and_its_events_reach_nobody() -> None:
     requests = InFlightRequests(10)
-    requests.forget(requests.submit(submission()), now=1.0)
+    requests.release(requests.submit(submission()), now=1.0)
     again = requests.submit(submission())
     assert again.submission.attempt == 2
     requests.deliver(tokens(5), last=False)
@@ -56,7 +56,7 @@ def test_attempts_count_on_from_one_that_was_given_up_and_its_events_reach_nobod
 
 def test_the_end_of_a_request_that_was_given_up_says_when_that_was_once() -> None:
     requests = InFlightRequests(10)
-    requests.forget(requests.submit(submission()), now=7.0)
+    requests.release(requests.submit(submission()), now=7.0)
     assert requests.deliver(tokens(5), last=False) is None
     assert requests.deliver(finished(attempt=2), last=True) is None
     assert requests.deliver(finished(), last=True) == 7.0
@@ -67,7 +67,7 @@ def test_a_request_that_has_ended_is_not_given_up() -> None:
     requests = InFlightRequests(10)
     ticket = requests.submit(submission())
     assert requests.deliver(finished(), last=True) is None
-    requests.forget(ticket, now=1.0)
+    requests.release(ticket, now=1.0)
     assert requests.submit(submission()).submission.attempt == 1
 
 
@@ -86,9 +86,9 @@ def test_a_request_whose_tokens_are_not_read_is_cancelled_once() -> None:
 
 def test_what_is_lost_with_the_link_is_neither_sent_nor_waited_for() -> None:
     requests = InFlightRequests(10)
-    requests.forget(requests.submit(submission()), now=1.0)
+    requests.release(requests.submit(submission()), now=1.0)
     ticket = requests.submit(submission())
-    requests.lose()
+    requests.disconnect()
     with pytest.raises(EngineDisconnected):
         asyncio.run(ticket.next_events(None))
     requests.cancel(ticket, pb.CANCEL_REASON_CLIENT)

@@ -17,7 +17,7 @@ def test_it_is_isolated_after_two_and_given_up_after_one_more_that_computed_it_s
         lost.add(engine_id)
         isolated.append(lost.isolated)
     assert isolated == [False, True]
-    lost.started(isolated=True)
+    lost.on_started(isolated=True)
     with pytest.raises(RequestGivenUp, match="3 engines were lost one after the other"):
         lost.add("one")
     assert lost.engine_ids == ["one", "two", "one"]
@@ -26,8 +26,8 @@ def test_it_is_isolated_after_two_and_given_up_after_one_more_that_computed_it_s
 def test_with_a_token_the_count_begins_anew(lost: LostEngines) -> None:
     for _ in range(2):
         lost.add("one")
-    lost.started(isolated=True)
-    lost.gained_token()
+    lost.on_started(isolated=True)
+    lost.on_token()
     assert not lost.isolated
     lost.add("two")
     assert not lost.isolated
@@ -37,16 +37,16 @@ def test_with_a_token_the_count_begins_anew(lost: LostEngines) -> None:
 def test_it_is_not_given_up_where_another_one_may_be_to_blame(lost: LostEngines, begun: bool) -> None:
     for _ in range(5):
         if begun:
-            lost.started(isolated=False)
+            lost.on_started(isolated=False)
         lost.add("one")
-        lost.left()
+        lost.on_released()
     assert lost.isolated
 
 
 def test_an_engine_that_drained_while_it_computed_it_is_not_blamed_for_the_next_loss(lost: LostEngines) -> None:
     for _ in range(2):
         lost.add("one")
-    lost.started(isolated=True)
-    lost.left()  # drained
+    lost.on_started(isolated=True)
+    lost.on_released()  # drained
     lost.add("two")
     assert lost.isolated

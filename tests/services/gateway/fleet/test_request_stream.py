@@ -17,8 +17,8 @@ def tokens(sample: int, *token_ids: int, logprob: float | None = None) -> engine
     return engine_pb2.SampleTokens(request_id="r", sample=sample, token_ids=token_ids, logprobs=logprobs)
 
 
-def a_ticket(*events: Event, most_tokens: int = 10) -> RequestStream:
-    ticket = RequestStream(engine_pb2.Submission(request_id="r"), most_tokens)
+def a_ticket(*events: Event, max_tokens: int = 10) -> RequestStream:
+    ticket = RequestStream(engine_pb2.Submission(request_id="r"), max_tokens)
     for event in events:
         ticket.put(event)
     return ticket
@@ -53,12 +53,12 @@ def test_what_was_read_is_not_added_to() -> None:
 
 def test_more_tokens_than_may_wait_end_it_and_none_is_kept() -> None:
     ticket = a_ticket(tokens(0, *range(6)), tokens(1, *range(4)))
-    assert not ticket.overrun
+    assert not ticket.overflowed
     ticket.put(tokens(0, 1))
-    assert ticket.overrun
+    assert ticket.overflowed
     ticket.put(FINISHED)
-    assert ticket._waiting == []
-    with pytest.raises(SlowClient, match="more than 10 tokens waited for being read"):
+    assert ticket._unread == []
+    with pytest.raises(SlowClient, match="the client left more than 10 tokens unread"):
         read(ticket)
 
 
@@ -71,7 +71,7 @@ def test_each_reading_begins_a_new_count() -> None:
     for _ in range(5):
         ticket.put(tokens(0, *range(9)))
         read(ticket)
-    assert not ticket.overrun
+    assert not ticket.overflowed
 
 
 def test_scores_of_a_prompt_do_not_count() -> None:
@@ -81,7 +81,7 @@ def test_scores_of_a_prompt_do_not_count() -> None:
 
 def test_what_came_before_the_link_broke_is_read_first() -> None:
     ticket = a_ticket(tokens(0, 1))
-    ticket.lose()
+    ticket.disconnect()
     assert read(ticket) == [tokens(0, 1)]
     for _ in range(2):
         with pytest.raises(EngineDisconnected):

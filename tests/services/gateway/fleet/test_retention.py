@@ -53,18 +53,18 @@ STOPPED = gateway_pb2.Finished(samples=[gateway_pb2.SampleFinish(reason=decoding
     st.integers(0, 3),
 )
 def test_a_key_is_due_when_it_was_gone_for_the_time_or_when_too_many_went_after_it(
-    looks: list[tuple[set[int], set[int], int]], seconds: int, most: int
+    looks: list[tuple[set[int], set[int], int]], seconds: int, max_absent: int
 ) -> None:
-    tried, now = Retention[int](seconds, most=most), 0
+    tried, now = Retention[int](seconds, max_absent=max_absent), 0
     since: dict[int, int] = {}
     for known, present, passed in looks:
         now += passed
         since = {key: since.get(key, now) for key in sorted(known - present)}
         expected = []
-        while since and (len(since) > most or min(since.values()) + seconds <= now):
+        while since and (len(since) > max_absent or min(since.values()) + seconds <= now):
             expected.append(min(since, key=since.__getitem__))
             del since[expected[-1]]
-        assert tried.due(sorted(known), present, now) == expected
+        assert tried.expired(sorted(known), present, now) == expected
 
 
 # Series.
@@ -91,7 +91,7 @@ def serve(shown: GatewayMetrics, engine: str, model: str = MODEL) -> None:
     shown.on_failover(model, engine, "lost")
     shown.on_cancelled(model, engine, 0.1)
     shown.on_rejected(model, RejectionReason.MAX_REQUESTS)
-    one.on_deadline_passed(waiting=True)
+    one.on_deadline_exceeded(queued=True)
     one.on_slow_client()
     one.on_ended(STOPPED, 1.0)
 
@@ -165,12 +165,12 @@ def test_models_without_engines_are_remembered_up_to_a_number_and_those_in_use_a
     names = [f"{number:02}" for number in range(MAX_RETAINED_MODELS + 3)]
     for now, name in enumerate(names):
         tried._models[name] = served(name)
-        tried.forget(now)
-    assert sorted(tried.names()) == names[3:]
-    tried._models["03"].under_way = 1
+        tried.prune(now)
+    assert sorted(tried.model_names()) == names[3:]
+    tried._models["03"].in_flight = 1
     tried._models["last"] = served("last")
-    tried.forget(99)
-    assert sorted(tried.names()) == ["03", *names[4:], "last"]
+    tried.prune(99)
+    assert sorted(tried.model_names()) == ["03", *names[4:], "last"]
     with pytest.raises(UnknownModel):
         tried.model("02")
 
@@ -192,8 +192,8 @@ def test_tokenizers_are_kept_for_known_models_alone() -> None:
 def test_a_models_bound_ends_with_it_unless_somebody_waits_there() -> None:
     admission = AdmissionControl(9, 9)
     places = [admission.admit(name, 5, 0.0) for name in ("a", "b", "c")]
-    places[0].leave(0.0)
-    places[1].leave(0.0)
+    places[0].release(0.0)
+    places[1].release(0.0)
     admission.retain_models({"b"})
     assert admission._tokens.keys() == {"b", "c"}
     assert admission.queued_tokens("c") == 5
@@ -203,15 +203,15 @@ def test_the_refusals_of_a_tenant_without_keys_are_shown_for_a_while() -> None:
     now = 0.0
     held = Tenants(lambda: now)
     limits = TenantLimits(max_concurrent_requests=1)
-    held.limit({"a": limits, "b": limits})
+    held.set_limits({"a": limits, "b": limits})
     for tenant in ("a", "b"):
         with held.admitted(Caller(tenant), 1), suppress(Overloaded), held.admitted(Caller(tenant), 1):
             pass
-    held.limit({"b": limits})
-    held.forget(0.0)
-    held.forget(RETENTION_SECONDS - 1)
+    held.set_limits({"b": limits})
+    held.prune(0.0)
+    held.prune(RETENTION_SECONDS - 1)
     assert held.rejections == {"a": 1, "b": 1}
-    held.forget(RETENTION_SECONDS)
+    held.prune(RETENTION_SECONDS)
     assert held.rejections == {"b": 1}
 
 
@@ -221,12 +221,12 @@ def test_what_a_tenant_used_is_shown_for_a_while_after_its_keys_and_its_last_req
     request.on_submitted(RequestProgress(1))
     for now in (0.0, RETENTION_SECONDS):
         usage.on_inventory(Inventory((), {MODEL}, {""}), now)
-    assert [one.running for one in usage.figures()] == [1]
+    assert [one.running for one in usage.stats()] == [1]
     request.on_ended(STOPPED, RETENTION_SECONDS)
     usage.on_inventory(Inventory((), {MODEL}, {""}), 2 * RETENTION_SECONDS)
-    assert [one.tenant for one in usage.figures()] == ["a"]
+    assert [one.tenant for one in usage.stats()] == ["a"]
     usage.on_inventory(Inventory((), {MODEL}, {""}), 3 * RETENTION_SECONDS)
-    assert usage.figures() == []
+    assert usage.stats() == []
 
 
 def test_an_engine_that_is_not_used_is_told_of_once_for_each_reason(
@@ -237,7 +237,7 @@ def test_an_engine_that_is_not_used_is_told_of_once_for_each_reason(
     reasons = iter(["a", "a", "a", "b", "b", "a"])
 
     class Refusing(EngineLink):
-        async def _converse(self, stub: object) -> None:
+        async def _run_session(self, stub: object) -> None:
             if (reason := next(reasons, None)) is None:
                 raise asyncio.CancelledError
             raise Unavailable(reason)
@@ -278,15 +278,15 @@ def test_fifty_engines_that_come_and_go_leave_nothing_behind(
     caplog.set_level(logging.INFO)
     for module in (metrics, tenants, tenant_usage):
         monkeypatch.setattr(module, "RETENTION_SECONDS", 0.0)
-    monkeypatch.setattr(server, "_FORGET_SECONDS", 0.02)
+    monkeypatch.setattr(server, "_PRUNE_SECONDS", 0.02)
     monkeypatch.setattr(engine_link, "_RETRY_SECONDS", (0.01,))
     listed: asyncio.Queue[dict[str, str]] = asyncio.Queue()
 
-    async def discovered(*_: object) -> AsyncIterator[dict[str, str]]:
+    async def watch_addresses(*_: object) -> AsyncIterator[dict[str, str]]:
         while True:
             yield await listed.get()
 
-    monkeypatch.setattr(fleet, "discovered", discovered)  # what a name leads to, without a server of names
+    monkeypatch.setattr(fleet, "watch_addresses", watch_addresses)  # what a name leads to, without a server of names
     (tmp_path / "pinned.jsonl").write_text(json.dumps({"name": "greeting", "text": PROMPT}))
     shown = GatewayMetrics()
 
@@ -309,7 +309,7 @@ def test_fifty_engines_that_come_and_go_leave_nothing_behind(
                     await gateway.readiness.wait()
                     await generate(stub)
                     await only(shown, f"engine-{number}")
-                    await until(lambda: caplog.text.count("'greeting' is pinned") > number)  # noqa: B023
+                    await until(lambda: caplog.text.count("pinned 'greeting'") > number)  # noqa: B023
                     if number in (4, 49):
                         sizes.append((len(lines(shown)), gateways_objects()))
                     listed.put_nowait({})

@@ -14,7 +14,7 @@ candidates = st.lists(
         cached_tokens=st.integers(0, PROMPT),
         recent_tokens=st.integers(0, 5000).map(float),
         requests=st.integers(0, 9),
-        waiting_tokens=st.integers(0, 3000),
+        pending_prefill_tokens=st.integers(0, 3000),
     ),
     min_size=1,
     max_size=6,
@@ -51,7 +51,7 @@ def test_who_has_most_of_the_prompt_gets_it() -> None:
 
 
 def test_who_has_most_of_the_prompt_but_too_long_a_queue_does_not_get_it() -> None:
-    a, b = Candidate("a", cached_tokens=100), Candidate("b", cached_tokens=900, waiting_tokens=2000)
+    a, b = Candidate("a", cached_tokens=100), Candidate("b", cached_tokens=900, pending_prefill_tokens=2000)
     assert Router(RoutingPolicy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("a", RoutingReason.LOAD)
 
 
@@ -67,7 +67,7 @@ def test_a_prompt_that_nobody_has_goes_to_who_has_done_least_lately() -> None:
 
 
 def test_least_loaded_counts_requests_before_tokens() -> None:
-    a, b = Candidate("a", requests=2), Candidate("b", requests=1, waiting_tokens=5000)
+    a, b = Candidate("a", requests=2), Candidate("b", requests=1, pending_prefill_tokens=5000)
     assert Router(RoutingPolicy.LEAST_LOADED).choose([a, b], PROMPT) == RoutingChoice("b", RoutingReason.LEAST_LOADED)
 
 

@@ -55,5 +55,5 @@ def test_what_a_requests_observer_raises_reaches_nobody(method: str, caplog: pyt
         getattr(observers.on_request(INFO), method)(1)
     assert raising.seen == other.seen == [(1,)] * 3
     assert [one.getMessage() for one in caplog.records] == [
-        f"an observer failed, which is logged once: RequestObserver.{method} raised ValueError: wrong"
+        f"an observer failed (logged once): RequestObserver.{method} raised ValueError: wrong"
     ]
