@@ -47,10 +47,10 @@ _CARGOES = ("grain", "salt", "wool", "letters", "wine", "rope", "timber", "tin",
 _COLUMNS = 3
 # There is one of each, so no legend names it.
 _UNTOLD = {"engine": "", "model_name": "", "tenant": "", "instance": ""}
-_SHOWN = (
-    *("Blocks by state", "Share of the pool that is held", "Share of slots holding tokens"),
+SHOWN = (
+    *("Blocks by state", "Share of the pool that is held", "Share of slots with tokens"),
     *("Sharing", "Prefix cache hit rate", "Blocks granted, evicted and copied"),
-    *("Preemptions", "What preemptions cost", "Refused block operations"),
+    *("Preemptions", "Cost of preemptions", "Refused block operations"),
     *("Requests", "Step latency of the engine", "Step latency of the KV manager"),
 )
 
@@ -80,7 +80,7 @@ def main() -> None:
                 _draw_all(prometheus, span, Path(sys.argv[1]))
                 return
             panels = {panel.title: panel for board in dashboards() for panel in board.panels}
-            _draw(prometheus, span, [panels[title] for title in _SHOWN], PICTURE)
+            _draw(prometheus, span, [panels[title] for title in SHOWN], PICTURE)
             seconds = _scrape_seconds(prometheus, span)
             rows = _rows(prometheus, span, seconds)
             publish("dashboard", rows, 1, picture=str(PICTURE.relative_to(ROOT)), scrape_seconds=seconds)

@@ -14,6 +14,7 @@ import grpc
 import httpx
 import pytest
 
+from bench.serving.dashboard import SHOWN
 from tests.api_keys import Keyed, write_keys
 from tests.deployment.dashboard import AFTER_FAULTS, Dashboard, Query, dashboards, queries
 from tests.deployment.prometheus import ALERTS, RunningPrometheus
@@ -208,6 +209,10 @@ def test_the_states_of_the_blocks_sum_to_the_pool_at_every_scrape(watched: Watch
     assert states.keys() == pool.keys()
     assert {tuple(counts) for counts in pool.values()} == {(POOL_BLOCKS,)}
     assert [at for at, counts in states.items() if len(counts) != 4 or sum(counts) != POOL_BLOCKS] == []
+
+
+def test_the_panels_of_the_documents_picture_exist() -> None:
+    assert set(SHOWN) <= {panel.title for board in dashboards() for panel in board.panels}
 
 
 def test_no_scrape_failed(watched: Watched) -> None:
