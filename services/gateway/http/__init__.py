@@ -1,1 +1,1 @@
-"""The gateway's HTTP front: OpenAI's interface, and what vLLM's users add to it."""
+"""The gateway's HTTP API: OpenAI's endpoints with vLLM's extensions."""

@@ -1,4 +1,4 @@
-"""The HTTP front: its paths, and what OpenAPI says of them."""
+"""The HTTP API's endpoints and their OpenAPI description."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.callers import ANONYMOUS, Origin
-from services.gateway.http import faults
+from services.gateway.http import error_responses
 from services.gateway.http.events import EventStream
 from services.gateway.http.json_request import REQUEST_ID, ApiRoute, Authenticate
 from services.gateway.http.openai import requests, responses
@@ -27,32 +27,32 @@ from services.runtime.service import Readiness
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": responses.Error, "description": meaning}
     for status, meaning in {
-        400: "The request is wrong; `param` names the field.",
-        401: "The API key is missing, wrong or expired.",
-        403: "The API key does not allow it.",
-        404: "No such model.",
-        408: "The request, or the reading of its answer, took too long.",
+        400: "The request is invalid; `param` names the field.",
+        401: "The API key is missing, invalid or expired.",
+        403: "The API key does not permit the request.",
+        404: "The model is not served.",
+        408: "The client sent the request or read the response too slowly.",
         409: "The request id is in use.",
         413: "The body is too large.",
         415: "The body is not plain JSON.",
-        429: "The queue is full, or a tenant at its limit. `Retry-After` says when to come again.",
-        431: "The head of the request is too large.",
-        500: "The server failed.",
-        503: "Draining, or no engine of the model takes requests.",
-        504: "The time allowed was over; the message says whether it waited or ran.",
+        429: "The queue is full, or the tenant is at a limit. Retry after `Retry-After`.",
+        431: "The headers are too large.",
+        500: "Internal server error.",
+        503: "The gateway is draining, or no engine of the model is ready.",
+        504: "Deadline exceeded, in the queue or while running; the message names which.",
     }.items()
 }
 _ERRORS[429]["headers"] = {
     name: {"description": meaning, "required": True, "schema": {"type": "integer", "minimum": 1}}
     for name, meaning in (
-        ("Retry-After", "Seconds after which there should be room again."),
-        ("Retry-After-Ms", "The same in milliseconds."),
+        ("Retry-After", "Seconds to wait before a retry."),
+        ("Retry-After-Ms", "Milliseconds to wait before a retry."),
     )
 }
 _EVENT = {
     "type": "object",
     "properties": {
-        "data": {"type": "string", "description": "A chunk of the answer as JSON, an error, or at last `[DONE]`."}
+        "data": {"type": "string", "description": "A chunk or an error as JSON; the last event is `[DONE]`."}
     },
     "required": ["data"],
 }
@@ -65,59 +65,61 @@ open_router = APIRouter()
 def make_app(
     handler: RequestHandler, readiness: Readiness, authenticate: Authenticate = lambda _: ANONYMOUS
 ) -> FastAPI:
-    """Make the application. `authenticate` returns who sent a value of `Authorization`, or raises a ServiceError."""
+    """Build the application. `authenticate` maps a value of `Authorization` to its caller, or raises ServiceError."""
     app = FastAPI(
         title="Quire",
         version=_version(),
-        description="OpenAI's interface, and what vLLM's users add to it.",
+        description="OpenAI's API with vLLM's extensions.",
         redirect_slashes=False,
     )
     app.state.handler = handler
     app.state.readiness = readiness
     app.state.authenticate = authenticate
-    app.add_exception_handler(ServiceError, faults.on_domain_error)
-    app.add_exception_handler(HTTPException, faults.on_http_fault)
-    app.add_exception_handler(RequestValidationError, faults.on_invalid_body)
-    app.add_exception_handler(Exception, faults.on_bug)
+    app.add_exception_handler(ServiceError, error_responses.on_service_error)
+    app.add_exception_handler(HTTPException, error_responses.on_http_error)
+    app.add_exception_handler(RequestValidationError, error_responses.on_validation_error)
+    app.add_exception_handler(Exception, error_responses.on_unexpected_error)
     app.include_router(router)
     app.include_router(open_router)
-    _describe(app)
+    _remove_validation_responses(app)
     return app
 
 
 @router.post("/v1/completions", responses={200: {"model": responses.Completion, "content": _EVENTS}})
 async def complete(body: requests.CompletionRequest, request: Request) -> Response:
-    """Continue a prompt, or several."""
-    completion = CompletionCall(_handler(request), _origin(request), body, request.headers.get(REQUEST_ID))
-    return await _answer(completion, request, stream=bool(body.stream))
+    """Complete one or more prompts."""
+    call = CompletionCall(_handler(request), _origin(request), body, request.headers.get(REQUEST_ID))
+    return await _respond(call, request, stream=bool(body.stream))
 
 
 @router.post("/v1/chat/completions", responses={200: {"model": responses.ChatCompletion, "content": _EVENTS}})
 async def complete_chat(body: requests.ChatCompletionRequest, request: Request) -> Response:
-    """Answer a conversation."""
-    completion = ChatCompletionCall(_handler(request), _origin(request), body, request.headers.get(REQUEST_ID))
-    return await _answer(completion, request, stream=bool(body.stream))
+    """Generate the next message of a conversation."""
+    call = ChatCompletionCall(_handler(request), _origin(request), body, request.headers.get(REQUEST_ID))
+    return await _respond(call, request, stream=bool(body.stream))
 
 
-async def _answer(completion: CompletionCall | ChatCompletionCall, request: Request, *, stream: bool) -> Response:
-    """Generate, as long as the client is there. A stream begins when its generation does."""
-    names = request.state.names = completion.translated.names
-    request.state.request_id = completion.translated.name
-    headers = {REQUEST_ID: completion.translated.name}
+async def _respond(call: CompletionCall | ChatCompletionCall, request: Request, *, stream: bool) -> Response:
+    """Generate while the client is connected. The first chunk is sent when the generation starts."""
+    names = request.state.field_names = call.translated.field_names
+    request.state.request_id = call.translated.request_id
+    headers = {REQUEST_ID: call.translated.request_id}
     if not stream:
-        return _json(await while_connected(request.receive, completion.whole()), headers)
-    events = completion.events()
+        return _json(await while_connected(request.receive, call.complete()), headers)
+    events = call.stream()
     first = await while_connected(request.receive, anext(events))
-    return EventStream(first, events, lambda error: _fault(error, names), headers)
+    return EventStream(first, events, lambda error: _stream_error(error, names), headers)
 
 
-def _fault(error: Exception, names: FieldNames) -> dict[str, Any]:
-    return faults.body_of(error, names) if isinstance(error, ServiceError) else faults.unexpected(error)
+def _stream_error(error: Exception, names: FieldNames) -> dict[str, Any]:
+    if isinstance(error, ServiceError):
+        return error_responses.error_body(error, names)
+    return error_responses.internal_error_body(error)
 
 
 @router.get("/v1/models", responses={200: {"model": responses.Models}})
 async def list_models(request: Request) -> Response:
-    """List the models that are served now."""
+    """List the served models."""
     return _json({"object": "list", "data": [_model(one) for one in _handler(request).models()]})
 
 
@@ -129,50 +131,50 @@ async def get_model(name: str, request: Request) -> Response:
 
 @router.post("/tokenize", responses={200: {"model": responses.Tokens}})
 async def tokenize(body: requests.TokenizeRequest, request: Request) -> Response:
-    """Turn a prompt or a conversation into token ids."""
+    """Tokenize a prompt or a conversation."""
     handler = _handler(request)
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidField("give prompt or messages", "prompt")
+        raise InvalidField("prompt or messages must be set, but not both", "prompt")
     prompt = gateway_pb2.Prompt(text=body.prompt or "")
     if body.messages is not None:
         prompt.chat.CopyFrom(chat(body.messages, body.tools or []))
     ids = await handler.token_ids(body.model, prompt, open_turn=body.add_generation_prompt is not False)
-    answer: dict[str, Any] = {
+    tokens: dict[str, Any] = {
         "count": len(ids),
         "max_model_len": handler.model(body.model).context_tokens,
         "tokens": ids,
     }
     if body.return_token_strs:
         tokenizer = handler.tokenizer(body.model)
-        answer["token_strs"] = [tokenizer.bytes_of(token).decode(errors="replace") for token in ids]
-    return _json(answer)
+        tokens["token_strs"] = [tokenizer.bytes_of(token).decode(errors="replace") for token in ids]
+    return _json(tokens)
 
 
 @router.post("/detokenize", responses={200: {"model": responses.Prompt}})
 async def detokenize(body: requests.DetokenizeRequest, request: Request) -> Response:
-    """Turn token ids into their text."""
-    asked = gateway_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens, special_tokens=True)
-    return _json({"prompt": await _handler(request).text(asked)})
+    """Decode token ids to text."""
+    translated = gateway_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens, special_tokens=True)
+    return _json({"prompt": await _handler(request).text(translated)})
 
 
 @open_router.get("/live", responses={200: {"model": responses.State}})
 async def live() -> Response:
-    """Say that the process lives, whether it can generate or not."""
+    """Liveness: the process responds, ready or not."""
     return _json({"status": "alive"})
 
 
 @open_router.get("/health", responses={200: {"model": responses.State}, 503: _ERRORS[503]})
 @open_router.get("/ready", responses={200: {"model": responses.State}, 503: _ERRORS[503]})
 async def ready(request: Request) -> Response:
-    """Say whether it can generate now: an engine takes requests, and it does not drain."""
+    """Readiness: an engine is ready and the gateway is not draining."""
     if not request.app.state.readiness.ready:
-        raise Unavailable("no engine takes requests, or the gateway drains")
+        raise Unavailable("no engine is ready, or the gateway is draining")
     return _json({"status": "ready"})
 
 
 @open_router.get("/version", responses={200: {"model": responses.Version}})
 async def version() -> Response:
-    """Tell the version."""
+    """Return the version of the server."""
     return _json({"version": _version()})
 
 
@@ -182,8 +184,7 @@ def _handler(request: Request) -> RequestHandler:
 
 
 def _origin(request: Request) -> Origin:
-    """Return who calls, and for which trace. Several values of a header say nothing."""
-    parents = request.headers.getlist("traceparent")
+    parents = request.headers.getlist("traceparent")  # ignored if sent more than once, because none is trusted
     return Origin(request.state.caller, "http", parents[0] if len(parents) == 1 else "")
 
 
@@ -206,21 +207,21 @@ def _model(described: gateway_pb2.GetModelResponse) -> dict[str, Any]:
 def _version() -> str:
     try:
         return metadata.version("quire")
-    except metadata.PackageNotFoundError:  # it runs from its sources
+    except metadata.PackageNotFoundError:  # started from the sources
         return "unknown"
 
 
-def _describe(app: FastAPI) -> None:
-    """Leave out of the description what FastAPI adds of its own: a body that is wrong is 400 here."""
-    describe: Callable[[], dict[str, Any]] = app.openapi
+def _remove_validation_responses(app: FastAPI) -> None:
+    """Remove FastAPI's status 422 from the OpenAPI description, because an invalid body gets 400 here."""
+    original: Callable[[], dict[str, Any]] = app.openapi
 
-    def described() -> dict[str, Any]:
-        made = describe()
-        for operations in made["paths"].values():
+    def openapi() -> dict[str, Any]:
+        description = original()
+        for operations in description["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
-            made["components"]["schemas"].pop(name, None)
-        return made
+            description["components"]["schemas"].pop(name, None)
+        return description
 
-    app.openapi = described  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Server-sent events as bytes, and a response of them as OpenAI's clients expect it."""
+"""Server-sent events in OpenAI's format."""
 
 import asyncio
 import json
@@ -10,37 +10,40 @@ from services.runtime.http.server_sent_events import Events, ServerSentEvents
 
 DONE = b"data: [DONE]\n\n"
 
-# As it is, unlike what `json.dumps` makes of text that is not ASCII; and without blanks.
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def event(value: Any) -> bytes:
-    """Return one event with a JSON value."""
+    """Encode a JSON value as one event."""
     return b"data: %b\n\n" % to_json(value).encode()
 
 
 class EventStream(ServerSentEvents):
-    """A response in OpenAI's way: the last event says that it is done, and one before it what went wrong, if it did."""
+    """A streamed response. An error in mid-stream is an event of its own; the last event is `[DONE]`."""
 
     def __init__(
-        self, first: bytes, rest: Events, fault: Callable[[Exception], Mapping[str, Any]], headers: Mapping[str, str]
+        self,
+        first: bytes,
+        rest: Events,
+        error_body: Callable[[Exception], Mapping[str, Any]],
+        headers: Mapping[str, str],
     ) -> None:
-        """`fault` returns what the client is sent about an error in mid-stream."""
-        super().__init__(first, _with_its_end(rest, fault), {"cache-control": "no-cache", **headers})
+        """`error_body` returns the JSON sent to the client for an error in mid-stream."""
+        super().__init__(first, _with_done(rest, error_body), {"cache-control": "no-cache", **headers})
 
 
-async def _with_its_end(events: Events, fault: Callable[[Exception], Mapping[str, Any]]) -> Events:
+async def _with_done(events: Events, error_body: Callable[[Exception], Mapping[str, Any]]) -> Events:
     async with aclosing(events):
         try:
             async for one in events:
                 yield one
-        except Exception as error:  # the status is sent: all that is left is to say it here
-            yield event(fault(error))
+        except Exception as error:  # the status line is sent already, so the error becomes an event
+            yield event(error_body(error))
     yield DONE
 
 
-async def merged(streams: Sequence[Events]) -> Events:
-    """Yield the events of all streams as they come. The first error ends all of them."""
+async def merge(streams: Sequence[Events]) -> Events:
+    """Yield the events of all streams as they arrive. The first error ends all streams."""
     waiting = {asyncio.ensure_future(anext(stream, None)): stream for stream in streams}
     try:
         while waiting:

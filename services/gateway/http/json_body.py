@@ -1,26 +1,26 @@
-"""JSON as a server has to read it: nothing in it is ambiguous, and nothing in it can exhaust the reader."""
+"""A strict JSON parser for untrusted input: no ambiguous values, and bounded work."""
 
 import json
 import re
 from collections import Counter
 from typing import Any, NoReturn
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 
-# Strings are passed over whole; no part of this ever goes back over what it has read.
+# Possessive quantifiers, so that the search never backtracks.
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[\]{}]', re.DOTALL)
 
-_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class MalformedJson(ValueError):
-    """A body that is no JSON, or that nobody should have to read; the message says why."""
+    """A body that is not valid JSON, or is beyond the parser's bounds."""
 
 
 def parse(body: bytes) -> Any:
-    """Read a JSON text in UTF-8. Raises MalformedJson.
+    """Parse UTF-8 JSON. Raises MalformedJson.
 
-    Refused is also what the standard leaves open: a key that comes twice, NaN, and more than `MOST_DEPTH` levels.
+    Also rejects duplicate keys, NaN and Infinity, and more than `MAX_DEPTH` levels.
     """
     try:
         text = body.decode("utf-8")
@@ -29,30 +29,30 @@ def parse(body: bytes) -> Any:
     _check_depth(text)
     try:
         value = _DECODER.decode(text)
-        if _HALF_CHARACTER.search(text):
+        if _SURROGATE_ESCAPE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except UnicodeEncodeError as error:
-        raise MalformedJson("the body has one half of a surrogate pair without the other") from error
+        raise MalformedJson("the body has an unpaired surrogate") from error
     except json.JSONDecodeError as error:
         raise MalformedJson(f"the body is not JSON: {error}") from error
     except MalformedJson:
         raise
     except ValueError as error:  # an integer of thousands of digits
-        raise MalformedJson(f"the body has a number that cannot be read: {error}") from error
+        raise MalformedJson(f"the body has a number that cannot be parsed: {error}") from error
 
 
 def _check_depth(text: str) -> None:
-    """Count before parsing: parsers call themselves for each level."""
-    if text.count("[") + text.count("{") <= MOST_DEPTH:
+    # Counted before parsing, because the parser recurses at each level.
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
         return
     depth = 0
     for match in _STRING_OR_BRACKET.finditer(text):
         match match[0]:
             case "[" | "{":
                 depth += 1
-                if depth > MOST_DEPTH:
-                    raise MalformedJson(f"the body is nested more than {MOST_DEPTH} levels deep")
+                if depth > MAX_DEPTH:
+                    raise MalformedJson(f"the body must be nested at most {MAX_DEPTH} levels deep")
             case "]" | "}":
                 depth -= 1
 
@@ -60,13 +60,13 @@ def _check_depth(text: str) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise MalformedJson(f"the key {twice[:100]!r} comes twice in one object")
+        duplicate = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise MalformedJson(f"the key {duplicate[:100]!r} is duplicated in one object")
     return members
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise MalformedJson(f"{name} is no number of JSON")
+def _reject_constant(name: str) -> NoReturn:
+    raise MalformedJson(f"{name} is not a valid JSON number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_reject_constant)

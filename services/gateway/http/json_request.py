@@ -1,4 +1,4 @@
-"""How a request is taken in: who calls is asked first, then its body is read, as far as it may go."""
+"""Authenticates a request, then reads its body as JSON within the size limit."""
 
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
@@ -8,9 +8,9 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from services.gateway.access.callers import Caller
-from services.gateway.http.faults import Fault
+from services.gateway.http.error_responses import HttpError
 from services.gateway.http.json_body import MalformedJson, parse
-from services.gateway.http.openai.translation import own_id
+from services.gateway.http.openai.translation import request_id_or_new
 from services.runtime.errors import ServiceError
 from services.runtime.http.disconnect import ClientDisconnected
 from services.runtime.transport import CLIENT_MESSAGE_BYTES
@@ -18,16 +18,16 @@ from services.runtime.transport import CLIENT_MESSAGE_BYTES
 REQUEST_ID = "x-request-id"
 Authenticate = Callable[[str | None], Caller]
 
-_CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it is for the metrics
+_CLIENT_CLOSED_REQUEST = 499  # never sent; counted in the metrics
 
 
 class JsonRequest(Request):
-    """A request whose body is bounded, and JSON that means one thing alone."""
+    """A request with a size limit for its body, and strict JSON."""
 
     async def body(self) -> bytes:
-        """Read the body. Raises Fault; what is too large is not read to its end."""
+        """Read the body, at most up to the size limit. Raises HttpError."""
         if not hasattr(self, "_body"):
-            _check_head(self)
+            _check_headers(self)
             parts, size = [], 0
             async for part in self.stream():
                 size += len(part)
@@ -38,53 +38,55 @@ class JsonRequest(Request):
         return self._body
 
     async def json(self) -> Any:
-        """Parse the body. Raises Fault."""
+        """Parse the body. Raises HttpError."""
         try:
             return parse(await self.body())
         except MalformedJson as error:
-            raise Fault(HTTPStatus.BAD_REQUEST, str(error), "invalid_json") from error
+            raise HttpError(HTTPStatus.BAD_REQUEST, str(error), "invalid_json") from error
 
 
 class ApiRoute(APIRoute):
-    """A route for those who may call, with a body of JSON."""
+    """An authenticated route with a JSON body."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap FastAPI's own handler."""
+        """Wrap FastAPI's handler."""
         handle = super().get_route_handler()
 
-        async def taken_in(request: Request) -> Response:
+        async def authenticate_and_handle(request: Request) -> Response:
             authenticate: Authenticate = request.app.state.authenticate
             try:
                 request.state.caller = authenticate(_authorization(request))
             except ServiceError:
-                request.state.request_id = own_id(request.headers.get(REQUEST_ID))
+                request.state.request_id = request_id_or_new(request.headers.get(REQUEST_ID))
                 raise
             try:
                 return await handle(JsonRequest(request.scope, request.receive))
             except ClientDisconnected:
                 return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
-        return taken_in
+        return authenticate_and_handle
 
 
 def _authorization(request: Request) -> str | None:
-    """Return the value of `Authorization`. Several say nothing: what is before us may have gone by another one."""
+    # Several values count as none, because a proxy in front may have checked another one.
     values = request.headers.getlist("authorization")
     return values[0] if len(values) == 1 else None
 
 
-def _check_head(request: Request) -> None:
-    """Refuse a body for what its head says."""
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Fault(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a body is taken as it is, without encoding", "encoded_body")
+def _check_headers(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        message = f"content-encoding must be identity, not {encoding[:100]}"
+        raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "encoded_body")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Fault(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a body is application/json", "unsupported_media_type")
+        message = f"content-type must be application/json, not {kind[:100] or 'empty'}"
+        raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > CLIENT_MESSAGE_BYTES:
         raise _too_large()
 
 
-def _too_large() -> Fault:
-    message = f"a body has at most {CLIENT_MESSAGE_BYTES} bytes"
-    return Fault(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "body_too_large")
+def _too_large() -> HttpError:
+    message = f"the body must have at most {CLIENT_MESSAGE_BYTES} bytes"
+    return HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "body_too_large")

@@ -1,4 +1,4 @@
-"""The HTTP server: what every answer of it has, and the count of answers."""
+"""The HTTP server, with the headers of every response and the observation of requests."""
 
 import ssl
 from email.utils import formatdate
@@ -29,14 +29,14 @@ def http_server(
     authenticate: Authenticate = lambda _: ANONYMOUS,
     context: ssl.SSLContext | None = None,
 ) -> HttpServer:
-    """Make the server of a gateway; with a context, its connections are encrypted."""
+    """Build the HTTP server of a gateway. With a context it uses TLS."""
     app = ObservedApp(make_app(handler, readiness, authenticate), readiness, observer)
     limits = HttpLimits(settings.http_connections, settings.http_read_seconds, settings.http_write_seconds)
-    return HttpServer(app, limits, context, lambda status: count_refusal(observer, status))
+    return HttpServer(app, limits, context, lambda status: count_rejection(observer, status))
 
 
 class ObservedApp:
-    """An application around another: adds what every answer has, and has answers observed."""
+    """Wraps an application: adds headers to every response and reports every request to the observer."""
 
     def __init__(self, app: ASGIApp, readiness: Readiness, observer: GatewayObserver) -> None:
         self._app = app
@@ -44,10 +44,10 @@ class ObservedApp:
         self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         status: int | None = None
 
-        async def send_on(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -55,20 +55,20 @@ class ObservedApp:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_on)
+            await self._app(scope, receive, send_with_headers)
         finally:
             route: Any = scope.get("route")
             method = scope["method"] if scope["method"] in _METHODS else _UNKNOWN_ROUTE
-            # What was refused below gets no other answer, whatever the application makes of a client that is gone.
+            # A status sent by the connection itself counts, because the application sees only a disconnected client.
             status = scope["state"].get(REJECTED_STATUS) or status or _CLIENT_CLOSED_REQUEST
             self._observer.on_http_request(getattr(route, "path", _UNKNOWN_ROUTE), method, status)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         date = (b"date", formatdate(usegmt=True).encode())
-        # A client that comes again should come to another gateway.
+        # While draining, clients should reconnect to another gateway.
         return [date, (b"connection", b"close")] if self._readiness.retired else [date]
 
 
-def count_refusal(observer: GatewayObserver, status: int) -> None:
-    """Count an answer to what the application never received."""
+def count_rejection(observer: GatewayObserver, status: int) -> None:
+    """Report a request that was rejected before it reached the application."""
     observer.on_http_request(_UNKNOWN_ROUTE, _UNKNOWN_ROUTE, status)

@@ -42,7 +42,7 @@ class ArgumentsDelta(NamedTuple):
     text: str
 
 
-Piece = str | ToolCall | ToolCallStart | ArgumentsDelta
+OutputPart = str | ToolCall | ToolCallStart | ArgumentsDelta
 
 
 class ToolFormat(Enum):
@@ -58,7 +58,7 @@ class ToolFormat(Enum):
         return next(kind for kind in cls if kind.value in template)
 
     @property
-    def mark(self) -> str:
+    def start_marker(self) -> str:
         """The text that starts a call; some models have it as a special token."""
         return self.value or _PYTHON_TAG
 
@@ -66,10 +66,10 @@ class ToolFormat(Enum):
 class ToolCallParser(Protocol):
     """Splits the output of one sample into text and tool calls while it is generated."""
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[OutputPart]:
         """Add generated text. Return the finished parts; text that could become a call is held back."""
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPart]:
         """Return the parts held back after the last push. Text that did not become a call is plain text."""
 
 
@@ -91,10 +91,10 @@ class TaggedCallParser:
         self._in_call = False
         self._after_call = False
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[OutputPart]:
         """See ToolCallParser."""
         self._held += text
-        pieces: list[Piece] = []
+        pieces: list[OutputPart] = []
         while (end := self._held.find(_CLOSE if self._in_call else _OPEN)) >= 0:
             before = self._held[:end]
             self._held = self._held[end + len(_CLOSE if self._in_call else _OPEN) :]
@@ -106,17 +106,17 @@ class TaggedCallParser:
             self._held = self._held[end:]
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPart]:
         """See ToolCallParser."""
         return self._calls(self._held, "") if self._in_call else self._text(self._held)
 
-    def _text(self, text: str) -> list[Piece]:
+    def _text(self, text: str) -> list[OutputPart]:
         if self._after_call:
             text = text.lstrip()
         self._after_call = self._after_call and not text
         return [text] if text else []
 
-    def _calls(self, body: str, close: str) -> list[Piece]:
+    def _calls(self, body: str, close: str) -> list[OutputPart]:
         calls = parse_calls(body)
         if not calls:
             return [_OPEN + body + close]
@@ -131,7 +131,7 @@ class MarkedCallParser:
         self._held = ""
         self._marked = False
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[OutputPart]:
         """See ToolCallParser."""
         self._held += text
         if self._marked:
@@ -142,7 +142,7 @@ class MarkedCallParser:
         text, self._held = self._held[:end], self._held[end:]
         return [text] if text else []
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPart]:
         """See ToolCallParser."""
         if not self._held:
             return []
@@ -156,7 +156,7 @@ class BareCallParser:
     def __init__(self) -> None:
         self._held: str | None = ""  # None: the output is text
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[OutputPart]:
         """See ToolCallParser."""
         if self._held is None:
             return [text] if text else []
@@ -166,7 +166,7 @@ class BareCallParser:
         text, self._held = self._held, None
         return [text]
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPart]:
         """See ToolCallParser."""
         if not self._held:
             return []
@@ -180,10 +180,10 @@ class CallListParser:
     def __init__(self) -> None:
         self._held = ""
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[OutputPart]:
         """See ToolCallParser."""
         self._held += text
-        pieces: list[Piece] = []
+        pieces: list[OutputPart] = []
         while "}" in text:
             start = self._held.find("{")
             try:
@@ -195,7 +195,7 @@ class CallListParser:
             text = self._held
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPart]:
         """See ToolCallParser."""
         rest = self._held.strip(" \t\r\n[],")
         return [rest] if rest else []
@@ -208,14 +208,14 @@ class ArgumentsParser:
         self._name = name
         self._started = False
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[OutputPart]:
         """See ToolCallParser."""
         if not text:
             return []
         started, self._started = self._started, True
         return [ArgumentsDelta(text)] if started else [ToolCallStart(self._name), ArgumentsDelta(text)]
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPart]:
         """See ToolCallParser."""
         return []
 

@@ -1,1 +1,1 @@
-"""OpenAI's interface: requests, answers and the translation between."""
+"""OpenAI's API: request and response bodies, and their translation to the gateway's requests."""

@@ -1,4 +1,4 @@
-"""Answers of /v1/chat/completions."""
+"""Responses of /v1/chat/completions."""
 
 import secrets
 from contextlib import aclosing
@@ -7,15 +7,15 @@ from typing import Any
 from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Origin
 from services.gateway.http.events import to_json
-from services.gateway.http.openai import answers, logprobs, requests
-from services.gateway.http.openai.answers import Chunks, Gathered, GenerationCall
+from services.gateway.http.openai import generation_output, logprobs, requests
+from services.gateway.http.openai.generation_output import ChunkWriter, CollectedGeneration, GenerationCall
 from services.gateway.http.openai.translation import chat_call
 from services.gateway.request_handler import RequestHandler
 from services.gateway.text.tool_calls import (
     ArgumentsDelta,
     ArgumentsParser,
     CallListParser,
-    Piece,
+    OutputPart,
     ToolCall,
     ToolCallParser,
     ToolCallStart,
@@ -26,11 +26,11 @@ from services.runtime.errors import UnsupportedField
 from services.runtime.http.server_sent_events import Events
 
 _CHUNK = "chat.completion.chunk"
-_ID_BYTES = 5  # Mistral's templates want ids of nine letters and digits
+_ID_BYTES = 5  # Mistral's templates require ids of nine letters and digits
 
 
 class ChatCompletionCall(GenerationCall):
-    """One call of /v1/chat/completions."""
+    """One request to /v1/chat/completions."""
 
     body: requests.ChatCompletionRequest
 
@@ -41,39 +41,39 @@ class ChatCompletionCall(GenerationCall):
         super().__init__(handler, origin, body, chat_call(body, request_id))
         self._request = self.translated.generations[0]
         if body.stream and body.prompt_logprobs is not None:
-            raise UnsupportedField("prompt_logprobs is not served for streams", "prompt_logprobs")
+            raise UnsupportedField("prompt_logprobs is not supported with stream", "prompt_logprobs")
 
-    async def whole(self) -> dict[str, Any]:
-        """Generate everything, and return the answer. Raises a ServiceError."""
-        self._show_calls()
+    async def complete(self) -> dict[str, Any]:
+        """Generate the complete response. Raises ServiceError."""
+        self._keep_call_markers()
         prompt_ids = []
         if self.body.prompt_logprobs is not None:
             prompt_ids = await self.handler.token_ids(self._request.model, self._request.prompt)
             self._request.prompt.token_ids.ids[:] = prompt_ids
-        gathered = await answers.gather(self.generate(self._request))
-        model = gathered.started.model
-        answer = {
-            **self.head("chat.completion", model),
-            "choices": [self._choice(sample, gathered) for sample in range(len(gathered.samples))],
-            "usage": answers.usage([gathered.finished.usage]),
+        collected = await generation_output.collect(self.generate(self._request))
+        model = collected.started.model
+        response = {
+            **self.base_fields("chat.completion", model),
+            "choices": [self._choice(sample, collected) for sample in range(len(collected.samples))],
+            "usage": generation_output.usage([collected.finished.usage]),
         }
         if prompt_ids:
-            its = [None, *gathered.prompt_logprobs]
-            answer["prompt_logprobs"] = logprobs.of_prompt(self.tokenizer(model), prompt_ids, its)
-        return answer
+            prompt_scores = [None, *collected.prompt_logprobs]
+            response["prompt_logprobs"] = logprobs.for_prompt(self.tokenizer(model), prompt_ids, prompt_scores)
+        return response
 
-    async def events(self) -> Events:
-        """Yield the answer as it comes, the first when it begins. Raises a ServiceError."""
-        self._show_calls()
-        chunks = _ChatChunks(self)
-        async with aclosing(answers.chunked(self.generate(self._request), chunks)) as stream:
-            async for one in stream:
-                yield one
-        for last in self.usage_chunk(_CHUNK, [chunks]):
+    async def stream(self) -> Events:
+        """Yield the chunks of the response, the first at the start of the generation. Raises ServiceError."""
+        self._keep_call_markers()
+        writer = _ChatChunkWriter(self)
+        async with aclosing(generation_output.stream_chunks(self.generate(self._request), writer)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+        for last in self.usage_chunk(_CHUNK, [writer]):
             yield last
 
-    def reader(self) -> ToolCallParser | None:
-        """Make what finds calls in one sample; None where there can be none."""
+    def tool_call_parser(self) -> ToolCallParser | None:
+        """Return a new parser for one sample, or None if the model cannot call tools."""
         body = self.body
         if not body.tools or body.tool_choice == "none":
             return None
@@ -84,55 +84,55 @@ class ChatCompletionCall(GenerationCall):
     def _format(self) -> ToolFormat:
         return ToolFormat.of(self.tokenizer(self._request.model).chat_template.tool_source or "")
 
-    def _show_calls(self) -> None:
-        """Keep the special tokens that begin a call in the text."""
+    def _keep_call_markers(self) -> None:
+        # The parser needs the start marker in the text, also where it is a special token.
         if self.body.tools and self.body.tool_choice in (None, "auto"):
             tokenizer = self.tokenizer(self._request.model)
-            if tokenizer.is_special_token(self._format().mark):
+            if tokenizer.is_special_token(self._format().start_marker):
                 self._request.output.special_tokens = True
 
-    def _choice(self, sample: int, gathered: Gathered) -> dict[str, Any]:
-        said = gathered.samples[sample]
-        message, calls = self._message(said.text)
+    def _choice(self, sample: int, collected: CollectedGeneration) -> dict[str, Any]:
+        output = collected.samples[sample]
+        message, calls = self._message(output.text)
         scores = None
         if self.body.logprobs:
-            scores = logprobs.of_chat(self.tokenizer(gathered.started.model), said.token_ids, said.logprobs)
-        ending = answers.ending(gathered.finished.samples[sample], called=bool(calls))
-        return {"index": sample, "message": message, "logprobs": scores, **ending}
+            scores = logprobs.for_chat(self.tokenizer(collected.started.model), output.token_ids, output.logprobs)
+        finish = generation_output.finish_fields(collected.finished.samples[sample], tool_called=bool(calls))
+        return {"index": sample, "message": message, "logprobs": scores, **finish}
 
     def _message(self, text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        reader = self.reader()
+        parser = self.tool_call_parser()
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if reader is None:
+        if parser is None:
             return message, []
-        deltas = CallDeltas(reader, parallel=self.body.parallel_tool_calls is not False)
-        content, calls = _joined(deltas.push(text) + deltas.finish())
+        deltas = CallDeltas(parser, parallel=self.body.parallel_tool_calls is not False)
+        content, calls = _merge_deltas(deltas.push(text) + deltas.finish())
         message["content"] = content if content or not calls else None
         return (message | {"tool_calls": calls} if calls else message), calls
 
 
 class CallDeltas:
-    """What a sample says, in the shape of a stream's deltas: content and calls."""
+    """Converts the text of one sample to OpenAI's deltas of content and tool calls."""
 
-    def __init__(self, reader: ToolCallParser, *, parallel: bool) -> None:
-        """Not `parallel`: calls after the first are left out."""
-        self._reader = reader
+    def __init__(self, parser: ToolCallParser, *, parallel: bool) -> None:
+        """With `parallel` False, calls after the first are dropped."""
+        self._parser = parser
         self._parallel = parallel
         self.calls = 0
 
     def push(self, text: str) -> list[dict[str, Any]]:
-        """Take more text; return what it comes to."""
-        return self._deltas(self._reader.push(text))
+        """Add generated text; return the deltas that are final."""
+        return self._deltas(self._parser.push(text))
 
     def finish(self) -> list[dict[str, Any]]:
-        """Return what was held back."""
-        return self._deltas(self._reader.finish())
+        """Return the deltas held back after the last push."""
+        return self._deltas(self._parser.finish())
 
-    def _deltas(self, pieces: list[Piece]) -> list[dict[str, Any]]:
+    def _deltas(self, pieces: list[OutputPart]) -> list[dict[str, Any]]:
         deltas = [self._delta(piece) for piece in pieces]
         return [delta for delta in deltas if delta]
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
+    def _delta(self, piece: OutputPart) -> dict[str, Any]:
         if isinstance(piece, ArgumentsDelta):
             return {"tool_calls": [{"index": self.calls - 1, "function": {"arguments": piece.text}}]}
         if not isinstance(piece, ToolCall | ToolCallStart):
@@ -142,61 +142,59 @@ class CallDeltas:
         self.calls += 1
         arguments = piece.arguments if isinstance(piece, ToolCall) else ""
         function = {"name": piece.name, "arguments": arguments}
-        return {"tool_calls": [{"index": self.calls - 1, "id": _id(), "type": "function", "function": function}]}
+        return {"tool_calls": [{"index": self.calls - 1, "id": _call_id(), "type": "function", "function": function}]}
 
 
-class _ChatChunks(Chunks):
-    """Events of one chat's answers."""
-
+class _ChatChunkWriter(ChunkWriter):
     def __init__(self, chat: ChatCompletionCall) -> None:
         super().__init__(chat, _CHUNK, "delta", b'},"logprobs":null,"finish_reason":null}]')
         self._chat = chat
         self._calls: list[CallDeltas] = []
 
-    def opened(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
-        """See Chunks."""
-        super().opened(started, first)
-        self._before_text = [before + b'{"content":' for before in self._before]
+    def write_started(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
+        """See ChunkWriter."""
+        super().write_started(started, first)
+        self._content_prefixes = [before + b'{"content":' for before in self._prefixes]
         self._tokenizer, parallel = self._chat.tokenizer(started.model), self._chat.body.parallel_tool_calls
-        readers = [reader for _ in self._before if (reader := self._chat.reader()) is not None]
-        self._calls = [CallDeltas(one, parallel=parallel is not False) for one in readers]
-        opening = b'{"role":"assistant","content":""' + self._going_on
-        return b"".join([before + opening for before in self._before])
+        parsers = [parser for _ in self._prefixes if (parser := self._chat.tool_call_parser()) is not None]
+        self._calls = [CallDeltas(one, parallel=parallel is not False) for one in parsers]
+        opening = b'{"role":"assistant","content":""' + self._continuation
+        return b"".join([before + opening for before in self._prefixes])
 
-    def said(self, delta: gateway_pb2.Delta) -> bytes:
-        """See Chunks."""
-        super().said(delta)
+    def write_delta(self, delta: gateway_pb2.Delta) -> bytes:
+        """See ChunkWriter."""
+        super().write_delta(delta)
         if self._calls or self._chat.body.logprobs:
-            return self._said_with_more(delta)
+            return self._delta_chunks(delta)
         if not delta.text:
             return b""
-        return self._before_text[delta.sample] + to_json(delta.text).encode() + self._going_on
+        return self._content_prefixes[delta.sample] + to_json(delta.text).encode() + self._continuation
 
-    def _ending(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
+    def _write_finish(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
         called, chunks = False, b""
         if self._calls:
             calls = self._calls[sample]
             chunks = b"".join([self._chunk(sample, delta, None) for delta in calls.finish()])
             called = calls.calls > 0
-        return chunks + self._last(sample, b"{}", answers.ending(end, called=called))
+        return chunks + self._last_chunk(sample, b"{}", generation_output.finish_fields(end, tool_called=called))
 
-    def _said_with_more(self, delta: gateway_pb2.Delta) -> bytes:
-        """Return chunks of calls and log-probabilities; these come with the first of the chunks."""
+    def _delta_chunks(self, delta: gateway_pb2.Delta) -> bytes:
+        """Encode a delta that has tool calls or log-probabilities. The first chunk has all log-probabilities."""
         deltas = self._calls[delta.sample].push(delta.text) if self._calls else [{"content": delta.text}]
         scores = None
         if self._chat.body.logprobs:
-            scores = logprobs.of_chat(self._tokenizer, delta.token_ids, delta.logprobs)
+            scores = logprobs.for_chat(self._tokenizer, delta.token_ids, delta.logprobs)
             deltas = deltas or [{"content": ""}]
         chunks = [self._chunk(delta.sample, one, None if at else scores) for at, one in enumerate(deltas)]
         return b"".join(chunks)
 
     def _chunk(self, sample: int, delta: dict[str, Any], scores: dict[str, Any] | None) -> bytes:
         parts = (to_json(delta).encode(), b',"logprobs":', to_json(scores).encode(), b',"finish_reason":null}]')
-        return b"".join([self._before[sample], *parts, self._end.written])
+        return b"".join([self._prefixes[sample], *parts, self._suffix.value])
 
 
-def _joined(deltas: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """Return the content and the calls that deltas come to."""
+def _merge_deltas(deltas: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """Return the complete content and tool calls of a list of deltas."""
     content = ""
     calls: list[dict[str, Any]] = []
     for delta in deltas:
@@ -210,5 +208,5 @@ def _joined(deltas: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
     return content, calls
 
 
-def _id() -> str:
+def _call_id() -> str:
     return secrets.token_hex(_ID_BYTES)[:9]

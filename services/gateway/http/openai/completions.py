@@ -1,4 +1,4 @@
-"""Answers of /v1/completions."""
+"""Responses of /v1/completions."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Origin
-from services.gateway.http.events import merged, to_json
-from services.gateway.http.openai import answers, logprobs, requests
-from services.gateway.http.openai.answers import Chunks, Gathered, GenerationCall
+from services.gateway.http.events import merge, to_json
+from services.gateway.http.openai import generation_output, logprobs, requests
+from services.gateway.http.openai.generation_output import ChunkWriter, CollectedGeneration, GenerationCall
 from services.gateway.http.openai.translation import completion_call
 from services.gateway.request_handler import RequestHandler
 from services.runtime.errors import InvalidField, UnsupportedField
@@ -18,14 +18,14 @@ _KIND = "text_completion"
 
 
 class _Prompt(NamedTuple):
-    """A prompt that the answer has something of."""
+    """A prompt, read if the response includes a part of it."""
 
     text: str = ""
     token_ids: Sequence[int] = ()
 
 
 class CompletionCall(GenerationCall):
-    """One call of /v1/completions: a generation for each of its prompts."""
+    """One request to /v1/completions: one generation for each prompt."""
 
     body: requests.CompletionRequest
 
@@ -35,34 +35,34 @@ class CompletionCall(GenerationCall):
         """Translate the body. Raises InvalidField or UnsupportedField."""
         super().__init__(handler, origin, body, completion_call(body, request_id))
         self.prompts = [_Prompt()] * len(self.translated.generations)
-        _check(body)
+        _check_compatible(body)
 
-    async def whole(self) -> dict[str, Any]:
-        """Generate everything, and return the answer. Raises a ServiceError."""
+    async def complete(self) -> dict[str, Any]:
+        """Generate the complete response. Raises ServiceError."""
         await self._read_prompts()
-        gathered = await answers.gather_all([self.generate(one) for one in self.translated.generations])
+        collected = await generation_output.collect_all([self.generate(one) for one in self.translated.generations])
         return {
-            **self.head(_KIND, gathered[0].started.model),
-            "choices": [choice for at, one in enumerate(gathered) for choice in self._choices(at, one)],
-            "usage": answers.usage(one.finished.usage for one in gathered),
+            **self.base_fields(_KIND, collected[0].started.model),
+            "choices": [choice for at, one in enumerate(collected) for choice in self._choices(at, one)],
+            "usage": generation_output.usage(one.finished.usage for one in collected),
         }
 
-    async def events(self) -> Events:
-        """Yield the answer as it comes; the first, which may be empty, when it begins. Raises a ServiceError."""
+    async def stream(self) -> Events:
+        """Yield the chunks of the response, the first (which may be empty) at the start. Raises ServiceError."""
         await self._read_prompts()
-        each = [_CompletionChunks(self, at) for at in range(len(self.prompts))]
+        writers = [_CompletionChunkWriter(self, at) for at in range(len(self.prompts))]
         streams = [
-            answers.chunked(self.generate(one), chunks)
-            for one, chunks in zip(self.translated.generations, each, strict=True)
+            generation_output.stream_chunks(self.generate(one), writer)
+            for one, writer in zip(self.translated.generations, writers, strict=True)
         ]
-        async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as stream:
-            async for one in stream:
-                yield one
-        for last in self.usage_chunk(_KIND, each):
+        async with aclosing(streams[0] if len(streams) == 1 else merge(streams)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+        for last in self.usage_chunk(_KIND, writers):
             yield last
 
     async def _read_prompts(self) -> None:
-        """Learn what the prompts are, where the answer has something of them."""
+        """Tokenize or detokenize the prompts, if the response includes them."""
         body = self.body
         if not body.echo and body.prompt_logprobs is None:
             return
@@ -79,42 +79,40 @@ class CompletionCall(GenerationCall):
         text = await self.handler.text(gateway_pb2.DetokenizeRequest(model=request.model, token_ids=token_ids))
         return _Prompt(text, token_ids)
 
-    def _choices(self, at: int, gathered: Gathered) -> list[dict[str, Any]]:
-        count = len(gathered.samples)
-        return [{"index": at * count + sample, **self._choice(at, sample, gathered)} for sample in range(count)]
+    def _choices(self, at: int, collected: CollectedGeneration) -> list[dict[str, Any]]:
+        count = len(collected.samples)
+        return [{"index": at * count + sample, **self._choice(at, sample, collected)} for sample in range(count)]
 
-    def _choice(self, at: int, sample: int, gathered: Gathered) -> dict[str, Any]:
-        said, body, prompt = gathered.samples[sample], self.body, self.prompts[at]
+    def _choice(self, at: int, sample: int, collected: CollectedGeneration) -> dict[str, Any]:
+        output, body, prompt = collected.samples[sample], self.body, self.prompts[at]
         choice: dict[str, Any] = {
-            "text": prompt.text + said.text if body.echo else said.text,
+            "text": prompt.text + output.text if body.echo else output.text,
             "logprobs": None,
-            **answers.ending(gathered.finished.samples[sample]),
+            **generation_output.finish_fields(collected.finished.samples[sample]),
         }
         if body.logprobs is None and body.prompt_logprobs is None:
             return choice
-        tokenizer = self.tokenizer(gathered.started.model)
-        of_prompt = [None, *gathered.prompt_logprobs]
+        tokenizer = self.tokenizer(collected.started.model)
+        prompt_logprobs = [None, *collected.prompt_logprobs]
         if body.logprobs is not None:
-            token_ids = [*prompt.token_ids, *said.token_ids] if body.echo else said.token_ids
-            its = [*of_prompt, *said.logprobs] if body.echo else said.logprobs
-            choice["logprobs"] = logprobs.CompletionLogprobsWriter(tokenizer).of(token_ids, its)
+            token_ids = [*prompt.token_ids, *output.token_ids] if body.echo else output.token_ids
+            scores = [*prompt_logprobs, *output.logprobs] if body.echo else output.logprobs
+            choice["logprobs"] = logprobs.CompletionLogprobsWriter(tokenizer).write(token_ids, scores)
         if body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = logprobs.of_prompt(tokenizer, prompt.token_ids, of_prompt)
+            choice["prompt_logprobs"] = logprobs.for_prompt(tokenizer, prompt.token_ids, prompt_logprobs)
         return choice
 
 
-class _CompletionChunks(Chunks):
-    """Events of one prompt's answers."""
-
+class _CompletionChunkWriter(ChunkWriter):
     def __init__(self, completion: CompletionCall, at: int) -> None:
         super().__init__(completion, _KIND, "text", b',"logprobs":null,"finish_reason":null}]')
         self._completion = completion
         self._at = at
 
-    def opened(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
-        """See Chunks."""
+    def write_started(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
+        """See ChunkWriter."""
         completion, body, count = self._completion, self._completion.body, started.sampling.sample_count
-        super().opened(started, first + self._at * count)
+        super().write_started(started, first + self._at * count)
         self._logprobs = None
         if body.logprobs is not None:
             tokenizer = completion.tokenizer(started.model)
@@ -122,29 +120,38 @@ class _CompletionChunks(Chunks):
         if not body.echo:
             return b""
         text = to_json(completion.prompts[self._at].text).encode()
-        return b"".join([before + text + self._going_on for before in self._before])
+        return b"".join([before + text + self._continuation for before in self._prefixes])
 
-    def said(self, delta: gateway_pb2.Delta) -> bytes:
-        """See Chunks."""
-        super().said(delta)
+    def write_delta(self, delta: gateway_pb2.Delta) -> bytes:
+        """See ChunkWriter."""
+        super().write_delta(delta)
         text = to_json(delta.text).encode()
         if self._logprobs is None:
-            return self._before[delta.sample] + text + self._going_on if delta.text else b""
-        scores = to_json(self._logprobs[delta.sample].of(delta.token_ids, delta.logprobs)).encode()
+            return self._prefixes[delta.sample] + text + self._continuation if delta.text else b""
+        scores = to_json(self._logprobs[delta.sample].write(delta.token_ids, delta.logprobs)).encode()
         return b"".join(
-            [self._before[delta.sample], text, b',"logprobs":', scores, b',"finish_reason":null}]', self._end.written]
+            [
+                self._prefixes[delta.sample],
+                text,
+                b',"logprobs":',
+                scores,
+                b',"finish_reason":null}]',
+                self._suffix.value,
+            ]
         )
 
-    def _ending(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
-        return self._last(sample, b'""', answers.ending(end))
+    def _write_finish(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
+        return self._last_chunk(sample, b'""', generation_output.finish_fields(end))
 
 
-def _check(body: requests.CompletionRequest) -> None:
-    """Refuse what goes together with nothing."""
+def _check_compatible(body: requests.CompletionRequest) -> None:
     if body.stream and body.prompt_logprobs is not None:
-        raise UnsupportedField("prompt_logprobs is not served for streams", "prompt_logprobs")
+        raise UnsupportedField("prompt_logprobs is not supported with stream", "prompt_logprobs")
     if body.echo and body.logprobs is not None:
         if body.stream:
-            raise UnsupportedField("echo with logprobs is not served for streams", "echo")
+            raise UnsupportedField("echo with logprobs is not supported with stream", "echo")
         if body.prompt_logprobs not in (None, body.logprobs):
-            raise InvalidField("prompt_logprobs must be as many as logprobs where echo is asked for", "prompt_logprobs")
+            raise InvalidField(
+                f"prompt_logprobs must equal logprobs ({body.logprobs}) with echo, not {body.prompt_logprobs}",
+                "prompt_logprobs",
+            )

@@ -1,4 +1,4 @@
-"""The language that an answer must belong to, in each of the ways in which clients ask for one."""
+"""Translates the fields for structured outputs to one constraint."""
 
 import json
 import re
@@ -14,15 +14,19 @@ _SYNTAX = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
 
 def constraint_of(body: requests.GenerationRequest, names: dict[str, str]) -> decoding_pb2.OutputConstraint | None:
-    """Return the one language that the answer must belong to, and remember what its fields are called."""
-    languages = [*_response_format(body), *_guided(body), *_structured(body)]
-    if len(languages) > 1:
-        raise InvalidField(f"{languages[1][0]} cannot be given together with {languages[0][0]}", languages[1][0])
-    if not languages:
+    """Return the constraint of the output, if any, and add the HTTP names of its fields to `names`.
+
+    Raises InvalidField for more than one constraint.
+    """
+    constraints = [*_response_format(body), *_guided(body), *_structured(body)]
+    if len(constraints) > 1:
+        (first, _), (second, _), *_ = constraints
+        raise InvalidField(f"{second} cannot be combined with {first}", second)
+    if not constraints:
         return None
-    name, language = languages[0]
+    name, constraint = constraints[0]
     names |= {f"constraint.{kind}": name for kind in _KINDS} | {"constraint": name}
-    return language
+    return constraint
 
 
 def _response_format(body: requests.GenerationRequest) -> Iterator[tuple[str, decoding_pb2.OutputConstraint]]:
@@ -36,8 +40,8 @@ def _response_format(body: requests.GenerationRequest) -> Iterator[tuple[str, de
             if given is None:
                 raise InvalidField("response_format.json_schema is missing", "response_format.json_schema")
             any_object = decoding_pb2.OutputConstraint(json_object=True)
-            language = any_object if given.schema_ is None else _schema(given.schema_)
-            yield "response_format.json_schema.schema", language
+            constraint = any_object if given.schema_ is None else _schema(given.schema_)
+            yield "response_format.json_schema.schema", constraint
 
 
 def _guided(body: requests.GenerationRequest) -> Iterator[tuple[str, decoding_pb2.OutputConstraint]]:
@@ -70,14 +74,14 @@ def _schema(schema: requests.Schema | str | bool) -> decoding_pb2.OutputConstrai
 
 def _choice(texts: list[str], name: str) -> decoding_pb2.OutputConstraint:
     if not all(texts) or not texts:
-        raise InvalidField(f"{name} must have texts, none of them empty", name)
+        raise InvalidField(f"{name} must have at least one text, and no empty text", name)
     return decoding_pb2.OutputConstraint(regex="|".join(_SYNTAX.sub(r"\\\g<0>", text) for text in texts))
 
 
 def require_tools(
     request: gateway_pb2.GenerateRequest, body: requests.ChatCompletionRequest, names: dict[str, str]
 ) -> None:
-    """Let the answer be what a required call has to be."""
+    """Constrain the output to a tool call if `tool_choice` requires one. Raises InvalidField."""
     choice, tools = body.tool_choice, list(request.prompt.chat.tools)
     if isinstance(choice, requests.NamedTool):
         tools = [tool for tool in tools if tool.name == choice.function.name]
@@ -87,8 +91,8 @@ def require_tools(
     else:
         return
     if not tools:
-        raise InvalidField("tool_choice asks for a tool that tools does not have", "tool_choice")
+        raise InvalidField("tool_choice requires a tool that is not in tools", "tool_choice")
     if request.HasField("constraint"):
-        raise InvalidField(f"tool_choice cannot be given together with {names['constraint']}", "tool_choice")
+        raise InvalidField(f"tool_choice cannot be combined with {names['constraint']}", "tool_choice")
     request.constraint.json_schema = schema
     names |= {"constraint": "tools", "constraint.json_schema": "tools"}

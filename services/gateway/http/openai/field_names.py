@@ -1,9 +1,9 @@
-"""What the fields of a request are called in HTTP."""
+"""Maps the gateway's field paths to the field names of the HTTP API."""
 
 import re
 from dataclasses import dataclass, field
 
-# What the gateway calls by another name than HTTP; longer paths first.
+# Paths whose name in the HTTP API differs.
 _NAMES = {
     "sampling.sample_count": "n",
     "sampling": "",
@@ -31,20 +31,20 @@ _PATH = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_]+)*")
 
 @dataclass(frozen=True)
 class FieldNames:
-    """What a request's fields are called in HTTP. `own` are those that differ from request to request."""
+    """The HTTP names of one request's fields. `overrides` are names that depend on the request."""
 
-    own: dict[str, str] = field(default_factory=dict)
+    overrides: dict[str, str] = field(default_factory=dict)
 
-    def of(self, path: str) -> str:
-        """Return the name for a path of the gateway's, or the path itself where both agree."""
+    def http_name(self, path: str) -> str:
+        """Return the HTTP name of a path, or the path itself if both are the same."""
         return _PATH.sub(lambda match: self._name(match[0]), path, count=1)
 
-    def within(self, message: str) -> str:
-        """Return a message of the gateway's with its paths in HTTP's names."""
+    def translate(self, message: str) -> str:
+        """Replace all paths in a message by their HTTP names."""
         return _PATH.sub(lambda match: self._name(match[0]) if "." in match[0] else match[0], message)
 
     def _name(self, path: str) -> str:
-        names = _NAMES | self.own
+        names = _NAMES | self.overrides
         for known in sorted(names, key=len, reverse=True):
             if path == known and names[known]:
                 return names[known]

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of the two ways to generate, and of vLLM's for prompts."""
+"""Log-probabilities in the formats of completions, of chats, and of vLLM's `prompt_logprobs`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,25 +9,25 @@ from services.gateway.text.tokenizer import Tokenizer
 Logprobs = Sequence[decoding_pb2.TokenLogprobs]
 
 
-def of_chat(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Logprobs) -> dict[str, Any]:
-    """Return those of some tokens as chats have them."""
+def for_chat(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Logprobs) -> dict[str, Any]:
+    """Return the log-probabilities of tokens in the format of chats."""
     content = []
-    for token, its in zip(token_ids, logprobs, strict=True):
-        tops = zip(its.top_token_ids, its.top_logprobs, strict=True)
+    for token, scores in zip(token_ids, logprobs, strict=True):
+        tops = zip(scores.top_token_ids, scores.top_logprobs, strict=True)
         scored_tops = [_token(tokenizer, top, logprob) for top, logprob in tops]
-        content.append(_token(tokenizer, token, its.logprob) | {"top_logprobs": scored_tops})
+        content.append(_token(tokenizer, token, scores.logprob) | {"top_logprobs": scored_tops})
     return {"content": content, "refusal": None}
 
 
 class CompletionLogprobsWriter:
-    """Those of one answer of /v1/completions, as many calls as it comes in."""
+    """Writes the log-probabilities of one choice of /v1/completions, in one or more calls."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._offset = 0
 
-    def of(self, token_ids: Sequence[int], logprobs: Sequence[decoding_pb2.TokenLogprobs | None]) -> dict[str, Any]:
-        """Return those of the next tokens; None for one before which the model has no expectation."""
+    def write(self, token_ids: Sequence[int], logprobs: Sequence[decoding_pb2.TokenLogprobs | None]) -> dict[str, Any]:
+        """Return the log-probabilities of the next tokens. The first token of a prompt has None."""
         tokens = [self._text(token) for token in token_ids]
         offsets = []
         for token in tokens:
@@ -35,39 +35,44 @@ class CompletionLogprobsWriter:
             self._offset += len(token)
         return {
             "tokens": tokens,
-            "token_logprobs": [None if its is None else its.logprob for its in logprobs],
+            "token_logprobs": [None if scores is None else scores.logprob for scores in logprobs],
             "top_logprobs": [
-                None if its is None else self._tops(token, its) for token, its in zip(tokens, logprobs, strict=True)
+                None if scores is None else self._tops(token, scores)
+                for token, scores in zip(tokens, logprobs, strict=True)
             ],
             "text_offset": offsets,
         }
 
-    def _tops(self, token: str, its: decoding_pb2.TokenLogprobs) -> dict[str, float]:
-        """Return the most likely tokens and the one that stands there. Of those with the same text, the likeliest."""
+    def _tops(self, token: str, scores: decoding_pb2.TokenLogprobs) -> dict[str, float]:
+        """Return the most likely tokens and `token`. Of tokens with equal text, the most likely one counts."""
         tops: dict[str, float] = {}
-        for top, logprob in zip(its.top_token_ids, its.top_logprobs, strict=True):
+        for top, logprob in zip(scores.top_token_ids, scores.top_logprobs, strict=True):
             tops.setdefault(self._text(top), logprob)
-        tops.setdefault(token, its.logprob)
+        tops.setdefault(token, scores.logprob)
         return tops
 
     def _text(self, token: int) -> str:
         return _decoded(self._tokenizer, token)
 
 
-def of_prompt(
+def for_prompt(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[decoding_pb2.TokenLogprobs | None]
 ) -> list[dict[str, Any] | None]:
-    """Return those of a prompt as vLLM has them: by token id, with the rank where it is known. None for the first."""
+    """Return the log-probabilities of a prompt in vLLM's format: by token id, with the rank if known.
+
+    The first token has None.
+    """
     return [
-        None if its is None else _ranked(tokenizer, token, its) for token, its in zip(token_ids, logprobs, strict=True)
+        None if scores is None else _ranked(tokenizer, token, scores)
+        for token, scores in zip(token_ids, logprobs, strict=True)
     ]
 
 
-def _ranked(tokenizer: Tokenizer, token: int, its: decoding_pb2.TokenLogprobs) -> dict[str, Any]:
+def _ranked(tokenizer: Tokenizer, token: int, scores: decoding_pb2.TokenLogprobs) -> dict[str, Any]:
     ranked: dict[int, tuple[float, int | None]] = {}
-    for rank, (top, logprob) in enumerate(zip(its.top_token_ids, its.top_logprobs, strict=True), start=1):
+    for rank, (top, logprob) in enumerate(zip(scores.top_token_ids, scores.top_logprobs, strict=True), start=1):
         ranked[top] = logprob, rank
-    ranked.setdefault(token, (its.logprob, None))
+    ranked.setdefault(token, (scores.logprob, None))
     return {
         str(one): {"logprob": logprob, "rank": rank, "decoded_token": _decoded(tokenizer, one)}
         for one, (logprob, rank) in ranked.items()

@@ -1,4 +1,4 @@
-"""The messages of a chat and its tools, from HTTP."""
+"""Translates the messages and tools of a chat to the gateway's message."""
 
 import json
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ def _text(content: str | list[requests.ContentPart] | None, path: str) -> str:
         return content or ""
     for at, part in enumerate(content):
         if part.type != "text":
-            raise UnsupportedField(f"{path}[{at}].type is {part.type!r}, text alone is served", f"{path}[{at}].type")
+            raise UnsupportedField(f"{path}[{at}].type must be 'text', not {part.type!r}", f"{path}[{at}].type")
         if part.text is None:
             raise InvalidField(f"{path}[{at}].text is missing", f"{path}[{at}].text")
         if unknown := [*(part.model_extra or ())]:
-            raise UnsupportedField(f"{path}[{at}].{unknown[0]} is not served", f"{path}[{at}].{unknown[0]}")
+            raise UnsupportedField(f"{path}[{at}].{unknown[0]} is not supported", f"{path}[{at}].{unknown[0]}")
     return "".join(part.text or "" for part in content)
 
 

@@ -1,4 +1,4 @@
-"""What the bodies of answers are, for the description alone: they are written without these classes."""
+"""Schemas of response bodies, for the OpenAPI description only: responses are encoded without these classes."""
 
 from typing import Any, Literal
 
@@ -6,160 +6,166 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of an error."""
 
-    message: str = Field(description="For people.")
-    type: str = Field(description="A kind of errors.")
-    param: str | None = Field(description="The field to blame.")
-    code: str | None = Field(description="A word for programs.")
+    message: str = Field(description="Human-readable message.")
+    type: str = Field(description="Class of the error.")
+    param: str | None = Field(description="Name of the invalid field.")
+    code: str | None = Field(description="Machine-readable code of the error.")
 
 
 class Error(BaseModel):
-    """An error."""
+    """An error response."""
 
-    error: ErrorDetail = Field(description="What went wrong.")
+    error: ErrorDetail = Field(description="The error.")
 
 
 class CachedTokens(BaseModel):
-    """More of a prompt's tokens."""
+    """Details of the prompt tokens."""
 
-    cached_tokens: int = Field(description="Found in the prefix cache.")
+    cached_tokens: int = Field(description="Tokens found in the prefix cache.")
 
 
 class Usage(BaseModel):
-    """Tokens counted."""
+    """Token counts of a response."""
 
-    prompt_tokens: int = Field(description="Of the prompts.")
-    completion_tokens: int = Field(description="Generated, all answers together.")
-    total_tokens: int = Field(description="Both.")
-    prompt_tokens_details: CachedTokens = Field(description="More of the prompts' tokens.")
+    prompt_tokens: int = Field(description="Tokens of the prompts.")
+    completion_tokens: int = Field(description="Generated tokens of all choices.")
+    total_tokens: int = Field(description="Sum of both.")
+    prompt_tokens_details: CachedTokens = Field(description="Details of the prompt tokens.")
 
 
 class _Choice(BaseModel):
-    index: int = Field(description="Which answer: those of the first prompt come first.")
-    finish_reason: Literal["stop", "length", "tool_calls"] | None = Field(description="Why it ended.")
-    stop_reason: str | int | None = Field(description="The stop string or token that it ran into.")
+    index: int = Field(description="Index of the choice; choices of the first prompt come first.")
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = Field(description="Why the generation ended.")
+    stop_reason: str | int | None = Field(description="The stop string or stop token that ended it.")
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities of an answer's tokens."""
+    """Log-probabilities of the tokens of a choice."""
 
-    tokens: list[str] = Field(description="Their texts.")
-    token_logprobs: list[float | None] = Field(description="Of each; null for the first of a prompt.")
-    top_logprobs: list[dict[str, float] | None] = Field(description="Of the most likely tokens at each place.")
-    text_offset: list[int] = Field(description="Where each begins.")
+    tokens: list[str] = Field(description="Texts of the tokens.")
+    token_logprobs: list[float | None] = Field(
+        description="Log-probability of each token; null for the first token of a prompt."
+    )
+    top_logprobs: list[dict[str, float] | None] = Field(description="Most likely tokens at each position.")
+    text_offset: list[int] = Field(description="Offset of each token in the text.")
 
 
 class CompletionChoice(_Choice):
-    """One answer."""
+    """One generated output."""
 
-    text: str = Field(description="What was generated, behind its prompt where `echo` is asked for.")
-    logprobs: CompletionLogprobs | None = Field(description="Where asked for.")
-    prompt_logprobs: list[dict[str, Any] | None] | None = Field(None, description="Where asked for, by token id.")
+    text: str = Field(description="The generated text, after the prompt with `echo`.")
+    logprobs: CompletionLogprobs | None = Field(description="Log-probabilities, if requested.")
+    prompt_logprobs: list[dict[str, Any] | None] | None = Field(
+        None, description="Log-probabilities of the prompt by token id, if requested."
+    )
 
 
 class _Answer(BaseModel):
-    id: str = Field(description="The request's id: `quire explain` knows it.")
-    created: int = Field(description="Seconds since 1970.")
-    model: str = Field(description="Which answers.")
-    usage: Usage = Field(description="Tokens counted.")
+    id: str = Field(description="Id of the request, as for `quire explain`.")
+    created: int = Field(description="Unix time in seconds.")
+    model: str = Field(description="Name of the model.")
+    usage: Usage = Field(description="Token counts.")
 
 
 class Completion(_Answer):
-    """The answer of /v1/completions."""
+    """The response of /v1/completions."""
 
-    object: Literal["text_completion"] = Field(description="What it is.")
-    choices: list[CompletionChoice] = Field(description="The answers.")
+    object: Literal["text_completion"] = Field(description="Type of the object.")
+    choices: list[CompletionChoice] = Field(description="The generated outputs.")
 
 
 class TokenLogprob(BaseModel):
     """The log-probability of a token."""
 
-    token: str = Field(description="Its text; U+FFFD stands for bytes that are no character.")
-    logprob: float = Field(description="The model's own, a natural logarithm.")
-    bytes: list[int] = Field(description="What it is exactly.")
+    token: str = Field(description="Text of the token; incomplete characters are U+FFFD.")
+    logprob: float = Field(description="Natural logarithm of the model's probability.")
+    bytes: list[int] = Field(description="Bytes of the token.")
 
 
 class ChatTokenLogprob(TokenLogprob):
-    """The log-probability of a token, and those of the most likely ones there."""
+    """The log-probability of a token, and the most likely tokens at its position."""
 
-    top_logprobs: list[TokenLogprob] = Field(description="Most likely first.")
+    top_logprobs: list[TokenLogprob] = Field(description="Most likely tokens, in descending order.")
 
 
 class ChatLogprobs(BaseModel):
-    """Log-probabilities of an answer's tokens."""
+    """Log-probabilities of the tokens of a choice."""
 
-    content: list[ChatTokenLogprob] = Field(description="Of each token.")
-    refusal: None = Field(description="Null.")
+    content: list[ChatTokenLogprob] = Field(description="Log-probability of each token.")
+    refusal: None = Field(description="Always null.")
 
 
-class CalledFunction(BaseModel):
-    """What was called."""
+class FunctionCallOutput(BaseModel):
+    """A function call."""
 
-    name: str = Field(description="The function.")
-    arguments: str = Field(description="A JSON object, as text.")
+    name: str = Field(description="Name of the function.")
+    arguments: str = Field(description="The arguments, a JSON object as text.")
 
 
 class ToolCallOutput(BaseModel):
-    """A call of a tool."""
+    """A tool call."""
 
     model_config = ConfigDict(title="ToolCall")
 
-    id: str = Field(description="Names the call.")
-    type: Literal["function"] = Field(description="What it is.")
-    function: CalledFunction = Field(description="What was called.")
+    id: str = Field(description="Id of the call.")
+    type: Literal["function"] = Field(description="Type of the object.")
+    function: FunctionCallOutput = Field(description="The function call.")
 
 
 class AssistantMessage(BaseModel):
-    """What the assistant said."""
+    """The generated message."""
 
-    role: Literal["assistant"] = Field(description="Who said it.")
-    content: str | None = Field(description="The text; null where it called tools alone.")
-    refusal: None = Field(description="Null.")
-    tool_calls: list[ToolCallOutput] | None = Field(None, description="What it called.")
+    role: Literal["assistant"] = Field(description="Role of the author.")
+    content: str | None = Field(description="The text; null if the message has only tool calls.")
+    refusal: None = Field(description="Always null.")
+    tool_calls: list[ToolCallOutput] | None = Field(None, description="The tool calls.")
 
 
 class ChatChoice(_Choice):
-    """One answer."""
+    """One generated output."""
 
-    message: AssistantMessage = Field(description="What was said.")
-    logprobs: ChatLogprobs | None = Field(description="Where asked for.")
+    message: AssistantMessage = Field(description="The generated message.")
+    logprobs: ChatLogprobs | None = Field(description="Log-probabilities, if requested.")
 
 
 class ChatCompletion(_Answer):
-    """The answer of /v1/chat/completions."""
+    """The response of /v1/chat/completions."""
 
-    object: Literal["chat.completion"] = Field(description="What it is.")
-    choices: list[ChatChoice] = Field(description="The answers.")
-    prompt_logprobs: list[dict[str, Any] | None] | None = Field(None, description="Where asked for, by token id.")
+    object: Literal["chat.completion"] = Field(description="Type of the object.")
+    choices: list[ChatChoice] = Field(description="The generated outputs.")
+    prompt_logprobs: list[dict[str, Any] | None] | None = Field(
+        None, description="Log-probabilities of the prompt by token id, if requested."
+    )
 
 
 class Model(BaseModel):
     """A served model."""
 
-    id: str = Field(description="Its name.")
-    object: Literal["model"] = Field(description="What it is.")
-    created: int = Field(description="0: nobody knows.")
-    owned_by: str = Field(description="`quire`.")
-    root: str = Field(description="Its name.")
-    parent: None = Field(description="Null.")
-    max_model_len: int = Field(description="Tokens of prompt and answer together at most.")
+    id: str = Field(description="Name of the model.")
+    object: Literal["model"] = Field(description="Type of the object.")
+    created: int = Field(description="Always 0: unknown.")
+    owned_by: str = Field(description="Always `quire`.")
+    root: str = Field(description="Name of the model.")
+    parent: None = Field(description="Always null.")
+    max_model_len: int = Field(description="Context length: maximum tokens of prompt and output together.")
 
 
 class Models(BaseModel):
     """The served models."""
 
-    object: Literal["list"] = Field(description="What it is.")
-    data: list[Model] = Field(description="Each of them.")
+    object: Literal["list"] = Field(description="Type of the object.")
+    data: list[Model] = Field(description="The models.")
 
 
 class Tokens(BaseModel):
-    """A prompt as the model sees it."""
+    """The tokens of a prompt."""
 
-    count: int = Field(description="How many tokens.")
-    max_model_len: int = Field(description="How many the model takes, those of the answer included.")
-    tokens: list[int] = Field(description="Their ids.")
-    token_strs: list[str] | None = Field(None, description="Their texts, where asked for.")
+    count: int = Field(description="Number of tokens.")
+    max_model_len: int = Field(description="Context length of the model.")
+    tokens: list[int] = Field(description="Token ids.")
+    token_strs: list[str] | None = Field(None, description="Texts of the tokens, if requested.")
 
 
 class Prompt(BaseModel):
@@ -171,10 +177,10 @@ class Prompt(BaseModel):
 class State(BaseModel):
     """The state of the server."""
 
-    status: Literal["alive", "ready"] = Field(description="In a word.")
+    status: Literal["alive", "ready"] = Field(description="The state.")
 
 
 class Version(BaseModel):
     """The version of the server."""
 
-    version: str = Field(description="As its package says.")
+    version: str = Field(description="Version of the installed package.")

@@ -1,4 +1,4 @@
-"""Requests of HTTP into the one request type that the gateway knows."""
+"""Translates OpenAI's request bodies to the gateway's GenerateRequest."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from services.runtime.errors import InvalidField, UnsupportedField
 from services.wire.duration import duration
 
 _DEFAULT_COMPLETION_TOKENS = 16
-_ALL = -1  # what vLLM's users say for top_k
+_ALL = -1  # vLLM's value of top_k for all tokens
 _LAST_ID = 2**31 - 1
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _REQUEST_ID = re.compile(r"[!-~]{1,100}")
@@ -24,36 +24,39 @@ _REQUEST_ID = re.compile(r"[!-~]{1,100}")
 
 @dataclass(frozen=True)
 class TranslatedCall:
-    """A request of HTTP: its name, one generation for each prompt, and what its fields are called."""
+    """A translated request: its id, one generation for each prompt, and the HTTP names of its fields."""
 
-    name: str
+    request_id: str
     generations: list[gateway_pb2.GenerateRequest]
-    names: FieldNames
+    field_names: FieldNames
 
 
 def completion_call(body: requests.CompletionRequest, request_id: str | None) -> TranslatedCall:
-    """Translate the body of /v1/completions; `request_id` is the header's. Raises InvalidField or UnsupportedField."""
+    """Translate the body of /v1/completions. Raises InvalidField or UnsupportedField.
+
+    `request_id` is the value of the header X-Request-Id.
+    """
     common, names = _common(body)
     common.stopping.max_tokens = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if body.logprobs is not None:
         common.output.logprobs = body.logprobs
-    prompts, name = _prompts(body.prompt), f"cmpl-{_request_id(body.request_id, request_id)}"
+    prompts, full_id = _prompts(body.prompt), f"cmpl-{_request_id(body.request_id, request_id)}"
     generations = [gateway_pb2.GenerateRequest(prompt=prompt) for prompt in prompts]
     for at, generation in enumerate(generations):
         generation.MergeFrom(common)
-        generation.request_id = name if len(prompts) == 1 else f"{name}-{at}"
-    return TranslatedCall(name, generations, FieldNames(names))
+        generation.request_id = full_id if len(prompts) == 1 else f"{full_id}-{at}"
+    return TranslatedCall(full_id, generations, FieldNames(names))
 
 
 def chat_call(body: requests.ChatCompletionRequest, request_id: str | None) -> TranslatedCall:
-    """Translate the body of /v1/chat/completions, as `completion_call` does."""
+    """Translate the body of /v1/chat/completions; see `completion_call`."""
     common, names = _common(body)
     common.request_id = f"chatcmpl-{_request_id(body.request_id, request_id)}"
     tools = [] if body.tool_choice == "none" else body.tools or []
     common.prompt.chat.CopyFrom(chat(body.messages, tools))
     _limit_chat(common, body, names)
     if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidField("top_logprobs needs logprobs to be true", "top_logprobs")
+        raise InvalidField("top_logprobs requires logprobs to be true", "top_logprobs")
     if body.logprobs:
         names["output.logprobs"] = "top_logprobs"
         common.output.logprobs = body.top_logprobs or 0
@@ -61,13 +64,13 @@ def chat_call(body: requests.ChatCompletionRequest, request_id: str | None) -> T
     return TranslatedCall(common.request_id, [common], FieldNames(names))
 
 
-def own_id(given: str | None) -> str:
-    """Return what a client calls a request that is not read, or where that is no id, one of our own."""
+def request_id_or_new(given: str | None) -> str:
+    """Return the client's request id if it is valid, else a new one, for a request rejected before it is read."""
     return given if given is not None and _REQUEST_ID.fullmatch(given) else new_request_id()
 
 
 def _common(body: requests.GenerationRequest) -> tuple[gateway_pb2.GenerateRequest, dict[str, str]]:
-    """Translate what both ways to generate have; also return the names of fields that have several."""
+    """Translate the common fields; also return the HTTP names that depend on the request."""
     names: dict[str, str] = {}
     request = gateway_pb2.GenerateRequest(
         model=body.model,
@@ -109,25 +112,24 @@ def _logit_rules(body: requests.GenerationRequest) -> decoding_pb2.LogitRules:
 
 
 def _token_id(key: str) -> int:
-    """Read a key of JSON, which has no numbers for keys."""
     if not _TOKEN_ID.fullmatch(key) or int(key) > _LAST_ID:
-        raise InvalidField(f"logit_bias has the key {key[:40]!r}, which is no token id", "logit_bias")
+        raise InvalidField(f"logit_bias must have token ids as keys, not {key[:40]!r}", "logit_bias")
     return int(key)
 
 
 def _beam_search(body: requests.GenerationRequest) -> decoding_pb2.BeamSearch | None:
-    """Take `best_of` as the width of a search; without a search, what is for one must not change anything."""
+    """Translate the fields of beam search; `best_of` is its width. Without a search they must be defaults."""
     if body.use_beam_search:
         width = body.n if body.best_of is None else body.best_of
         return decoding_pb2.BeamSearch(
             width=width, length_penalty=body.length_penalty, early_stopping=body.early_stopping
         )
     if body.best_of is not None and body.best_of != (1 if body.n is None else body.n):
-        raise UnsupportedField(f"best_of is {body.best_of}: without use_beam_search it must be n", "best_of")
+        raise UnsupportedField(f"best_of must equal n without use_beam_search, not {body.best_of}", "best_of")
     if body.length_penalty not in (None, 1.0):
-        raise InvalidField("length_penalty needs use_beam_search", "length_penalty")
+        raise InvalidField("length_penalty requires use_beam_search", "length_penalty")
     if body.early_stopping:
-        raise InvalidField("early_stopping needs use_beam_search", "early_stopping")
+        raise InvalidField("early_stopping requires use_beam_search", "early_stopping")
     return None
 
 
@@ -147,7 +149,7 @@ def _limit_chat(
     given = {name: getattr(body, name) for name in ("max_tokens", "max_completion_tokens")}
     limits = {name: limit for name, limit in given.items() if limit is not None}
     if len(set(limits.values())) > 1:
-        raise InvalidField("max_tokens and max_completion_tokens are the same limit and differ", "max_tokens")
+        raise InvalidField("max_tokens must equal max_completion_tokens if both are set", "max_tokens")
     for name, limit in limits.items():
         names["stopping.max_tokens"] = name
         request.stopping.max_tokens = limit
@@ -157,7 +159,7 @@ def _timeout(seconds: float | None) -> Duration | None:
     if seconds is None:
         return None
     if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
-        raise InvalidField(f"timeout is {seconds}, it must be above 0 and at most {MAX_TIMEOUT_SECONDS}", "timeout")
+        raise InvalidField(f"timeout must be above 0 and at most {MAX_TIMEOUT_SECONDS}, not {seconds}", "timeout")
     return duration(seconds)
 
 
@@ -165,11 +167,11 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[gatew
     if isinstance(given, str):
         return [gateway_pb2.Prompt(text=given)]
     if not given:
-        raise InvalidField("prompt is empty", "prompt")
+        raise InvalidField("prompt must not be empty", "prompt")
     if isinstance(given[0], int):
         return [_tokens_prompt(given)]
-    if len(given) > requests.MOST_PROMPTS:
-        raise InvalidField(f"prompt has {len(given)} entries, the most is {requests.MOST_PROMPTS}", "prompt")
+    if len(given) > requests.MAX_PROMPTS:
+        raise InvalidField(f"prompt must have at most {requests.MAX_PROMPTS} entries, not {len(given)}", "prompt")
     return [gateway_pb2.Prompt(text=one) if isinstance(one, str) else _tokens_prompt(one) for one in given]
 
 
@@ -178,12 +180,12 @@ def _tokens_prompt(token_ids: Any) -> gateway_pb2.Prompt:
 
 
 def _request_id(in_body: str | None, in_header: str | None) -> str:
-    """Return what the client calls the request, or a name of our own. It comes back in a header."""
-    name = in_header if in_body is None else in_body
-    if name is None:
+    """Return the client's request id, or a new one. Only characters that are safe in a header are valid."""
+    given = in_header if in_body is None else in_body
+    if given is None:
         return new_request_id()
-    if not _REQUEST_ID.fullmatch(name):
+    if not _REQUEST_ID.fullmatch(given):
         raise InvalidField(
-            "request_id must have 1 to 100 characters of ASCII, without blanks and control characters", "request_id"
+            "request_id must have 1 to 100 printable ASCII characters other than the space", "request_id"
         )
-    return name
+    return given

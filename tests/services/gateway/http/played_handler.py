@@ -10,7 +10,7 @@ from typing import Any
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.callers import ANONYMOUS, Caller, Origin
 from services.gateway.http.app import make_app
-from services.gateway.http.server import ObservedApp, count_refusal
+from services.gateway.http.server import ObservedApp, count_rejection
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.request_handler import Responses
 from services.gateway.text.tokenizer import Tokenizer
@@ -98,7 +98,7 @@ class PlayedServer:
         self.handler, self.readiness, self.observer = PlayedHandler(folder), Readiness(), Observer()
         self.readiness.set(True)
         app = ObservedApp(make_app(self.handler, self.readiness, _authenticate), self.readiness, self.observer)
-        self.server = HttpServer(app, bounds, on_rejected=lambda status: count_refusal(self.observer, status))
+        self.server = HttpServer(app, bounds, on_rejected=lambda status: count_rejection(self.observer, status))
         self.url = self.run(self.server.start("127.0.0.1:0"))
         self.place = ("127.0.0.1", int(self.url.rpartition(":")[2]))
 

@@ -1,4 +1,4 @@
-"""What goes wrong, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` and a status."""
+"""Error responses in OpenAI's format: `{"error": {"message", "type", "param", "code"}}` and a status."""
 
 import json
 import logging
@@ -38,66 +38,66 @@ _CODES: dict[type[Exception], str] = {
     errors.RequestGivenUp: "request_given_up",
 }
 _MISSING = "missing"
-_SHAPE_FAULTS = {  # by what pydantic calls them
+_VALIDATION_MESSAGES = {  # pydantic's error type: message and code
     _MISSING: ("is missing", "missing"),
-    "extra_forbidden": ("is not known to this server", "unknown_parameter"),
-    "none_required": ("is not served", "unsupported_value"),
+    "extra_forbidden": ("is not a field of this request", "unknown_parameter"),
+    "none_required": ("is not supported", "unsupported_value"),
 }
-_SERVER_FAULT = "the server failed; its log says why"
+_INTERNAL_ERROR = "internal server error; see the log of the gateway"
 _FIRST_SERVER_STATUS = 500
 
 
-class Fault(HTTPException):
-    """A request that HTTP's own rules refuse. `code` is a word for programs; `closes`: the connection goes as well."""
+class HttpError(HTTPException):
+    """A request rejected by the rules of HTTP. `code` is the error code; `closes` also closes the connection."""
 
     def __init__(self, status: HTTPStatus, message: str, code: str, *, closes: bool = False) -> None:
         super().__init__(status, message, {"connection": "close"} if closes else None)
         self.code = code
 
 
-def body_of(error: Exception, names: FieldNames) -> dict[str, Any]:
-    """Return what a client is sent about a domain error; `names` are those of the fields of its request."""
-    param = names.of(getattr(error, "field", "")) or None
+def error_body(error: Exception, names: FieldNames) -> dict[str, Any]:
+    """Return the response body for a ServiceError. `names` are the HTTP names of the request's fields."""
+    param = names.http_name(getattr(error, "field", "")) or None
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
-    return _body(statuses.status_of(error).http, names.within(str(error)), param, code)
+    return _body(statuses.status_of(error).http, names.translate(str(error)), param, code)
 
 
-def unexpected(error: Exception) -> dict[str, Any]:
-    """Return what a client is sent about a bug, and log the rest."""
+def internal_error_body(error: Exception) -> dict[str, Any]:
+    """Log an unexpected error, and return a response body without its details."""
     log.error("an HTTP request failed", exc_info=error)
-    return _body(HTTPStatus.INTERNAL_SERVER_ERROR, _SERVER_FAULT, None, "internal_error")
+    return _body(HTTPStatus.INTERNAL_SERVER_ERROR, _INTERNAL_ERROR, None, "internal_error")
 
 
-async def on_domain_error(request: Request, error: Exception) -> Response:
-    """Answer a request that the gateway refused, or that failed."""
-    names = getattr(request.state, "names", FieldNames())
+async def on_service_error(request: Request, error: Exception) -> Response:
+    """Respond to a request that the gateway rejected or that failed."""
+    names = getattr(request.state, "field_names", FieldNames())
     request_id = getattr(request.state, "request_id", None)
     headers = _headers(error) | ({"x-request-id": request_id} if request_id else {})
-    return _response(statuses.status_of(error).http, body_of(error, names), headers)
+    return _response(statuses.status_of(error).http, error_body(error, names), headers)
 
 
-async def on_http_fault(_: Request, error: Exception) -> Response:
-    """Answer a request that HTTP's own rules refuse, an unknown path and a wrong method included."""
+async def on_http_error(_: Request, error: Exception) -> Response:
+    """Respond to a request rejected by the rules of HTTP, such as an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     code = getattr(error, "code", HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
     return _response(error.status_code, _body(error.status_code, error.detail, None, code), error.headers or {})
 
 
-async def on_invalid_body(_: Request, error: Exception) -> Response:
-    """Answer a body that does not have the shape of its request: one field that is wrong is named."""
+async def on_validation_error(_: Request, error: Exception) -> Response:
+    """Respond to a body that does not match the schema. The response names one invalid field."""
     assert isinstance(error, RequestValidationError)
-    found = [(_place(one["loc"][1:], error.body, one["type"] == _MISSING), one) for one in error.errors()]
-    # Where a type has several cases, each says why it is none of them: the one that went deepest was meant.
-    place, worst = max((one for one in found if one[0][:1] == found[0][0][:1]), key=lambda one: len(one[0]))
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".") or None
-    message, code = _SHAPE_FAULTS.get(worst["type"], (f"is wrong: {worst['msg']}", "invalid_type"))
+    found = [(_location(one["loc"][1:], error.body, one["type"] == _MISSING), one) for one in error.errors()]
+    # A union type has one error for each member: the one that matched deepest is reported.
+    location, deepest = max((one for one in found if one[0][:1] == found[0][0][:1]), key=lambda one: len(one[0]))
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".") or None
+    message, code = _VALIDATION_MESSAGES.get(deepest["type"], (f"is invalid: {deepest['msg']}", "invalid_type"))
     body = _body(HTTPStatus.BAD_REQUEST, f"{param or 'the body'} {message}", param, code)
     return _response(HTTPStatus.BAD_REQUEST, body, {})
 
 
-async def on_bug(_: Request, error: Exception) -> Response:
-    """Answer a request that failed by a bug of the gateway's."""
-    return _response(HTTPStatus.INTERNAL_SERVER_ERROR, unexpected(error), {})
+async def on_unexpected_error(_: Request, error: Exception) -> Response:
+    """Respond to a request that failed with an unexpected exception."""
+    return _response(HTTPStatus.INTERNAL_SERVER_ERROR, internal_error_body(error), {})
 
 
 def _body(status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
@@ -111,19 +111,18 @@ def _response(status: int, body: dict[str, Any], headers: Mapping[str, str]) -> 
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    """Say when to come again, if at all, and how to say who calls."""
     if isinstance(error, errors.RequestGivenUp):
-        return {"x-should-retry": "false"}  # OpenAI's own clients repeat what ends with 500, and go by this
+        return {"x-should-retry": "false"}  # OpenAI's clients retry status 500 unless this header is set
     return (
         {"www-authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else statuses.retry_headers(error)
     )
 
 
-def _place(place: Sequence[int | str], body: Any, missing: bool) -> tuple[int | str, ...]:
-    """Return where in the body a fault is. Pydantic's own place also names the cases of types that have several."""
+def _location(location: Sequence[int | str], body: Any, missing: bool) -> tuple[int | str, ...]:
+    """Return the location of an error in the body. Pydantic's location also has the members of union types."""
     parts: list[int | str] = []
-    for part in place:
+    for part in location:
         if (isinstance(body, Mapping) and part in body) or (isinstance(body, list) and isinstance(part, int)):
             parts.append(part)
             body = body[part]  # type: ignore[index]
-    return (*parts, *place[-1:]) if missing else tuple(parts)
+    return (*parts, *location[-1:]) if missing else tuple(parts)
