@@ -178,7 +178,7 @@ class EngineInProcess:
                 return
             answers_late = self.blocks.delay > 0
             turn = self.turn()
-            assert turn.progressed or answers_late, "requests are live, but nothing moves"
+            assert turn.progressed or answers_late, "requests are live, but the scheduler makes no progress"
         raise AssertionError(f"requests are live after {most_turns} turns")
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **options: object) -> list[list[int]]:

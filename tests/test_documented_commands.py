@@ -44,8 +44,8 @@ RUN = {
     "quire key": "key",
     "quire pin": "support: ",
     "quire pins": "support: ",
-    "quire unpin": "nothing is pinned",
-    "quire reset-cache": "nothing is pinned",
+    "quire unpin": "no prefix is pinned",
+    "quire reset-cache": "no prefix is pinned",
     "curl": "data: [DONE]",
 }
 # Documented commands that are only parsed: they take long, or need a key, another machine or a model.

@@ -1,4 +1,4 @@
-"""How a command reaches a service of Quire: where it is, whom to trust there, what shows who calls; and its options.
+"""The connection of a command to a service: address, TLS and API key; and its options.
 
 Every command has the options, so that gRPC is imported only where a connection is made.
 """
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 
 _OPTIONS = (
-    ("--ca", "CA", "Speak TLS, and trust a service whose certificate one in this PEM file has signed."),
-    ("--certificate", "CERTIFICATE", "PEM file of the certificate to show a service that asks for one."),
-    ("--private-key", "PRIVATE_KEY", "PEM file of that certificate's key."),
+    ("--ca", "CA", "PEM file of trusted certificate authorities; enables TLS."),
+    ("--certificate", "CERTIFICATE", "PEM file of the client certificate."),
+    ("--private-key", "PRIVATE_KEY", "PEM file of the client certificate's key."),
     ("--server-name", "SERVER_NAME", "Name that the service's certificate must have. Empty: the host of its address."),
 )
 _KEY_OPTIONS = (
-    ("--api-key", "API_KEY", "API key. Others can see what is on a command line: the environment is the better place."),
-    ("--api-key-file", "API_KEY_FILE", "File that has the API key."),
+    ("--api-key", "API_KEY", "API key. Other users can see a command line: prefer the environment."),
+    ("--api-key-file", "API_KEY_FILE", "File that holds the API key."),
 )
-_INSTANCE = "Name of the `quire serve` on this machine to call, where no address is given."
-# Where services listen that were started one by one, unless told otherwise.
+_INSTANCE = "Name of the `quire serve` on this machine to call, if no address is given."
+# Default addresses of services that were started one by one.
 _ADDRESSES = {"gateway": "127.0.0.1:50051", "kvmanager": "127.0.0.1:50053"}
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A service's address, how TLS is spoken to it, if at all, and the API key for it; empty: none."""
+    """A service's address, its TLS files and the API key for it; empty: none."""
 
     address: str
     tls: "ClientTLS | None" = None
@@ -61,21 +61,22 @@ class Connection:
         return cls(address, tls, _api_key(options["api_key"], options["api_key_file"]))
 
     def channel(self) -> "grpc.aio.Channel":
-        """Open a channel of its own."""
+        """Open a new channel."""
         from services.runtime import transport
 
         return transport.channel(self.address, tls=self.tls)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What each call to a gateway must carry."""
+        """Metadata of each call to a gateway."""
         return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
 
 
 def address_option(service: str) -> Callable[[Command], Command]:
     """Add `--address` for the gateway or the kvmanager, as `connection_options` reads it."""
     called = {"gateway": "gateway", "kvmanager": "KV manager"}[service]
-    meaning = f"Address of the {called}. Absent: that of the newest `quire serve` here, else {_ADDRESSES[service]}."
+    default = f"that of the newest `quire serve` on this machine, else {_ADDRESSES[service]}"
+    meaning = f"Address of the {called}. Default: {default}."
     return click.option("--address", help=meaning)
 
 
@@ -88,11 +89,11 @@ def connection_options(service: str = "gateway", *, api_key: bool = True) -> Cal
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def connected(address: str | None, instance: str, **values: Any) -> None:
+        def connected(address: str | None, instance: str, at: str | None = None, **values: Any) -> None:
             names = [variable.lower() for _, variable, _ in (*_OPTIONS, *_KEY_OPTIONS)]
             options = {name: values.pop(name, "") for name in names}
-            # A load generator may have the URL of another server instead.
-            place = address or ("" if values.get("url") else _found(service, instance))
+            # The load generator may have the URL of another server instead.
+            place = address or at or ("" if values.get("url") else _found(service, instance))
             command(connection=Connection.of(place, options), **values)
 
         shown = (("--instance", "INSTANCE", _INSTANCE), *_OPTIONS, *(_KEY_OPTIONS if api_key else ()))
@@ -104,7 +105,7 @@ def connection_options(service: str = "gateway", *, api_key: bool = True) -> Cal
 
 
 def _found(service: str, instance: str) -> str:
-    """Return where a service of a running `quire serve` is, or where one that runs by itself would be."""
+    """Return the address of a service of a running `quire serve`, or the service's default address."""
     from services.cli.local.instances import NoSuchInstance, find
 
     try:
@@ -116,11 +117,11 @@ def _found(service: str, instance: str) -> str:
 
 def _api_key(given: str, file: str) -> str:
     if given and file:
-        raise click.UsageError("give one API key: both --api-key and --api-key-file are there, or in the environment")
+        raise click.UsageError("give either --api-key or --api-key-file, not both, also in the environment")
     try:
         key = Path(file).read_text(encoding="utf-8").strip() if file else given.strip()
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"--api-key-file cannot be read: {error}") from error
     if not (key.isascii() and key.isprintable()):
-        raise click.UsageError("the API key has characters that no key has")
+        raise click.UsageError("the API key must be printable ASCII")
     return key

@@ -1,4 +1,4 @@
-"""Brings models to this machine before a service is made that needs them: the services themselves know folders only."""
+"""Fetches models before a service starts: services take folders only."""
 
 import logging
 import signal
@@ -14,7 +14,7 @@ log = logging.getLogger("quire")
 
 
 def fetch(name: str, *, logged: bool = False) -> Path:
-    """Return the folder of a model, bringing it here if need be, and show how far that is, or log it.
+    """Return the folder of a model, fetch it if it is missing, and show or log the progress.
 
     Raises ModelUnavailable. SIGTERM and Ctrl-C interrupt it with KeyboardInterrupt, and end what it has started.
     """
@@ -22,7 +22,7 @@ def fetch(name: str, *, logged: bool = False) -> Path:
 
 
 def fetch_configuration(name: str) -> Path:
-    """Return a folder with a model's configuration, or its .gguf file, without fetching weights; as `fetch` else."""
+    """Return a folder with a model's configuration, or its .gguf file, without its weights; otherwise like `fetch`."""
     return _shown(configuration, name)
 
 
@@ -39,7 +39,7 @@ def _shown(bring: Callable[[str, Path, StageProgress], Path], name: str, *, logg
 
 
 def engine_with_folder(settings: EngineSettings) -> EngineSettings:
-    """Return the settings with the model's folder in the place of its name; clients go on using the name.
+    """Return the settings with the model's folder instead of its name; clients still use the name.
 
     Compiled kernels are kept beside the models where nothing else is said. Raises as `fetch` does.
     """

@@ -5,8 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-# What gRPC's C core logs is of no use to users of a command: calls and `bind` say what failed. It reads this when it is
-# imported.
+# Logs of gRPC's C core do not help users of a command: calls and `bind` report failures. It is read at the import.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import click
@@ -23,7 +22,7 @@ from services.engine.settings import EngineSettings
 if TYPE_CHECKING:
     from services.cli.connection import Connection
 
-# Of one answer, unless asked otherwise. Models that never end their answer fill the whole context.
+# Default of one answer: models that never generate the end-of-sequence token fill the whole context.
 ANSWER_TOKENS = 256
 _AT_LEAST_1 = click.IntRange(min=1)
 
@@ -33,22 +32,20 @@ def main() -> None:
     cli.main(auto_envvar_prefix="QUIRE", prog_name="quire")
 
 
-class _InOrderOfDefinition(click.Group):
+class _DefinitionOrder(click.Group):
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(self.commands)
 
 
-@click.group(
-    cls=_InOrderOfDefinition, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=_DefinitionOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="quire", message="%(prog)s %(version)s")
 def cli() -> None:
     """Quire serves large language models from paged memory.
 
-    `quire serve` starts everything; `quire generate` and `quire chat` talk to it. The services can also be started
-    one by one, on one machine or on several.
+    `quire serve` starts all services; `quire generate` and `quire chat` call them. Each service can also be started
+    alone, on one machine or on several.
 
-    Every option can also be set in the environment, under the name of its command: QUIRE_ENGINE_BLOCK_SIZE is the
+    Every option is also an environment variable with the name of its command: QUIRE_ENGINE_BLOCK_SIZE is the
     --block-size of `quire engine`, QUIRE_SERVE_BLOCK_SIZE that of `quire serve`.
     """
 
@@ -60,42 +57,46 @@ for command in (serve, kvmanager, engine, gateway):
 @cli.command()
 @click.argument("prompt")
 @address_option("gateway")
-@click.option("--model", default="", help="Name of the model. Empty: the only one.")
+@click.option("--model", default="", help="Name of the model. Default: the only model.")
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=0),
-    help=f"Tokens to generate at most; 0: as many as fit. Absent: {ANSWER_TOKENS}, or what fits if that is less.",
+    help=f"Maximum number of generated tokens; 0: as many as fit. Default: {ANSWER_TOKENS}, or fewer if fewer fit.",
 )
-@click.option("--temperature", type=float, help="0 takes the most likely token. Absent: 1.")
-@click.option("--top-k", type=int, help="Keep the k most likely tokens.")
-@click.option("--top-p", type=float, help="Keep the most likely tokens up to this probability.")
-@click.option("--min-p", type=float, help="Keep the tokens at least this fraction as likely as the most likely one.")
-@click.option("--seed", type=int, help="Same seed, same answer.")
+@click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy. Default: 1.")
+@click.option("--top-k", type=int, help="Sample from the k most likely tokens.")
+@click.option("--top-p", type=float, help="Sample from the most likely tokens up to this cumulative probability.")
+@click.option("--min-p", type=float, help="Sample from tokens with at least this fraction of the highest probability.")
+@click.option("--seed", type=int, help="Seed of sampling; the same seed gives the same answer.")
 @click.option(
-    "--beams", type=_AT_LEAST_1, help="Search with so many beams instead of sampling; the best answer is told."
+    "--beams", type=_AT_LEAST_1, help="Beam search of this width instead of sampling; prints the best answer."
 )
-@click.option("--length-penalty", type=float, help="With --beams: above 0 favours long answers. Absent: 1.")
-@click.option("--early-stopping", is_flag=True, help="With --beams: take the first answers.")
-@click.option("--repetition-penalty", type=float, help="Above 1: what was said, in prompt or answer, is less likely.")
-@click.option("--presence-penalty", type=float, help="Above 0: what the answer has already is less likely.")
-@click.option("--frequency-penalty", type=float, help="Above 0: the more often the answer has it, the less likely.")
-@click.option("--min-tokens", type=int, help="Tokens to generate at least.")
-@click.option("--stop", multiple=True, help="End where this text appears. Can be given several times.")
-@click.option("--json-schema", type=click.File(encoding="utf-8"), help="Answer with JSON of the schema in this file.")
-@click.option("--regex", help="Answer with a text that this regular expression matches as a whole.")
-@click.option("--system", help="A system message; makes the prompt a chat.")
-@click.option("--chat", "as_chat", is_flag=True, help="Give the prompt as a user's message, through the chat template.")
-@click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for the whole answer.")
+@click.option("--length-penalty", type=float, help="With --beams: values above 0 favour long answers. Default: 1.")
+@click.option("--early-stopping", is_flag=True, help="With --beams: stop at the first complete answers.")
+@click.option("--repetition-penalty", type=float, help="Values above 1 make tokens of prompt and answer less likely.")
+@click.option("--presence-penalty", type=float, help="Values above 0 make tokens of the answer less likely.")
+@click.option(
+    "--frequency-penalty", type=float, help="Values above 0 make tokens less likely by their count in the answer."
+)
+@click.option("--min-tokens", type=int, help="Minimum number of generated tokens.")
+@click.option("--stop", multiple=True, help="Stop string; can be given several times.")
+@click.option(
+    "--json-schema", type=click.File(encoding="utf-8"), help="File with a JSON schema that the answer must follow."
+)
+@click.option("--regex", help="Regular expression that the whole answer must match.")
+@click.option("--system", help="System message; makes the prompt a chat.")
+@click.option("--chat", "as_chat", is_flag=True, help="Send the prompt as a user message, through the chat template.")
+@click.option("--timeout", default=300.0, show_default=True, help="Deadline of the whole answer, in seconds.")
 @connection_options()
 def generate(prompt: str, connection: "Connection", timeout: float, json_schema: TextIO | None, **options: Any) -> None:
-    """Continue PROMPT, and print the text as it comes.
+    """Continue PROMPT, and stream the text to standard output.
 
-    "-" as PROMPT reads it from standard input. What the answer took, and its id, goes to standard error.
+    PROMPT "-" reads it from standard input. Token counts, times and the request id go to standard error.
     """
     from services.cli.commands.talk import generate as run
 
     if options["beams"] is None and (options["length_penalty"] is not None or options["early_stopping"]):
-        raise click.UsageError("--length-penalty and --early-stopping are for a search: give --beams")
+        raise click.UsageError("--length-penalty and --early-stopping need --beams")
     if json_schema and options["regex"] is not None:
         raise click.UsageError("--json-schema and --regex cannot be given together")
     options["limit_given"] = options["max_tokens"] is not None
@@ -108,17 +109,17 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
 
 @cli.command()
 @address_option("gateway")
-@click.option("--model", default="", help="Name of the model. Empty: the only one.")
-@click.option("--system", help="A system message to begin with.")
+@click.option("--model", default="", help="Name of the model. Default: the only model.")
+@click.option("--system", help="System message.")
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=0),
     default=512,
     show_default=True,
-    help="Tokens of one answer at most; 0: as many as fit.",
+    help="Maximum number of tokens of one answer; 0: as many as fit.",
 )
-@click.option("--temperature", type=float, help="0 takes the most likely token. Absent: 1.")
-@click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for one answer.")
+@click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy. Default: 1.")
+@click.option("--timeout", default=300.0, show_default=True, help="Deadline of one answer, in seconds.")
 @connection_options()
 def chat(connection: "Connection", timeout: float, **options: Any) -> None:
     """Chat with a model, line by line.
@@ -131,20 +132,20 @@ def chat(connection: "Connection", timeout: float, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("address", required=False)
+@click.argument("at", metavar="[ADDRESS]", required=False)
+@address_option("gateway")
 @click.option(
     "--service",
     default="quire.v1.Gateway",
     show_default=True,
-    help='Name of the service; "" asks whether the process lives.',
+    help='Name of the service, for readiness; "" is liveness of the process.',
 )
-@click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for the answer.")
+@click.option("--timeout", default=5.0, show_default=True, help="Deadline of the call, in seconds.")
 @connection_options(api_key=False)
 def health(connection: "Connection", service: str, timeout: float) -> None:
-    """Say whether a service is ready.
+    """Print the health status of a service.
 
-    Asks at ADDRESS. Absent: the gateway of the newest `quire serve` here, else 127.0.0.1:50051. The exit status is 0
-    when the answer is SERVING.
+    The address is that of any service, given as ADDRESS or --address. The exit status is 0 if the status is SERVING.
     """
     from services.cli.commands.talk import health as run
 
@@ -153,8 +154,8 @@ def health(connection: "Connection", service: str, timeout: float) -> None:
 
 _admin_options = together(
     address_option("gateway"),
-    click.option("--model", default="", help="Name of the model. Empty: the only one."),
-    click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait until it is done."),
+    click.option("--model", default="", help="Name of the model. Default: the only model."),
+    click.option("--timeout", default=60.0, show_default=True, help="Deadline of the call, in seconds."),
     connection_options(),
 )
 
@@ -169,14 +170,16 @@ def _administer(**request: Any) -> None:
 @click.argument("name")
 @click.argument("text", required=False)
 @click.option("--file", type=click.File(), help="Read the text from this file.")
-@click.option("--system", is_flag=True, help="Give the text as a system message, through the chat template.")
-@click.option("--salt", default="", help="Only requests of this salt share it.")
-@click.option("--tenant", default="", help="Whose requests share it, where tenants do not share prefixes.")
+@click.option("--system", is_flag=True, help="Pin the text as a system message, through the chat template.")
+@click.option("--salt", default="", help="Only requests with this salt share the prefix.")
+@click.option(
+    "--tenant", default="", help="Tenant whose requests share the prefix, where tenants do not share prefixes."
+)
 @_admin_options
 def pin(text: str | None, file: TextIO | None, system: bool, name: str, salt: str, tenant: str, **options: Any) -> None:
     """Pin the prefix TEXT as NAME.
 
-    It is computed now, and its blocks stay whoever else needs space. "-" as TEXT reads it from standard input.
+    The prefix is computed now, and its blocks are never evicted. TEXT "-" reads it from standard input.
     """
     if (text is None) == (file is None):
         raise click.UsageError("give TEXT or --file")
@@ -192,7 +195,7 @@ def pin(text: str | None, file: TextIO | None, system: bool, name: str, salt: st
 def unpin(name: str, **options: Any) -> None:
     """Remove the pin NAME.
 
-    Its blocks stay cached until their space is needed.
+    Its blocks stay cached until they are evicted.
     """
     _administer(unpin_prefix={"name": name}, **options)
 
@@ -200,28 +203,28 @@ def unpin(name: str, **options: Any) -> None:
 @cli.command()
 @_admin_options
 def pins(**options: Any) -> None:
-    """List what is pinned."""
+    """List the pinned prefixes."""
     _administer(list_pinned={}, **options)
 
 
 @cli.command()
 @_admin_options
 def reset_cache(**options: Any) -> None:
-    """Forget the prefix cache; what is pinned is computed anew."""
+    """Empty the prefix cache; pinned prefixes are recomputed."""
     _administer(reset_prefix_cache={}, **options)
 
 
 @cli.command()
 @click.argument("request_id")
 @address_option("kvmanager")
-@click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for the answer.")
+@click.option("--timeout", default=10.0, show_default=True, help="Deadline of the call, in seconds.")
 @connection_options("kvmanager", api_key=False)
 def explain(request_id: str, connection: "Connection", timeout: float) -> None:
-    """Tell what happened to a request's blocks, and why.
+    """Explain what happened to a request's blocks, and why.
 
-    REQUEST_ID is the one that the client gave, or that its answer names: `quire generate` prints it, over HTTP it is in
-    the header x-request-id. Where API keys are asked for, the tenant comes before it: TENANT/REQUEST_ID. The KV manager
-    keeps it for as long as its ledger reaches back.
+    REQUEST_ID is the client's own, or the one in the answer: `quire generate` prints it, over HTTP it is in the header
+    x-request-id. With API keys the tenant precedes it: TENANT/REQUEST_ID. The explanation covers the events that the
+    KV manager's ledger still holds.
     """
     from services.cli.commands.talk import explain as run
 
@@ -230,9 +233,9 @@ def explain(request_id: str, connection: "Connection", timeout: float) -> None:
 
 @cli.command()
 def instances() -> None:
-    """List each `quire serve` of yours on this machine.
+    """List your running `quire serve` instances on this machine.
 
-    Other commands call the one that comes first, unless they are given an --address or an --instance.
+    Other commands call the first one, unless they have an --address or an --instance.
     """
     from services.cli.local.instances import running
 
@@ -241,7 +244,7 @@ def instances() -> None:
         count = f"{len(one.engines)} engine{'s' * (len(one.engines) != 1)}"
         click.echo(f"{one.name}: process {one.pid}, gateway at {one.gateway}, {count}, KV manager at {one.kvmanager}")
     if not found:
-        click.echo("no `quire serve` of yours runs here", err=True)
+        click.echo("no `quire serve` of this user runs on this machine", err=True)
 
 
 cli.add_command(key)
@@ -252,7 +255,7 @@ cli.add_command(key)
 def model(name: str) -> None:
     """Fetch a model, and print its folder.
 
-    NAME is as for --model: demo, a local folder, a .gguf file, or a hub id.
+    NAME is a value of --model: demo, a local folder, a .gguf file, or a hub id.
     """
     from services.cli.local_model import fetch
     from services.models.model_store import ModelUnavailable
@@ -264,12 +267,12 @@ def model(name: str) -> None:
 
 
 @cli.command()
-@click.option("--results", type=click.Path(dir_okay=False), help="Also write the measured figures to this JSON file.")
+@click.option("--results", type=click.Path(dir_okay=False), help="JSON file for the measured figures.")
 @options_of(EngineSettings, leave_out=(*NOT_OF_SERVES_ENGINE, "model_name", "engine_id", "metrics_compat"))
 def demo(results: str | None, **values: Any) -> None:
-    """Start everything, and show what the block pool does.
+    """Start all services, and show the block pool at work.
 
-    It streams a few answers that share a long system prompt, and counts how often that was found in the cache.
+    Streams answers that share a long system prompt, and prints how many of its tokens were cached.
     """
     from services.cli.commands.demo import demo as run
 
@@ -278,34 +281,39 @@ def demo(results: str | None, **values: Any) -> None:
 
 @cli.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--device-blocks", type=_AT_LEAST_1, help="Blocks of the pool. Absent: as much memory as was recorded.")
-@click.option("--block-size", type=_AT_LEAST_1, help="Tokens that one block holds. Absent: as recorded.")
-@click.option("--host-blocks", type=click.IntRange(min=0), help="Blocks of the host tier. Absent: none.")
+@click.option(
+    "--device-blocks", type=_AT_LEAST_1, help="Blocks of the device tier. Default: the recorded amount of memory."
+)
+@click.option("--block-size", type=_AT_LEAST_1, help="Tokens of a block. Default: as recorded.")
+@click.option("--host-blocks", type=click.IntRange(min=0), help="Blocks of the host tier. Default: as recorded.")
 @click.option(
     "--preemption",
     type=click.Choice(("recompute", "swap", "auto")),
-    help="How a request gives way to another. This version recomputes.",
+    help="How requests are preempted. Default: as recorded.",
 )
-@click.option("--no-prefix-cache", is_flag=True, help="Share no blocks between requests.")
-@click.option("--token-budget", type=_AT_LEAST_1, help="Tokens fed in one step at most. Absent: as recorded.")
+@click.option("--no-prefix-cache", is_flag=True, help="Disable the prefix cache.")
+@click.option("--token-budget", type=_AT_LEAST_1, help="Maximum number of tokens of one step. Default: as recorded.")
 @click.option(
     "--max-sequences",
     type=_AT_LEAST_1,
-    help="Sequences that hold blocks at the same time at most. Absent: as recorded.",
+    help="Maximum number of running sequences. Default: as recorded.",
 )
 @click.option(
     "--admission-watermark",
     type=click.FloatRange(0, 0.5),
-    help="Fraction of the blocks that a request leaves free when it begins while others run. Absent: as recorded.",
+    help="Fraction of blocks that an admission leaves free while other requests run. Default: as recorded.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-@click.option("--print", "as_text", is_flag=True, help="Run nothing, but print the record, a line for each entry.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@click.option(
+    "--print", "as_text", is_flag=True, help="Print the record, one line for each entry, instead of running it."
+)
 def replay(file: str, as_json: bool, as_text: bool, **options: Any) -> None:
-    """Run a record again.
+    """Replay or print a record.
 
-    A record of operations is applied to the KV manager's core once more, and must come to the same block ids; the exit
-    status is 1 where it does not. A record of requests is run through the engine's scheduler and the KV manager's core,
-    with the pool and the limits given here, without a model: what would have come of it.
+    A record of operations (`--record-folder`) is applied to the KV manager's core again, and must give the same block
+    ids: if not, the exit status is 1. A record of requests (`--record-requests`) runs through the engine's
+    scheduler and the KV manager's core without a model, with the pool and the limits given here, and prints hit rate,
+    preemptions and waste. With --print the record is printed and nothing runs.
     """
     from services.cli.commands.replay import Options, print_record
     from services.cli.commands.replay import replay as run

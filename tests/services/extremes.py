@@ -257,7 +257,7 @@ def run_cases(quire: RunningQuire, numbers: Sequence[int], outcomes: Outcomes) -
     assert neighbour.streams > 0
     settled = quire.settled_pool()
     assert (settled.incarnation, quire.children()) == (pool.incarnation, processes), "a service began anew"
-    assert settled.device.held == 0, "nothing is pinned"
+    assert settled.device.held == 0, "no prefix is pinned"
 
 
 # To the gateway

@@ -149,14 +149,17 @@ def test_a_manager_that_was_killed_and_its_successor_record_sessions_that_are_re
     assert replayed(second)["end"] == "the session ended"
 
 
-def test_serve_records_requests(
+def test_serve_records_requests_and_operations(
     quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path = tmp_path / "requests.quire"
-    served = quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--record-requests", str(path))
+    path, folder = tmp_path / "requests.quire", tmp_path / "operations"
+    records = ("--record-requests", str(path), "--record-folder", str(folder))
+    served = quire("--model", str(tiny_model("llama")), "--device-blocks", "64", *records)
     answers = [served.generate(prompt_request(OPENING * 2, 4)) for _ in range(2)]
     assert served.close() == 0
     assert replayed(path)["hit_tokens"] == answers[1].started.cached_tokens > 0
+    (operations,) = folder.iterdir()
+    assert replayed(operations)["right"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""An authority of the house's own, in a folder, and the certificates that it gives the services. Needs `cryptography`.
+"""A certificate authority in a folder, and the certificates that it issues to services. Needs `cryptography`.
 
-    FOLDER/authority/certificate.pem, key.pem     who signs; the key is for this alone and is mounted nowhere else
-    FOLDER/SERVICE/certificate.pem, key.pem       who a service is, to those who call it and to those it calls
-    FOLDER/SERVICE/ca.pem                         whom it trusts: the authority's certificate
+    FOLDER/authority/certificate.pem, key.pem     the authority; its key only signs and is mounted nowhere
+    FOLDER/SERVICE/certificate.pem, key.pem       the identity of a service, as server and as client
+    FOLDER/SERVICE/ca.pem                         the trusted authority's certificate
 
 Files are replaced as wholes, so that services that read them again never find half of one.
 """
@@ -26,7 +26,7 @@ AUTHORITY = "authority"
 _CERTIFICATE, _KEY, _CA = "certificate.pem", "key.pem", "ca.pem"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_DAYS = 3650
-# Clocks differ: what is new is valid for those that are behind, too.
+# Clocks differ: new certificates are valid for clocks that are behind, too.
 _EARLIER = timedelta(hours=1)
 _SERVICE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -40,7 +40,7 @@ class Issued:
 
 
 class Authority:
-    """The authority of a folder, and what it signed there."""
+    """The authority of a folder, and its certificates there."""
 
     def __init__(self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         """Use `open_authority` or `make_authority`."""
@@ -61,7 +61,7 @@ class Authority:
     def issue(self, service: str, hosts: Sequence[str], days: float, now: datetime) -> Issued:
         """Write a certificate for a service under its name, this machine's, and further hosts: names or addresses.
 
-        It ends after so many days, or with the authority. What was there is replaced.
+        It ends after so many days, or with the authority. An existing one is replaced.
         """
         names = [_general_name(host) for host in dict.fromkeys((service, *_LOCAL, *hosts))]
         return self._sign(service, x509.SubjectAlternativeName(names), days, now)
@@ -91,10 +91,10 @@ class Authority:
 
 
 def make_authority(folder: Path, now: datetime) -> Authority:
-    """Make an authority in a folder, which is made too. Raises InvalidSetting where certificates are there already."""
+    """Create an authority and its folder. Raises InvalidSetting if the folder holds certificates."""
     found = next(iter(sorted([*folder.glob(f"*/{_CERTIFICATE}"), *folder.glob(f"*/{_KEY}")])), None)
     if found:
-        raise InvalidSetting(f"{found} is there already, and nothing is overwritten")
+        raise InvalidSetting(f"{found} exists already and is not overwritten")
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("Quire's authority")
     certificate = (
@@ -109,7 +109,7 @@ def make_authority(folder: Path, now: datetime) -> Authority:
 
 
 def open_authority(folder: Path) -> Authority:
-    """Return the authority of a folder. Raises InvalidSetting where there is none that can be read."""
+    """Return the authority of a folder. Raises InvalidSetting if it cannot be read."""
     path = folder / AUTHORITY / _KEY
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
@@ -123,7 +123,7 @@ def open_authority(folder: Path) -> Authority:
 def create(
     folder: Path, services: Sequence[str], hosts: Mapping[str, Sequence[str]], days: float, *, keep: bool
 ) -> Iterator[Issued]:
-    """Make an authority in a folder, and a certificate for each service, under further names that `hosts` has for it.
+    """Create an authority in a folder, and a certificate for each service, with further names from `hosts`.
 
     `keep`: where there is an authority, use it, renew what ends in 30 days, and make what is missing. Raises
     InvalidSetting.
@@ -143,7 +143,7 @@ def create(
 
 
 def renew(authority: Authority, days: float, within_days: float | None) -> Iterator[Issued]:
-    """Renew what ends within so many days; None: all. Raises InvalidSetting where a certificate cannot be read."""
+    """Renew certificates that end within `days`; None: all. Raises InvalidSetting if one cannot be read."""
     for service in authority.services():
         if within_days is None or authority.ends(service) <= now() + timedelta(days=within_days):
             yield authority.renew(service, days, now())
@@ -213,7 +213,7 @@ def _write_pair(folder: Path, certificate: x509.Certificate, key: ec.EllipticCur
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file beside it, with its rights from the beginning, and put that in its place."""
+    """Write a temporary file with the final permissions, and rename it."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

@@ -52,11 +52,13 @@ _target_options = together(
     click.option(
         "--vocabulary",
         type=click.IntRange(min=8),
-        help="Ids of prompts are smaller. Absent: as the server says, or 32000.",
+        help="Upper bound of prompt token ids. Default: the server's vocabulary, or 32000.",
     ),
     click.option("--extra-body", default="{}", help="With --url: JSON object whose fields are added to each request."),
-    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token."),
-    click.option("--stop-at-eos", is_flag=True, help="Let answers end before they have the length that is asked for."),
+    click.option(
+        "--temperature", type=float, default=0.0, show_default=True, help="Sampling temperature; 0 is greedy."
+    ),
+    click.option("--stop-at-eos", is_flag=True, help="Let answers end before their requested length."),
     click.option("--timeout", type=_ABOVE_0, default=600.0, show_default=True, help="Seconds for one request."),
 )
 
@@ -88,19 +90,19 @@ _workload_options = together(
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Instead: lengths from a CSV file, or a trace with shared blocks from a JSON Lines file.",
     ),
-    click.option("--limit", type=_AT_LEAST_1, help="Take so many rows of the file."),
+    click.option("--limit", type=_AT_LEAST_1, help="Number of rows to take from the file."),
     click.option("--mean-input", type=_ABOVE_0, help="Scale the file's prompts to this mean."),
     click.option("--mean-output", type=_ABOVE_0, help="Scale the file's answers to this mean."),
-    click.option("--cap-input", type=_AT_LEAST_1, help="Cut longer prompts to so many tokens."),
-    click.option("--cap-output", type=_AT_LEAST_1, help="Cut longer answers to so many tokens."),
-    click.option("--max-input", type=_AT_LEAST_1, help="Leave rows with longer prompts out."),
-    click.option("--max-output", type=_AT_LEAST_1, help="Leave rows with longer answers out."),
+    click.option("--cap-input", type=_AT_LEAST_1, help="Cut longer prompts to this number of tokens."),
+    click.option("--cap-output", type=_AT_LEAST_1, help="Cut longer answers to this number of tokens."),
+    click.option("--max-input", type=_AT_LEAST_1, help="Skip rows with longer prompts."),
+    click.option("--max-output", type=_AT_LEAST_1, help="Skip rows with longer answers."),
     click.option(
         "--copies",
         type=_AT_LEAST_1,
         default=1,
         show_default=True,
-        help="Run each of the file's sessions so many times, with a first block of its own each.",
+        help="Repetitions of each session of the file, each with a different first block.",
     ),
 )
 
@@ -111,31 +113,33 @@ _arrival_options = together(
         help=f"Alone: a closed loop of so many requests at a time. [default: {_DEFAULT_CONCURRENCY}] With arrivals: no "
         "more at a time.",
     ),
-    click.option("--rate", type=_ABOVE_0, help="Start so many a second, at random (Poisson); inf: all at once."),
+    click.option("--rate", type=_ABOVE_0, help="Poisson arrivals with this rate per second; inf: all at once."),
     click.option(
         "--burstiness",
         type=_ABOVE_0,
         default=1.0,
         show_default=True,
-        help="With a rate: shape of the gamma distribution between arrivals; below 1 they come in bursts.",
+        help="With a rate: shape of the gamma distribution between arrivals; below 1 arrivals are bursty.",
     ),
     click.option("--sweep-rate", type=_Rates(), help="Run several rates, one after the other, and compare them."),
-    click.option("--trace-times", is_flag=True, help="Start when the file says."),
+    click.option("--trace-times", is_flag=True, help="Start requests at the times of the file."),
     click.option(
         "--speedup", type=_ABOVE_0, default=1.0, show_default=True, help="Let the file's times pass so much faster."
     ),
     click.option(
         "--requests",
         type=_AT_LEAST_1,
-        help=f"Send so many that are counted. [default: the file's, or {_DEFAULT_REQUESTS}]",
+        help=f"Number of counted requests. [default: those of the file, or {_DEFAULT_REQUESTS}]",
     ),
-    click.option("--duration", type=_ABOVE_0, help="Instead: send for so many seconds, then wait for what runs."),
+    click.option(
+        "--duration", type=_ABOVE_0, help="Send for this many seconds instead, then wait for running requests."
+    ),
     click.option(
         "--warmup",
         type=click.FloatRange(min=0),
         default=0.0,
         show_default=True,
-        help="Requests, or with --duration seconds, that come before and are not counted.",
+        help="Requests, or with --duration seconds, before the counted ones.",
     ),
     click.option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Decides lengths and arrivals."
@@ -143,7 +147,7 @@ _arrival_options = together(
     click.option(
         "--prompt-seed",
         type=click.IntRange(min=0),
-        help="Decides the prompts' tokens. Absent: drawn, so that no run finds an earlier one's prompts in the cache.",
+        help="Seed of the prompts' tokens. Default: random, so that no run hits an earlier run's prompts in the cache.",
     ),
     click.option("--processes", type=_AT_LEAST_1, default=1, show_default=True, help="Processes that share the load."),
 )
@@ -171,7 +175,7 @@ def bench() -> None:
 @_arrival_options
 @_result_options
 def serve(connection: "Connection", **values: Any) -> None:
-    """Put a server under load, and say what it made of it.
+    """Put a server under load, and report throughput and latencies.
 
     By default 100 requests of 128 random tokens in and 64 out, eight at a time, to the gateway on this machine. The
     exit status is 1 where no request was completed, and 130 after Ctrl-C, which ends a run early.
@@ -192,7 +196,7 @@ def _arrivals_given(values: Values) -> list[str]:
 
 
 def _check(values: Values) -> None:
-    """Refuse what does not go together. Raises click.UsageError."""
+    """Check combinations of options. Raises click.UsageError."""
     given = _arrivals_given(values)
     if len(given) > 1:
         raise click.UsageError("--rate, --sweep-rate and --trace-times cannot be given together")
@@ -201,7 +205,7 @@ def _check(values: Values) -> None:
     if values["requests"] and values["duration"]:
         raise click.UsageError("--requests and --duration cannot be given together")
     if values["file"] and (values["input_"] or values["output"] or values["prefix_tokens"]):
-        raise click.UsageError("--file has lengths of its own: no --input, --output or --prefix-tokens")
+        raise click.UsageError("--file has its own lengths: it excludes --input, --output and --prefix-tokens")
     if not values["file"] and any(values[name] for name in ("limit", *_SELECTION)):
         raise click.UsageError("--limit, --mean-, --cap- and --max-input and -output are for a --file")
     if not given and values["concurrency"] < values["processes"]:
@@ -213,7 +217,7 @@ def _check(values: Values) -> None:
 
 
 def _check_plot(path: Path) -> None:
-    """Find out before the run what would fail after it."""
+    """Check before the run what would fail after it."""
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise click.UsageError(f"--plot {path}: a name ends with .png, .svg or .pdf")
     _need("matplotlib", "--plot")

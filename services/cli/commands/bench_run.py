@@ -1,4 +1,4 @@
-"""What `quire bench serve` does once its options have been read: it makes a load of them, runs it, and reports."""
+"""The run of `quire bench serve`: builds a load from its options, runs it, and reports."""
 
 import json
 import secrets
@@ -109,7 +109,7 @@ def _measured(values: Values, target: Target, server: Server, loads: list[Load])
     conditions = Conditions(_command(target.api_key), values["seed"], target, server, loads[0])
     runs: list[Run] = []
     for number, load in enumerate(loads):
-        # Runs of a sweep have prompts of their own: else all but the first would find theirs in the cache.
+        # Runs of a sweep have different prompts: otherwise all but the first would hit the cache.
         own = replace(target, prompt_seed=target.prompt_seed + number)
         title = f"{load.arrivals.told().get('rate')}/s" if len(loads) > 1 else "quire bench serve"
         with Bar(title, load) as bar:

@@ -1,4 +1,4 @@
-"""`quire demo`: starts everything, streams a few answers that share a prefix, and shows what the block pool did."""
+"""`quire demo`: starts all services, streams answers that share a prefix, and shows the block pool's work."""
 
 import asyncio
 import json
@@ -64,15 +64,15 @@ class _Answer:
 
 
 def demo(engine: EngineSettings, results: str | None) -> int:
-    """Run the demonstration; return 0, or 1 after saying in one line what failed, or 130 when interrupted."""
+    """Run the demonstration; return 0, 1 after reporting a failure in one line, or 130 when interrupted."""
     console = Console(highlight=False)
     try:
         asyncio.run(_demonstrate(engine_with_folder(engine), console, results))
     except (ModelUnavailable, ServiceFailed) as error:
-        console.print(f"The demo cannot go on: {error}", style="red", markup=False)
+        console.print(f"The demo failed: {error}", style="red", markup=False)
         return 1
     except grpc.aio.AioRpcError as error:
-        console.print(f"The demo cannot go on: {error.code().name}: {error.details()}", style="red", markup=False)
+        console.print(f"The demo failed: {error.code().name}: {error.details()}", style="red", markup=False)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("The demo was interrupted.")
@@ -86,7 +86,7 @@ async def _demonstrate(engine: EngineSettings, console: Console, results: str | 
     assert this is not None, "a coroutine runs in a task"
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)  # or the services would outlive this
     with tempfile.TemporaryDirectory(prefix="quire-demo-") as folder:
-        # Nothing is started again here: when the engine ends, so does the demo.
+        # Services are not restarted here: when the engine ends, so does the demo.
         gateway = GatewaySettings(listen=f"unix:{folder}/gateway.sock", http_listen="", failovers=0)
         kvmanager = KVManagerSettings(map_listen="")
         supervisor = Supervisor(kvmanager, engine, gateway, _silent, metrics_addresses(""), LocalSettings())
@@ -98,7 +98,7 @@ async def _demonstrate(engine: EngineSettings, console: Console, results: str | 
 
 
 def _silent(_label: str, _line: str) -> None:
-    """Show no log: what a service ended with is in its ServiceFailed."""
+    """Show no log: ServiceFailed holds the reason of a failed service."""
 
 
 async def _start(supervisor: Supervisor, console: Console) -> None:
@@ -216,7 +216,7 @@ _LABELS = {
 
 
 def _table(figures: dict[str, float]) -> Table:
-    table = Table("What the block pool did", "")
+    table = Table("Work of the block pool", "")
     table.columns[1].justify = "right"
     for name, label in _LABELS.items():
         table.add_row(label, f"{figures[name]:,}")
@@ -224,7 +224,7 @@ def _table(figures: dict[str, float]) -> Table:
 
 
 def _process_start() -> float:
-    """Return when this process began, in seconds since 1970: imports are part of what a user waits for."""
+    """Return the start time of this process, in seconds since 1970: users wait for its imports too."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     up_seconds = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - up_seconds + ticks / int(os.sysconf("SC_CLK_TCK"))

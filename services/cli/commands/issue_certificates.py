@@ -1,4 +1,4 @@
-"""`quire certificates`: certificates for TLS between the services, from an authority of their own."""
+"""`quire certificates`: an authority and its certificates for TLS between the services."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,20 +26,24 @@ def certificates() -> None:
 
 @certificates.command("create")
 @_FOLDER
-@click.option("--service", "services", multiple=True, default=SERVICES, show_default=True, help="Who gets one.")
+@click.option(
+    "--service", "services", multiple=True, default=SERVICES, show_default=True, help="Service that gets a certificate."
+)
 @click.option(
     "--host",
     "hosts",
     multiple=True,
     metavar="SERVICE=HOST",
-    help="One more name or address that a service is reached at, beside its own name and localhost.",
+    help="Further name or address of a service, in addition to its own name and localhost.",
 )
 @_DAYS
 @click.option(
-    "--keep", is_flag=True, help="Where certificates are there, make what is missing, and renew what ends in 30 days."
+    "--keep",
+    is_flag=True,
+    help="Keep existing certificates, create missing ones, and renew those that end within 30 days.",
 )
 def create_all(folder: Path, services: Sequence[str], hosts: Sequence[str], days: float, *, keep: bool) -> None:
-    """Make an authority in FOLDER, and a certificate for each service.
+    """Create an authority in FOLDER, and a certificate for each service.
 
     They go to FOLDER/SERVICE: certificate.pem, key.pem, and ca.pem, whom to trust. A service gets its folder alone;
     FOLDER/authority, which signs, goes nowhere. Nothing is overwritten.
@@ -58,7 +62,7 @@ def create_all(folder: Path, services: Sequence[str], hosts: Sequence[str], days
 @click.option("--within-days", type=_WITHIN, default=30.0, show_default=True, help="Renew those that end so soon.")
 @click.option("--all", "everything", is_flag=True, help="Renew all, whenever they end.")
 def renew_all(folder: Path, days: float, within_days: float, *, everything: bool) -> None:
-    """Replace certificates in FOLDER that end soon.
+    """Renew certificates in FOLDER that end soon.
 
     The new ones have the same names. Services that run take them for their next connections, without a restart.
     """

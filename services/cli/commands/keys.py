@@ -14,16 +14,18 @@ def key() -> None:
 
 @key.command()
 @click.option("--tenant", required=True, help="Whose key it is: letters, digits, dots, dashes and underscores.")
-@click.option("--expires", type=click.DateTime(), help="When it ends, in UTC. Absent: never.")
-@click.option("--operator", is_flag=True, help="Let it change what is pinned.")
-@click.option("--best-priority", type=int, help="Smallest priority of its requests: smaller is first. Absent: 0.")
+@click.option("--expires", type=click.DateTime(), help="End of its validity, in UTC. Default: never.")
+@click.option("--operator", is_flag=True, help="Allow it to administer pins and the cache.")
+@click.option(
+    "--best-priority", type=int, help="Smallest priority of its requests; smaller is served first. Default: 0."
+)
 @click.option(
     "--max-concurrent-requests",
     type=click.IntRange(min=1),
-    help="Sequences (samples, beams) of requests under way at most. Absent: no limit.",
+    help="Maximum number of sequences (samples, beams) of its requests in flight. Default: no limit.",
 )
 @click.option(
-    "--tokens-per-minute", type=click.IntRange(min=1), help="Tokens, of prompts and answers. Absent: no limit."
+    "--tokens-per-minute", type=click.IntRange(min=1), help="Tokens of prompts and answers. Default: no limit."
 )
 def create(tenant: str, expires: datetime | None, operator: bool, **limits: int | None) -> None:
     """Make an API key.

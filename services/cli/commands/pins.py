@@ -11,7 +11,7 @@ from services.cli.connection import Connection
 
 
 async def administer(connection: Connection, timeout: float, **request: Any) -> int:
-    """Do what an AdminRequest of these fields asks for, and list what is pinned; return the exit status."""
+    """Send an AdminRequest with these fields, and print the pinned prefixes; return the exit status."""
     try:
         async with connection.channel() as channel:
             stub = gateway_pb2_grpc.GatewayStub(channel)
@@ -23,5 +23,5 @@ async def administer(connection: Connection, timeout: float, **request: Any) -> 
         where = f"in {len(one.block_ids)} blocks" if one.pinned else "being computed"
         click.echo(f"{one.name}: {one.token_count} tokens, {where}")
     if not response.pins:
-        click.echo("nothing is pinned", err=True)
+        click.echo("no prefix is pinned", err=True)
     return 0

@@ -1,4 +1,4 @@
-"""`quire plan`: how many KV blocks fit into a memory, and what they serve; or how much memory they need."""
+"""`quire plan`: the number of KV blocks that fit into a memory and their capacity, or the memory that they need."""
 
 import json
 from dataclasses import fields
@@ -65,14 +65,14 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 @click.option(
     "--device",
     type=click.Choice(("cuda", "cpu")),
-    help="With --device-blocks or --requests: where the model runs. Absent: cuda.",
+    help="With --device-blocks or --requests: device of the model. Default: cuda.",
 )
 @click.option(
     "--memory-utilization",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.9,
     show_default=True,
-    help="Fraction of the memory to plan with. The rest is for what nobody counts: a GPU's context, libraries, gaps.",
+    help="Fraction of the memory to plan with. The rest is for a GPU's context, libraries and fragmentation.",
 )
 @click.option("--host-memory", type=_Size(), help="Memory of the host for blocks of preempted requests, such as 32GiB.")
 @click.option(
@@ -80,7 +80,7 @@ class _Lengths(click.ParamType[tuple[int, int]]):
     type=click.Choice(("auto", "float32", "bfloat16", "float16")),
     default="auto",
     show_default=True,
-    help="Type of weights and cache; auto is bfloat16 on a GPU, float32 on a CPU, where an engine may take bfloat16.",
+    help="Type of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU, where engines may choose it.",
 )
 @click.option(
     "--block-size",
@@ -99,17 +99,17 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 @click.option(
     "--max-sequences",
     type=_AT_LEAST_1,
-    help="Sequences that hold blocks at the same time at most. Absent: as many as fit.",
+    help="Maximum number of running sequences. Default: as many as fit.",
 )
-@click.option("--context", type=_AT_LEAST_1, help="Tokens of the longest request. Absent: the model's context.")
+@click.option("--context", type=_AT_LEAST_1, help="Tokens of the longest request. Default: the model's context.")
 @click.option(
     "--tokens-per-request",
     type=_Lengths(),
-    help="Tokens of the usual request, prompt and answer, such as 161,338. Absent: those of the longest.",
+    help="Tokens of the usual request, prompt and answer, such as 161,338. Default: those of the longest.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, in bytes.")
 def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
-    """Say how many KV blocks fit, and what they serve.
+    """Print the number of KV blocks that fit, and their capacity.
 
     Give one of --gpu-memory, --memory, --device-blocks and --requests. The first two tell how many blocks fit beside
     the weights and the work of a step; the others how much memory is needed. No weights are read, and no GPU is needed.
@@ -118,7 +118,9 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     if len(given) != 1:
         raise click.UsageError("give one of --gpu-memory, --memory, --device-blocks and --requests")
     if values["device"] and given[0] not in ("device_blocks", "requests"):
-        raise click.UsageError("--device is for --device-blocks and --requests: a memory's option says where it is")
+        raise click.UsageError(
+            "--device is only for --device-blocks and --requests: --gpu-memory and --memory imply the device"
+        )
     on_gpu = given[0] == "gpu_memory" or (given[0] != "memory" and values["device"] != "cpu")
     type_name = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
     shape = _shape(model, type_name)

@@ -1,4 +1,4 @@
-"""What `quire plan` prints for people: each figure with how it comes about."""
+"""The table of `quire plan`: each figure with its derivation."""
 
 from rich.console import Console
 from rich.table import Table
@@ -39,7 +39,7 @@ def _memory(shape: ModelShape, plan: MemoryPlan) -> list[tuple[str, str, str]]:
             f"x {element} bytes",
         ),
         ("one block", _size(plan.block_bytes), f"{plan.block_size} tokens"),
-        ("cache", _size(cache_bytes(plan.device_blocks, plan.block_bytes)), "the blocks, and one that takes padding"),
+        ("cache", _size(cache_bytes(plan.device_blocks, plan.block_bytes)), "the blocks, and one for padding"),
         ("blocks", f"{plan.device_blocks:,}", ""),
         ("tokens", f"{plan.pool.tokens:,}", ""),
     ]
@@ -51,7 +51,7 @@ def _memory(shape: ModelShape, plan: MemoryPlan) -> list[tuple[str, str, str]]:
 def _weights(shape: ModelShape, plan: MemoryPlan, element: int) -> str:
     words = f"{shape.parameters:,} x {element} bytes"
     if plan.weights_bytes > shape.weights_bytes:
-        return f"{words}, and once more while the CPU's kernels pack them"
+        return f"{words}, and a second copy while the CPU's kernels pack them"
     return words
 
 

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from services.wire.records.reader import RecordReader
 
-# Of a list, what is shown of its numbers; of tokens, only how many they are.
+# Numbers shown of a list; of tokens only the count is shown.
 _MOST_NUMBERS = 16
 _TOKENS = "token_ids"
 

@@ -1,4 +1,4 @@
-"""`quire replay`: runs a record again, and says what came of it."""
+"""`quire replay`: replays a record, and prints the result."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _SHARES = ("hit_rate", "waste")
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for on the command line; None and False where nothing was."""
+    """The given options of the command line; None and False for the others."""
 
     device_blocks: int | None = None
     block_size: int | None = None
@@ -46,9 +46,9 @@ class Options:
 
 
 def replay(file: str, options: Options, as_json: bool) -> int:
-    """Replay a record of either kind; return 0, or 1 after saying in one line where it parts or why it cannot be read.
+    """Replay a record of either kind; return 0, or 1 after reporting in one line where it differs or why it is invalid.
 
-    Raises click.UsageError, naming the option, for what cannot be asked for.
+    Raises click.UsageError, naming the option, if an option does not fit the record.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
@@ -61,7 +61,7 @@ def replay(file: str, options: Options, as_json: bool) -> int:
                 case requests.REQUESTS_FORMAT:
                     return _replay_requests(reader, options, as_json, progress)
                 case other:
-                    raise InvalidRecord(f"its format is {other!r}, which this version does not know")
+                    raise InvalidRecord(f"its format is {other!r}, which this version does not support")
     except (OSError, InvalidRecord) as error:
         errors.print(f"{file} cannot be replayed: {error}", style="red", markup=False)
         return 1
@@ -84,7 +84,7 @@ _Advance = Callable[[float, float], None]
 
 @contextmanager
 def _progress(console: Console) -> Iterator[_Advance]:
-    """Show a bar on a terminal, by what is done and what there is in all."""
+    """Show a progress bar on a terminal."""
     columns = (TextColumn("Replaying"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("")
@@ -119,7 +119,7 @@ def _show_operations(replayed: OperationsReplay, parted: ReplayMismatch | None, 
         }
         click.echo(json.dumps(figures))
     elif parted:
-        click.echo(f"The replay parts after {replayed.steps} steps: {parted}.")
+        click.echo(f"The replay differs after {replayed.steps} steps: {parted}.")
     else:
         click.echo(f"The checksum is right: {replayed.steps} steps, {replayed.checksum}. The record ends: {end}.")
 
@@ -145,7 +145,7 @@ def _replay_requests(reader: RecordReader, options: Options, as_json: bool, prog
 
 
 def _settings(recorded: RecordSettings, options: Options) -> RecordSettings:
-    """Return what was recorded, but for what was asked; other blocks are as many as the same memory holds."""
+    """Return the recorded settings with the given options; for another block size, the same memory in blocks."""
     size = options.block_size or recorded.block_size
     same_memory = max(1, recorded.device_blocks * recorded.block_size // size)
     asked = {name: value for name, value in asdict(options).items() if value is not None}

@@ -23,8 +23,8 @@ from engine.schedule.scheduler import Scheduler
 _ANY = 2**31 - 1  # tokens of context, ids of the vocabulary, requests that wait: without bounds
 
 
-class NothingMoves(Exception):
-    """Requests are live, but the scheduler neither plans nor asks: a fault of the scheduler."""
+class SchedulerStalled(Exception):
+    """Requests are live, but the scheduler makes no progress: a fault of the scheduler."""
 
 
 def _figure(label: str) -> Any:
@@ -33,7 +33,7 @@ def _figure(label: str) -> Any:
 
 @dataclass(frozen=True)
 class Figures:
-    """What came of a replay. Tokens are counted as by the engine's metrics, completion in steps from arrival to end.
+    """Results of a replay. Tokens are counted as by the engine's metrics, completion in steps from arrival to end.
 
     `waste` is the share of the held blocks' slots in which no token was, averaged over the steps in which blocks were
     held. Requests are `refused` that the pool could never hold, and `left_out` when they ended without a token.
@@ -58,7 +58,7 @@ class Figures:
 
 
 class _CoreBlocks:
-    """The KV manager's core as the engine's block manager: answers are there at the next turn."""
+    """The KV manager's core as the engine's block manager; results arrive at the next turn."""
 
     def __init__(self, spec: kvmanager.PoolSpec, *, prefix_cache: bool) -> None:
         self.manager = kvmanager.KVManager(epoch=1)
@@ -77,7 +77,7 @@ class _CoreBlocks:
 
 
 def _alone(allocate: Allocate, step: int) -> Allocate:
-    """Give an allocate a salt that no other one has, nor itself when it comes again after a preemption."""
+    """Give each allocate a unique salt, also after a preemption."""
     return allocate._replace(salt=f"{allocate.sequence} {step}".encode())
 
 
@@ -119,14 +119,14 @@ class RequestsReplay:
         self._engine = Engine(self._scheduler, self._runner, self._blocks, lambda: float(self._now))
 
     def run(self, ended: Callable[[int], None]) -> Figures:
-        """Run all requests to their ends; `ended` hears how many have ended so far. Raises NothingMoves."""
+        """Run all requests to their ends; `ended` receives the count of ended ones. Raises SchedulerStalled."""
         while self._arriving or not self._scheduler.empty:
             if self._scheduler.empty:
                 self._await_arrival()
             self._submit_arrived()
             if not self._turn() and not self._scheduler.empty:
                 if not self._arriving:
-                    raise NothingMoves(f"{len(self._live)} requests are live, but nothing moves")
+                    raise SchedulerStalled(f"{len(self._live)} requests are live, but the scheduler makes no progress")
                 self._await_arrival()
             ended(len(self._completions) + self._refused)
         return self._figures()

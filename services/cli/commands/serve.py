@@ -34,7 +34,7 @@ def serve(
 ) -> int:
     """Run until a signal (status 0) or until a service cannot be kept running (status 1).
 
-    `metrics` says where each shows its metrics.
+    `metrics` holds the address of each one's metrics.
     """
     with ExitStack() as ending:
         show: Print = partial(_print, Console(stderr=True, highlight=False))
@@ -48,7 +48,7 @@ def serve(
             show("serve", str(error))
             return 1
         except KeyboardInterrupt:
-            show("serve", "stopping: asked to")
+            show("serve", "stopping: signal received")
             return 0
         return asyncio.run(_supervise(Supervisor(kvmanager, engine, gateway, show, metrics, local), show, local))
 
@@ -60,7 +60,7 @@ def _print(console: Console, label: str, line: str) -> None:
 
 
 def _pass_on(logs: LogWriter, label: str, line: str) -> None:
-    """Log what is no JSON object in a service's name: a library wrote it, or this process."""
+    """Pass JSON lines on; log other lines, of libraries or of this process, in the service's name."""
     if line.startswith("{") and line.endswith("}"):
         logs.put(line)
     else:
@@ -68,7 +68,7 @@ def _pass_on(logs: LogWriter, label: str, line: str) -> None:
 
 
 def _check_name(local: LocalSettings) -> None:
-    """Raise NoSuchInstance for a name that is taken before anything starts."""
+    """Raise NoSuchInstance, before anything starts, if the name is in use."""
     if any(one.name == local.instance for one in running()):
         raise NoSuchInstance(f"a `quire serve` called {local.instance} runs already: give another --instance")
 
@@ -85,7 +85,7 @@ async def _supervise(supervisor: Supervisor, show: Print, local: LocalSettings) 
         for task in (life, asked):
             task.cancel()
         await asyncio.gather(life, asked, return_exceptions=True)
-    show("serve", f"stopping: {'a service failed' if failure else 'asked to'}")
+    show("serve", f"stopping: {'a service failed' if failure else 'signal received'}")
     await supervisor.stop()
     if failure:
         show("serve", str(failure))
@@ -104,6 +104,6 @@ async def _start_and_watch(supervisor: Supervisor, show: Print, local: LocalSett
     try:
         findable.enter_context(published(instance))
     except (OSError, NoSuchInstance) as error:
-        show("serve", f"commands on this machine have to be given addresses: {error}")
+        show("serve", f"commands on this machine need --address: {error}")
     show("serve", f"ready: gateway at {supervisor.address}, {engines}, KV manager at {supervisor.kvmanager_address}")
     await supervisor.keep_running()

@@ -18,22 +18,22 @@ from services.runtime.settings import InvalidSetting
 if TYPE_CHECKING:
     from services.runtime.service import Service
 
-# `quire serve` puts its engines and the KV manager behind Unix sockets.
+# In `quire serve` engines and KV manager listen on Unix sockets.
 _OF_LINKS = ("link_ca", "link_certificate", "link_key", "link_server_name")
-# An engine that is started again has to load its model first.
+# A restarted engine loads its model first.
 _SECONDS_TO_RESTART = 60.0
-# Said once for all three.
+# One option for all three services.
 _COMMON = ("grace_seconds", "log_format", "log_level", "otlp_endpoint", "metrics_compat")
 _NOT_OF_SERVES_GATEWAY = ("engines", "discovery_seconds", "kvmanager", *_COMMON, *_OF_LINKS)
 NOT_OF_SERVES_ENGINE = (
     *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
     *_OF_LINKS,
 )
-_OF_SERVES_KVMANAGER = ("map_listen", "kv_cache_metrics_sample")
+_OF_SERVES_KVMANAGER = ("map_listen", "kv_cache_metrics_sample", "record_folder", "record_megabytes")
 _NOT_OF_SERVES_KVMANAGER = tuple(
     field.name for field in dataclasses.fields(KVManagerSettings) if field.name not in _OF_SERVES_KVMANAGER
 )
-# Of the gateway's, they also guard the page of the KV manager.
+# The gateway's settings of these names also hold for the block map of the KV manager.
 _OF_PORTS = ("tls_certificate", "tls_key", "tls_client_ca", "insecure")
 
 _Settings = TypeVar("_Settings", KVManagerSettings, EngineSettings, GatewaySettings)
@@ -45,7 +45,7 @@ def _metrics_option(default: str, meaning: str = "Address of the metrics for Pro
 
 
 def _closed(settings: _Settings) -> _Settings:
-    """Return the settings unless they leave a service open; it would say so itself, but later. Raises UsageError."""
+    """Return the settings. Raises UsageError if they expose the service without protection, before it starts."""
     try:
         settings.check_exposure()
     except InvalidSetting as error:
@@ -60,15 +60,15 @@ def _closed(settings: _Settings) -> _Settings:
 @options_of(KVManagerSettings, leave_out=_NOT_OF_SERVES_KVMANAGER)
 @_metrics_option(
     "127.0.0.1:9151",
-    "Address of the gateway's metrics for Prometheus: host:port. The engine's and the KV manager's are on the next two "
-    "ports, those of further engines behind them.",
+    "Address of the gateway's metrics for Prometheus: host:port. Engine and KV manager use the next two ports, further "
+    "engines the ports after them.",
 )
 def serve(metrics_listen: str, **values: Any) -> None:
     """Start KV manager, engine and gateway, each as a process.
 
-    They speak gRPC over Unix sockets; clients reach the gateway at --listen. Each line of their logs begins with the
-    service's name. One that ends by itself is started again. Ctrl-C or SIGTERM lets running requests finish, then stops
-    all.
+    The services call each other over Unix sockets; clients call the gateway at --listen. Each log line begins with the
+    name of its service. A service that exits is restarted. Ctrl-C or SIGTERM stops all services after running requests
+    have finished.
     """
     from services.cli.commands.serve import serve as run
     from services.cli.local.engines import divided
@@ -95,7 +95,7 @@ def serve(metrics_listen: str, **values: Any) -> None:
 def kvmanager(metrics_listen: str, **values: Any) -> None:
     """Start a KV manager: the bookkeeping of blocks.
 
-    Any number of engines can attach to it, each with a pool of its own.
+    Any number of engines can attach to it, each with its own pool.
     """
     from services.kvmanager.metrics import KVManagerMetrics
     from services.kvmanager.server import KVManagerService
@@ -114,7 +114,7 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
 def engine(metrics_listen: str, **values: Any) -> None:
     """Start an engine: one model with its KV cache.
 
-    It needs a KV manager, and waits for one that is not there yet.
+    It needs a KV manager, and waits until one is available.
     """
     from services.cli.local_model import engine_with_folder
     from services.engine.metrics import EngineMetrics
@@ -126,7 +126,7 @@ def engine(metrics_listen: str, **values: Any) -> None:
 
     def prepare() -> "Callable[[], Service]":
         local = engine_with_folder(settings)
-        # Compute threads that spin while they wait take the core away from the other services of a small machine, and
+        # Compute threads that spin while they wait take cores from the other services of a small machine, and
         # then wait for each other. The OpenMP runtime reads this when torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from transformers.utils import logging as transformers_logging
@@ -146,9 +146,9 @@ def engine(metrics_listen: str, **values: Any) -> None:
 @options_of(GatewaySettings)
 @_metrics_option("127.0.0.1:9151")
 def gateway(metrics_listen: str, **values: Any) -> None:
-    """Start a gateway: what clients call.
+    """Start a gateway: the service that clients call.
 
-    It needs an engine, and waits for one that is not there yet. Engines tell it which models they serve.
+    It needs an engine, and waits until one is available. Engines report the models that they serve.
     """
     from services.gateway.observe.metrics import GatewayMetrics
     from services.runtime.metrics.page import Exposition

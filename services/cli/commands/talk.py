@@ -1,4 +1,4 @@
-"""The commands that talk to running services: generate, chat, health, explain."""
+"""The commands that call running services: generate, chat, health, explain."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 async def generate(connection: Connection, text: str, timeout: float, options: dict[str, Any]) -> int:
-    """Print one answer as it comes, and its usage on stderr; return the exit status."""
+    """Stream one answer to stdout, and its usage to stderr; return the exit status."""
     request = _request(options)
     system = options.get("system")
     if system or options.get("as_chat"):
@@ -32,7 +32,7 @@ async def generate(connection: Connection, text: str, timeout: float, options: d
     if not answer.text.endswith("\n"):
         click.echo()
     click.echo(f"{usage_line(answer.finished)}, {_name(answer, connection)}", err=True)
-    _say_where_it_stopped(answer, request)
+    _print_stop(answer, request)
     return 0
 
 
@@ -49,7 +49,7 @@ async def chat(connection: Connection, timeout: float, options: dict[str, Any]) 
             except grpc.aio.AioRpcError as error:
                 return fail(connection.address, error)
             click.echo()
-            _say_where_it_stopped(answer, request)
+            _print_stop(answer, request)
             history.append(Message(role="assistant", content=answer.text))
     return 0
 
@@ -68,7 +68,7 @@ async def health(connection: Connection, service: str, timeout: float) -> int:
 
 
 async def explain(connection: Connection, request_id: str, timeout: float) -> int:
-    """Print what happened to a request's blocks, and why; return the exit status."""
+    """Print the explanation of a request's blocks; return the exit status."""
     try:
         async with connection.channel() as channel:
             request = kvmanager_pb2.ExplainRequest(request_id=request_id)
@@ -80,7 +80,7 @@ async def explain(connection: Connection, request_id: str, timeout: float) -> in
 
 
 def usage_line(finished: gateway_pb2.Finished) -> str:
-    """Say in one line what an answer took."""
+    """Return token counts and times of an answer in one line."""
     usage, timing = finished.usage, finished.timing
     seconds = timing.decode.ToTimedelta().total_seconds()
     rate = f", {(usage.generated_tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
@@ -146,7 +146,7 @@ async def _answer_that_fits(
     metadata: Metadata,
     options: dict[str, Any],
 ) -> _PrintedAnswer:
-    """Print an answer. Where there is no room for the default limit, which the user has not asked for, drop it."""
+    """Print an answer. If the default of max_tokens does not fit, try again without it."""
     try:
         return await _print_answer(channel, request, timeout, metadata)
     except grpc.aio.AioRpcError as error:
@@ -158,14 +158,14 @@ async def _answer_that_fits(
 
 
 def _name(answer: _PrintedAnswer, connection: Connection) -> str:
-    """Name the request as `quire explain` does: a key's tenant, which no answer says, comes before the id."""
+    """Name the request as `quire explain` does: with an API key, its tenant precedes the id."""
     return f"request {'TENANT/' if connection.api_key else ''}{answer.request_id}"
 
 
-def _say_where_it_stopped(answer: _PrintedAnswer, request: gateway_pb2.GenerateRequest) -> None:
+def _print_stop(answer: _PrintedAnswer, request: gateway_pb2.GenerateRequest) -> None:
     limit, reasons = request.stopping.max_tokens, {sample.reason for sample in answer.finished.samples}
     if limit and decoding_pb2.FINISH_REASON_LENGTH in reasons:
-        click.echo(f"stopped at {limit} tokens, --max-tokens for more", err=True)
+        click.echo(f"stopped at {limit} tokens; raise it with --max-tokens", err=True)
 
 
 def _read_line() -> str:
@@ -176,6 +176,6 @@ def _read_line() -> str:
 
 
 def fail(address: str, error: grpc.aio.AioRpcError) -> int:
-    """Say what a call ended with, and return the exit status."""
+    """Print the error of a call, and return the exit status."""
     click.echo(f"{address}: {error.code().name}: {error.details()}", err=True)
     return 1

@@ -1,4 +1,4 @@
-"""Divides what one engine would have among several."""
+"""Divides the memory and the cores of one engine among several."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ def divided(engine: EngineSettings, count: int) -> list[EngineSettings]:
     Their ids stay the same at every start, so that an engine that starts again replaces its pool. Raises
     InvalidSetting where there is less than one of something for each.
     """
-    # Without a name of its own it would be called after its socket, which has another name at every start.
+    # Its default name is that of its socket, which changes at every start.
     name = engine.engine_id or platform.node()
     if count == 1:
         return [replace(engine, engine_id=name)]

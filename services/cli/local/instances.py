@@ -1,4 +1,4 @@
-"""Where the services of each `quire serve` of this user are: a file for each, in the folder for what runs.
+"""Addresses of this user's running `quire serve` instances: a file for each, in the runtime folder.
 
 A file is locked as long as its process lives, so that one which a killed process has left behind is known as such,
 whatever process has its id now.
@@ -23,7 +23,7 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NoSuchInstance(Exception):
-    """No `quire serve` of that name runs, or one does already; the message says what there is."""
+    """No `quire serve` of that name runs, or one runs already."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def folder() -> Path:
 
 @contextmanager
 def published(instance: Instance) -> Iterator[None]:
-    """Let others find an instance. Raises OSError, and NoSuchInstance where its name is taken."""
+    """Publish an instance to other commands. Raises OSError, and NoSuchInstance if its name is in use."""
     if taken := [one for one in running() if one.name == instance.name]:
         raise NoSuchInstance(f"a `quire serve` called {instance.name} runs already, as process {taken[0].pid}")
     place = folder()
@@ -73,7 +73,7 @@ def published(instance: Instance) -> Iterator[None]:
 
 
 def running() -> list[Instance]:
-    """Return what runs, the newest first. Files whose processes have ended are removed."""
+    """Return the running instances, newest first. Removes files of ended processes."""
     place = folder()
     if not _is_private(place):
         return []
@@ -82,7 +82,7 @@ def running() -> list[Instance]:
 
 
 def find(name: str = "") -> Instance | None:
-    """Return the newest instance, or the one called `name`. Raises NoSuchInstance for a name that nothing has."""
+    """Return the newest instance, or the one called `name`. Raises NoSuchInstance for an unknown name."""
     instances = running()
     if not name:
         return instances[0] if instances else None
@@ -94,7 +94,7 @@ def find(name: str = "") -> Instance | None:
 
 
 def reachable(address: str) -> str:
-    """Return where this machine reaches what listens on an address: one that stands for all is none to connect to."""
+    """Return the address to connect to for a listening address: wildcard addresses become loopback."""
     for everywhere, here in (("0.0.0.0:", "127.0.0.1:"), ("[::]:", "[::1]:")):
         if address.startswith(everywhere):
             return here + address.removeprefix(everywhere)
@@ -102,7 +102,7 @@ def reachable(address: str) -> str:
 
 
 def _is_private(place: Path) -> bool:
-    """Return whether only this user can have written there: an API key goes to where a file says."""
+    """Return True if only this user can write there: API keys are sent to the addresses of these files."""
     try:
         facts = place.lstat()
     except OSError:
@@ -117,7 +117,7 @@ def _read(path: Path) -> Instance | None:
                 path.unlink(missing_ok=True)
                 return None
             return Instance(**json.loads(file.read(_MOST_BYTES)))
-    except (OSError, ValueError, TypeError):  # gone meanwhile, or of another version
+    except (OSError, ValueError, TypeError):  # removed meanwhile, or of another version
         return None
 
 

@@ -17,7 +17,7 @@ from services.runtime.run_service import READY_DESCRIPTOR, STOP_WITH_STDIN
 
 # A service that does not stop within its own grace time and this is killed.
 _SECONDS_BEYOND_GRACE = 10.0
-# Of what a service logs. A stack has some kilobytes.
+# Bytes of a log line; a stack trace has some kilobytes.
 _LONGEST_LINE = 1024 * 1024
 _LONGEST_ADDRESS = 4096
 
@@ -32,7 +32,7 @@ class ServiceProcess:
         """Describe it; it runs from `start` on. `metrics` is where it shows its metrics; empty: nowhere."""
         self.label = label
         self.settings = settings
-        self.address = ""  # where it listens, known once it is ready
+        self.address = ""  # its listening address, once it is ready
         self.ready = asyncio.Event()
         self._metrics = metrics
         self._show = show
@@ -43,7 +43,7 @@ class ServiceProcess:
 
     async def start(self) -> None:
         """Start the process; it is ready later. Must not run."""
-        # A pipe, because the service may ask whoever calls it for keys and certificates that this process has none of.
+        # A pipe, because a call to the service may need API keys and certificates that this process does not have.
         ready, is_ready = os.pipe()
         self.ready.clear()
         self._ready_since, self._last_line = 0.0, ""
@@ -79,7 +79,7 @@ class ServiceProcess:
             await self._echo
 
     def how_it_ended(self) -> str:
-        """Say in one line how the process ended."""
+        """Return the end of the process in one line."""
         status = self._process.returncode if self._process else None
         if status is not None and status < 0:
             return f"{self.label} was ended by {signal.Signals(-status).name}"
@@ -90,7 +90,7 @@ class ServiceProcess:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "services.cli.main", command, *arguments_of(self.settings), "--metrics-listen", self._metrics),
-            # Never written to: it ends when this process does, however that comes, and then so does the service.
+            # Never written to: it closes when this process ends, and then the service stops.
             stdin=asyncio.subprocess.PIPE,
             env={**os.environ, STOP_WITH_STDIN: "1", READY_DESCRIPTOR: str(is_ready)},
             pass_fds=(is_ready,),
@@ -102,7 +102,7 @@ class ServiceProcess:
         )
 
     def _on_ready(self, ready: int) -> None:
-        """Read the address of a service that is ready; nothing comes from one that has ended before."""
+        """Read the address of a ready service; empty if the service has ended."""
         if address := os.read(ready, _LONGEST_ADDRESS).decode().strip():
             self.address = address
             self._ready_since = time.monotonic()
@@ -119,7 +119,7 @@ class ServiceProcess:
 
 
 async def _next_line(output: asyncio.StreamReader) -> bytes:
-    """Return the next line, empty at the end. One that is too long is lost, and this says so."""
+    """Return the next line, empty at the end. A line that is too long is replaced by a notice."""
     try:
         return await output.readline()
     except ValueError:
@@ -127,7 +127,7 @@ async def _next_line(output: asyncio.StreamReader) -> bytes:
 
 
 def _message(line: str) -> str:
-    """Return what a line of a log says, which may be JSON."""
+    """Return the message of a log line, which may be JSON."""
     if not line.startswith("{"):
         return line
     try:

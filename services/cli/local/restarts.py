@@ -1,4 +1,4 @@
-"""How often a service that ends by itself is started again, and after what delay."""
+"""The number and the delays of restarts of a service."""
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0

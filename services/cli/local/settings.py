@@ -1,4 +1,4 @@
-"""Settings of `quire serve` itself, beside those of its services."""
+"""Settings of `quire serve` itself."""
 
 import re
 from dataclasses import dataclass
@@ -11,25 +11,23 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """How many engines run, how often a service is started again, and what the whole is called."""
+    """The number of engines, the limits of restarts, and the name of the instance."""
 
     engines: int = setting(
         1,
         "Engines to start, all of one model. They share --cache-mib, --device-blocks and --host-blocks, and the cores "
-        "unless --threads says how many each has; every other limit is each engine's own.",
+        "unless --threads gives the cores of each; every other limit is per engine.",
         least=1,
         most=_MOST_ENGINES,
     )
-    instance: str = setting(
-        "", "Name by which commands on this machine find these services: --instance. Empty: the process id."
-    )
+    instance: str = setting("", "Name of this instance for --instance of other commands. Empty: the process id.")
     max_restarts: int = setting(
         5,
-        "Times that a service that ended by itself is started again. One more end stops all services, with status 1.",
+        "Maximum number of restarts of a service. One more exit of it stops all services, with status 1.",
         least=0,
     )
     restart_reset_seconds: float = setting(
-        300.0, "Seconds that a service has to be ready for its restarts to be counted from 0 again.", least=0
+        300.0, "Seconds of readiness after which the count of restarts begins again.", least=0
     )
 
     def __post_init__(self) -> None:

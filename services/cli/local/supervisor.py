@@ -19,7 +19,7 @@ _SERVE = "serve"
 
 
 def engine_labels(count: int) -> list[str]:
-    """Return what engines are called in logs and messages."""
+    """Return the labels of engines in logs and messages."""
     return ["engine"] if count == 1 else [f"engine-{number}" for number in range(count)]
 
 
@@ -42,11 +42,11 @@ def metrics_addresses(first: str, engines: int = 1) -> dict[str, str]:
 
 
 class ServiceFailed(Exception):
-    """A service ended by itself, and is not started again; the message says which and why."""
+    """A service exited and is not restarted; the message names it and the reason."""
 
 
 class Supervisor:
-    """KV manager, engines and gateway as child processes. `show` gets each of their lines with the service's label.
+    """KV manager, engines and gateway as child processes. `show` receives each of their log lines with the label.
 
     `metrics` says where each shows its metrics, by its label.
     """

@@ -220,7 +220,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         excused = self.away or self.engine.blocks.delay
         turn = self.engine.turn()
         self.idle_turns = 0 if turn.progressed or excused else self.idle_turns + 1
-        assert self.scheduler.empty or self.idle_turns <= PATIENCE, "requests are live, but nothing moves"
+        assert self.scheduler.empty or self.idle_turns <= PATIENCE, (
+            "requests are live, but the scheduler makes no progress"
+        )
 
     @invariant()
     def books_are_right(self) -> None:

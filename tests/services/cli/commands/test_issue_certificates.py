@@ -78,7 +78,7 @@ def test_only_the_owner_reads_keys(folder: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     before = contents(made(tmp_path))
     done = run("create", str(tmp_path))
-    assert (done.exit_code, "is there already, and nothing is overwritten" in done.stderr) == (1, True)
+    assert (done.exit_code, "exists already and is not overwritten" in done.stderr) == (1, True)
     assert contents(tmp_path) == before
 
 

@@ -56,9 +56,9 @@ def test_a_tenants_name_that_cannot_be_is_refused() -> None:
         (("--certificate", "c", "--private-key", "k"), "--certificate and --private-key belong together, and to --ca"),
         (("--server-name", "n"), "--server-name is for TLS: give --ca"),
         (("--ca", "/no/file"), "TLS cannot be had with /no/file"),
-        (("--api-key", "a", "--api-key-file", "f"), "give one API key"),
+        (("--api-key", "a", "--api-key-file", "f"), "give either --api-key or --api-key-file"),
         (("--api-key-file", "/no/file"), "--api-key-file cannot be read"),
-        (("--api-key", "a\nb"), "the API key has characters that no key has"),
+        (("--api-key", "a\nb"), "the API key must be printable ASCII"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(arguments: tuple[str, ...], fault: str) -> None:

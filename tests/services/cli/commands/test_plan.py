@@ -105,7 +105,7 @@ def test_people_are_shown_the_formula_and_what_paging_gains(tiny_model: Tiny) ->
     [
         ((), 2, "give one of --gpu-memory, --memory, --device-blocks and --requests"),
         (("--memory", "8GiB", "--requests", "1"), 2, "give one of --gpu-memory, --memory,"),
-        (("--memory", "8GiB", "--device", "cuda"), 2, "--device is for --device-blocks and --requests"),
+        (("--memory", "8GiB", "--device", "cuda"), 2, "--device is only for --device-blocks and --requests"),
         (("--gpu-memory", "80"), 2, "'--gpu-memory': '80' is 80 bytes: give a size with its unit, such as 80GiB"),
         (("--memory", "much"), 2, "'--memory': 'much' is no size such as 80GiB or 24GB"),
         (("--device-blocks", "0"), 2, "'--device-blocks'"),

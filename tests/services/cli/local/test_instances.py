@@ -119,7 +119,7 @@ def test_without_any_they_call_where_services_listen_by_default() -> None:
 
 
 def test_instances_lists_what_runs() -> None:
-    assert "no `quire serve` of yours" in click.testing.CliRunner().invoke(cli, ["instances"]).output
+    assert "no `quire serve` of this user" in click.testing.CliRunner().invoke(cli, ["instances"]).output
     with published(instance("one")):
         (line,) = click.testing.CliRunner().invoke(cli, ["instances"]).output.splitlines()
     assert line == (

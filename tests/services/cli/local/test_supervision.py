@@ -30,11 +30,11 @@ def two_engines(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
 
 
 def processes(quire: RunningQuire) -> dict[str, psutil.Process]:
-    """The services by what they are called in the log."""
+    """Return the services by their labels in the log."""
     found = {}
     for process in psutil.Process(quire.process.pid).children():
         command = process.cmdline()
-        name = command[command.index("services.cli.main") + 1]
+        name = command[command.index("-m") + 2]
         engine = re.search(r"(engine-\d)\.sock", command[command.index("--listen") + 1])
         found[engine[1] if engine else name] = process
     return found
@@ -48,18 +48,18 @@ def kill(quire: RunningQuire, *labels: str) -> int:
     return line
 
 
-def test_engines_share_the_memory_and_are_pools_of_their_own(two_engines: RunningQuire) -> None:
+def test_engines_share_the_memory_and_have_separate_pools(two_engines: RunningQuire) -> None:
     pools = two_engines.kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest(), timeout=CALL_SECONDS).pools
     assert {pool.engine_id: pool.device_blocks for pool in pools} == {"pair-0": 32, "pair-1": 32}
     assert sorted(processes(two_engines)) == ["engine-0", "engine-1", "gateway", "kvmanager"]
 
 
-def test_a_request_goes_on_when_every_engine_is_killed_and_they_come_back_as_themselves(
+def test_a_request_continues_when_every_engine_is_killed_and_restarted(
     two_engines: RunningQuire,
 ) -> None:
     expected = two_engines.generate(REQUEST).token_ids
     with ThreadPoolExecutor(1) as client:
-        with ExitStack() as stopped:  # so that it is under way when they are killed
+        with ExitStack() as stopped:  # so that the request runs when they are killed
             for label in ("engine-0", "engine-1"):
                 stopped.enter_context(standing_still(processes(two_engines)[label].pid))
             call = two_engines.gateway.Generate(REQUEST, timeout=CALL_SECONDS)
@@ -72,7 +72,7 @@ def test_a_request_goes_on_when_every_engine_is_killed_and_they_come_back_as_the
         two_engines.output.wait_for(f"engine attached engine=pair-{number} ", after=line)
 
 
-def test_a_request_goes_on_when_the_kv_manager_is_killed(two_engines: RunningQuire) -> None:
+def test_a_request_continues_when_the_kv_manager_is_killed(two_engines: RunningQuire) -> None:
     expected = two_engines.generate(REQUEST).token_ids
     with ThreadPoolExecutor(1) as client:
         with standing_still(processes(two_engines)["kvmanager"].pid):
@@ -83,7 +83,7 @@ def test_a_request_goes_on_when_the_kv_manager_is_killed(two_engines: RunningQui
         assert answer.result().token_ids == expected
 
 
-def test_a_gateway_that_is_killed_is_back_at_its_address(two_engines: RunningQuire) -> None:
+def test_a_killed_gateway_is_restarted_at_its_address(two_engines: RunningQuire) -> None:
     expected = two_engines.generate(REQUEST).token_ids
     line = kill(two_engines, "gateway")
     two_engines.output.wait_for("gateway is ready", after=line)
@@ -91,7 +91,7 @@ def test_a_gateway_that_is_killed_is_back_at_its_address(two_engines: RunningQui
     assert Answer.of(call).token_ids == expected
 
 
-def test_a_service_that_is_asked_to_end_is_started_again_too(two_engines: RunningQuire) -> None:
+def test_a_terminated_service_is_restarted(two_engines: RunningQuire) -> None:
     line = len(two_engines.lines)
     processes(two_engines)["gateway"].terminate()
     assert "gateway ended with status 0: " in two_engines.output.wait_for("starting it again", after=line)
@@ -99,7 +99,7 @@ def test_a_service_that_is_asked_to_end_is_started_again_too(two_engines: Runnin
 
 
 def test_the_services_end_when_their_supervisor_is_killed(two_engines: RunningQuire) -> None:
-    """The last one here: nothing is left of it."""
+    """The last test here: no service is left."""
     services = list(processes(two_engines).values())
     assert len(services) == 4
     os.kill(two_engines.process.pid, signal.SIGKILL)
