@@ -51,7 +51,7 @@ _OF_ENGINES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "failed_over": (
         "quire_failovers",
-        "Requests taken from the engine before their end, by reason: lost, drained, no-kvmanager, refused.",
+        "Requests taken from the engine before their end, by reason: lost, drained, no-kvmanager.",
         (*_LABELS, "reason"),
     ),
     "isolated": (
