@@ -109,15 +109,7 @@ FOREIGN: dict[str, set[str]] = {
         *("Recreate", "maxSurge: 0", "up --wait", "--wait", "device_ids"),
     },
     "belongs to a library, which the sentence names": {
-        *(
-            "RetryInfo",
-            "UnknownFieldSet",
-            "make_asgi_app",
-            "StreamingResponse",
-            "QueueListener",
-            "/docs",
-            "/openapi.json",
-        ),
+        *("UnknownFieldSet", "make_asgi_app", "StreamingResponse", "QueueListener", "/docs", "/openapi.json"),
         *("AttentionInterface", "AttentionInterface.register", "use_sliding_window", "max_window_layers"),
         *("OTEL_RESOURCE_ATTRIBUTES", "OTEL_BSP_*", "OTEL_EXPORTER_OTLP_*"),
     },
