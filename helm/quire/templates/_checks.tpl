@@ -1,6 +1,6 @@
 {{/*
-What is wrong with the values taken together, one line for each: each alone is what values.schema.json says. Rendering fails
-where there is any: an install that is refused is better than one that hangs, or that loses requests when it is drained.
+Faults of the values together, one line for each; values.schema.json checks each alone. Rendering fails if there is any,
+because a refused install is better than one that blocks, or that loses requests in a drain.
 */}}
 {{- define "quire.faults" -}}
 {{ include "quire.drainFaults" . }}
@@ -17,18 +17,18 @@ where there is any: an install that is refused is better than one that hangs, or
 {{- $needed := include "quire.drainSeconds" (dict "values" .values) | int }}
 {{- with int .values.terminationGracePeriodSeconds }}
 {{- if le . $needed }}
-{{ $key }}.terminationGracePeriodSeconds is {{ . }}, but the pod drains for {{ $needed }} s (settings.grace_seconds{{ if $one.values.preStopSeconds }} and preStopSeconds{{ end }}): it would be killed meanwhile
+{{ $key }}.terminationGracePeriodSeconds is {{ . }}, but the pod drains for {{ $needed }} s (settings.grace_seconds{{ if $one.values.preStopSeconds }} and preStopSeconds{{ end }}): Kubernetes would kill it before its end
 {{- end }}
 {{- end }}
 {{- end }}
 {{- range $engines }}
 {{- if ge (float64 .values.settings.grace_seconds) (float64 $.Values.kvmanager.settings.grace_seconds) }}
-kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds }}, but {{ include "quire.engineKey" . }}.settings.grace_seconds is {{ .values.settings.grace_seconds }}: the KV manager would leave before its engines
+kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds }}, but {{ include "quire.engineKey" . }}.settings.grace_seconds is {{ .values.settings.grace_seconds }}: the KV manager would stop before its engines
 {{- end }}
 {{- end }}
 {{- end }}
 
-{{/* How the values call an engine. */}}
+{{/* The path of an engine in the values. */}}
 {{- define "quire.engineKey" -}}
 {{- if .entry }}models[{{ .entry }}]{{ else }}engine{{ end }}
 {{- end }}
@@ -49,7 +49,7 @@ kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds
 {{- $scaling := .values.autoscaling }}
 {{- $keda := default (dict "enabled" false) $scaling.keda }}
 {{- if and $scaling.hpa.enabled $keda.enabled }}
-{{ $key }} has both hpa and keda enabled: two would decide how many pods there are
+{{ $key }} has both hpa and keda enabled: enable one of them
 {{- end }}
 {{- if include "quire.autoscaled" . }}
 {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
@@ -57,10 +57,10 @@ kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds
 {{- end }}
 {{- if hasKey $scaling "cpuPercent" }}
 {{- if not (dig "requests" "cpu" "" .values.resources) }}
-{{ $key }}.hpa scales by the share of the CPU that pods ask for, but {{ .key }}.resources.requests.cpu is not given
+{{ $key }}.hpa scales by the requested CPU, but {{ .key }}.resources.requests.cpu is not set
 {{- end }}
 {{- else if not (or $scaling.waitingRequests $scaling.runningRequests $scaling.hpa.extraMetrics $keda.extraTriggers) }}
-{{ $key }} has nothing to scale by: give waitingRequests or runningRequests
+{{ $key }} has no metric to scale by: set waitingRequests or runningRequests
 {{- end }}
 {{- end }}
 {{- if and $keda.enabled (not $keda.prometheusAddress) }}
@@ -73,7 +73,7 @@ kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds
 {{- end }}
 {{- end }}
 
-{{/* A budget that allows no disruption blocks every drain of a node, for ever. */}}
+{{/* A budget that allows no disruption blocks every node drain. */}}
 {{- define "quire.budgetFaults" -}}
 {{- $key := printf "%s.podDisruptionBudget" .key }}
 {{- $replicas := .replicas }}
@@ -81,7 +81,7 @@ kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds
 {{- if .enabled }}
 {{- if ne (toString .minAvailable) "" }}
 {{- if ne (toString .maxUnavailable) "" }}
-{{ $key }} has both minAvailable and maxUnavailable: Kubernetes takes one
+{{ $key }} has both minAvailable and maxUnavailable: set one of them
 {{- else if ge (include "quire.podsOf" (dict "count" .minAvailable "replicas" $replicas) | int) $replicas }}
 {{ $key }}.minAvailable is {{ .minAvailable }} of {{ $replicas }} pods: no node with one of them could ever be drained
 {{- end }}
@@ -92,7 +92,7 @@ kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds
 {{- end }}
 {{- end }}
 
-{{/* So many pods are `count` of `replicas`: Kubernetes rounds shares up. */}}
+{{/* Number of pods that `count` of `replicas` means: Kubernetes rounds shares up. */}}
 {{- define "quire.podsOf" -}}
 {{- if kindIs "string" .count }}
 {{- ceil (divf (mulf (trimSuffix "%" .count | float64) .replicas) 100) | int }}
@@ -111,21 +111,21 @@ model and models are both given: the engines run either that model or those
 {{- $pods := 0 }}
 {{- range $engines }}
 {{- if hasKey $names .name }}
-models has {{ .entry }} twice: names tell them apart
+models has {{ .entry }} twice: names must be unique
 {{- end }}
 {{- $_ := set $names .name true }}
 {{- if ne (default .model (get $served .served)) .model }}
-models has {{ get $served .served }} and {{ .model }} under one name, {{ .served }}: give one of them settings.model_name
+models has {{ get $served .served }} and {{ .model }} under one name, {{ .served }}: set settings.model_name of one of them
 {{- end }}
 {{- $_ := set $served .served .model }}
 {{- $pods = add $pods (include "quire.autoscaled" . | empty | ternary .values.replicas .values.autoscaling.maxReplicas | int) }}
 {{- end }}
 {{- with .Values.modelCache.persistence }}
 {{- if and .existingClaim (not .enabled) }}
-modelCache.persistence.existingClaim is given, but persistence is not enabled: each pod would fetch the model into its own space
+modelCache.persistence.existingClaim is set, but persistence is not enabled: each pod would fetch its own copy of the model
 {{- end }}
 {{- if and .enabled (not .existingClaim) (has "ReadWriteOncePod" .accessModes) (gt (int $pods) 1) }}
-modelCache.persistence.accessModes has ReadWriteOncePod, but there are {{ $pods }} engines: all but one would wait for the volume for ever
+modelCache.persistence.accessModes has ReadWriteOncePod, but there are {{ $pods }} engines: all but one would never start
 {{- end }}
 {{- end }}
 {{- end }}
@@ -161,10 +161,10 @@ tls has values, but is not enabled: nothing would be encrypted
 {{- $keys := .apiKeys.existingSecret }}
 {{- if not (or $keys .insecure) }}
 {{- if ne .service.type "ClusterIP" }}
-gateway.service.type is {{ .service.type }}, which others than this cluster can reach, and nobody is asked for an API key: give gateway.apiKeys.existingSecret, or gateway.insecure
+gateway.service.type is {{ .service.type }}, which opens the gateway beyond the cluster without API keys: set gateway.apiKeys.existingSecret, or gateway.insecure
 {{- end }}
 {{- if .ingress.enabled }}
-gateway.ingress is enabled, so others than this cluster can reach the gateway, and nobody is asked for an API key: give gateway.apiKeys.existingSecret, or gateway.insecure
+gateway.ingress is enabled, which opens the gateway beyond the cluster without API keys: set gateway.apiKeys.existingSecret, or gateway.insecure
 {{- end }}
 {{- end }}
 {{- if and .ingress.enabled (not .ingress.hosts) }}
@@ -172,6 +172,6 @@ gateway.ingress needs hosts
 {{- end }}
 {{- end }}
 {{- if and .Values.test.apiKey.existingSecret (not .Values.gateway.apiKeys.existingSecret) }}
-test.apiKey.existingSecret is given, but the gateway asks for no key: give gateway.apiKeys.existingSecret
+test.apiKey.existingSecret is set, but the gateway requires no key: set gateway.apiKeys.existingSecret
 {{- end }}
 {{- end }}

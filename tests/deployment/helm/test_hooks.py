@@ -134,7 +134,7 @@ def notes(values: Object) -> str:
 @pytest.mark.parametrize("monitored", [True, False])
 def test_the_notes_say_how_to_call_the_gateway_and_warn(monitored: bool) -> None:
     said = notes(nested("metrics.serviceMonitor.enabled", monitored))
-    assert "WARNING: nobody is asked for an API key." in said
+    assert "WARNING: no API key is required." in said
     assert "WARNING: nothing is encrypted." in said
     assert "kubectl --namespace llm port-forward service/blue-quire-gateway 50051\n" in said
     assert 'quire generate --chat "Why is the sky blue?"\n' in said

@@ -61,13 +61,13 @@ FOR_ONE_POD = {"enabled": True, "accessModes": ["ReadWriteOncePod"]}
 INCONSISTENT: dict[str, tuple[Object, str]] = {
     "engines-killed-while-they-drain": (
         {"engine": {"terminationGracePeriodSeconds": 30}},
-        "engine.terminationGracePeriodSeconds is 30, but the pod drains for 30 s (settings.grace_seconds): it would be "
-        "killed meanwhile",
+        "engine.terminationGracePeriodSeconds is 30, but the pod drains for 30 s (settings.grace_seconds): "
+        "Kubernetes would kill it before its end",
     ),
     "gateways-killed-while-they-drain": (
         {"gateway": {"terminationGracePeriodSeconds": 33}},
         "gateway.terminationGracePeriodSeconds is 33, but the pod drains for 35 s (settings.grace_seconds and "
-        "preStopSeconds): it would be killed meanwhile",
+        "preStopSeconds): Kubernetes would kill it before its end",
     ),
     "a-model-killed-while-it-drains": (
         {"models": [{**A_MODEL, "terminationGracePeriodSeconds": 9, "settings": {"grace_seconds": 10}}]},
@@ -81,7 +81,7 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
     "a-kv-manager-that-leaves-before-one-model": (
         {"models": [A_MODEL, {"name": "b", "model": "org/b", "settings": {"grace_seconds": 60.5}}]},
         "kvmanager.settings.grace_seconds is 45, but models[b].settings.grace_seconds is 60.5: the KV manager would "
-        "leave before its engines",
+        "stop before its engines",
     ),
     "a-rollout-that-can-do-nothing": (
         {"engine": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "0%"}}},
@@ -89,7 +89,7 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
     ),
     "two-autoscalers": (
         {"engine": {"autoscaling": {"hpa": {"enabled": True}, "keda": KEDA}}},
-        "engine.autoscaling has both hpa and keda enabled: two would decide how many pods there are",
+        "engine.autoscaling has both hpa and keda enabled: enable one of them",
     ),
     "more-at-least-than-at-most": (
         {"engine": {"autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5}}},
@@ -106,12 +106,11 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
     ),
     "nothing-to-scale-by": (
         {"engine": {"autoscaling": {"hpa": {"enabled": True}, "waitingRequests": 0}}},
-        "engine.autoscaling has nothing to scale by: give waitingRequests or runningRequests",
+        "engine.autoscaling has no metric to scale by: set waitingRequests or runningRequests",
     ),
     "a-share-of-nothing": (
         {"gateway": {"autoscaling": {"hpa": {"enabled": True}}}},
-        "gateway.autoscaling.hpa scales by the share of the CPU that pods ask for, but gateway.resources.requests.cpu "
-        "is not given",
+        "gateway.autoscaling.hpa scales by the requested CPU, but gateway.resources.requests.cpu is not set",
     ),
     "keda-without-prometheus": (
         {"engine": {"autoscaling": {"keda": {"enabled": True}}}},
@@ -145,20 +144,20 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
     ),
     "a-budget-of-two-kinds": (
         {"engine": {"podDisruptionBudget": {**BUDGET, "maxUnavailable": 1, "minAvailable": 1}, "replicas": 2}},
-        "engine.podDisruptionBudget has both minAvailable and maxUnavailable: Kubernetes takes one",
+        "engine.podDisruptionBudget has both minAvailable and maxUnavailable: set one of them",
     ),
     "one-model-and-several": (
         {"model": "org/b", "models": [A_MODEL]},
         "model and models are both given: the engines run either that model or those",
     ),
-    "two-models-of-one-name": ({"models": [A_MODEL, A_MODEL]}, "models has a twice: names tell them apart"),
+    "two-models-of-one-name": ({"models": [A_MODEL, A_MODEL]}, "models has a twice: names must be unique"),
     "two-models-under-one-name": (
         {"models": [A_MODEL, {"name": "b", "model": "other/a"}]},
-        "models has org/a and other/a under one name, a: give one of them settings.model_name",
+        "models has org/a and other/a under one name, a: set settings.model_name of one of them",
     ),
     "a-claim-that-is-not-used": (
         {"modelCache": {"persistence": {"existingClaim": "models"}}},
-        "modelCache.persistence.existingClaim is given, but persistence is not enabled: each pod would fetch the model",
+        "modelCache.persistence.existingClaim is set, but persistence is not enabled: each pod would fetch its own",
     ),
     "a-claim-for-one-pod": (
         {
@@ -194,13 +193,13 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
     ),
     "a-service-open-to-the-world": (
         {"gateway": {"service": {"type": "LoadBalancer"}}},
-        "gateway.service.type is LoadBalancer, which others than this cluster can reach, and nobody is asked for an "
-        "API key: give gateway.apiKeys.existingSecret, or gateway.insecure",
+        "gateway.service.type is LoadBalancer, which opens the gateway beyond the cluster without API keys: "
+        "set gateway.apiKeys.existingSecret, or gateway.insecure",
     ),
     "an-ingress-open-to-the-world": (
         {"gateway": {"ingress": {"enabled": True, "hosts": ["llm.example.org"]}}},
-        "gateway.ingress is enabled, so others than this cluster can reach the gateway, and nobody is asked for an API "
-        "key: give gateway.apiKeys.existingSecret, or gateway.insecure",
+        "gateway.ingress is enabled, which opens the gateway beyond the cluster without API keys: "
+        "set gateway.apiKeys.existingSecret, or gateway.insecure",
     ),
     "an-ingress-of-no-host": (
         {"gateway": {"ingress": {"enabled": True}, "insecure": True}},
@@ -208,7 +207,7 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
     ),
     "a-key-that-nobody-asks-for": (
         {"test": {"apiKey": {"existingSecret": "key"}}},
-        "test.apiKey.existingSecret is given, but the gateway asks for no key",
+        "test.apiKey.existingSecret is set, but the gateway requires no key",
     ),
 }
 
