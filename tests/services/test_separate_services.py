@@ -273,7 +273,7 @@ def test_requests_fail_and_the_gateway_is_not_ready_without_a_kv_manager(ready: 
     with pytest.raises(grpc.RpcError) as caught:
         ready.generate()
     assert caught.value.code() == UNAVAILABLE
-    assert "without their KV manager" in (caught.value.details() or "")
+    assert "lost their KV manager" in (caught.value.details() or "")
     ready.start("kvmanager")
     assert engine.next() == "NOT_SERVING"
     assert engine.next() == "SERVING"

@@ -12,9 +12,9 @@ import grpc
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.runtime import transport
+from tests.acceptance.test_rolling_restart import OPTIONS
 from tests.api_keys import bearer
 from tests.running_quire import Answer
-from tests.services.gateway.test_rolling_restart import OPTIONS
 
 CLIENTS = 4
 STREAM_SECONDS, WAIT_SECONDS = 240, 300

@@ -1,6 +1,6 @@
-"""A gateway's request handler on the event loop of a test, before real engines that compute nothing.
+"""A gateway's request handler on a test's event loop, with real engines that compute nothing.
 
-What is held for requests can be looked at from outside, without asking the handler.
+Tests read the resources that requests hold from the parts of the handler.
 """
 
 import asyncio
@@ -39,30 +39,36 @@ from tests.running_quire import CALL_SECONDS
 
 MODEL = "m"
 ACME = Origin(Caller("acme", operator=False))
-# Far more than the tests use. Nothing flows back: the bucket's clock stands still.
+# Far more than the tests use. The bucket does not refill, because its clock is constant.
 TOKENS = 10**12
 
 
 @asynccontextmanager
 async def null_engine(
-    folder: Path, model: Path, name: str, options: NullOptions, device_blocks: int = 1024
-) -> AsyncIterator[EngineService]:
-    """Run an engine at `folder/name.sock` whose KV manager is at `folder/kvmanager.sock`; it is ready."""
+    folder: Path,
+    model: Path,
+    name: str,
+    options: NullOptions,
+    device_blocks: int = 1024,
+    model_name: str = MODEL,
+    listen: str = "",
+) -> AsyncIterator[str]:
+    """Run an engine until it is ready, and yield its address, by default `unix:{folder}/{name}.sock`."""
     settings = EngineSettings(
-        listen=f"unix:{folder}/{name}.sock",
+        listen=listen or f"unix:{folder}/{name}.sock",
         kvmanager=f"unix:{folder}/kvmanager.sock",
         model=str(model),
-        model_name=MODEL,
+        model_name=model_name,
         engine_id=name,
         device_blocks=device_blocks,
         heartbeat_seconds=0.2,
     )
     service = EngineService(settings, None, partial(assemble, options))
-    await service.start()
+    address = await service.start()
     running = asyncio.create_task(service.run())
     try:
         await service.readiness.wait()
-        yield service
+        yield address
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -84,7 +90,7 @@ async def kv_manager(folder: Path) -> AsyncIterator[None]:
 
 
 class Events(GatewayObserver, RequestObserver):
-    """Keeps what happens to requests, in order, and how far the last one has come."""
+    """Collects the names of a request's events in order, and its progress."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -121,31 +127,34 @@ class Events(GatewayObserver, RequestObserver):
 
 
 class HandlerInProcess:
-    """The handler, and what it is made of."""
+    """A request handler and its parts."""
 
-    def __init__(self, addresses: tuple[str, ...], kvmanager: str, observer: GatewayObserver) -> None:
+    def __init__(self, addresses: str, kvmanager: str, observer: GatewayObserver) -> None:
         clock = asyncio.get_running_loop().time
         self.events, self.usage = Events(), TenantUsage()
         observers = GatewayObservers(observer, RequestLog(), self.usage, self.events)
-        self.fleet = Fleet(EngineAddresses(addresses, ()), 60.0, LinkOptions(CALL_SECONDS, 60.0, observer=observers))
+        options = LinkOptions(CALL_SECONDS, 60.0, observer=observers)
+        self.fleet = Fleet(EngineAddresses.of(addresses), 60.0, options)
         self.lookup = PrefixLookup(kvmanager, clock)
         self.admission = AdmissionControl(100, TOKENS)
         self.tenants = Tenants(lambda: 0.0)
         self.tenants.set_limits({"acme": TenantLimits(10, TOKENS)})
         self.slow_clients = SlowClients(CALL_SECONDS, clock)
         limits = RequestLimits(self.admission, FailoverLimits(3, CALL_SECONDS), self.tenants, self.slow_clients)
-        dispatcher = Dispatcher(self.fleet, Router(RoutingPolicy.PREFIX), self.lookup, observers, clock)
+        dispatcher = Dispatcher(
+            self.fleet, Router(RoutingPolicy.PREFIX, slack_tokens=16384), self.lookup, observers, clock
+        )
         namespace = Namespace(separate=True)
         self.handler = RequestHandler(self.fleet, dispatcher, limits, namespace, observers, Tracing(), clock)
 
     async def wait_for_engines(self, count: int) -> None:
-        """Return once so many engines take requests."""
+        """Wait until `count` engines accept requests."""
         async with asyncio.timeout(CALL_SECONDS):
             while sum(link.accepts_requests for link in self.fleet.links()) < count:
                 await self.fleet.wait_for_change()
 
     async def assert_nothing_held(self, task: "asyncio.Task[object]") -> None:
-        """Check that a request that this task ran holds nothing any more, at the gateway or at an engine."""
+        """Check that the request of this task has released all its resources at the gateway and its engine."""
         assert self.handler._live_ids == set()
         assert (self.admission.requests, self.admission.queued_tokens(MODEL)) == (0, 0)
         assert self.admission._requests.level == 0
@@ -157,10 +166,10 @@ class HandlerInProcess:
         self._assert_accounted()
         async with asyncio.timeout(CALL_SECONDS):
             while any(link._requests._released for link in self.fleet.links()):
-                await asyncio.sleep(0.002)  # the engine's word that the request has ended is still on its way
+                await asyncio.sleep(0.002)  # the engine has not reported the end yet
 
     def _assert_accounted(self) -> None:
-        """Check that what tenants used is what is missing of their tokens: each request is counted once."""
+        """Check that the tokens taken from the bucket are those counted for tenants."""
         (bucket,) = self.tenants._buckets.values()
         used = sum((Counter(one.tokens) for one in self.usage.stats()), Counter[str]())
         assert sum(one.running for one in self.usage.stats()) == 0
@@ -168,11 +177,28 @@ class HandlerInProcess:
 
 
 def _timeouts(task: "asyncio.Task[object]") -> list[asyncio.TimerHandle]:
-    """Return the timers that would still interrupt a task."""
+    """Return the pending timeouts of a task."""
     loop = asyncio.get_running_loop()
     scheduled: list[asyncio.TimerHandle] = [one for one in loop._scheduled if not one.cancelled()]  # type: ignore[attr-defined]
     owners = [(handle, getattr(handle._callback, "__self__", None)) for handle in scheduled]  # type: ignore[attr-defined]
     return [handle for handle, owner in owners if isinstance(owner, asyncio.Timeout) and owner._task is task]  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def running_handler(
+    folder: Path, addresses: str, observer: GatewayObserver, engines: int
+) -> AsyncIterator[HandlerInProcess]:
+    """Run a handler with the KV manager of `folder`; it is linked to this number of engines."""
+    one = HandlerInProcess(addresses, f"unix:{folder}/kvmanager.sock", observer)
+    running = asyncio.create_task(one.fleet.run())
+    try:
+        await one.wait_for_engines(engines)
+        yield one
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await one.lookup.close()
 
 
 @asynccontextmanager
@@ -183,20 +209,11 @@ async def handler_in_process(
     through: tuple[str, ...] = (),
     seconds_per_token: float = 20e-6,
 ) -> AsyncIterator[HandlerInProcess]:
-    """Run a handler before two engines, reached at their own addresses or `through` others."""
+    """Run a handler with two engines, linked at their own addresses or `through` others."""
     options = NullOptions(16384, 384, token_id=100, microseconds_per_token=seconds_per_token * 1e6)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(kv_manager(folder))
         for name in ("one", "two"):
             await stack.enter_async_context(null_engine(folder, model, name, options))
-        addresses = through or (f"unix:{folder}/one.sock", f"unix:{folder}/two.sock")
-        one = HandlerInProcess(addresses, f"unix:{folder}/kvmanager.sock", observer or GatewayObserver())
-        running = asyncio.create_task(one.fleet.run())
-        try:
-            await one.wait_for_engines(2)
-            yield one
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
-            await one.lookup.close()
+        addresses = ",".join(through or (f"unix:{folder}/one.sock", f"unix:{folder}/two.sock"))
+        yield await stack.enter_async_context(running_handler(folder, addresses, observer or GatewayObserver(), 2))

@@ -1,155 +1,153 @@
-"""A gateway of several engines: two of one model, one of another."""
+"""A gateway with engines of several models, in one process: the engines compute nothing, all else is real."""
 
+import asyncio
+import logging
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import pytest
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.faults import wait_until
+from bench.loads.null_engine import NullOptions
+from quire.v1 import gateway_pb2
+from services.gateway.access.namespace import Namespace
+from services.gateway.administration import FleetAdministration
+from services.gateway.fleet import engine_link, prefix_lookup
+from services.gateway.observe.observer import GatewayObserver
+from services.runtime.errors import InvalidField, UnknownPin
 from tests.load import prompt_request
-from tests.running_quire import CALL_SECONDS, Answer, RunningService
-from tests.scrape import Scrape
+from tests.running_quire import CALL_SECONDS
+from tests.services.gateway.handler_in_process import HandlerInProcess, kv_manager, null_engine, running_handler
 
 PROMPT = "Blocks of keys and values are kept like pages of memory. " * 4
-Service = Callable[..., RunningService]
+OPTIONS = NullOptions(2048, 384, token_id=100, microseconds_per_token=0.0)
 
 
 @dataclass
-class Several:
-    """A KV manager, engines by name, and the arguments of one more; a gateway that knows of all of them."""
+class Routes(GatewayObserver):
+    """Collects the engine and the reason of each routed request."""
 
+    seen: list[tuple[str, str]] = field(default_factory=list)
+
+    def on_routed(self, model_name: str, engine_id: str, reason: str, cached_tokens: int) -> None:
+        self.seen.append((engine_id, reason))
+
+
+@dataclass
+class Fleet:
+    """Engines `a` and `b` of the model `same`, the latter found by its DNS name, and `c` of the model `other`."""
+
+    runner: asyncio.Runner
     folder: Path
     model: Path
-    kvmanager: RunningService
-    engines: dict[str, RunningService]
-    gateway: RunningService
-    service: Service
+    handler: HandlerInProcess
+    address_of_b: str
+    routes: Routes
 
-    @property
-    def stub(self) -> gateway_pb2_grpc.GatewayStub:
-        return gateway_pb2_grpc.GatewayStub(self.gateway.channel)
-
-    def generate(self, text: str, model: str = "same", max_tokens: int = 4) -> Answer:
-        request = prompt_request(text, max_tokens)
+    def generate(self, text: str, handler: HandlerInProcess | None = None, model: str = "same") -> int:
+        """Run a request to its end; return its cached tokens."""
+        request = prompt_request(text, 4)
         request.model = model
-        return Answer.of(self.stub.Generate(request, timeout=CALL_SECONDS))
 
-    def engines_of_same(self) -> int:
-        return self.stub.GetModel(gateway_pb2.GetModelRequest(model="same"), timeout=CALL_SECONDS).engines
+        async def cached_tokens() -> int:
+            responses = [one async for one in (handler or self.handler).handler.generate(request)]
+            assert responses[-1].HasField("finished")
+            return responses[0].started.cached_tokens
 
-    def scrape(self) -> Scrape:
-        return Scrape.of(self.gateway.metrics_url)
-
-
-def start_engine(
-    service: Service, kvmanager: RunningService, name: str, model: Path, served: str, listen: str = "127.0.0.1:0"
-) -> RunningService:
-    return service(
-        *("engine", "--listen", listen, "--kvmanager", kvmanager.address, "--model", str(model)),
-        *("--model-name", served, "--engine-id", name, "--device-blocks", "64", "--device", "cpu", "--threads", "1"),
-        *("--heartbeat-seconds", "0.2"),
-    )
+        return self.runner.run(cached_tokens())
 
 
 @pytest.fixture(scope="module")
-def several(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, service: Service) -> Several:
-    folder = tmp_path_factory.mktemp("several")
-    model = tiny_model("llama")
-    kvmanager = service("kvmanager", "--listen", "127.0.0.1:0")
-    engines = {
-        name: start_engine(service, kvmanager, name, model, served)
-        for name, served in (("a", "same"), ("b", "same"), ("c", "other"))
-    }
-    by_name = engines["b"].address.replace("127.0.0.1", "dns:localhost")
-    addresses = f"{engines['a'].address},{by_name},{engines['c'].address},unix:{folder}/late.sock"
-    gateway = service(
-        *("gateway", "--listen", "127.0.0.1:0", "--engines", addresses, "--kvmanager", kvmanager.address),
-        *("--discovery-seconds", "0.2"),
-    )
-    for engine in engines.values():
-        gateway.output.wait_for(f"engine at {engine.address} serves ")
-    return Several(folder, model, kvmanager, engines, gateway, service)
+def fleet(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder, model, routes = tmp_path_factory.mktemp("fleet"), tiny_model("llama"), Routes()
+
+    async def start(stack: AsyncExitStack) -> tuple[HandlerInProcess, str]:
+        await stack.enter_async_context(kv_manager(folder))
+        addresses = {
+            name: await stack.enter_async_context(null_engine(folder, model, name, OPTIONS, 64, served, listen))
+            for name, served, listen in (("a", "same", ""), ("b", "same", "127.0.0.1:0"), ("c", "other", ""))
+        }
+        by_name = addresses["b"].replace("127.0.0.1", "dns:localhost")
+        listed = f"{addresses['a']},{by_name},{addresses['c']},unix:{folder}/late.sock"
+        return await stack.enter_async_context(running_handler(folder, listed, routes, 3)), addresses["b"]
+
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
+        patch.setattr(engine_link, "_RETRY_SECONDS", (0.01,))
+        patch.setattr(prefix_lookup, "_TIMEOUT_SECONDS", CALL_SECONDS)
+        stack = AsyncExitStack()
+        handler, address_of_b = runner.run(start(stack))
+        yield Fleet(runner, folder, model, handler, address_of_b, routes)
+        runner.run(stack.aclose())
 
 
-def test_the_models_of_all_engines_are_listed_with_how_many_serve_each(several: Several) -> None:
-    models = several.stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=CALL_SECONDS).models
-    assert [(model.model, model.engines) for model in models] == [("other", 1), ("same", 2)]
+def test_models_are_listed_with_their_number_of_engines(fleet: Fleet) -> None:
+    assert [(one.model, one.engines) for one in fleet.handler.handler.models()] == [("other", 1), ("same", 2)]
 
 
-def test_a_request_that_names_no_model_where_there_are_several_is_told_which(several: Several) -> None:
-    with pytest.raises(grpc.RpcError) as failure:
-        several.generate("Hello", model="")
-    assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert failure.value.details() == "model must be given: one of 'other', 'same'"
+def test_a_request_without_a_model_is_rejected_with_the_names_of_the_models(fleet: Fleet) -> None:
+    with pytest.raises(InvalidField, match="model must be given: one of 'other', 'same'"):
+        fleet.generate("Hello", model="")
 
 
-def test_a_prompt_goes_to_the_engine_that_has_its_beginning_and_others_to_the_one_with_less_to_do(
-    several: Several,
-) -> None:
-    first = several.generate(PROMPT + "One")
-    assert first.started.cached_tokens == 0
-    again = [several.generate(PROMPT + text).started.cached_tokens for text in ("Two", "Three", "Four")]
-    assert min(again) > 16
-    before = several.scrape().values("quire_routed_requests_total", "engine", model_name="same", reason="new")
-    several.generate("Something that nobody has said before, at some length.")
-    after = several.scrape().values("quire_routed_requests_total", "engine", model_name="same", reason="new")
-    (chosen,) = (engine for engine in after if after[engine] != before.get(engine))
-    hits = several.scrape().values("quire_routed_requests_total", "engine", model_name="same", reason="prefix")
-    assert chosen not in hits, "it did the work of three prompts' beginnings"
+def test_a_cached_prefix_decides_the_engine_and_otherwise_the_load(fleet: Fleet) -> None:
+    before = len(fleet.routes.seen)
+    assert fleet.generate(PROMPT + "One") == 0
+    cached = [fleet.generate(PROMPT + text) for text in ("Two", "Three", "Four")]
+    assert min(cached) > 16
+    fleet.generate("A prompt without a cached prefix, at some length.")
+    (first, _), *repeated, (last, reason) = fleet.routes.seen[before:]
+    assert repeated == [(first, "prefix")] * 3
+    assert (last != first, reason) == (True, "new")
 
 
-def test_the_manager_knows_of_prefixes_that_came_by_another_gateway(several: Several) -> None:
-    other = several.service("gateway", "--listen", "127.0.0.1:0", "--engines", several.engines["b"].address)
-    other.output.wait_for("gateway is ready")
-    stub = gateway_pb2_grpc.GatewayStub(other.channel)
+def test_prefixes_cached_through_another_gateway_are_found_at_the_kv_manager(fleet: Fleet) -> None:
+    text = "A prompt that only another gateway has sent, long enough for some blocks of sixteen tokens."
 
-    def hits() -> float:
-        routed = several.scrape().values("quire_routed_requests_total", "engine", model_name="same", reason="prefix")
-        return routed.get("b", 0)
+    async def start(stack: AsyncExitStack) -> HandlerInProcess:
+        return await stack.enter_async_context(running_handler(fleet.folder, fleet.address_of_b, Routes(), 1))
 
-    numbers = count()
-
-    def found() -> bool:
-        text = f"Prompt {next(numbers)} that another gateway has seen, long enough for some blocks of sixteen."
-        Answer.of(stub.Generate(prompt_request(text, 4), timeout=CALL_SECONDS))
-        before = hits()
-        cached = several.generate(text + "!").started.cached_tokens
-        return cached >= 16 and hits() > before
-
-    # A manager that does not answer in time is not waited for, nor asked for a while: then any engine gets a prompt.
-    wait_until(found, "the manager has told where the prompt is", CALL_SECONDS)
-    assert other.close() == 0
+    stack = AsyncExitStack()
+    other = fleet.runner.run(start(stack))
+    fleet.generate(text, other)
+    assert fleet.generate(text + "!") >= 16
+    assert fleet.routes.seen[-1] == ("b", "prefix")
+    fleet.runner.run(stack.aclose())
 
 
-def test_an_operator_pins_at_every_engine_of_the_model(several: Several) -> None:
-    pin = gateway_pb2.PinPrompt(name="all", prompt=gateway_pb2.Prompt(text=PROMPT))
-    pinned = several.stub.Admin(gateway_pb2.AdminRequest(model="same", pin_prefix=pin), timeout=CALL_SECONDS).pins
-    assert [(one.name, one.pinned) for one in pinned] == [("all", True)]
+def test_an_operator_pins_at_every_engine_of_the_model(fleet: Fleet) -> None:
+    administration = FleetAdministration(fleet.handler.fleet, fleet.handler.handler, Namespace(separate=False))
+
+    def administer(request: gateway_pb2.AdminRequest) -> list[tuple[str, bool]]:
+        pins = fleet.runner.run(administration.administer(request, CALL_SECONDS)).pins
+        return [(one.name, one.pinned) for one in pins]
+
+    pin = gateway_pb2.PinPrompt(name="all", prompt=gateway_pb2.Prompt(text="Pinned: " + PROMPT))
+    assert administer(gateway_pb2.AdminRequest(model="same", pin_prefix=pin)) == [("all", True)]
     unpin = gateway_pb2.AdminRequest(model="same")
     unpin.unpin_prefix.name = "all"
-    assert not several.stub.Admin(unpin, timeout=CALL_SECONDS).pins
-    with pytest.raises(grpc.RpcError) as failure:
-        several.stub.Admin(unpin, timeout=CALL_SECONDS)
-    assert failure.value.code() == grpc.StatusCode.NOT_FOUND
+    assert administer(unpin) == []
+    with pytest.raises(UnknownPin):
+        administer(unpin)
 
 
-def test_an_engine_of_another_tokenizer_is_not_used_under_the_same_name_and_one_that_fits_is(several: Several) -> None:
-    listen = f"unix:{several.folder}/late.sock"
-    strange = several.folder / "strange"
-    shutil.copytree(several.model, strange)
-    (strange / "chat_template.jinja").write_text("{{ messages }}")
-    odd = start_engine(several.service, several.kvmanager, "late", strange, "same", listen)
-    said = several.gateway.output.wait_for("is not used")
-    assert said.endswith("its tokenizer differs from that of the other engines of model 'same'")
-    assert several.engines_of_same() == 2
-    odd.close()
-    fitting = start_engine(several.service, several.kvmanager, "late", several.model, "same", listen)
-    several.gateway.output.wait_for(f"engine at {listen} serves same")
-    # Its news is told in the log first.
-    wait_until(lambda: several.engines_of_same() == 3, "it counts")
-    fitting.close()
+def test_an_engine_with_another_tokenizer_gets_no_requests_until_it_has_the_same(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    different = fleet.folder / "different"
+    shutil.copytree(fleet.model, different)
+    (different / "chat_template.jinja").write_text("{{ messages }}")
+    rejected = "its tokenizer differs from that of the other engines of model 'same'"
+
+    async def start_both() -> None:
+        async with null_engine(fleet.folder, different, "late", OPTIONS, 64, "same"), asyncio.timeout(CALL_SECONDS):
+            while rejected not in caplog.text:
+                await asyncio.sleep(0.01)
+        assert fleet.handler.handler.model("same").engines == 2
+        async with null_engine(fleet.folder, fleet.model, "late", OPTIONS, 64, "same"):
+            await fleet.handler.wait_for_engines(4)
+            assert fleet.handler.handler.model("same").engines == 3
+
+    with caplog.at_level(logging.WARNING, "quire.gateway"):
+        fleet.runner.run(start_both())

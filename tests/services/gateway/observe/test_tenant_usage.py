@@ -1,96 +1,99 @@
-"""What tenants use is counted apart, while their requests run and after."""
+"""Requests and tokens are counted by tenant. The engines compute nothing, all else is real."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
-import grpc
 import pytest
 
-from tests.api_keys import Keyed, write_keys
-from tests.faults import wait_until
+from bench.loads.null_engine import NullOptions
+from quire.v1 import gateway_pb2
+from services.gateway.access.api_keys import TenantLimits
+from services.gateway.access.callers import Caller, Origin
+from services.gateway.observe.metrics import GatewayMetrics
+from services.runtime.errors import Overloaded
 from tests.load import prompt_request
-from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
-from tests.scrape import Scrape
-from tests.timing import standing_still
+from tests.services.gateway.handler_in_process import (
+    MODEL,
+    TOKENS,
+    HandlerInProcess,
+    handler_in_process,
+    kv_manager,
+    null_engine,
+    running_handler,
+)
 
-PROMPT = "the same beginning, of which whole blocks are cached, and then"
-
-
-@pytest.fixture(scope="module")
-def quire(
-    tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[RunningQuire, Keyed, Keyed]]:
-    """One with two tenants, the second of which may have one request at a time."""
-    entries = {"a" * 32: 'tenant = "acme"', "b" * 32: 'tenant = "zeta"\nmax_concurrent_requests = 1'}
-    keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", entries)
-    pool = ("--device-blocks", "256", "--link-timeout-seconds", "120")
-    one = start_quire("--model", str(tiny_model("llama")), *pool, "--api-keys", str(keys))
-    clients = [Keyed(one.addresses["gateway"], key) for key in entries]
-    yield one, clients[0], clients[1]
-    for client in clients:
-        client.close()
-    assert one.close() == 0
+PROMPT = "the same prefix, of which whole blocks are cached, and then"
+ACME, ZETA = (Origin(Caller(tenant, operator=False)) for tenant in ("acme", "zeta"))
 
 
-def test_requests_and_tokens_are_counted_by_tenant_while_they_run_and_after(
-    quire: tuple[RunningQuire, Keyed, Keyed],
-) -> None:
-    one, acme, zeta = quire
-    usages = [
-        Answer.of(acme.gateway.Generate(prompt_request(f"{PROMPT} {n}", 9), timeout=CALL_SECONDS)).finished.usage
-        for n in range(3)
-    ]
-    call = zeta.gateway.Generate(prompt_request(PROMPT, 1900), timeout=CALL_SECONDS)
-    started = next(call).started
-    generated = 0
-    while generated < 20:
-        generated += len(next(call).delta.token_ids)
-    with standing_still(one.children()["engine"]):  # else it could come to its end meanwhile
-        with pytest.raises(grpc.RpcError) as refused:
-            list(zeta.gateway.Generate(prompt_request("one too many", 2), timeout=CALL_SECONDS))
-        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        shown = Scrape.of(one.metrics_urls["gateway"])
-    assert shown.values("quire_tenant_requests_running", "tenant") == {"acme": 0, "zeta": 1}
-    running = shown.values("quire_tenant_running_tokens", "tenant")
-    assert running["acme"] == 0
-    assert running["zeta"] >= started.prompt_tokens + generated
-    assert shown.values("quire_tenant_tokens_total", "kind", tenant="acme") == {
-        "computed": sum(usage.prompt_tokens - usage.cached_tokens for usage in usages),
-        "cached": sum(usage.cached_tokens for usage in usages),
-        "generated": 27,
-        "recomputed": 0,
-    }
-    assert shown.value("quire_tenant_tokens_total", tenant="acme", kind="cached") > 0
-    assert shown.values("quire_tenant_rejections_total", "tenant") == {"zeta": 1}
-
-    call.cancel()
-    wait_until(lambda: running_requests(one)["zeta"] == 0, "the gateway has heard of it")
-    shown = Scrape.of(one.metrics_urls["gateway"])
-    assert shown.values("quire_tenant_requests_total", "tenant") == {"acme": 3, "zeta": 1}
-    assert shown.values("quire_tenant_running_tokens", "tenant") == {"acme": 0, "zeta": 0}
-    assert shown.value("quire_tenant_tokens_total", tenant="zeta", kind="generated") >= generated
+async def finished(one: HandlerInProcess, origin: Origin, text: str, tokens: int) -> gateway_pb2.Finished:
+    responses = [response async for response in one.handler.generate(prompt_request(text, tokens), origin)]
+    return responses[-1].finished
 
 
-def running_requests(quire: RunningQuire) -> dict[str, float]:
-    return Scrape.of(quire.metrics_urls["gateway"]).values("quire_tenant_requests_running", "tenant")
+def exporting(one: HandlerInProcess) -> Callable[..., float | None]:
+    """Export the tenants' metrics; return a function that reads a sample by name, tenant and further labels."""
+    metrics = GatewayMetrics()
+    metrics.on_tenants(one.usage.stats, one.tenants.rejections)
+
+    def value(name: str, tenant: str, **labels: str) -> float | None:
+        by_model = {} if name == "rejections_total" else {"model_name": MODEL}
+        return metrics.registry.get_sample_value(f"quire_tenant_{name}", {"tenant": tenant, **by_model, **labels})
+
+    return value
 
 
-def test_what_preemptions_cost_is_counted_for_the_tenant_that_pays(
+def test_requests_and_tokens_are_counted_by_tenant_during_and_after_requests(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    keys = write_keys(tmp_path / "keys.toml", {"a" * 32: 'tenant = "acme"'})
-    one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "12", "--api-keys", str(keys))
-    client = Keyed(one.addresses["gateway"], "a" * 32)
-    recomputed = 0
-    for _ in range(5):  # where none of them meets another, nothing is preempted
-        calls = [
-            client.gateway.Generate(prompt_request(f"prompt number {n} of many", 100), timeout=CALL_SECONDS)
-            for n in range(8)
-        ]
-        recomputed += sum(Answer.of(call).finished.usage.recomputed_tokens for call in calls)
-        if recomputed:
-            break
-    shown = Scrape.of(one.metrics_urls["gateway"])
-    client.close()
-    assert one.close() == 0
-    assert shown.value("quire_tenant_tokens_total", tenant="acme", kind="recomputed") == recomputed > 0
+    async def run() -> None:
+        async with handler_in_process(tmp_path, tiny_model("llama"), seconds_per_token=2e-3) as one:
+            value = exporting(one)
+            one.tenants.set_limits({"acme": TenantLimits(), "zeta": TenantLimits(max_concurrent_requests=1)})
+            usages = [(await finished(one, ACME, f"{PROMPT} {n}", 9)).usage for n in range(3)]
+            async with aclosing(one.handler.generate(prompt_request(PROMPT, 5000), ZETA)) as responses:
+                started, generated = (await anext(responses)).started, 0
+                while generated < 20:
+                    generated += len((await anext(responses)).delta.token_ids)
+                with pytest.raises(Overloaded):
+                    await finished(one, ZETA, "above the limit", 2)
+                assert [value("requests_running", tenant) for tenant in ("acme", "zeta")] == [0, 1]
+                assert value("running_tokens", "acme") == 0
+                assert value("running_tokens", "zeta") == started.prompt_tokens + generated
+                cached = sum(usage.cached_tokens for usage in usages)
+                assert {kind: value("tokens_total", "acme", kind=kind) for kind in ("cached", "generated")} == {
+                    "cached": cached,
+                    "generated": 27,
+                }
+                assert (
+                    value("tokens_total", "acme", kind="computed") == sum(one.prompt_tokens for one in usages) - cached
+                )
+                assert cached > 0
+                assert [value("rejections_total", tenant) for tenant in ("acme", "zeta")] == [None, 1]
+            assert [value("requests_total", tenant) for tenant in ("acme", "zeta")] == [3, 1]
+            assert [value("running_tokens", tenant) for tenant in ("acme", "zeta")] == [0, 0]
+            assert value("tokens_total", "zeta", kind="generated") == generated
+
+    asyncio.run(run())
+
+
+def test_recomputed_tokens_are_counted_for_the_tenant_of_the_preempted_request(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    options = NullOptions(2048, 384, token_id=100, microseconds_per_token=500)
+
+    async def run() -> None:
+        async with (
+            kv_manager(tmp_path),
+            null_engine(tmp_path, tiny_model("llama"), "one", options, device_blocks=12) as address,
+            running_handler(tmp_path, address, GatewayMetrics(), 1) as one,
+        ):
+            value = exporting(one)
+            one.tenants.set_limits({"acme": TenantLimits(tokens_per_minute=TOKENS)})
+            ends = await asyncio.gather(*(finished(one, ACME, f"prompt number {n} of many", 100) for n in range(8)))
+            recomputed = sum(end.usage.recomputed_tokens for end in ends)
+            assert value("tokens_total", "acme", kind="recomputed") == recomputed > 0
+
+    asyncio.run(run())

@@ -1,12 +1,14 @@
-"""Two gateways of one engine are replaced one after the other; the client watches their health and retries."""
+"""Two gateways of one engine restart one after the other, while clients watch their health and retry."""
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
+import pytest
 
 from quire.v1 import gateway_pb2_grpc
 from services.runtime import transport
@@ -35,6 +37,18 @@ RETRIES = {
 OPTIONS = [("grpc.service_config", json.dumps(RETRIES)), ("grpc.max_reconnect_backoff_ms", 500)]
 
 
+@pytest.fixture
+def service() -> Iterator[Callable[..., RunningService]]:
+    with ExitStack() as running:
+
+        def start(label: str, *arguments: str) -> RunningService:
+            one = RunningService(label, *arguments)
+            running.callback(one.close)
+            return one
+
+        yield start
+
+
 def test_a_rolling_restart_of_two_gateways_loses_no_request(
     tiny_model: Callable[[str], Path], service: Callable[..., RunningService]
 ) -> None:
@@ -49,7 +63,7 @@ def test_a_rolling_restart_of_two_gateways_loses_no_request(
         gateway.output.wait_for("gateway is ready")
         return gateway
 
-    # Of an address of their own, so that nobody gets the port of one that is away.
+    # On an address of their own, so that no other process takes the port of a stopped gateway.
     gateways = [start("127.0.0.2:0") for _ in range(2)]
     addresses = [gateway.address for gateway in gateways]
     options = [*transport.channel_options(), *OPTIONS]
@@ -58,13 +72,13 @@ def test_a_rolling_restart_of_two_gateways_loses_no_request(
     def ask(stub: gateway_pb2_grpc.GatewayStub) -> list[int]:
         lengths = []
         while not over.is_set():
-            answer = Answer.of(stub.Generate(prompt_request("Once more", TOKENS), timeout=CALL_SECONDS))
+            answer = Answer.of(stub.Generate(prompt_request("Hello again", TOKENS), timeout=CALL_SECONDS))
             lengths.append(len(answer.token_ids))
             answered.release()
         return lengths
 
     def wait_for_use(gateway: RunningService) -> None:
-        """Wait until the clients have found it."""
+        """Wait until clients use the gateway."""
         while not Scrape.of(gateway.metrics_url).has("quire_routed_requests_total"):
             assert answered.acquire(timeout=CALL_SECONDS)
 
