@@ -164,7 +164,7 @@ class GatewayService:
     async def _wait_until_idle(self) -> None:
         await self._handler.drain()
         if self._http:  # it sends a response after its generation has ended
-            await self._http.answered()
+            await self._http.finish_requests()
 
     async def stop(self) -> None:
         """Close the servers, and cancel requests still in flight after a short grace."""

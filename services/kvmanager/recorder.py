@@ -45,7 +45,7 @@ class OperationsRecorder:
             log.warning("nothing is recorded of session %d of engine %s: %s", session.number, spec.engine_id, error)
             return
         record = OperationsRecord(spec)
-        file = RecordFile(opened, str(path), most_bytes=self._most_bytes)
+        file = RecordFile(opened, str(path), max_bytes=self._most_bytes)
         file.write(partial(record.begin, report))
         self._sessions[session.number] = (record, file)
         self._files = [*(one for one in self._files if not one.closed), file]

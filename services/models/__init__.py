@@ -1,1 +1,1 @@
-"""Models on this machine, and the file formats they come in."""
+"""Models on this machine, and their file formats."""

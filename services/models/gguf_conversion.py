@@ -1,7 +1,6 @@
-"""Turns a GGUF file into an ordinary Hugging Face folder: `python gguf_conversion.py FILE FOLDER`.
+"""Converts a GGUF file to a Hugging Face folder: `python gguf_conversion.py FILE FOLDER`.
 
-It is a program of its own because it needs torch and transformers, which take seconds and gigabytes that
-the process asking for a model should not pay.
+It runs as its own process, because torch and transformers take seconds and gigabytes that its caller does not need.
 """
 
 import sys
@@ -21,12 +20,12 @@ def convert(source: Path, destination: Path) -> None:
         quantization_config=GgufConfig(gguf_file=source.name, dequantize=True),
     )
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    # GGUF keeps the context length with the model alone, and a tokenizer without one claims 10^30 tokens.
+    # GGUF keeps the context length only with the model; a tokenizer without one reports 10^30 tokens.
     tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     model.save_pretrained(destination)
     tokenizer.save_pretrained(destination)
     for file in destination.iterdir():
-        file.chmod(0o644)  # the weights are written for their owner only
+        file.chmod(0o644)  # save_pretrained makes the weights readable for their owner only
 
 
 if __name__ == "__main__":

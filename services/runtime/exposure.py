@@ -1,6 +1,6 @@
-"""Who can reach a service, and what stands in the way: the settings of TLS and API keys, checked together.
+"""Settings of TLS and API keys, and checks that a service is not exposed without them.
 
-Nothing here reads a file or needs gRPC; `services.runtime.tls` reads what these settings name.
+This module reads no files and does not need gRPC; `services.runtime.tls` reads the files.
 """
 
 import ipaddress
@@ -9,39 +9,39 @@ from typing import Any
 
 from services.runtime.settings import InvalidSetting
 
-TLS_CERTIFICATE = "File of the certificate, with its chain, to listen with, in PEM. Empty: no TLS."
-TLS_KEY = "File of that certificate's private key, in PEM."
+TLS_CERTIFICATE = "PEM file of the certificate chain to listen with. Empty: no TLS."
+TLS_KEY = "PEM file of that certificate's private key."
 TLS_CLIENT_CA = (
-    "File of certificates, in PEM: only those get in whose own certificate one of them has signed. Empty: anyone."
+    "PEM file of certificate authorities; clients need a certificate that one of them has signed. Empty: any client."
 )
-LINK_CA = "File of certificates, in PEM, that {whom} certificate must be signed by. Empty: no TLS on this link."
-LINK_CERTIFICATE = "File of the certificate to show on this link, in PEM. Empty: that of --tls-certificate."
-LINK_KEY = "File of that certificate's private key, in PEM."
-LINK_SERVER_NAME = "Name that {whom} certificate must have. Empty: the host of its address."
-INSECURE = "Listen beyond this machine although {what}."
+LINK_CA = "PEM file of the certificate authorities for {whom} certificate. Empty: no TLS on this link."
+LINK_CERTIFICATE = "PEM file of the client certificate for this link. Empty: --tls-certificate."
+LINK_KEY = "PEM file of that certificate's private key."
+LINK_SERVER_NAME = "Expected name in {whom} certificate. Empty: the host of its address."
+INSECURE = "Listen on addresses that other machines can reach, although {what}."
 
 _UNIX = "unix:"
 _LISTENING = ("listen", "http_listen", "map_listen")
 
 
 def check_tls(settings: Any, links: tuple[str, ...] = ()) -> None:
-    """Raise InvalidSetting for settings of TLS that do not go together. `links` names those of outgoing addresses."""
+    """Raise InvalidSetting for inconsistent TLS settings. `links` are the settings of outgoing addresses."""
     _check_pair(settings, "tls_certificate", "tls_key")
     _check_needs(settings, "tls_client_ca", "tls_certificate")
     if settings.tls_certificate and not _over_network(settings, _LISTENING):
-        raise InvalidSetting(f"tls_certificate is given, but listen is {settings.listen}: Unix sockets have no TLS")
+        raise InvalidSetting(f"tls_certificate must be empty if listen is {settings.listen}: Unix sockets have no TLS")
     if links:
         _check_pair(settings, "link_certificate", "link_key")
         for name in ("link_certificate", "link_server_name"):
             _check_needs(settings, name, "link_ca")
         if settings.link_ca and not _over_network(settings, links):
-            raise InvalidSetting(f"link_ca is given, but {links[0]} is a Unix socket, which has no TLS")
+            raise InvalidSetting(f"link_ca must be empty if {links[0]} is a Unix socket, which has no TLS")
 
 
 def check_exposure(settings: Any, guard: str, why: str) -> None:
-    """Raise InvalidSetting where a service listens beyond this machine without its `guard`, a setting, being given.
+    """Raise InvalidSetting if other machines can reach the service and the setting `guard` is empty.
 
-    `why` says what is then missing. Asks the resolver for hosts that are names.
+    `why` describes the risk. Resolves host names.
     """
     if settings.insecure or getattr(settings, guard):
         return
@@ -49,7 +49,7 @@ def check_exposure(settings: Any, guard: str, why: str) -> None:
         address = getattr(settings, name, "")
         if address and not is_local(address):
             raise InvalidSetting(
-                f"{name} is {address}, which others than this machine can reach, and {why}: give {guard}, or insecure"
+                f"{name} is {address}, which other machines can reach, and {why}: set {guard}, or insecure"
             )
 
 
@@ -62,11 +62,11 @@ def is_local(address: str) -> bool:
         return True
     bare = host.removeprefix("[").removesuffix("]")
     if not host or (":" in host and bare == host):
-        return False  # every address, or another notation of gRPC's
+        return False  # all addresses, or another notation of gRPC
     try:
         found = socket.getaddrinfo(bare, None)
     except OSError:
-        return True  # it cannot be listened on either
+        return True  # the server cannot listen on it either
     return all(ipaddress.ip_address(place[0]).is_loopback for *_, place in found)
 
 
@@ -77,7 +77,7 @@ def _check_pair(settings: Any, first: str, second: str) -> None:
 
 def _check_needs(settings: Any, name: str, other: str) -> None:
     if getattr(settings, name) and not getattr(settings, other):
-        raise InvalidSetting(f"{name} is given, but {other} is not")
+        raise InvalidSetting(f"{name} is set, but {other} is not")
 
 
 def _over_network(settings: Any, names: tuple[str, ...]) -> bool:

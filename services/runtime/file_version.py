@@ -1,4 +1,4 @@
-"""Tells whether a file is still the one that was read."""
+"""Detects changes of files."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ FileVersion = tuple[int, ...]
 
 
 def version_of(*paths: str) -> FileVersion:
-    """Return what differs once one of the files was written to or replaced. A file that is not there has a version too.
+    """Return a value that changes when one of the files is written or replaced. Missing files have a version too.
 
-    Links are followed: Kubernetes replaces the files of a Secret by pointing a link elsewhere.
+    It follows links, because Kubernetes replaces the files of a Secret by changing a link.
     """
     return tuple(number for path in paths for number in _version_of(path))
 

@@ -1,6 +1,6 @@
-"""The standard health service: liveness under the empty name, readiness under the service's own.
+"""The standard health service: liveness under the empty name, readiness under the service's name.
 
-grpcio-health-checking brings one too, but there the first watcher to leave silences all others of the same service.
+grpcio-health-checking is not used, because the first watcher that disconnects silences all others of its service.
 """
 
 import asyncio
@@ -17,26 +17,26 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Answers for one service."""
+    """Reports the health of one service."""
 
     def __init__(self, name: str, readiness: Readiness) -> None:
         self._name = name
         self._readiness = readiness
 
     async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:  # noqa: N802
-        """Give the present status. NOT_FOUND: another service is meant."""
+        """Return the current status. NOT_FOUND for the name of another service."""
         if request.service not in ("", self._name):
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service!r} is not served here, {self._name} is")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r}: this is {self._name}")
         return _status(not request.service or self._readiness.ready)
 
     async def Watch(self, request: HealthCheckRequest, _context: Context) -> AsyncIterator[HealthCheckResponse]:  # noqa: N802
-        """Give the present status, then each change."""
+        """Yield the current status, then each change."""
         if request.service == self._name:
             async for ready in self._readiness.changes():
                 yield _status(ready)
         else:
             yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN) if request.service else _status(True)
-            await asyncio.get_running_loop().create_future()  # nothing of this will change
+            await asyncio.get_running_loop().create_future()  # these never change
 
 
 def _status(serving: bool) -> HealthCheckResponse:

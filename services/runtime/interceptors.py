@@ -1,4 +1,4 @@
-"""Interceptors of gRPC calls: the base of those that replace handlers, and the one that refuses malformed requests."""
+"""gRPC interceptors: a base that wraps handlers, and one that refuses malformed requests."""
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
@@ -10,15 +10,15 @@ from google.protobuf.message import DecodeError
 
 from services.runtime.errors import FIELD_METADATA, InvalidField
 
-Handler = Any  # of a call, a named tuple: grpc has no name for what its interceptors are given
+Handler = Any  # a named tuple for which grpc has no type
 Metadata = Iterable[tuple[str, str | bytes]] | None
 _Context = grpc.aio.ServicerContext[Any, Any]
 
-MALFORMED = "the request cannot be read: it is no message of its type"
+MALFORMED = "malformed request: not a valid message"
 
 
 class HandlerInterceptor(grpc.aio.ServerInterceptor):
-    """Replaces the handlers of the calls of `service`, or of all calls where that is empty."""
+    """Wraps the handlers of all calls of `service`, or of all services if it is empty."""
 
     service = ""
 
@@ -27,7 +27,7 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Return the handler for one call."""
+        """Return the handler of a call."""
         handler = await continuation(handler_call_details)
         service, _, method = handler_call_details.method.lstrip("/").partition("/")
         if handler is None or self.service not in ("", service):
@@ -36,24 +36,24 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
 
     @abstractmethod
     def wrap_handler(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
-        """Return what handles a call with this metadata instead of `handler`."""
+        """Return the handler to use instead of `handler` for a call with this metadata."""
 
 
 class _Malformed(NamedTuple):
-    """Takes the place of a malformed request until its call is aborted with the error."""
+    """Stands for a malformed request until its call is aborted."""
 
     error: InvalidField
 
 
 class MalformedRequests(HandlerInterceptor):
-    """Answers malformed requests with INVALID_ARGUMENT; gRPC would answer UNKNOWN and write a traceback.
+    """Answers malformed requests with INVALID_ARGUMENT; gRPC would answer UNKNOWN and log a traceback.
 
-    A deserializer raises DecodeError, or InvalidField to name the field. On a stream of requests, what it raises comes
-    out where the stream is read.
+    A deserializer raises DecodeError, or InvalidField to name the field. For streams of requests, the error is raised
+    where the stream is read.
     """
 
     def wrap_handler(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
-        """Wrap the handler of a call that has one request."""
+        """Wrap the handler of a call with a single request."""
         del method, metadata
         if handler.request_streaming or handler.request_deserializer is None:
             return handler
@@ -84,7 +84,7 @@ def _refusing(behaviour: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refusing_stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
-    if not isasyncgenfunction(behaviour):  # it writes its responses itself
+    if not isasyncgenfunction(behaviour):  # it writes its responses to the context
         return _refusing(behaviour)
 
     async def call(request: Any, context: _Context) -> Any:

@@ -1,7 +1,7 @@
-"""The log of a process: each record one line on standard error, as text or as JSON.
+"""The log of a process: one line per record on standard error, as text or JSON.
 
-Lines are written by a thread of their own, from a bounded queue: nobody who logs waits for a pipe that is not read.
-What the queue has no room for is dropped and counted, and the log says so when it is read again.
+A thread writes the lines from a bounded queue, so that no caller waits for a full pipe. Lines that do not fit into the
+queue are dropped and counted; a later line reports their number.
 """
 
 import copy
@@ -23,13 +23,13 @@ from services.runtime.settings import setting
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
-_FORMAT = "How the log is written: text, sentences for people; or json, an object on each line."
-_LEVEL = "Least level of what is logged. Other packages are logged from warning on."
+_FORMAT = "Format of the log: text; or json, one object per line."
+_LEVEL = "Minimum level of the log. Other packages log from warning on."
 
 _STANDARD_ERROR = 2
-_MOST_WAITING = 4096
+_MAX_QUEUED = 4096
 _LAST_SECONDS = 1.0
-# What every record has; all else was given with `extra`.
+# Attributes of every record; all others come from `extra`.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 log = logging.getLogger("quire")
@@ -46,39 +46,39 @@ def level_setting() -> Any:
 
 
 class LogWriter:
-    """Takes lines and records from any thread, and writes them in order to a file descriptor."""
+    """Writes lines and records from any thread, in order, to a file descriptor."""
 
     def __init__(self, formatter: logging.Formatter, descriptor: int = _STANDARD_ERROR) -> None:
-        """Begin to write."""
-        self.dropped = 0  # lines that found no room
-        self._told = 0
+        """Start the thread."""
+        self.dropped = 0  # lines that did not fit into the queue
+        self._reported_drops = 0
         self._counting = threading.Lock()
         self._formatter = formatter
         self._descriptor = descriptor
-        self._waiting: queue.Queue[logging.LogRecord | str | None] = queue.Queue(_MOST_WAITING)
+        self._queue: queue.Queue[logging.LogRecord | str | None] = queue.Queue(_MAX_QUEUED)
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
 
     def put(self, line: logging.LogRecord | str) -> None:
-        """Add a record, or a line as it is. Never waits."""
+        """Queue a record or a line. Never waits."""
         try:
-            self._waiting.put_nowait(line)
+            self._queue.put_nowait(line)
         except queue.Full:
             self._drop()
 
     def close(self) -> None:
-        """Write what waits, for a second at most."""
+        """Write the queued lines, for at most a second."""
         with suppress(queue.Full):
-            self._waiting.put(None, timeout=_LAST_SECONDS)
+            self._queue.put(None, timeout=_LAST_SECONDS)
             self._thread.join(_LAST_SECONDS)
 
     def _write_all(self) -> None:
-        while (line := self._waiting.get()) is not None:
+        while (line := self._queue.get()) is not None:
             if not self._write(line):
                 self._drop()
-            elif self.dropped != self._told:
-                missed, self._told = self.dropped - self._told, self.dropped
-                message = f"{missed} lines of the log were dropped: it is not read fast enough"
+            elif self.dropped != self._reported_drops:
+                missed, self._reported_drops = self.dropped - self._reported_drops, self.dropped
+                message = f"{missed} lines of the log were dropped, because it is not read fast enough"
                 self._write(logging.LogRecord(log.name, logging.WARNING, "", 0, message, None, None))
 
     def _drop(self) -> None:
@@ -88,24 +88,24 @@ class LogWriter:
     def _formatted(self, record: logging.LogRecord) -> str:
         try:
             return self._formatter.format(record)
-        except Exception as error:  # nobody else would ever write again
+        except Exception as error:  # an uncaught exception would end the thread
             message = f"a line of the log could not be written: {type(error).__name__}: {error}"
             return self._formatter.format(logging.LogRecord(log.name, logging.ERROR, "", 0, message, None, None))
 
     def _write(self, line: logging.LogRecord | str) -> bool:
-        """Return whether somebody may read it."""
+        """Return True if the text was written."""
         text = line if isinstance(line, str) else self._formatted(line)
         rest = f"{text}\n".encode(errors="backslashreplace")
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
-        except OSError:  # nobody reads it any more
+        except OSError:  # the pipe is closed
             return False
         return True
 
 
 class _Handler(QueueHandler):
-    """Hands records on when all that could change meanwhile, or keep objects alive, has become text."""
+    """Formats messages and exceptions at once, because their arguments may change; then queues the record."""
 
     def __init__(self, logs: LogWriter) -> None:
         super().__init__(queue.SimpleQueue())
@@ -125,9 +125,9 @@ class _Handler(QueueHandler):
 
 
 class TextFormatter(logging.Formatter):
-    """The message, and then what belongs to it as `name=value`; a value with anything but plain signs is quoted.
+    """The message, followed by the extra fields as `name=value`; values with special characters are quoted.
 
-    A stack, if there is one, is on lines that follow.
+    A stack trace follows on separate lines.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
@@ -143,7 +143,7 @@ def _shown(value: object) -> str:
 
 
 def json_formatter(service: str) -> logging.Formatter:
-    """Make what writes a record as one JSON object: time (RFC 3339, UTC), level, service, logger, message, fields."""
+    """Return a formatter for JSON objects: time (RFC 3339, UTC), level, service, logger, message, fields."""
     from pythonjsonlogger.json import JsonFormatter
 
     formatter = JsonFormatter(
@@ -158,7 +158,7 @@ def json_formatter(service: str) -> logging.Formatter:
 
 @contextmanager
 def logging_to_stderr(service: str, log_format: str, level: str) -> Iterator[LogWriter]:
-    """Log everything of this process to standard error, warnings and exceptions that nobody caught included."""
+    """Log to standard error, including warnings and uncaught exceptions."""
     logs = LogWriter(json_formatter(service) if log_format == "json" else TextFormatter())
     root, lowest = logging.getLogger(), getattr(logging, level.upper())
     handler = _Handler(logs)
@@ -180,10 +180,10 @@ def logging_to_stderr(service: str, log_format: str, level: str) -> Iterator[Log
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
-    log.critical("an exception was not caught", exc_info=(kind, error, stack))
+    log.critical("uncaught exception", exc_info=(kind, error, stack))
 
 
 def _uncaught_in_thread(hook: threading.ExceptHookArgs) -> None:
-    name = hook.thread.name if hook.thread else "a thread"
+    name = hook.thread.name if hook.thread else "unknown"
     error = hook.exc_value or hook.exc_type()
-    log.critical("an exception in %s was not caught", name, exc_info=(hook.exc_type, error, hook.exc_traceback))
+    log.critical("uncaught exception in thread %s", name, exc_info=(hook.exc_type, error, hook.exc_traceback))

@@ -26,12 +26,12 @@ from services.runtime.metrics.server import metrics_server
 from services.runtime.service import Service
 
 _LAST_SECONDS = 1.0
-# Twice the connections that gRPC takes; what a process begins with is often fewer.
+# Twice the maximum of gRPC's connections; the default limit is often lower.
 _OPEN_FILES = 8192
-# Set in a service's environment by whoever holds its standard input open for as long as it should run.
+# Environment variable: the service stops when its standard input is closed by the parent process.
 STOP_WITH_STDIN = "QUIRE_STOP_WITH_STDIN"
-# Set by whoever wants to know when a service is ready: a file descriptor that gets its address then. A log may not say
-# so.
+# Environment variable: a file descriptor that receives the address once the service is ready. Logs can be too late
+# or filtered.
 READY_DESCRIPTOR = "QUIRE_READY_DESCRIPTOR"
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -40,7 +40,7 @@ log = logging.getLogger("quire")
 
 
 class LogSettings(Protocol):
-    """The settings of any service's log."""
+    """Settings of a service's log."""
 
     @property
     def log_format(self) -> str:
@@ -54,12 +54,12 @@ class LogSettings(Protocol):
 def run_service(
     label: str, settings: LogSettings, metrics: Exposition, prepare: Callable[[], Callable[[], Service]]
 ) -> int:
-    """Run a service until SIGTERM or Ctrl-C, and return the exit status; a failure is told in one line.
+    """Run a service until SIGTERM or Ctrl-C, and return the exit status; a failure is logged as one line.
 
-    `prepare` does what may take long and must be interruptible: it fetches and imports what the service needs. What it
-    returns makes the service, and is called on the event loop.
+    `prepare` does the slow, interruptible part: it downloads and imports. It returns the constructor of the service,
+    which is called on the event loop.
     """
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # else a second series for each that counts
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # otherwise each counter has a second series
     show_certificates(settings, metrics.registry)
     with logging_to_stderr(label, settings.log_format, settings.log_level) as logs:
         metrics.registry.register(_DroppedLines(logs))
@@ -67,7 +67,7 @@ def run_service(
 
 
 class _DroppedLines(Collector):
-    """Counts the lines of the log that nobody will read."""
+    """Counts the dropped lines of the log."""
 
     def __init__(self, logs: LogWriter) -> None:
         self._logs = logs
@@ -85,28 +85,28 @@ def _run_logged(
     for number in _STOP_SIGNALS:  # until the event loop takes over
         signal.signal(number, _leave)
     try:
-        make = _without_garbage(prepare)
+        make = _without_garbage_collection(prepare)
         asyncio.run(_run(label, make, _metrics_shown(label, metrics)))
     except KeyboardInterrupt:
-        log.info("%s was stopped before it began", label)
+        log.info("%s was stopped before it started", label)
         return 0
     except BaseException as error:
         cause = _first_cause(error)
         stack = cause if settings.log_format == "json" or settings.log_level == "debug" else None
-        log.error("%s cannot go on: %s: %s", label, type(cause).__name__, _one_line(cause), exc_info=stack)
+        log.error("%s failed: %s: %s", label, type(cause).__name__, _one_line(cause), exc_info=stack)
         return 1
     finally:
-        for number in _STOP_SIGNALS:  # the interpreter would let them kill it while it ends
+        for number in _STOP_SIGNALS:  # otherwise they could kill the interpreter during its exit
             signal.signal(number, signal.SIG_IGN)
-        gc.collect()  # gRPC waits 2 s at the exit for credentials that are still there
+        gc.collect()  # at exit, gRPC would wait 2 s for credentials that are still referenced
     return 0
 
 
-def _without_garbage(prepare: Callable[[], Callable[[], Service]]) -> Callable[[], Service]:
-    """Prepare, and let the garbage collector never look at what was imported.
+def _without_garbage_collection(prepare: Callable[[], Callable[[], Service]]) -> Callable[[], Service]:
+    """Call `prepare`, and exclude everything it imports from garbage collection.
 
-    It all stays until the end. An engine would look for garbage in it for half a second while it starts, and for longer
-    than that when it ends.
+    Imported modules stay until the end. Collecting them would take an engine half a second at the start, and more at
+    the end.
     """
     gc.disable()
     try:
@@ -124,7 +124,7 @@ def _allow_open_files() -> None:
 
 
 def _leave(*_: object) -> NoReturn:
-    """Nothing has begun that would have to be ended, and an exception could be swallowed by what is being imported."""
+    """Exit at once: nothing has to be closed yet, and the module being imported could swallow an exception."""
     os._exit(0)
 
 
@@ -140,7 +140,7 @@ async def _run(label: str, make: Callable[[], Service], metrics_shown: AbstractA
             await _work(label, service, address, asked_to_stop)
         finally:
             await service.stop()
-            await _calls_have_ended()
+            await _wait_for_calls()
 
 
 @asynccontextmanager
@@ -155,8 +155,8 @@ async def _metrics_shown(label: str, metrics: Exposition) -> AsyncIterator[None]
         yield
 
 
-async def _calls_have_ended() -> None:
-    """Let the handlers of calls that were cut off end by themselves: gRPC prints tracebacks when others cancel them."""
+async def _wait_for_calls() -> None:
+    """Wait until the handlers of aborted calls have ended, because gRPC prints tracebacks if they are cancelled."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         await asyncio.wait(others, timeout=_LAST_SECONDS)
@@ -186,10 +186,10 @@ def _stop_signals() -> asyncio.Event:
     loop = asyncio.get_running_loop()
 
     def ask(*_: object) -> None:
-        with suppress(RuntimeError):  # the loop has ended
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(asked.set)
 
-    for number in _STOP_SIGNALS:  # not by the loop, which would let them kill the process from its own end on
+    for number in _STOP_SIGNALS:  # not with the loop's handlers, which end before the process does
         signal.signal(number, ask)
     if os.environ.get(STOP_WITH_STDIN):
         loop.add_reader(sys.stdin, lambda: _stop_at_end(loop, asked))

@@ -1,4 +1,4 @@
-"""What every service is, so that one main can run any of them."""
+"""The interface of a service, and its readiness."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ import grpc
 
 
 class Readiness:
-    """Whether a service can do its work now; whoever watches hears of each change."""
+    """Whether a service is ready; watchers receive each change."""
 
     def __init__(self) -> None:
         self._ready = False
@@ -17,16 +17,16 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """The present state."""
+        """The current state."""
         return self._ready
 
     @property
     def retired(self) -> bool:
-        """Whether it is not ready for good."""
+        """Return True if the service will not become ready again."""
         return self._retired
 
     def set(self, ready: bool) -> None:
-        """Change the state; once retired, it stays not ready."""
+        """Change the state; a retired service stays not ready."""
         ready = ready and not self._retired
         if ready != self._ready:
             self._ready = ready
@@ -34,18 +34,18 @@ class Readiness:
             self._changed = asyncio.Event()
 
     def retire(self) -> None:
-        """Be not ready for good."""
+        """Become not ready for good."""
         self._retired = True
         self.set(False)
 
     async def changes(self) -> AsyncIterator[bool]:
-        """Yield the present state, then each new one; states that came and went meanwhile are skipped."""
-        told: bool | None = None
+        """Yield the current state, then each new one; intermediate states may be skipped."""
+        yielded: bool | None = None
         while True:
             changed = self._changed
-            if self._ready != told:
-                told = self._ready
-                yield told
+            if self._ready != yielded:
+                yielded = self._ready
+                yield yielded
             else:
                 await changed.wait()
 
@@ -57,20 +57,20 @@ class Readiness:
 
 
 class Service(Protocol):
-    """A gRPC server with a life: started, ready, drained, stopped, in this order."""
+    """A gRPC server with a lifecycle: start, run, drain, stop, in this order."""
 
     name: str
     server: grpc.aio.Server
     readiness: Readiness
 
     async def start(self) -> str:
-        """Listen and begin to work; return the address. Readiness follows when it is reached."""
+        """Listen, and return the address. The service becomes ready later."""
 
     async def run(self) -> None:
-        """Work until cancelled; raise when the service cannot go on."""
+        """Run until cancelled; raise the error that stopped the service."""
 
     async def drain(self) -> None:
-        """Take nothing new, and return when what was taken has ended, or the grace time is over."""
+        """Reject new requests, and return when running ones have ended or the grace time is over."""
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Close all resources."""

@@ -1,6 +1,6 @@
-"""Settings of a service: one frozen dataclass, whose fields say their default, meaning and bounds once.
+"""Settings of a service: a frozen dataclass whose fields have a default, a description and bounds.
 
-The command line and the environment are read by what this module knows of the fields; see `services.cli.options`.
+`services.cli.options` makes command-line options and environment variables of the fields.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class InvalidSetting(ValueError):
-    """A setting is out of range. The message names it."""
+    """The value of a setting is invalid. The message names the setting."""
 
 
 def setting(
@@ -21,7 +21,7 @@ def setting(
     choices: tuple[str, ...] = (),
     may_be_empty: bool = False,
 ) -> Any:
-    """Declare a field: its default, one sentence for people, and the values it may have.
+    """Declare a field: its default, its description in one sentence, and its permitted values.
 
     A text whose default is empty may always be empty.
     """
@@ -35,12 +35,12 @@ def check(settings: Any) -> None:
         value = getattr(settings, field.name)
         least, most, choices = (field.metadata[name] for name in ("least", "most", "choices"))
         if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidSetting(f"{field.name} is {value}, it must be finite")
+            raise InvalidSetting(f"{field.name} must be finite, not {value}")
         if least is not None and value < least:
-            raise InvalidSetting(f"{field.name} is {value}, it must be at least {least}")
+            raise InvalidSetting(f"{field.name} must be at least {least}, not {value}")
         if most is not None and value > most:
-            raise InvalidSetting(f"{field.name} is {value}, it must be at most {most}")
+            raise InvalidSetting(f"{field.name} must be at most {most}, not {value}")
         if choices and value not in choices:
-            raise InvalidSetting(f"{field.name} is {value!r}, it must be one of {', '.join(choices)}")
+            raise InvalidSetting(f"{field.name} must be one of {', '.join(choices)}, not {value!r}")
         if value == "" and field.default and not field.metadata["may_be_empty"]:
-            raise InvalidSetting(f"{field.name} is empty")
+            raise InvalidSetting(f"{field.name} must not be empty")

@@ -1,10 +1,9 @@
-"""The one table from domain errors to the status of gRPC and HTTP.
+"""The table of gRPC and HTTP statuses by error.
 
-Without a row, because no call ends with them: the KV manager's ItemRefused, which are written into a StepResult; the
-engine's RequestRefused, which concern one of many requests on a stream, so they travel in its messages and the gateway
-makes its own errors of them; the engine's ConstraintFailed, which ends one request and travels in its messages too; the
-engine's PinRefused, of which its service makes errors of services.runtime.errors; and the engine's ModelUnsupported,
-BackendUnavailable, BlockManagerBroken, CopyFailed and DeviceLost, which end the process.
+These errors have no row, because no call ends with them. The KV manager's ItemRefused is part of a StepResult. The
+engine's RequestRefused and ConstraintFailed concern one of many requests on a stream: they travel as messages, and the
+gateway raises its own errors. The engine's service converts PinRefused to services.runtime.errors. ModelUnsupported,
+BackendUnavailable, BlockManagerBroken, CopyFailed and DeviceLost end the process.
 """
 
 import asyncio
@@ -26,11 +25,11 @@ from services.runtime.errors import FIELD_METADATA, Overloaded, SlowClient
 _DETAILS_METADATA = "grpc-status-details-bin"
 _PUSHBACK_METADATA = "grpc-retry-pushback-ms"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
-_SECONDS_TO_TELL = 1.0
+_ABORT_SECONDS = 1.0
 
 
 class Status(NamedTuple):
-    """How a call ends: the status of gRPC, and that of HTTP."""
+    """Status of a call, for gRPC and for HTTP."""
 
     grpc: grpc.StatusCode
     http: int
@@ -54,7 +53,7 @@ STATUS: dict[type[Exception], Status] = {
     errors.RequestExists: Status(grpc.StatusCode.ALREADY_EXISTS, 409),
     errors.UnknownPin: Status(grpc.StatusCode.NOT_FOUND, 404),
     errors.PinExists: Status(grpc.StatusCode.ALREADY_EXISTS, 409),
-    errors.PinTooLarge: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 409),  # to come again is of no use
+    errors.PinTooLarge: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 409),  # a retry does not help
     errors.Overloaded: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     errors.SlowClient: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 408),
     errors.Unavailable: Status(grpc.StatusCode.UNAVAILABLE, 503),
@@ -68,9 +67,9 @@ STATUS: dict[type[Exception], Status] = {
 async def abort_on_error(
     context: grpc.aio.ServicerContext[Any, Any], metadata: dict[str, str] | None = None
 ) -> AsyncIterator[None]:
-    """Turn a domain error raised inside into the call's status.
+    """Abort the call with the status of an error raised in the context.
 
-    The field to blame goes into trailing metadata, and so do when to come again and what is in `metadata` then.
+    Trailing metadata has the invalid field, the time of a retry, and `metadata`.
     """
     try:
         yield
@@ -81,18 +80,18 @@ async def abort_on_error(
 
 
 async def _leave(context: grpc.aio.ServicerContext[Any, Any], error: SlowClient) -> None:
-    """End the call of a client that does not read, which would not take the status either.
+    """End the call of a slow client, which may not read the status either.
 
-    gRPC keeps the status behind what it has not sent yet, until the client reads that or closes the connection.
+    gRPC queues the status after unsent messages, until the client reads them or closes the connection.
     """
     with suppress(TimeoutError):
-        async with asyncio.timeout(_SECONDS_TO_TELL):
+        async with asyncio.timeout(_ABORT_SECONDS):
             await context.abort(status_of(error).grpc, str(error), _metadata(error))
-    raise asyncio.CancelledError  # which gRPC takes for a call that has ended
+    raise asyncio.CancelledError  # gRPC treats the call as ended
 
 
 def retry_headers(error: Exception) -> dict[str, str]:
-    """Return the headers of HTTP that say when to come again, with every status 429."""
+    """Return the HTTP headers with the time of a retry, for every status 429."""
     if not isinstance(error, Overloaded):
         return {}
     seconds = error.retry_seconds
@@ -100,9 +99,9 @@ def retry_headers(error: Exception) -> dict[str, str]:
 
 
 def _metadata(error: Exception) -> tuple[tuple[str, str | bytes], ...]:
-    """Return what goes with the status of an error: the field to blame, and when to come again.
+    """Return the trailing metadata of an error: the invalid field, and the time of a retry.
 
-    That is told twice: for people's programs, and for the retries that gRPC itself does where a client allows them.
+    The time has two forms: one for applications, and one for gRPC's own retries if the client permits them.
     """
     field, seconds = getattr(error, "field", ""), getattr(error, "retry_seconds", None)
     metadata: tuple[tuple[str, str | bytes], ...] = ((FIELD_METADATA, field),) if field else ()
@@ -120,5 +119,5 @@ def _details(error: Exception, seconds: float) -> status_pb2.Status:
 
 
 def status_of(error: Exception) -> Status:
-    """Return the status of a domain error: that of the nearest of its types with a row in the table."""
+    """Return the status of an error, or of the nearest base class in the table."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)

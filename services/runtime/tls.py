@@ -1,8 +1,8 @@
-"""TLS of Quire's servers and channels: certificates from PEM files, which are read again when they change.
+"""TLS of Quire's servers and channels; certificates are PEM files, which are read again when they change.
 
-Files that cannot be used stop a service that starts. Later they are left aside, with a line in the log, and those
-before them go on to count: a certificate that is just being replaced takes nothing down. Connections that are there
-keep what they began with. TLS 1.2 and 1.3 are spoken.
+Unusable files prevent a service from starting. Later they are logged and ignored, and the previous certificates stay
+in use, so that a replacement in progress does no harm. Existing connections keep their certificates. TLS 1.2 and 1.3
+are supported.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TLSFiles:
-    """PEM files, each by its path; empty: none.
+    """Paths of PEM files; empty: none.
 
-    `certificate`, a chain that begins with the own one, and its `key` show who this is. `ca` has the certificates that
-    those of the other side must be signed by.
+    `certificate` is a chain that begins with the own certificate, and `key` is its private key. `ca` contains the
+    authorities that sign the peers' certificates.
     """
 
     certificate: str = ""
@@ -39,32 +39,32 @@ class TLSFiles:
     ca: str = ""
 
     def paths(self) -> list[str]:
-        """Return the files that are given."""
+        """Return the paths that are set."""
         return [path for path in (self.certificate, self.key, self.ca) if path]
 
     def check(self) -> None:
-        """Raise InvalidSetting when a file cannot be read, holds nothing, or the key is not the certificate's."""
+        """Raise InvalidSetting if a file is unreadable or empty, or if the key does not match the certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             self._load_into(context)
         except (OSError, ValueError) as error:
             files = ", ".join(self.paths())
-            raise InvalidSetting(f"TLS cannot be had with {files}: {error}") from error
+            raise InvalidSetting(f"TLS cannot use {files}: {error}") from error
 
     def _load_into(self, context: ssl.SSLContext) -> None:
         if self.ca:
             context.load_verify_locations(self.ca)
         if self.certificate:
-            context.load_cert_chain(self.certificate, self.key, password="")  # asks nobody at a terminal
+            context.load_cert_chain(self.certificate, self.key, password="")  # so that it does not prompt
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Let a context use them for connections to come. Raises InvalidSetting, changing nothing."""
+        """Load the files into a context, for new connections. Raises InvalidSetting without changing the context."""
         self.check()
         self._load_into(context)
 
 
 class _Reloaded(Generic[T]):
-    """What is made of some files, and made again when they have changed."""
+    """A value made from files, and made again when the files change."""
 
     def __init__(self, files: TLSFiles, make: Callable[[], T]) -> None:
         files.check()
@@ -74,7 +74,7 @@ class _Reloaded(Generic[T]):
         self.made = make()
 
     def refresh(self) -> bool:
-        """Return whether it was made again."""
+        """Return True if the value was made again."""
         version = version_of(*self._files.paths())
         if version == self._version:
             return False
@@ -83,14 +83,14 @@ class _Reloaded(Generic[T]):
             self._files.check()
             self.made = self._make()
         except (InvalidSetting, OSError) as error:
-            log.error("TLS stays as it was: %s", error)
+            log.error("TLS: keeping the previous certificates: %s", error)
             return False
-        log.info("TLS: %s was read again", ", ".join(self._files.paths()))
+        log.info("TLS: reloaded %s", ", ".join(self._files.paths()))
         return True
 
 
 class ServerTLS:
-    """How a server shows who it is; with a `ca` it lets only those in whose certificate that has signed."""
+    """Certificate of a gRPC server; with a `ca`, clients need a certificate that it has signed."""
 
     def __init__(self, files: TLSFiles) -> None:
         """Read the files. Raises InvalidSetting."""
@@ -98,14 +98,14 @@ class ServerTLS:
         self._configuration = _Reloaded(files, self._read)
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for a port of gRPC; they look at the files at each new connection."""
-        changed: Any = self._changed  # its stub does not know that None means: as before
+        """Return credentials for a port, which check the files at each new connection."""
+        changed: Any = self._changed  # the stub's type lacks None, which means no change
         return grpc.dynamic_ssl_server_credentials(
             self._configuration.made, changed, require_client_authentication=bool(self._files.ca)
         )
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC on threads of its own; two at once read the same files twice."""
+        """Called by gRPC on its own threads; concurrent calls may read the same files twice."""
         return self._configuration.made if self._configuration.refresh() else None
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
@@ -114,9 +114,9 @@ class ServerTLS:
 
 
 class ServerContext:
-    """The same for servers that take an SSLContext: `context` stays one, and `follow` keeps it up to date.
+    """Certificate of a server that takes an SSLContext: `reload_on_change` updates `context` in place.
 
-    Certificates that were trusted stay so until the service is started again, also when `ca` has them no more.
+    Certificates that were removed from `ca` stay trusted until the service restarts.
     """
 
     def __init__(self, files: TLSFiles) -> None:
@@ -128,17 +128,17 @@ class ServerContext:
         self._loaded = _Reloaded(files, lambda: files.load_into(self.context))
 
     async def reload_on_change(self) -> None:
-        """Read the files again whenever they change, until cancelled."""
+        """Reload the files whenever they change, until cancelled."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             self._loaded.refresh()
 
 
 class ClientTLS:
-    """Whom a client trusts, and how it shows who it is where it is asked."""
+    """Authorities that a client trusts, and its own certificate."""
 
     def __init__(self, files: TLSFiles, server_name: str = "") -> None:
-        """Read the files. `server_name` replaces the host of the address in what certificates must name.
+        """Read the files. `server_name` replaces the host of the address as the name expected in certificates.
 
         Raises InvalidSetting.
         """
@@ -147,9 +147,9 @@ class ClientTLS:
         self.server_name = server_name
 
     def with_server_name(self, name: str) -> "ClientTLS":
-        """Return the same for a service whose address was found by a name, which certificates must have then.
+        """Return a copy that expects `name` in certificates, for an address that was resolved from this name.
 
-        A server name that is set goes before it. The files are read once for both.
+        A configured server name takes precedence. Both share the files.
         """
         if self.server_name or not name:
             return self
@@ -158,7 +158,7 @@ class ClientTLS:
         return other
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Return credentials for a new channel, of the files as they are now."""
+        """Return credentials for a new channel, from the current files."""
         self._contents.refresh()
         return grpc.ssl_channel_credentials(*self._contents.made)
 
@@ -168,17 +168,17 @@ class ClientTLS:
 
 
 def server_tls(settings: Any) -> ServerTLS | None:
-    """Return what a service's settings say of listening. Raises InvalidSetting."""
+    """Return the TLS of a service's listener. Raises InvalidSetting."""
     return ServerTLS(listening_files(settings)) if settings.tls_certificate else None
 
 
 def listening_files(settings: Any) -> TLSFiles:
-    """Return the files that a service listens with."""
+    """Return the files of a service's listener."""
     return TLSFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
 
 
 def link_tls(settings: Any) -> ClientTLS | None:
-    """Return what a service's settings say of its outgoing link. Raises InvalidSetting."""
+    """Return the TLS of a service's outgoing link. Raises InvalidSetting."""
     if not settings.link_ca:
         return None
     own = (settings.link_certificate, settings.link_key)

@@ -1,1 +1,1 @@
-"""Conversions between plain values and protobuf: both directions of a message side by side."""
+"""Conversions between plain values and protobuf: both directions of a message in one module."""

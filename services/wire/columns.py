@@ -1,4 +1,4 @@
-"""Tables on the wire: an array for each column, and for lists of lists one of their entries and one of their counts."""
+"""Tables on the wire: one array per column; lists of lists are an array of entries and an array of counts."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -9,29 +9,29 @@ from services.runtime.errors import InvalidField
 _Entries = TypeVar("_Entries", bound=Sequence[Any])
 
 
-def parted(entries: _Entries, counts: Sequence[int], field: str) -> list[_Entries]:
-    """Return the parts of some entries, each with its count. Raises InvalidField where the counts are not theirs."""
+def split_by_counts(entries: _Entries, counts: Sequence[int], field: str) -> list[_Entries]:
+    """Split entries into lists of the given counts. Raises InvalidField if the counts do not add up."""
     check_counts(field, counts, len(entries))
     return [entries[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]  # type: ignore[misc]
 
 
 def check_counts(field: str, counts: Sequence[int], entries: int) -> None:
-    """Raise InvalidField unless the counts share so many entries out."""
+    """Raise InvalidField unless the counts add up to the number of entries."""
     if min(counts, default=0) < 0:
-        raise InvalidField(f"{field}: there is a count below 0", field)
+        raise InvalidField(f"{field}: counts must not be negative", field)
     if sum(counts) != entries:
-        raise InvalidField(f"{field}: counts of {sum(counts)} entries in all, but there are {entries}", field)
+        raise InvalidField(f"{field}: the counts add up to {sum(counts)}, but there are {entries} entries", field)
 
 
 def check_columns(field: str, *columns: Sequence[object]) -> None:
-    """Raise InvalidField unless the columns of a table have one length."""
+    """Raise InvalidField unless all columns have the same length."""
     if len(set(map(len, columns))) > 1:
-        raise InvalidField(f"{field}: its arrays differ in length", field)
+        raise InvalidField(f"{field}: the arrays differ in length", field)
 
 
 def pairs(first: Sequence[int], second: Sequence[int], field: str) -> list[tuple[int, int]]:
-    """Put two columns side by side. Raises InvalidField where they differ in length."""
+    """Zip two columns. Raises InvalidField if their lengths differ."""
     try:
         return list(zip(first[:], second[:], strict=True))
     except ValueError as error:
-        raise InvalidField(f"{field}: its two arrays differ in length", field) from error
+        raise InvalidField(f"{field}: the arrays differ in length", field) from error

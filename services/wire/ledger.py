@@ -1,4 +1,4 @@
-"""Events of the ledger, as clients read them."""
+"""Events of the ledger."""
 
 from kvmanager import Event, PoolChange
 from quire.v1 import kvmanager_pb2 as pb

@@ -1,4 +1,4 @@
-"""What an engine says of requests, written for its gateways."""
+"""Outputs of requests, written by the engine for its gateways."""
 
 from engine.errors import (
     EngineUnavailable,
@@ -16,7 +16,7 @@ from engine.schedule.step_plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
 from services.wire.duration import duration
 
-_LONGEST_DETAIL = 1000
+_MAX_DETAIL_LENGTH = 1000
 
 _REFUSALS = {
     RequestExists: engine_pb2.REFUSAL_REASON_ALREADY_EXISTS,
@@ -29,18 +29,18 @@ _REFUSALS = {
 
 
 def refused_message(submission: engine_pb2.Submission, refused: RequestRefused) -> engine_pb2.RequestRefused:
-    """Write why a submission was not taken."""
+    """Write the refusal of a submission."""
     return engine_pb2.RequestRefused(
         request_id=submission.request_id,
         attempt=submission.attempt,
         reason=_REFUSALS[type(refused)],
-        detail=_words(str(refused)),
+        detail=_detail(str(refused)),
         field=refused.field,
     )
 
 
 def add_output(message: engine_pb2.StepOutput, output: Started | Scored | Tokens, attempt: int) -> None:
-    """Write what a step brought for a request that goes on."""
+    """Add a live request's output in one step."""
     names = {"request_id": output.request_id, "attempt": attempt}
     match output:
         case Started():
@@ -58,7 +58,7 @@ def add_output(message: engine_pb2.StepOutput, output: Started | Scored | Tokens
 
 
 def _token_logprobs(tokens: list[Sampled]) -> list[decoding_pb2.TokenLogprobs]:
-    """Write those of tokens that have any: all of a request's, or none."""
+    """Write the log-probabilities of tokens; either all tokens of a request have them, or none."""
     return [
         decoding_pb2.TokenLogprobs(
             logprob=token.logprob,
@@ -71,7 +71,7 @@ def _token_logprobs(tokens: list[Sampled]) -> list[decoding_pb2.TokenLogprobs]:
 
 
 def finished_message(group: Group, attempt: int, submitted_at: float, now: float) -> engine_pb2.RequestFinished:
-    """Write how a request ended. Times are those of the engine's clock, in seconds."""
+    """Write the end of a request. Times are those of the engine's clock, in seconds."""
     scheduled = group.stats.scheduled_at if group.stats.scheduled_at is not None else now
     first = group.stats.first_token_at if group.stats.first_token_at is not None else now
     last = group.stats.last_token_at if group.stats.last_token_at is not None else first
@@ -86,26 +86,26 @@ def finished_message(group: Group, attempt: int, submitted_at: float, now: float
         recomputed_tokens=group.stats.recomputed_tokens,
         swapped_tokens=group.stats.swapped_tokens,
         failure=_failure_reason(group),
-        detail=_words(group.detail),
+        detail=_detail(group.detail),
     )
 
 
 def failed_message(group: Group, attempt: int, detail: str) -> engine_pb2.RequestFinished:
-    """Write that a request failed, and nothing else of it: what it brought could not be written."""
+    """Write only that a request failed, because its other outputs could not be written."""
     end = engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_FAILED)
     return engine_pb2.RequestFinished(
         request_id=group.request.request_id,
         attempt=attempt,
         samples=[end] * len(group.request.samples),
         failure=engine_pb2.FAILURE_REASON_REQUEST,
-        detail=_words(detail),
+        detail=_detail(detail),
     )
 
 
 def early_end_message(
     submission: engine_pb2.Submission, reason: FinishReason, queued_seconds: float
 ) -> engine_pb2.RequestFinished:
-    """Write that a request ended before it came to the queue."""
+    """Write the end of a request that ended before it entered the queue."""
     samples = max(1, submission.sampling.sample_count, len(submission.samples))
     reasons = [_finish_reason(reason)] * samples
     for index, sample in enumerate(submission.samples):
@@ -126,9 +126,9 @@ def _sample_end(sequence: Sequence) -> engine_pb2.SampleEnd:
     )
 
 
-def _words(text: str) -> str:
-    """Return a text that the wire takes, whatever an exception said."""
-    return text[:_LONGEST_DETAIL].encode(errors="replace").decode()
+def _detail(text: str) -> str:
+    """Shorten a text, and replace what UTF-8 cannot encode."""
+    return text[:_MAX_DETAIL_LENGTH].encode(errors="replace").decode()
 
 
 def _finish_reason(reason: FinishReason) -> decoding_pb2.FinishReason.ValueType:

@@ -1,4 +1,4 @@
-"""What the KV manager shows of its pools: counts and totals, sequences, blocks, cached prefixes."""
+"""State of the KV manager's pools: counts and totals, sequences, blocks, cached prefixes."""
 
 from collections.abc import Generator
 from collections.abc import Sequence as Items
@@ -9,7 +9,7 @@ from services.wire.step_result import counts_message
 
 _STATES = {state: pb.BlockState.Value(f"BLOCK_STATE_{state.name}") for state in BlockState}
 
-# What is written of a page without a pause, and the entries of tables that one has.
+# Blocks and sequences written without a pause, and table entries per page.
 _PAGE_BLOCKS = 2048
 _PAGE_SEQUENCES = 64
 _PAGE_ENTRIES = 65_536
@@ -35,7 +35,7 @@ def pool_message(session: Session) -> pb.PoolInfo:
 def sequences_message(
     found: Items[SequenceTable], size: int, block_size: int
 ) -> Generator[None, None, pb.ListSequencesResponse]:
-    """Write a page of at most so many sequences with their tables, in slices; it ends early where tables are long."""
+    """Write a page of at most `size` sequences with their tables, in slices; long tables make it shorter."""
     page = pb.ListSequencesResponse()
     entries = written = 0
     for sequence in found[:size]:
@@ -59,7 +59,7 @@ def sequences_message(
 
 
 def block_map_message(tier: Tier, first: int, count: int) -> Generator[None, None, pb.GetBlockMapResponse]:
-    """Write the states of `count` blocks from `first` on, or of as many as there are, in slices."""
+    """Write the states of `count` blocks, starting with block `first`, in slices."""
     blocks = range(first, min(first + count, tier.total + 1))
     page = pb.GetBlockMapResponse(first_block=first, next_block=blocks.stop if blocks.stop <= tier.total else 0)
     for start in range(0, len(blocks), _PAGE_BLOCKS):

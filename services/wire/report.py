@@ -1,4 +1,4 @@
-"""Reports of a pool, in pages: written by the engine, and read by the KV manager within bounds."""
+"""Reports of a pool, in pages: written by the engine, read by the KV manager within bounds."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -11,24 +11,24 @@ from blocks import KEY_BYTES
 from kvmanager import InvalidReport, PoolReport, PoolSpec, SequenceReport, TierReport, limits
 from kvmanager.parts import parts_of
 from quire.v1 import kvmanager_pb2 as pb
-from services.wire.wire_fields import ENTRY_BYTES, Message, Sliced, numbers, parts, short
+from services.wire.wire_fields import ENTRY_BYTES, Message, Sliced, check_length, numbers, parts
 
 _Entry = TypeVar("_Entry")
 
-# Of a page that is written: small enough that reading it delays nobody.
+# Limits of a written page, so that reading it takes well below a millisecond.
 _BLOCKS_TOGETHER = 2048
 _ENTRIES_TOGETHER = 64
-# An engine's pages have some thousand blocks, and no more sequences than have some ten thousand.
+# Limits of a page that is read, above those of any page that an engine writes.
 _PAGE_BLOCKS = 1 << 15
 _PAGE_ENTRIES = 4096
 _BLOCK_BYTES = 10
-# An engine writes none but the last; a stream of them must come to an end.
+# Engines write no empty page except the last; the limit ends a stream of them.
 _EMPTY_PAGES = 100
 _ROWS = 1000
 
 _NUMBERS = {field.name: field.number for field in pb.ReportPage.DESCRIPTOR.fields}
 _SEQUENCES, _PINS = _NUMBERS["sequences"], _NUMBERS["pins"]
-# The fields of a tier: those of the host tier have the prefix "host_".
+# Fields of a tier; those of the host tier have the prefix "host_".
 _PREFIXES = {"device": "", "host": "host_"}
 _KEYED = {"keyed": ("keyed_blocks", "keys"), "unindexed": ("unfindable_blocks", "unfindable_keys")}
 _LISTED = {"release_order": "release_order", "withheld": "withheld_blocks"}
@@ -40,7 +40,7 @@ _COLUMNS = {
 
 
 def pages_of(report: PoolReport) -> Iterator[pb.ReportPage]:
-    """Yield the pages of a report; the last one says so."""
+    """Yield the pages of a report; the last one is marked."""
     for sequences in _small_parts(report.sequences, lambda sequence: len(sequence.block_ids)):
         yield pb.ReportPage(sequences=[pb.SequenceReport(**vars(sequence)) for sequence in sequences])
     for name, prefix in _PREFIXES.items():
@@ -65,7 +65,7 @@ def _tier_pages(tier: TierReport, prefix: str) -> Iterator[pb.ReportPage]:
 
 
 def _small_parts(entries: Iterable[_Entry], blocks_of: Callable[[_Entry], int]) -> Iterator[list[_Entry]]:
-    """Yield entries in parts of some, with no more blocks than a page may have unless it is one entry."""
+    """Split entries into parts that fit a page; an entry with more blocks than a page is a part by itself."""
     part: list[_Entry] = []
     blocks = 0
     for entry in entries:
@@ -79,24 +79,24 @@ def _small_parts(entries: Iterable[_Entry], blocks_of: Callable[[_Entry], int]) 
 
 
 class ReportReader:
-    """Collects pages until the last one. Raises InvalidReport for more than a pool of this size can have to report."""
+    """Collects the pages of a report. Raises InvalidReport if it is larger than any report of a pool of this size."""
 
     def __init__(self, spec: PoolSpec) -> None:
         self.report = PoolReport()
-        self._most_blocks = {"device": spec.device_blocks, "host": spec.host_blocks}
-        self._most_sequences = min(limits.MAX_SEQUENCES, spec.device_blocks + spec.host_blocks)
+        self._max_blocks = {"device": spec.device_blocks, "host": spec.host_blocks}
+        self._max_sequences = min(limits.MAX_SEQUENCES, spec.device_blocks + spec.host_blocks)
         self._empty_pages = 0
         self._entries_left = spec.device_blocks + spec.host_blocks + limits.MAX_SHARES
 
     def add(self, message: Message) -> Sliced[bool]:
-        """Take one page in, in slices; return whether it was the last. Raises InvalidField and DecodeError too."""
+        """Add a page, in slices; return True if it was the last. Raises InvalidReport, InvalidField and DecodeError."""
         entries = {_SEQUENCES: _PAGE_ENTRIES, _PINS: _PAGE_ENTRIES}
         found = yield from parts(message, pb.ReportPage.DESCRIPTOR, _COLUMNS, entries, ENTRY_BYTES)
         rest = pb.ReportPage.FromString(bytes(found.rest))
         if not rest.last and len(found.rest) == message.end - message.start:
             self._empty_pages += 1
         if self._empty_pages > _EMPTY_PAGES:
-            raise InvalidReport(f"more than {_EMPTY_PAGES} pages report nothing")
+            raise InvalidReport(f"the report has more than {_EMPTY_PAGES} empty pages")
         for field in found.entries[_SEQUENCES]:
             yield from self._add_sequence(message.of(field, "sequences"))
         for field in found.entries[_PINS]:
@@ -109,9 +109,9 @@ class ReportReader:
     def _add_sequence(self, message: Message) -> Sliced[None]:
         rest, blocks = yield from self._with_blocks(message, pb.SequenceReport.DESCRIPTOR)
         self.report.sequences.append(_sequence(pb.SequenceReport.FromString(rest), blocks))
-        if len(self.report.sequences) > self._most_sequences:
+        if len(self.report.sequences) > self._max_sequences:
             raise InvalidReport(
-                f"the report has {len(self.report.sequences)} sequences, {self._most_sequences} at most"
+                f"the report must have at most {self._max_sequences} sequences, not {len(self.report.sequences)}"
             )
         if not len(self.report.sequences) % 64:
             yield
@@ -119,23 +119,23 @@ class ReportReader:
     def _add_pin(self, message: Message) -> Sliced[None]:
         rest, blocks = yield from self._with_blocks(message, pb.PinReport.DESCRIPTOR)
         pin_id = pb.PinReport.FromString(rest).pin_id
-        if short(pin_id, limits.MAX_PIN_ID_LENGTH, "report.pins.pin_id") in self.report.pins:
+        if check_length(pin_id, limits.MAX_PIN_ID_LENGTH, "report.pins.pin_id") in self.report.pins:
             raise InvalidReport(f"pin {pin_id!r} is listed twice")
         self.report.pins[pin_id] = blocks
         if len(self.report.pins) > limits.MAX_PINS:
-            raise InvalidReport(f"the report has more than {limits.MAX_PINS} pins")
+            raise InvalidReport(f"the report must have at most {limits.MAX_PINS} pins")
         if not len(self.report.pins) % 64:
             yield
 
     def _with_blocks(self, message: Message, kind: Descriptor) -> Sliced[tuple[bytes, list[int]]]:
-        """Read the blocks of a sequence or a pin; return the bytes of the rest, and the blocks."""
+        """Read the blocks of a sequence or a pin; return the bytes of the remaining fields, and the blocks."""
         column = kind.fields_by_name["block_ids"].number
-        most_bytes = {column: limits.MAX_TABLE_BLOCKS * _BLOCK_BYTES}
-        found = yield from parts(message, kind, most_bytes, {}, ENTRY_BYTES)
+        max_bytes = {column: limits.MAX_TABLE_BLOCKS * _BLOCK_BYTES}
+        found = yield from parts(message, kind, max_bytes, {}, ENTRY_BYTES)
         blocks = yield from numbers(found.columns[column], limits.MAX_TABLE_BLOCKS, f"{message.path}.block_ids")
         self._entries_left -= len(blocks)
         if self._entries_left < 0:
-            raise InvalidReport("the report's tables and pins have more entries than a pool may share")
+            raise InvalidReport("the report's tables and pins have more entries than the pool's blocks allow")
         return bytes(found.rest), blocks.tolist()
 
     def _add_tier(self, name: str, columns: dict[int, bytearray], prefix: str) -> Sliced[None]:
@@ -146,9 +146,9 @@ class ReportReader:
         for listed, blocks_field in _LISTED.items():
             getattr(tier, listed).extend((yield from _blocks(columns[_NUMBERS[prefix + blocks_field]])))
         for entries in vars(tier).values():
-            if len(entries) > self._most_blocks[name]:
+            if len(entries) > self._max_blocks[name]:
                 raise InvalidReport(
-                    f"the report lists {len(entries)} {name} blocks, but there are {self._most_blocks[name]}"
+                    f"the report lists {len(entries)} {name} blocks, but the pool has {self._max_blocks[name]}"
                 )
 
 
@@ -158,7 +158,7 @@ def _blocks(column: bytearray) -> "Sliced[array[int]]":
 
 def _add_keys(keyed: dict[int, bytes], blocks: "array[int]", keys: bytes) -> Sliced[None]:
     if len(keys) != KEY_BYTES * len(blocks):
-        raise InvalidReport(f"{len(blocks)} blocks have {len(keys)} bytes of keys, which is not {KEY_BYTES} for each")
+        raise InvalidReport(f"keys must have {KEY_BYTES} bytes per block, not {len(keys)} for {len(blocks)} blocks")
     for position, block in enumerate(blocks):
         if block in keyed:
             raise InvalidReport(f"block {block} has two keys")
@@ -168,7 +168,7 @@ def _add_keys(keyed: dict[int, bytes], blocks: "array[int]", keys: bytes) -> Sli
 
 
 def _sequence(message: pb.SequenceReport, blocks: list[int]) -> SequenceReport:
-    short(message.request_id, limits.MAX_ID_LENGTH, "report.sequences.request_id")
-    short(message.salt, limits.MAX_SALT_LENGTH, "report.sequences.salt")
+    check_length(message.request_id, limits.MAX_ID_LENGTH, "report.sequences.request_id")
+    check_length(message.salt, limits.MAX_SALT_LENGTH, "report.sequences.salt")
     read = {field.name: getattr(message, field.name) for field in fields(SequenceReport)}
     return SequenceReport(**read | {"block_ids": blocks})

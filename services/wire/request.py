@@ -4,30 +4,30 @@ from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 from engine.schedule.request import BeamSearch, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
-from services.wire.duration import MOST_SECONDS, seconds_of
+from services.wire.duration import MAX_SECONDS, seconds_of
 
-# More samples of one prompt no gateway lets in.
-_MOST_SAMPLES = 128
+# Gateways admit no more samples of one prompt.
+_MAX_SAMPLES = 128
 
 
 def check(submission: engine_pb2.Submission) -> None:
-    """Check what is looked at before the request is made of it. Raises InvalidRequest."""
+    """Check the fields that are used before the request is read. Raises InvalidRequest."""
     count = max(submission.sampling.sample_count, len(submission.samples))
-    if submission.sampling.sample_count < 0 or count > _MOST_SAMPLES:
+    if submission.sampling.sample_count < 0 or count > _MAX_SAMPLES:
         given = submission.sampling.sample_count if submission.sampling.sample_count < 0 else count
         raise InvalidRequest(
-            f"sampling.sample_count is {given}, it must be from 1 to {_MOST_SAMPLES}", "sampling.sample_count"
+            f"sampling.sample_count must be between 1 and {_MAX_SAMPLES}, not {given}", "sampling.sample_count"
         )
     for name in ("age", "timeout"):
-        seconds, least = seconds_of(getattr(submission, name)), 0 if name == "age" else -MOST_SECONDS
-        if not least <= seconds <= MOST_SECONDS:
-            raise InvalidRequest(f"{name} is {seconds:g} s, it must be from {least} to {MOST_SECONDS}", name)
+        seconds, least = seconds_of(getattr(submission, name)), 0 if name == "age" else -MAX_SECONDS
+        if not least <= seconds <= MAX_SECONDS:
+            raise InvalidRequest(f"{name} must be between {least} and {MAX_SECONDS} s, not {seconds:g} s", name)
 
 
 def request_of(
     submission: engine_pb2.Submission, eos_token_ids: frozenset[int], now: float, constraint: Constraint | None = None
 ) -> Request:
-    """Read a submission that is checked, and whose constraint is compiled. `now` is the engine's clock, in seconds."""
+    """Read a checked submission, with its compiled constraint. `now` is the engine's clock, in seconds."""
     sampling = submission.sampling
     samples = tuple(tuple(sample.generated_token_ids) for sample in submission.samples)
     missing = max(1, sampling.sample_count) - len(samples)

@@ -1,4 +1,4 @@
-"""Steps: written by the engine and into records, and read from messages. `step_reader` reads them within bounds."""
+"""Steps, written for streams and records, and read from messages. `step_reader` reads untrusted bytes within bounds."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, PinCha
 from kvmanager import limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField
-from services.wire.columns import check_columns, pairs, parted
+from services.wire.columns import check_columns, pairs, split_by_counts
 from services.wire.duration import checked_seconds_of, duration
-from services.wire.wire_fields import short
+from services.wire.wire_fields import check_length
 
 FREE_REASONS = {reason: pb.FreeReason.Value(f"FREE_REASON_{reason.name}") for reason in FreeReason}
 _REASONS_OF: dict[int, FreeReason] = {number: reason for reason, number in FREE_REASONS.items()}
@@ -22,7 +22,7 @@ _Row = TypeVar("_Row")
 def step_message(step: Step) -> pb.PoolRequest:
     """Write a Step as a message of an Attach stream."""
     request = pb.PoolRequest()
-    write_step(step, request.step)  # in place: a step of many sequences is mostly the cost of making its message
+    write_step(step, request.step)  # in place, because copying a large message costs more than writing it
     return request
 
 
@@ -51,7 +51,7 @@ def write_step(step: Step, message: pb.Step) -> None:
 
 
 def step_of(message: pb.Step) -> Step:
-    """Read a Step. Raises InvalidField where it makes no sense at all."""
+    """Read a Step. Raises InvalidField for malformed fields."""
     return Step(
         step=message.step,
         commits=_commits(message.commits) if message.HasField("commits") else (),
@@ -66,7 +66,7 @@ def step_of(message: pb.Step) -> Step:
     )
 
 
-# Columns are read as slices, because going through a repeated field one by one takes several times as long.
+# Columns are read as slices, because iterating a repeated field takes several times as long.
 
 
 def _write_commits(commits: Sequence[Commit], message: pb.Commits) -> None:
@@ -78,7 +78,7 @@ def _write_commits(commits: Sequence[Commit], message: pb.Commits) -> None:
 
 
 def _commits(message: pb.Commits) -> list[Commit]:
-    token_ids = parted(array("i", message.token_ids[:]), message.token_counts[:], "step.commits")
+    token_ids = split_by_counts(array("i", message.token_ids[:]), message.token_counts[:], "step.commits")
     return _rows(Commit, "step.commits", message.sequences[:], message.first_indices[:], token_ids)
 
 
@@ -97,7 +97,7 @@ def _extends(message: pb.Extends) -> list[Extend]:
     rooms = pairs(message.sequences, message.room_tokens, "step.extends")
     counts = message.sequence_counts[:]
     if counts:
-        return _rows(Extend, "step.extends", message.groups[:], parted(rooms, counts, "step.extends"))
+        return _rows(Extend, "step.extends", message.groups[:], split_by_counts(rooms, counts, "step.extends"))
     return _rows(Extend, "step.extends", message.groups[:], [(room,) for room in rooms])
 
 
@@ -129,23 +129,23 @@ def _pin_change(item: pb.PinChange) -> PinChange:
 
 
 def _pin_id(value: str) -> str:
-    return short(value, limits.MAX_PIN_ID_LENGTH, "step.pins.pin_id")
+    return check_length(value, limits.MAX_PIN_ID_LENGTH, "step.pins.pin_id")
 
 
 def _free_reason(value: int) -> FreeReason:
     if value not in _REASONS_OF:
-        raise InvalidField(f"step.frees.reason is {value}, which is not a reason", "step.frees.reason")
+        raise InvalidField(f"step.frees.reason is {value}, which is not a FreeReason", "step.frees.reason")
     return _REASONS_OF[value]
 
 
 def allocate_of(item: pb.Allocate) -> Allocate:
-    """Read an allocate. Raises InvalidField for texts that are too long, and a time that is none."""
-    short(item.trace_parent, limits.MAX_ID_LENGTH, "step.allocates.trace_parent")
+    """Read an allocate. Raises InvalidField for texts that are too long, and for an invalid duration."""
+    check_length(item.trace_parent, limits.MAX_ID_LENGTH, "step.allocates.trace_parent")
     return Allocate(
         group=item.group,
         sequence=item.sequence,
-        request_id=short(item.request_id, limits.MAX_ID_LENGTH, "step.allocates.request_id"),
-        salt=short(item.salt, limits.MAX_SALT_LENGTH, "step.allocates.salt"),
+        request_id=check_length(item.request_id, limits.MAX_ID_LENGTH, "step.allocates.request_id"),
+        salt=check_length(item.salt, limits.MAX_SALT_LENGTH, "step.allocates.salt"),
         token_ids=array("i", item.token_ids),
         compute_tokens=item.compute_tokens,
         spare_blocks=item.spare_blocks,

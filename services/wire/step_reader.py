@@ -1,4 +1,4 @@
-"""Reads Steps from their bytes: small ones at once, large ones in slices, and none beyond what an engine can ask."""
+"""Reads Steps from their bytes: small ones at once, large ones in slices, and none larger than an engine may send."""
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from services.wire.columns import check_columns, check_counts, pairs
 from services.wire.step import allocate_of, step_of
 from services.wire.wire_fields import ENTRY_BYTES, Field, Message, Sliced, batches, numbers, parts
 
-# What protobuf parses at once, and what becomes values at once: each well below a millisecond.
+# Sizes that protobuf parses, and that become values, well within a millisecond.
 SMALL_BYTES = 1 << 14
 _FEW_ITEMS = 256
 _BATCH_BYTES = 1 << 13
@@ -31,14 +31,14 @@ _Row = TypeVar("_Row")
 
 
 class ReadStep(NamedTuple):
-    """A Step, and the trace_parents of its allocates by their positions."""
+    """A Step, and the trace parents of its allocates by their positions."""
 
     step: Step
     trace_parents: Mapping[int, str]
 
 
 def read_step(data: bytes) -> Sliced[ReadStep]:
-    """Read a PoolRequest with a Step, in slices. Raises InvalidField, DecodeError, and UnexpectedMessage for others."""
+    """Read a PoolRequest with a Step, in slices. Raises InvalidField, DecodeError, and UnexpectedMessage."""
     if len(data) > SMALL_BYTES:
         return (yield from _large(only_field(data, "step")))
     request = pb.PoolRequest.FromString(data)
@@ -53,7 +53,7 @@ def read_step(data: bytes) -> Sliced[ReadStep]:
 
 
 def trace_parents(message: pb.Step, first: int) -> Mapping[int, str]:
-    """Return those of a Step's allocates, whose positions are from `first` on."""
+    """Return the trace parents of a Step's allocates; `first` is the position of the first allocate."""
     if not message.allocates:
         return _NO_TRACES
     return {first + index: one.trace_parent for index, one in enumerate(message.allocates) if one.trace_parent}
@@ -89,12 +89,14 @@ def _large(message: Message) -> Sliced[ReadStep]:
 
 
 def check_items(step: Step) -> None:
-    """Raise InvalidField for more items than a Step can have."""
+    """Raise InvalidField if a Step has too many items."""
     lists = [items for name, items in vars(step).items() if name not in ("step", "lengths")]
     if sum(map(len, lists)) > limits.MAX_ITEMS:
-        raise InvalidField(f"step has {sum(map(len, lists))} items, {limits.MAX_ITEMS} at most", "step")
+        raise InvalidField(f"step must have at most {limits.MAX_ITEMS} items, not {sum(map(len, lists))}", "step")
     if len(step.lengths) > limits.MAX_SEQUENCES:
-        raise InvalidField(f"step has {len(step.lengths)} lengths, {limits.MAX_SEQUENCES} at most", "step.lengths")
+        raise InvalidField(
+            f"step.lengths must have at most {limits.MAX_SEQUENCES} entries, not {len(step.lengths)}", "step.lengths"
+        )
 
 
 def _column(column: bytearray, field: str, *, wide: bool = False) -> "Sliced[array[int]]":
@@ -130,7 +132,7 @@ def _extends(message: Message) -> Sliced[list[Extend]]:
 def _rows(
     make: Callable[..., _Row], field: str, columns: Sequence[Sequence[int]], counts: Sequence[int], lists: Sequence[Any]
 ) -> Sliced[list[_Row]]:
-    """Make rows of what the columns have of each, and of its part of the lists."""
+    """Make rows from columns, each with its part of `lists`."""
     check_columns(field, *columns, counts)
     check_counts(field, counts, len(lists))
     rows: list[_Row] = []
@@ -144,7 +146,7 @@ def _rows(
 
 
 def _items(message: Message, fields: list[Field]) -> Sliced[tuple[dict[str, list[Any]], dict[int, str]]]:
-    """Read pins, forks, frees and allocates: short ones together, each long allocate for itself."""
+    """Read pins, forks, frees and allocates: short ones in batches, long allocates one at a time."""
     items: dict[str, list[Any]] = {"pins": [], "forks": [], "frees": [], "allocates": []}
     allocates: list[Allocate] = items["allocates"]
     traces: dict[int, str] = {}
@@ -164,17 +166,17 @@ def _items(message: Message, fields: list[Field]) -> Sliced[tuple[dict[str, list
                 found += getattr(step, name)
     if sum(len(one.token_ids) for one in allocates) > limits.MAX_PROMPT_TOKENS:
         raise InvalidField(
-            f"step.allocates has more than {limits.MAX_PROMPT_TOKENS} tokens", "step.allocates.token_ids"
+            f"step.allocates must have at most {limits.MAX_PROMPT_TOKENS} tokens", "step.allocates.token_ids"
         )
     return items, traces
 
 
-def _long_allocate(message: Message, field: Field, most_tokens: int) -> Sliced[tuple[Allocate, str]]:
+def _long_allocate(message: Message, field: Field, max_tokens: int) -> Sliced[tuple[Allocate, str]]:
     inner = message.of(field, pb.Step.DESCRIPTOR.fields_by_number[field.number].name)
     if field.number != _ALLOCATES:
-        raise InvalidField(f"{inner.path} has an entry of more than {ENTRY_BYTES} bytes", inner.path)
+        raise InvalidField(f"{inner.path} must have entries of at most {ENTRY_BYTES} bytes", inner.path)
     columns = {_TOKEN_IDS: limits.MAX_PROMPT_TOKENS * _VARINT_BYTES}
     found = yield from parts(inner, pb.Allocate.DESCRIPTOR, columns, {}, ENTRY_BYTES)
-    token_ids = yield from numbers(found.columns[_TOKEN_IDS], most_tokens, "step.allocates.token_ids")
+    token_ids = yield from numbers(found.columns[_TOKEN_IDS], max_tokens, "step.allocates.token_ids")
     rest = pb.Allocate.FromString(bytes(found.rest))
     return allocate_of(rest)._replace(token_ids=token_ids), rest.trace_parent

@@ -1,4 +1,4 @@
-"""Answers to Steps: written by the KV manager in slices, and read by the engine."""
+"""Answers to Steps: written by the KV manager in slices, read by the engine."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -8,19 +8,19 @@ from typing import TypeVar
 from blocks import Copy, Refusal, StepItem, StepRefusal, StepResult, TableChange
 from kvmanager import AppliedStep, BlockCounts
 from quire.v1 import kvmanager_pb2 as pb
-from services.wire.columns import parted
+from services.wire.columns import split_by_counts
 
 ITEMS = {item: pb.StepItem.Value(f"STEP_ITEM_{item.name}") for item in StepItem}
 REFUSALS = {refusal: pb.StepRefusal.Value(f"STEP_REFUSAL_{refusal.name}") for refusal in StepRefusal}
 _ITEMS_OF: dict[int, StepItem] = {number: item for item, number in ITEMS.items()}
 _REFUSALS_OF: dict[int, StepRefusal] = {number: refusal for refusal, number in REFUSALS.items()}
 
-# What is written without a pause.
+# Entries written without a pause.
 _ENTRIES = 4096
 _REFUSALS_TOGETHER = 256
 _TABLES = 256
-# An answer has to reach its engine, however much of its Step was refused.
-_LONGEST_DETAIL = 200
+# Limits the answer's size, because the engine must receive it even if most of its Step was refused.
+_MAX_DETAIL_LENGTH = 200
 
 _COPIES = ("device_to_host", "host_to_device", "device_to_device")
 
@@ -38,7 +38,7 @@ def result_message(applied: AppliedStep) -> Generator[None, None, pb.StepResult]
         withheld_blocks=result.withheld_blocks,
         host_withheld_blocks=result.host_withheld_blocks,
     )
-    # Nothing is begun for what is empty, as most of an answer is.
+    # Empty parts are skipped, because most parts of an answer are empty.
     if applied.sealed_blocks:
         message.sealed_keys = b"".join(applied.sealed_keys)
         yield from _in_parts(applied.sealed_blocks, _ENTRIES, message.sealed_blocks.extend)
@@ -83,7 +83,7 @@ def counts_message(counts: BlockCounts) -> pb.BlockCounts:
 def _in_parts(
     entries: Sequence[_Row], size: int, write: Callable[[Sequence[_Row]], object]
 ) -> Generator[None, None, None]:
-    """Write entries, and pause after each part but the last."""
+    """Write entries in parts, with a pause between two parts."""
     for start in range(0, len(entries), size):
         if start:
             yield
@@ -92,12 +92,12 @@ def _in_parts(
 
 def _write_refusals(message: pb.StepResult, refusals: Sequence[Refusal]) -> None:
     for item, position, reason, detail in refusals:
-        detail = detail[:_LONGEST_DETAIL]
+        detail = detail[:_MAX_DETAIL_LENGTH]
         message.refusals.add(item=ITEMS[item], index=position, reason=REFUSALS[reason], detail=detail)
 
 
 def _refusal_of(message: pb.Refusal) -> Refusal:
-    # For the engine one reason is like another: one that it does not know is no reason to stop.
+    # The engine treats all reasons alike, so an unknown reason must not stop it.
     reason = _REFUSALS_OF.get(message.reason, StepRefusal.INVALID)
     return Refusal(_ITEMS_OF[message.item], message.index, reason, message.detail)
 
@@ -125,7 +125,7 @@ def _tables_of(message: pb.TableChanges) -> tuple[TableChange, ...]:
     columns = (
         message.sequences[:],
         message.first_indices[:],
-        parted(message.block_ids[:], message.block_counts[:], "result.tables"),
+        split_by_counts(message.block_ids[:], message.block_counts[:], "result.tables"),
         message.room_tokens[:],
         message.cached_tokens[:],
     )

@@ -1,8 +1,7 @@
-"""Protobuf's wire format, walked a little at a time and within bounds, before anything becomes an object.
+"""Reads protobuf's wire format in slices and within bounds, before any object is made.
 
-A field of one byte becomes tens of bytes in protobuf's parser, and a hundred and more as Python values, all in one go.
-So large messages are taken apart here: their fields are found and counted, and parsed in pieces. Each function that is
-a generator pauses within a millisecond.
+A field of one byte takes tens of bytes in protobuf's parser, and over a hundred as Python values. So large messages
+are split here: their fields are counted, then parsed in pieces. Every generator function pauses within a millisecond.
 """
 
 from array import array
@@ -15,25 +14,25 @@ from google.protobuf.message import DecodeError
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField
 
-# Fields that are walked without a pause, and bytes of packed numbers that are decoded: about half a millisecond.
+# Fields walked, and bytes of packed numbers decoded, without a pause: about half a millisecond.
 _FIELDS = 250
 _CHUNK_BYTES = 8192
-# Fields of one message: what has more was not written by an engine, which packs its numbers.
-_MOST_FIELDS = 1 << 17
+# Maximum fields of a message; engines pack their numbers and stay far below.
+_MAX_FIELDS = 1 << 17
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 
-# An entry of a list beside its tokens: ids, a salt, numbers.
+# Maximum bytes of a list entry without its tokens: ids, a salt, numbers.
 ENTRY_BYTES = 4096
 
 _Result = TypeVar("_Result")
 _Text = TypeVar("_Text", str, bytes)
-# A generator that pauses, and what it comes to.
+# A generator that pauses, and its result.
 Sliced = Generator[None, None, _Result]
 
 
 class Field(NamedTuple):
-    """A field: its bytes begin at `begin`, those of its value at `start`, and both end before `end`."""
+    """A field: `begin` is the offset of its tag, `start` that of its value, and `end` is the end of both."""
 
     number: int
     wire_type: int
@@ -43,7 +42,7 @@ class Field(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The part of `data` that is a message, and its path for those who read of its faults."""
+    """A message within `data`, and its path for error messages."""
 
     data: bytes
     start: int
@@ -55,13 +54,13 @@ class Message(NamedTuple):
         return Message(self.data, field.start, field.end, f"{self.path}.{name}" if self.path else name)
 
 
-def whole(data: bytes) -> Message:
-    """Return all of some bytes as a message."""
+def root_message(data: bytes) -> Message:
+    """Return bytes as a message without path."""
     return Message(data, 0, len(data), "")
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Read a number; return it and where it ends. Raises DecodeError."""
+    """Read a number; return it and the offset after it. Raises DecodeError."""
     value = shift = 0
     for place in range(at, min(end, at + 10)):
         byte = data[place]
@@ -73,7 +72,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def field_at(message: Message, at: int) -> Field:
-    """Return the field that begins at a place of a message. Raises DecodeError where there is none."""
+    """Return the field at an offset. Raises DecodeError if there is none."""
     data, end = message.data, message.end
     tag, start = _varint(data, at, end)
     wire_type = tag & 7
@@ -83,28 +82,28 @@ def field_at(message: Message, at: int) -> Field:
     elif wire_type == _VARINT:
         _, stop = _varint(data, start, end)
     else:
-        stop = start + _FIXED.get(wire_type, end)  # groups have no place in this contract
+        stop = start + _FIXED.get(wire_type, end)  # groups are not part of the contract
     if not tag >> 3 or stop > end:
         raise DecodeError("Error parsing message: a field does not end where its message does")
     return Field(tag >> 3, wire_type, at, start, stop)
 
 
 def walk(message: Message) -> Generator[Field | None, None, None]:
-    """Yield a message's fields, and None at each pause. Raises DecodeError, and InvalidField for far too many."""
+    """Yield a message's fields, and None at each pause. Raises DecodeError, and InvalidField for too many fields."""
     at, done = message.start, 0
     while at < message.end:
         field = field_at(message, at)
         yield field
         at = field.end
         done += 1
-        if done > _MOST_FIELDS:
-            raise InvalidField(f"{message.path} has more than {_MOST_FIELDS} fields", message.path)
+        if done > _MAX_FIELDS:
+            raise InvalidField(f"{message.path} must have at most {_MAX_FIELDS} fields", message.path)
         if not done % _FIELDS:
             yield None
 
 
 class Parts(NamedTuple):
-    """A message taken apart: its packed columns by number, the fields that are messages, and the bytes of the rest."""
+    """Fields of a message: packed columns by number, submessages by number, and the bytes of all others."""
 
     columns: dict[int, bytearray]
     entries: dict[int, list[Field]]
@@ -114,10 +113,10 @@ class Parts(NamedTuple):
 def parts(
     message: Message, kind: Descriptor, columns: Mapping[int, int], entries: Mapping[int, int], rest_bytes: int
 ) -> Sliced[Parts]:
-    """Take a message apart. Raises InvalidField for more than is allowed, as soon as that is passed, and DecodeError.
+    """Split a message into its fields. Raises DecodeError, and InvalidField as soon as a limit is exceeded.
 
-    By their numbers: `columns` are repeated numbers, packed or not, or bytes, and the most bytes that their values may
-    have; `entries` are messages, and how many there may be. All else together may have `rest_bytes`.
+    `columns` are numbers of repeated number fields, packed or not, or of bytes, with their maximum bytes; `entries` are
+    numbers of submessages, with their maximum count. All other fields together may have `rest_bytes`.
     """
     found = Parts({number: bytearray() for number in columns}, {number: [] for number in entries}, bytearray())
     for field in walk(message):
@@ -126,15 +125,15 @@ def parts(
         elif field.number in columns and field.wire_type in (_BYTES, _VARINT):
             column = found.columns[field.number]
             if len(column) + field.end - field.start > columns[field.number]:
-                raise _too_much(message, kind, field, "more than it can have to say")
+                raise _too_much(message, kind, field, f"must have at most {columns[field.number]} bytes")
             column += message.data[field.start : field.end]
         elif field.number in entries and field.wire_type == _BYTES:
             found.entries[field.number].append(field)
             if len(found.entries[field.number]) > entries[field.number]:
-                raise _too_much(message, kind, field, f"more than {entries[field.number]} entries")
+                raise _too_much(message, kind, field, f"must have at most {entries[field.number]} entries")
         else:
             if len(found.rest) + field.end - field.begin > rest_bytes:
-                raise _too_much(message, kind, field, f"too much: these fields have {rest_bytes} bytes at most")
+                raise _too_much(message, kind, field, f"is too large: these fields have at most {rest_bytes} bytes")
             found.rest.extend(message.data[field.begin : field.end])
     return found
 
@@ -142,30 +141,30 @@ def parts(
 def _too_much(message: Message, kind: Descriptor, field: Field, what: str) -> InvalidField:
     known = kind.fields_by_number.get(field.number)
     path = f"{message.path}.{known.name if known else field.number}"
-    return InvalidField(f"{path} has {what}", path)
+    return InvalidField(f"{path} {what}", path)
 
 
-def numbers(column: bytearray, most: int, field: str, *, wide: bool = False) -> "Sliced[array[int]]":
-    """Decode a packed column of 32-bit numbers, or `wide` ones of 64. Raises InvalidField for more than `most`."""
+def numbers(column: bytearray, maximum: int, field: str, *, wide: bool = False) -> "Sliced[array[int]]":
+    """Decode a packed column of 32-bit numbers, or 64-bit if `wide`. Raises InvalidField for more than `most`."""
     decoded = array("q" if wide else "i")
     start = 0
     while start < len(column):
         if start:
             yield
         end = min(start + _CHUNK_BYTES, len(column))
-        while end > start and column[end - 1] > 0x7F:  # within a number
+        while end > start and column[end - 1] > 0x7F:  # inside a number
             end -= 1
         decoded.extend(_chunk(bytes(column[start:end]), wide=wide))
         start = end if end > start else len(column) + 1
-        if len(decoded) > most:
-            raise InvalidField(f"{field} has more than {most} entries", field)
+        if len(decoded) > maximum:
+            raise InvalidField(f"{field} must have at most {maximum} entries", field)
     if start > len(column):
         raise DecodeError("Error parsing message: a number does not end")
     return decoded
 
 
 def _chunk(packed: bytes, *, wide: bool) -> Collection[int]:
-    """Let protobuf decode packed numbers: any field of their type will do."""
+    """Decode packed numbers by parsing them as any packed field of their type."""
     message = b"\x22" + _length(len(packed)) + packed
     if wide:
         return pb.Step.FromString(b"\x32" + message[1:]).swap_outs[:]
@@ -176,12 +175,12 @@ def _length(size: int) -> bytes:
     return bytes((size & 0x7F | 0x80, size >> 7)) if size > 0x7F else bytes((size,))
 
 
-def batches(message: Message, fields: list[Field], most_fields: int, most_bytes: int) -> Generator[bytes, None, None]:
-    """Yield the bytes of fields, so many of them together at most, and so many bytes unless it is one."""
+def batches(message: Message, fields: list[Field], max_fields: int, max_bytes: int) -> Generator[bytes, None, None]:
+    """Join the bytes of fields into batches within both limits; a field above them is a batch by itself."""
     batch: list[bytes] = []
     size = 0
     for field in fields:
-        if batch and (len(batch) >= most_fields or size + field.end - field.begin > most_bytes):
+        if batch and (len(batch) >= max_fields or size + field.end - field.begin > max_bytes):
             yield b"".join(batch)
             batch, size = [], 0
         batch.append(message.data[field.begin : field.end])
@@ -190,8 +189,8 @@ def batches(message: Message, fields: list[Field], most_fields: int, most_bytes:
         yield b"".join(batch)
 
 
-def short(value: _Text, most: int, field: str) -> _Text:
-    """Return an id or a salt. Raises InvalidField for one that is longer than any gateway makes them."""
-    if len(value) > most:
-        raise InvalidField(f"{field} has {len(value)} characters, {most} at most", field)
+def check_length(value: _Text, maximum: int, field: str) -> _Text:
+    """Return an id or a salt. Raises InvalidField if it is too long."""
+    if len(value) > maximum:
+        raise InvalidField(f"{field} must have at most {maximum} characters, not {len(value)}", field)
     return value

@@ -51,33 +51,34 @@ def some_listen(folder: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("label", ["kvmanager", "gateway"])
 def test_an_address_in_use_is_refused(taken: str, label: str) -> None:
     assert fail(label, "--listen", taken) == (
-        f"{label} cannot go on: AddressUnavailable: cannot listen on {taken}: Address already in use"
+        f"{label} failed: AddressUnavailable: cannot listen on {taken}: Address already in use"
     )
 
 
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
-        ("nonsense", "it is neither host:port nor unix:/path"),
+        ("nonsense", "the address must be host:port or unix:/path"),
         ("unix:/no/such/folder/x.sock", "No such file or directory"),
         ("256.0.0.1:0", "Name or service not known"),
+        ("127.0.0.1:70000", "the port must be between 0 and 65535, not 70000"),
     ],
 )
 def test_an_impossible_address_is_refused_with_the_reason(address: str, reason: str) -> None:
     assert fail("kvmanager", "--listen", address) == (
-        f"kvmanager cannot go on: AddressUnavailable: cannot listen on {address}: {reason}"
+        f"kvmanager failed: AddressUnavailable: cannot listen on {address}: {reason}"
     )
 
 
 def test_an_engine_without_its_model_is_refused_with_the_models_name(tmp_path: Path) -> None:
     last = fail("engine", *some_listen(tmp_path), "--model", "/no/model")
-    assert last.startswith("engine cannot go on: ModelUnavailable: /no/model is no model: ")
+    assert last.startswith("engine failed: ModelUnavailable: /no/model is not a model: ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_an_engine_without_its_gpu_does_not_start(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     last = fail("engine", *some_listen(tmp_path), "--model", str(tiny_model("llama")), "--device", "cuda")
-    assert last == "engine cannot go on: InvalidSetting: device is 'cuda', but torch found no GPU"
+    assert last == "engine failed: InvalidSetting: device is 'cuda', but torch found no GPU"
 
 
 @usual_size
@@ -97,7 +98,7 @@ def test_serve_names_a_service_that_could_not_start_and_stops_the_others(
     status, lines = end_of(launch("serve", "--listen", taken, "--model", str(tiny_model("llama"))))
     assert status == 1
     assert lines[-1] == (
-        "serve     | gateway ended with status 1: gateway cannot go on: AddressUnavailable: "
+        "serve     | gateway ended with status 1: gateway failed: AddressUnavailable: "
         f"cannot listen on {taken}: Address already in use"
     )
     assert_folder_is_gone(lines)
@@ -106,7 +107,7 @@ def test_serve_names_a_service_that_could_not_start_and_stops_the_others(
 def test_serve_without_its_model_names_it_and_starts_nothing() -> None:
     status, lines = end_of(launch("serve", "--model", "/no/model"))
     assert status == 1
-    assert [line.startswith("serve     | /no/model is no model: ") for line in lines] == [True]
+    assert [line.startswith("serve     | /no/model is not a model: ") for line in lines] == [True]
 
 
 @pytest.mark.parametrize("label", ["kvmanager", "gateway"])
@@ -159,12 +160,13 @@ def test_a_signal_ends_a_service_that_fetches_a_model(tmp_path: Path) -> None:
 def test_a_service_that_cannot_export_its_metrics_does_not_start(taken: str, tmp_path: Path) -> None:
     for address, reason in (
         (taken, "Address already in use"),
-        ("nonsense", "it is not host:port"),
-        ("127.0.0.1:70000", "it is not host:port"),
+        ("nonsense", "the address must be host:port"),
+        ("127.0.0.1:70000", "the port must be between 0 and 65535, not 70000"),
         ("256.0.0.1:0", "Name or service not known"),
+        ("127.0.0.1:70000", "the port must be between 0 and 65535, not 70000"),
     ):
         assert fail("kvmanager", *some_listen(tmp_path), "--metrics-listen", address) == (
-            f"kvmanager cannot go on: AddressUnavailable: cannot show metrics on {address}: {reason}"
+            f"kvmanager failed: AddressUnavailable: cannot show metrics on {address}: {reason}"
         )
 
 

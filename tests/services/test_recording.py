@@ -135,7 +135,7 @@ def test_a_manager_that_was_killed_and_its_successor_record_sessions_that_are_re
     recorded.engine.output.wait_for("engine is ready")
     known = len(recorded.engine.output.lines)
     recorded.kvmanager.kill()
-    assert replayed(first)["end"].startswith("its writer was cut off")
+    assert replayed(first)["end"].startswith("its writer was interrupted")
     recorded.engine.output.wait_for("engine is not ready", after=known)
     recorded.kvmanager = service(
         "kvmanager", "--listen", recorded.kvmanager.address, "--record-folder", str(recorded.folder)
@@ -173,7 +173,7 @@ def test_a_service_that_cannot_record_does_not_start(
     process = launch(label, "--listen", "127.0.0.1:0", *model, option, "/dev/null/records")
     output, _ = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 1
-    (line,) = [line for line in output.splitlines() if "cannot go on" in line]
+    (line,) = [line for line in output.splitlines() if " failed: " in line]
     assert f"{setting} is '/dev/null/records'" in line
     assert "Not a directory" in line
     assert "Traceback" not in output
@@ -214,7 +214,7 @@ def test_a_record_ends_at_its_maximum_size_and_holds_the_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened, path = create(tmp_path / "record.quire")
-    file = RecordFile(opened, "record", most_bytes=5000)
+    file = RecordFile(opened, "record", max_bytes=5000)
     file.write(lambda: [HEADER])
     for number in range(200):
         file.write(lambda number=number: [numbered(number, size=100)])
@@ -223,10 +223,10 @@ def test_a_record_ends_at_its_maximum_size_and_holds_the_reason(
     assert file.stopped
     reader, entries = of_file(path)
     assert 4000 < path.stat().st_size <= 5000
-    assert reader.end == "the file is full: it may have 5000 bytes"
+    assert reader.end == "the file is full: its limit is 5000 bytes"
     assert [entry.request.number for entry in entries] == list(range(len(entries)))
     (said,) = caplog.messages
-    assert said == "record: recording stops: the file is full: it may have 5000 bytes"
+    assert said == "record: recording stops: the file is full: its limit is 5000 bytes"
 
 
 class SlowDisk(io.BytesIO):
@@ -248,7 +248,7 @@ class SlowDisk(io.BytesIO):
 
 def test_a_slow_disk_stops_the_record_and_blocks_no_request(caplog: pytest.LogCaptureFixture) -> None:
     disk = SlowDisk()
-    file = RecordFile(disk, "record", most_waiting=10)
+    file = RecordFile(disk, "record", max_queued=10)
     file.write(lambda: [HEADER])
     for number in range(1000):  # returns at once, or the test takes forever
         file.write(lambda number=number: [numbered(number)])
@@ -258,9 +258,9 @@ def test_a_slow_disk_stops_the_record_and_blocks_no_request(caplog: pytest.LogCa
     reader, entries = entries_of(io.BytesIO(disk.content))
     assert [entry.request.number for entry in entries] == list(range(len(entries)))
     assert 9 <= len(entries) <= 11
-    assert reader.end == "the disk does not keep up: 10 entries wait for it"
+    assert reader.end == "the disk is too slow: 10 entries are queued"
     (said,) = caplog.messages
-    assert said == "record: recording stops: the disk does not keep up: 10 entries wait for it"
+    assert said == "record: recording stops: the disk is too slow: 10 entries are queued"
 
 
 def test_a_full_disk_is_logged_in_one_line_and_ends_only_the_record(caplog: pytest.LogCaptureFixture) -> None:

@@ -111,7 +111,8 @@ def _device_blocks(settings: EngineSettings, geometry: CacheGeometry, dtype: tor
     blocks = blocks_within(settings.cache_mib * _MIB, block_bytes)
     if not blocks:
         raise InvalidSetting(
-            f"cache_mib is {settings.cache_mib}, but a block and a padding block take {block_bytes / _MIB:.1f} MiB each"
+            f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes / _MIB:.1f} MiB, "
+            "and the padding block as much"
         )
     if blocks > MAX_TIER_BLOCKS:
         raise InvalidSetting(

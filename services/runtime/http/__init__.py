@@ -1,1 +1,1 @@
-"""HTTP inside a service's process, on its event loop. Imported only where a service is told to listen for it."""
+"""HTTP servers inside a service's process, on its event loop. Imported only if a service listens for HTTP."""

@@ -1,4 +1,4 @@
-"""One connection of HTTP, by uvicorn's protocol, with the bounds that it does not have."""
+"""An HTTP connection: uvicorn's protocol with additional limits."""
 
 import asyncio
 import json
@@ -12,26 +12,26 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 _HEAD_BYTES = 32 * 1024
-_MOST_HEADERS = 100
-# Requests that a client may send before the one before them is answered.
-_MOST_PIPELINED = 8
-# In the state of a request that was answered here while the application worked on it: the status.
+_MAX_HEADERS = 100
+# Requests that a client may send before the previous one is answered.
+_MAX_PIPELINED = 8
+# Key in a request's state: the status of the response sent here while the application was working on it.
 REJECTED_STATUS = "rejected_status"
-# Of a body that nobody reads any more, because its request has been answered: most clients read the answer only when
-# they have sent all, and a connection that is closed before takes the answer along. None of it is kept.
-_MOST_UNREAD_BYTES = 1024 * 1024 * 1024
-# For the rest of what came too late.
+# Body bytes discarded after the response: most clients read the response only after sending all, and lose it if the
+# connection is closed before.
+_MAX_UNREAD_BYTES = 1024 * 1024 * 1024
+# For the rest of a late request.
 _LAST_SECONDS = 1.0
-# Connections too many that are told so; beyond these they are closed as they come.
-_MOST_TURNED_AWAY = 64
+# Excess connections that receive a 503; further ones are closed at once.
+_MAX_REFUSED_CONNECTIONS = 64
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """How many connections there may be, and what each may take.
+    """Maximum connections, and time limits of each.
 
-    `read_seconds` are for the head of a request, and again for its body; `write_seconds` without progress in reading an
-    answer cut a client off.
+    `read_seconds` limits the head of a request, and its body. `write_seconds` without progress close the connection of
+    a slow client.
     """
 
     connections: int
@@ -40,7 +40,7 @@ class HttpLimits:
 
 
 class _Deadline:
-    """Does something unless it is stopped or begun anew before."""
+    """Calls an action after a time, unless stopped or restarted."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -64,27 +64,27 @@ class _HeadTooLarge(Exception):
     """The head of a request has too many bytes or headers."""
 
 
-class _AnswersTransport:
-    """The transport of a request's answer, which is closed only when the rest of the request has come."""
+class _ResponseTransport:
+    """The transport of a response, which closes only after the rest of the request has arrived."""
 
     def __init__(self, connection: "HttpConnection") -> None:
         self._connection = connection
 
     def write(self, data: bytes) -> None:
-        """Send it."""
+        """Send bytes."""
         self._connection.transport.write(data)
 
     def is_closing(self) -> bool:
-        """Return whether nothing more can be sent."""
+        """Return True if nothing more can be sent."""
         return self._connection.lingers or self._connection.transport.is_closing()
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._connection.close()
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Closes what a client does not finish, and answers what cannot be parsed in OpenAI's shape.
+    """Closes stalled connections, and answers malformed requests in OpenAI's format.
 
     `on_rejected` is called with the status of each response that the application never saw.
     """
@@ -98,36 +98,36 @@ class HttpConnection(HttpToolsProtocol):
         self._reading = _Deadline(self.loop)
         self._writing = _Deadline(self.loop)
         self._in_head = False
-        self._unfinished = False  # a request has begun and not come to its end
+        self._unfinished = False  # a request has begun and is incomplete
         self._head_bytes = 0
         self._unread_bytes = 0
-        self.lingers = False  # all is said, and what still comes is dropped
+        self.lingers = False  # the response is complete, and further input is discarded
 
     def close(self) -> None:
-        """Send nothing more, and close when the request has come to its end, which may have been answered before."""
+        """Stop sending, and close once the request is complete; it may have been answered before."""
         if self._unfinished:
             self._linger(self._limits.read_seconds)
         else:
             self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, unless there are too many."""
+        """Accept the connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections", within=_LAST_SECONDS)
-            if len(self.connections) > self._limits.connections + _MOST_TURNED_AWAY:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", within=_LAST_SECONDS)
+            if len(self.connections) > self._limits.connections + _MAX_REFUSED_CONNECTIONS:
                 self.transport.close()
         else:
-            self._expect_more()
+            self._restart_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Stop the timers."""
         self._reading.stop()
         self._writing.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came."""
+        """Parse received bytes."""
         if self.transport.is_closing():
             return
         if self.lingers:
@@ -137,80 +137,80 @@ class HttpConnection(HttpToolsProtocol):
         began_before = self._in_head
         try:
             self.parser.feed_data(data)
-            if began_before and self._in_head:  # the parser tells of a header when it has all of it
+            if began_before and self._in_head:  # the parser reports a header only when it is complete
                 self._count_head(len(data))
         except httptools.HttpParserUpgrade:
-            self.cycle.keep_alive = False  # what follows is not HTTP/1.1
+            self.cycle.keep_alive = False  # the following bytes are not HTTP/1.1
         except (_HeadTooLarge, httptools.HttpParserError) as error:
             if isinstance(error, _HeadTooLarge) or isinstance(error.__context__, _HeadTooLarge):
                 self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large")
             else:
-                self._refuse(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
+                self._refuse(HTTPStatus.BAD_REQUEST, "not a valid HTTP/1.1 request")
         else:
             if not self._reading.begun and not self._unfinished and not self._answering:
-                self._expect_more()  # blank lines, perhaps
+                self._restart_read_timer()  # for example after blank lines
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
         self._in_head = self._unfinished = True
         self._head_bytes = self._unread_bytes = 0
-        self._expect_more()
+        self._restart_read_timer()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the path came."""
+        """Part of the path arrived."""
         self._count_head(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header came."""
+        """A header arrived."""
         self._count_head(len(name) + len(value))
-        if len(self.headers) >= _MOST_HEADERS:
+        if len(self.headers) >= _MAX_HEADERS:
             raise _HeadTooLarge
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """A head came to its end; its body has time of its own, from when its turn has come."""
+        """The head is complete; the body has its own time limit, from its turn in the pipeline on."""
         self._in_head = False
-        if len(self.pipeline) >= _MOST_PIPELINED:
+        if len(self.pipeline) >= _MAX_PIPELINED:
             raise _HeadTooLarge
         super().on_headers_complete()
-        self.cycle.transport = _AnswersTransport(self)  # type: ignore[assignment]
+        self.cycle.transport = _ResponseTransport(self)  # type: ignore[assignment]
         if self.expect_100_continue:
-            self.cycle.keep_alive = False  # whether its body comes is not known once it is refused
+            self.cycle.keep_alive = False  # after a rejection, the client may or may not send the body
         if self.pipeline:
             self._reading.stop()
         else:
-            self._expect_more()
+            self._restart_read_timer()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body came. What nobody reads any more is taken for a while, so that the client hears why."""
+        """Part of the body arrived. After the response it is discarded, so that the client can read the response."""
         super().on_body(body)
         if self.cycle.response_complete:
             self._drop(len(body))
 
     def on_message_complete(self) -> None:
-        """A request came to its end."""
+        """A request is complete."""
         self._unfinished = False
         self._reading.stop()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A request was answered; the next one may wait, its body still to come."""
+        """A response is complete; the next request may be waiting for its body."""
         if self.lingers:
             return
         super().on_response_complete()
         if self._unfinished:
-            self._expect_more()
+            self._restart_read_timer()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is written to."""
+        """The client reads slowly."""
         super().pause_writing()
         if not self._writing.begun:
             self._writing.begin(self._limits.write_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read some."""
+        """The client has read some bytes."""
         self._writing.stop()
         super().resume_writing()
 
@@ -223,19 +223,19 @@ class HttpConnection(HttpToolsProtocol):
         if self._head_bytes > _HEAD_BYTES:
             raise _HeadTooLarge
 
-    def _expect_more(self) -> None:
-        self._reading.begin(self._limits.read_seconds, self._give_up)
+    def _restart_read_timer(self) -> None:
+        self._reading.begin(self._limits.read_seconds, self._on_read_timeout)
 
-    def _give_up(self) -> None:
+    def _on_read_timeout(self) -> None:
         self._reading.stop()
         if self._unfinished and not self._in_head and not self._answering:
-            self.transport.close()  # it has its answer, only the rest of its body is missing
+            self.transport.close()  # the response was sent; only the rest of the body is missing
         else:
-            message = f"the request did not come within {self._limits.read_seconds} s"
+            message = f"the request was not complete within {self._limits.read_seconds} s"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, message, within=_LAST_SECONDS)
 
     def _linger(self, seconds: float) -> None:
-        """Send nothing more, and drop what comes, for so long at most: most clients read when they have sent all."""
+        """Stop sending, and discard input for at most this long, because most clients read after they have sent all."""
         if self.lingers or self.transport.is_closing():
             return
         self.lingers = True
@@ -250,11 +250,11 @@ class HttpConnection(HttpToolsProtocol):
 
     def _drop(self, size: int) -> None:
         self._unread_bytes += size
-        if self._unread_bytes > _MOST_UNREAD_BYTES:
+        if self._unread_bytes > _MAX_UNREAD_BYTES:
             self.transport.close()
 
     def _refuse(self, status: HTTPStatus, message: str, within: float | None = None) -> None:
-        """Say why, where nothing else is being said, and close, in so many seconds at most."""
+        """Send an error, unless a response has started, and close within this time."""
         if self.transport.is_closing() or (self._answering and self.cycle.response_started):
             self.transport.close()
             return
@@ -267,7 +267,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def _refusal(status: HTTPStatus, message: str) -> bytes:
-    """Write a whole answer, in OpenAI's shape."""
+    """Return a whole response in OpenAI's format."""
     code = status.phrase.lower().replace(" ", "_")
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     body = json.dumps({"error": error}).encode()

@@ -12,17 +12,17 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from services.runtime.http.connection import HttpConnection, HttpLimits
-from services.runtime.transport import AddressUnavailable
+from services.runtime.transport import MAX_PORT, AddressUnavailable
 
 _LAST_SECONDS = 1.0
-# Longer than clients and load balancers keep a connection: it is they who close it, so no request meets a closed one.
+# Longer than clients and load balancers keep idle connections, so that they close them and no request is lost.
 _KEEP_ALIVE_SECONDS = 75
-# What the kernel keeps for a client that does not read; it would be megabytes, and nobody would notice for long.
+# Kernel buffer per connection. The default is megabytes, which would hide slow clients for long.
 _UNREAD_BYTES = 64 * 1024
 
 
 class HttpServer:
-    """Serves an application."""
+    """Serves an ASGI application."""
 
     def __init__(
         self,
@@ -31,14 +31,14 @@ class HttpServer:
         context: ssl.SSLContext | None = None,
         on_rejected: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """With a context, connections are encrypted by it.
+        """With a context, connections are encrypted.
 
         `on_rejected` is called with the status of each response that the application never saw.
         """
         self._limits = limits
         self._on_rejected = on_rejected
         self._context = context
-        # It logs what clients do wrong; what goes wrong here is logged by the application.
+        # uvicorn logs faults of clients; the application logs its own.
         self._config = uvicorn.Config(
             app,
             http=HttpConnection,
@@ -57,7 +57,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str, purpose: str = "listen for HTTP") -> str:
-        """Listen at host:port, and return the URL. Raises AddressUnavailable, whose message names the purpose."""
+        """Listen on host:port, and return the URL. Raises AddressUnavailable, with `purpose` in the message."""
         listener = _listener(address, purpose)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
@@ -69,13 +69,13 @@ class HttpServer:
         host, port = listener.getsockname()[:2]
         return f"{'https' if self._context else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    async def answered(self) -> None:
-        """Return when no request is under way."""
+    async def finish_requests(self) -> None:
+        """Return when no request is in flight."""
         while self._state.tasks:
             await asyncio.wait(self._state.tasks)
 
     async def stop(self) -> None:
-        """Close everything; what is still under way is cancelled."""
+        """Close all connections, and cancel requests in flight."""
         if self._server is None:
             return
         self._server.close()
@@ -93,16 +93,23 @@ def _listener(address: str, purpose: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
         family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        # The port as it was given: getaddrinfo makes 4464 of 70000.
+        # The port as given, because getaddrinfo wraps numbers beyond 65535.
         listener = socket.create_server((place[0], int(port)), family=family, backlog=1024)
-        # Connections inherit both. asyncio sets the second only on sockets made with IPPROTO_TCP, which these are not:
-        # without it, an answer on a connection that is kept alive waits 40 ms for the client's acknowledgement.
+        # Connections inherit both options. asyncio sets TCP_NODELAY only on sockets made with IPPROTO_TCP; without it,
+        # responses on kept-alive connections wait 40 ms for the client's acknowledgement.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
-    except (ValueError, OverflowError) as error:
-        raise AddressUnavailable(f"cannot {purpose} on {address}: it is not host:port") from error
-    except OSError as error:
-        # Of what the system says, socket.create_server makes a sentence that has the address once more.
-        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise AddressUnavailable(f"cannot {purpose} on {address}: {reason}") from error
+    except (OverflowError, ValueError, OSError) as error:
+        raise AddressUnavailable(f"cannot {purpose} on {address}: {_listen_fault(error, port)}") from error
+
+
+def _listen_fault(error: Exception, port: str) -> str:
+    if isinstance(error, OverflowError):
+        return f"the port must be between 0 and {MAX_PORT}, not {port}"
+    if isinstance(error, ValueError):
+        return "the address must be host:port"
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    # The system's reason only, because the text of create_server repeats the address.
+    return os.strerror(getattr(error, "errno", None) or 0)

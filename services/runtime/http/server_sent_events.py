@@ -1,4 +1,4 @@
-"""A response of server-sent events that ends as soon as its client is gone."""
+"""A response of server-sent events that ends when its client disconnects."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
@@ -13,9 +13,9 @@ Events = AsyncGenerator[bytes, None]
 
 
 class ServerSentEvents(Response):
-    """Sends events as bytes; empty ones are none.
+    """Sends events as bytes, without empty ones.
 
-    `first` has been awaited by whoever makes this, so what is refused has its own status.
+    The caller has awaited `first`, so that errors before it have their own status.
     """
 
     media_type = "text/event-stream"
@@ -28,7 +28,7 @@ class ServerSentEvents(Response):
         self._rest = rest
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything, or what a client that leaves waits for."""
+        """Send all events, or stop when the client disconnects."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         with suppress(ClientDisconnected):
             await while_connected(receive, self._send_all(send))

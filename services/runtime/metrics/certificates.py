@@ -1,4 +1,4 @@
-"""Shows to Prometheus when a service's certificates expire: whatever should renew them may have stopped."""
+"""Exports when a service's certificates expire, because their renewal may have stopped."""
 
 import math
 from contextlib import suppress
@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry, Gauge
 
 
 def show_certificates(settings: Any, registry: CollectorRegistry) -> None:
-    """Add the expiry of the certificates that a service's settings name, if there are any."""
+    """Export the expiry of the certificates in a service's settings, if there are any."""
     files = {"tls": settings.tls_certificate, "link": getattr(settings, "link_certificate", "")}
     given = {usage: path for usage, path in files.items() if path}
     if given:
         gauge = Gauge(
             "quire_tls_certificate_expiry_timestamp_seconds",
-            "When the first certificate of the chain expires, in seconds since 1970; by its usage: tls, link.",
+            "When the first certificate of the chain expires, in seconds since 1970; by usage: tls, link.",
             labelnames=("usage",),
             registry=registry,
         )
@@ -24,14 +24,14 @@ def show_certificates(settings: Any, registry: CollectorRegistry) -> None:
 
 
 class _Expiry:
-    """When the first certificate of a PEM file expires. A file that is wrong leaves the value as it was."""
+    """Expiry of the first certificate in a PEM file. An invalid file leaves the last value."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._seconds = math.nan  # since 1970
 
     def read(self) -> float:
-        from cryptography import x509  # of use to those alone who have certificates
+        from cryptography import x509  # imported only if there are certificates
 
         with suppress(OSError, ValueError):
             chain = x509.load_pem_x509_certificates(self._path.read_bytes())

@@ -1,4 +1,4 @@
-"""Shows metrics under the names of vLLM beside their own."""
+"""Exports metrics under vLLM's names in addition to their own."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +10,7 @@ _BY_NAME = {counterpart.ours: counterpart for counterpart in COUNTERPARTS}
 
 
 def with_counterparts(metrics: Iterable[Metric]) -> Iterator[Metric]:
-    """Yield the metrics, and each that vLLM has too once more under each of its names there."""
+    """Yield all metrics, and those that vLLM has again under each of vLLM's names."""
     for metric in metrics:
         yield metric
         if counterpart := _BY_NAME.get(metric.name):

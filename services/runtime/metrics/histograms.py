@@ -1,6 +1,6 @@
-"""Histograms for hot paths: to observe takes a search and two additions, and no lock.
+"""Histograms for hot paths: an observation takes a search and two additions, without a lock.
 
-One thread observes; whoever is scraped reads. Those of prometheus-client take a lock three times for each observation.
+One thread observes; scrapes read. prometheus-client takes a lock three times for each observation.
 """
 
 from bisect import bisect_left
@@ -16,26 +16,26 @@ from prometheus_client.utils import floatToGoString
 
 
 class Buckets:
-    """How often which values were observed: one series of a histogram."""
+    """One series of a histogram: observations per bucket, and their sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` are the largest values of each bucket but the last, ascending."""
+        """`bounds` are the upper bounds of all buckets but the last, ascending."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, so many times."""
+        """Count a value `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def read(self) -> tuple[list[int], float]:
-        """Return how many values each bucket and those before it have, and the sum of all values."""
+        """Return the cumulative counts of the buckets, and the sum of all values."""
         return list(accumulate(list(self._counts))), self._sum
 
 
 class _Series(NamedTuple):
-    """A series, its labels, and the labels of each of its buckets."""
+    """A series, its labels, and the labels of each bucket."""
 
     buckets: Buckets
     labels: dict[str, str]
@@ -43,12 +43,12 @@ class _Series(NamedTuple):
 
 
 class Histogram(Collector):
-    """A histogram with labels, kept for as long as its registry."""
+    """A histogram with labels, registered for good."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float]
     ) -> None:
-        """Be shown by `registry` under `name`."""
+        """Register under `name`."""
         self._name = name
         self._meaning = meaning
         self._labels = labels
@@ -58,7 +58,7 @@ class Histogram(Collector):
         registry.register(self)
 
     def labels(self, *labels: str) -> Buckets:
-        """Return the series with these values of the labels; it is shown from the first time on."""
+        """Return the series with these label values; it is exported from its first use on."""
         series = self._series.get(labels) or self._begin(labels)
         return series.buckets
 
@@ -69,11 +69,11 @@ class Histogram(Collector):
         return self._series[values]
 
     def remove(self, *labels: str) -> None:
-        """Show the series with these values of the labels no longer."""
+        """Stop exporting the series with these label values."""
         self._series.pop(labels, None)
 
     def collect(self) -> Iterable[Metric]:
-        """Read all series."""
+        """Return all series."""
         family = HistogramMetricFamily(self._name, self._meaning, labels=self._labels)
         for buckets, labels, of_each in list(self._series.values()):
             counts, total = buckets.read()
@@ -83,5 +83,5 @@ class Histogram(Collector):
         return [family]
 
     def describe(self) -> Iterable[Metric]:
-        """Name what `collect` gives."""
+        """Return the metric without series."""
         return [HistogramMetricFamily(self._name, self._meaning, labels=self._labels)]

@@ -1,4 +1,4 @@
-"""Writes what Prometheus reads: on the event loop that owns the figures, in slices that nobody there waits for long."""
+"""Writes the metrics page on the event loop that owns the metrics, in slices, so that other tasks do not wait."""
 
 import asyncio
 import time
@@ -13,33 +13,33 @@ from prometheus_client.utils import floatToGoString
 
 from services.runtime.metrics.compatible_names import with_counterparts
 
-# Between two pauses. Who else has work on the event loop goes through it several times, and comes through a pause.
+# Work between two pauses. Other tasks may need several turns of the event loop, and get them during a pause.
 _SLICE_SECONDS = 0.0005
 _PAUSE_SECONDS = 0.001
-_SAMPLES_AT_ONCE = 25  # also where none of their series was written before
-# Series whose names and labels are kept as text: those of some hundred engines.
+_SAMPLES_AT_ONCE = 25  # fits a slice even if their series are not cached
+# Series cached as text: enough for some hundred engines.
 _SERIES = 50_000
 
 
-async def nothing() -> None:
+async def no_preparation() -> None:
     """Prepare nothing."""
 
 
 @dataclass(frozen=True)
 class Exposition:
-    """What a service shows and where; an empty address is nowhere.
+    """A service's metrics and their address; without an address they are not served.
 
-    `prepare` is awaited before the registry is read. `compat` names whose names are used too: vllm, or none.
+    `prepare` is awaited before each scrape. `compat` is vllm to add vLLM's names, or none.
     """
 
     registry: CollectorRegistry
     address: str
-    prepare: Callable[[], Awaitable[None]] = nothing
+    prepare: Callable[[], Awaitable[None]] = no_preparation
     compat: str = "none"
 
 
 class MetricsPage:
-    """The metrics as text, made anew whenever it is asked for, for one after the other."""
+    """The metrics as text, written for one scrape at a time."""
 
     def __init__(self, exposition: Exposition) -> None:
         self._exposition = exposition
@@ -52,11 +52,11 @@ class MetricsPage:
             metrics: Iterable[Metric] = self._exposition.registry.collect()
             if self._exposition.compat == "vllm":
                 metrics = with_counterparts(metrics)
-            return b"".join([part async for part in _politely(_written(metrics))])
+            return b"".join([part async for part in _with_pauses(_written(metrics))])
 
 
-async def _politely(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Make the parts, with a pause whenever that has taken long enough."""
+async def _with_pauses(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the parts, and pause after each slice of time."""
     begun = time.perf_counter()
     for part in parts:
         yield part
@@ -66,9 +66,9 @@ async def _politely(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _written(metrics: Iterable[Metric]) -> Iterator[bytes]:
-    """Write metrics, so many samples at a time."""
+    """Write metrics, a few samples at a time."""
     for metric in metrics:
-        yield generate_latest(_Only(Metric(metric.name, metric.documentation, metric.type)))  # what they mean
+        yield generate_latest(_OneMetric(Metric(metric.name, metric.documentation, metric.type)))  # HELP and TYPE
         for start in range(0, len(metric.samples), _SAMPLES_AT_ONCE):
             yield "".join(map(_line, metric.samples[start : start + _SAMPLES_AT_ONCE])).encode()
 
@@ -80,13 +80,13 @@ def _line(sample: Sample) -> str:
 
 @lru_cache(_SERIES)
 def _series(name: str, labels: tuple[tuple[str, str], ...]) -> str:
-    """Write what each line of a series begins with; prometheus-client takes most of its time for just that."""
+    """Return the beginning of a series' lines; cached, because prometheus-client spends most of its time on it."""
     metric = Metric(name, "", "gauge")
     metric.add_sample(name, dict(labels), 0)
-    return generate_latest(_Only(metric)).decode().rstrip("\n").rpartition("\n")[2].removesuffix("0.0")
+    return generate_latest(_OneMetric(metric)).decode().rstrip("\n").rpartition("\n")[2].removesuffix("0.0")
 
 
-class _Only(NamedTuple):
+class _OneMetric(NamedTuple):
     """A registry of one metric."""
 
     metric: Metric

@@ -1,4 +1,4 @@
-"""Shows a process's metrics to Prometheus, over HTTP on a port of their own."""
+"""Serves a process's metrics to Prometheus over HTTP, on their own port."""
 
 import asyncio
 import logging
@@ -16,16 +16,16 @@ from services.runtime.metrics.page import Exposition, MetricsPage
 
 _ANSWER_SECONDS = 5.0
 _LIMITS = HttpLimits(connections=8, read_seconds=5.0, write_seconds=5.0)
-_CLOSE = {"connection": "close"}  # so that eight who scrape now and then do not keep all others out
+_CLOSE = {"connection": "close"}  # so that idle scrapers do not occupy all connections
 
 log = logging.getLogger("quire")
 
 
 @asynccontextmanager
 async def metrics_server(exposition: Exposition) -> AsyncIterator[str]:
-    """Serve metrics over HTTP, and give the URL. Raises AddressUnavailable.
+    """Serve metrics over HTTP, and yield the URL. Raises AddressUnavailable.
 
-    All of it is done on the running event loop: what the registry's collectors look at has one owner.
+    Collectors run on the current event loop, so the state that they read has one owner.
     """
     server = HttpServer(_MetricsApp(MetricsPage(exposition)), _LIMITS)
     host = exposition.address.rpartition(":")[0]
@@ -37,7 +37,7 @@ async def metrics_server(exposition: Exposition) -> AsyncIterator[str]:
 
 
 class _MetricsApp:
-    """Answers with the metrics, whatever the path."""
+    """Answers every path with the metrics."""
 
     def __init__(self, page: MetricsPage) -> None:
         self._page = page
@@ -53,6 +53,6 @@ class _MetricsApp:
                 return Response(await self._page.text(), headers=_CLOSE, media_type=CONTENT_TYPE_PLAIN_0_0_4)
         except TimeoutError:
             return Response("the event loop does not answer\n", HTTPStatus.SERVICE_UNAVAILABLE, _CLOSE)
-        except Exception:  # a collector's; the HTTP server would not say so
+        except Exception:  # of a collector; the HTTP server would not log it
             log.exception("the metrics could not be read")
             return Response(status_code=HTTPStatus.INTERNAL_SERVER_ERROR, headers=_CLOSE)

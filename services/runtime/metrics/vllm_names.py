@@ -1,22 +1,22 @@
-"""Which of our metrics are which of vLLM's: dashboards and autoscalers that ask for vLLM's names work unchanged.
+"""The table of Quire's metrics and their counterparts in vLLM, for dashboards and autoscalers built for vLLM.
 
-One table says it. `--metrics-compat vllm` shows the metrics under both names, and deploy/prometheus/vllm-rules.yml, for
-whoever leaves that off, is written from it.
+`--metrics-compat vllm` exports the metrics under both names. deploy/prometheus/vllm-rules.yml is generated from the
+table, as an alternative to that setting.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 COMPAT = ("none", "vllm")
-METRICS_COMPAT = "Other names that metrics are shown under beside their own: vLLM's, or none."
+METRICS_COMPAT = "Additional names of metrics: vllm, or none."
 
 
 @dataclass(frozen=True)
 class Counterpart:
-    """A metric of ours and the names that vLLM has or had for it, without `quire_` and `vllm:`.
+    """A metric of Quire, and its current and former names in vLLM, without the prefixes `quire_` and `vllm:`.
 
-    `kind` is gauge, counter, histogram or info. Counters are named without `_total`, infos without `_info`. Where a
-    label's values have other words there, `words` has them by ours; what has none is not shown.
+    `kind` is gauge, counter, histogram or info. Counters are named without `_total`, infos without `_info`. `words`
+    maps label values to vLLM's, for labels where they differ; values without counterpart are not exported.
     """
 
     kind: str
@@ -26,21 +26,21 @@ class Counterpart:
 
     @property
     def ours(self) -> str:
-        """Our name."""
+        """Quire's name."""
         return f"quire_{self.name}"
 
     @property
     def theirs(self) -> tuple[str, ...]:
-        """VLLM's names, today's first."""
+        """VLLM's names, the current one first."""
         return tuple(f"vllm:{name}" for name in (self.name, *self.older))
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """What the names of its samples end with."""
+        """Suffixes of the samples' names."""
         return _SUFFIXES[self.kind]
 
     def translated(self, labels: Mapping[str, str]) -> dict[str, str] | None:
-        """Return the labels in vLLM's words, None where it has none for them."""
+        """Return the labels with vLLM's values, None if it has no counterpart."""
         changed = {label: words.get(labels[label]) for label, words in self.words.items()}
         known = {label: word for label, word in changed.items() if word is not None}
         return {**labels, **known} if len(known) == len(changed) else None

@@ -1,8 +1,7 @@
-"""Traces by OpenTelemetry's SDK, which sends them to a collector from a thread of its own.
+"""Tracing with OpenTelemetry's SDK, which sends spans to a collector on its own thread.
 
-Whoever ends a span only puts it into a bounded queue; a collector that is slow or away costs spans and nothing else.
-The SDK reads its own environment variables: those of the resource, of the batches and of the exporter's TLS, headers
-and time.
+Ending a span only adds it to a bounded queue, so a slow or unavailable collector loses spans and delays nothing. The
+SDK reads its own environment variables for the resource, the batches, and the exporter's TLS, headers and timeout.
 """
 
 import os
@@ -50,7 +49,7 @@ class OtlpTracing(Tracing):
         return _Recorded(self._tracer, span) if span.is_recording() else NO_SPAN
 
     def close(self) -> None:
-        """See Tracing. The SDK itself would wait for half a minute."""
+        """See Tracing. The SDK itself would wait for 30 seconds."""
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(_LAST_SECONDS)
@@ -88,6 +87,6 @@ class _Recorded(Span):
 
 
 def _since_1970(at: float | None) -> int:
-    """Return a time of `time.monotonic` in nanoseconds since 1970; None is now."""
+    """Convert a time of `time.monotonic` to nanoseconds since 1970; None is now."""
     now = time.time_ns()
     return now if at is None else now - (time.monotonic_ns() - int(at * _NANOSECONDS))

@@ -1,7 +1,7 @@
-"""Spans, which record a part of a request, or nothing.
+"""Spans of requests, recorded or not.
 
-What the services do with a span does not depend on whether it is recorded. One that is not says nothing, costs next to
-nothing, and asks nobody else to record: its `trace_parent` is empty.
+Services use both kinds alike. A span that is not recorded costs almost nothing, and its empty `trace_parent` stops
+other processes from recording.
 """
 
 from collections.abc import Mapping
@@ -15,24 +15,24 @@ NO_ATTRIBUTES: Attributes = {}
 
 
 class Span(AbstractContextManager["Span", None]):
-    """A part of a request's way, from its making until `end`. This one is not recorded.
+    """A part of a request, from its creation until `end`. This base class records nothing.
 
-    Times are in seconds of `time.monotonic`; None is now. As a context it ends with what is inside, and takes that for
-    a fault if it raises.
+    Times are in seconds of `time.monotonic`; None is now. As a context manager it ends with the context, and an
+    exception marks it as failed.
     """
 
-    trace_parent = ""  # names it to another process, as W3C's header `traceparent` does
+    trace_parent = ""  # for another process, in the format of W3C's header `traceparent`
     trace_id = ""
 
     def start_child(
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None, calls: bool = False
     ) -> "Span":
-        """Begin a part of it; `calls` says that another process goes on with it."""
+        """Start a child span; with `calls`, another process continues it."""
         del name, attributes, at, calls
         return self
 
     def add_event(self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None) -> None:
-        """Note that something happened."""
+        """Add an event."""
         del name, attributes, at
 
     def set_attributes(self, attributes: Attributes) -> None:
@@ -40,7 +40,7 @@ class Span(AbstractContextManager["Span", None]):
         del attributes
 
     def end(self, fault: str = "", *, at: float | None = None) -> None:
-        """End it. A fault marks it as failed. What comes after the end is ignored."""
+        """End the span; a fault marks it as failed. Later calls are ignored."""
         del fault, at
 
     def __enter__(self) -> Self:
@@ -54,14 +54,14 @@ NO_SPAN = Span()
 
 
 class Tracing:
-    """Begins the spans of a process. This one records none."""
+    """Starts the spans of a process. This base class records none."""
 
     def start_span(
         self, name: str, trace_parent: str, attributes: Attributes = NO_ATTRIBUTES, *, at: float | None = None
     ) -> Span:
-        """Begin this process's part of a trace, or, with an empty or malformed parent, a trace of its own."""
+        """Start this process's part of a trace; an empty or malformed parent starts a new trace."""
         del name, trace_parent, attributes, at
         return NO_SPAN
 
     def close(self) -> None:
-        """Send what is recorded, for a second or two at most. Waits."""
+        """Send the recorded spans. Waits for at most two seconds."""

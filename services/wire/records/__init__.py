@@ -1,1 +1,1 @@
-"""Records of operations and of requests: files of messages, written on a thread of their own and read again."""
+"""Records of operations and of requests: files of messages, written on their own thread, and read for replay."""

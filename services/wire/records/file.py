@@ -1,6 +1,6 @@
-"""Writes files of records, as `records.proto` describes them, on a thread of its own: nobody waits for the disk.
+"""Writes record files, as described in `records.proto`, on their own thread, so that no caller waits for the disk.
 
-A record is a help, not a duty: where it cannot go on, that is said in one line of the log, and the service goes on.
+Records are optional: if recording fails, the log has one line, and the service continues.
 """
 
 import logging
@@ -15,16 +15,16 @@ from typing import BinaryIO
 
 from quire.v1 import records_pb2 as pb
 
-# Entries that may wait for the disk.
-_MOST_WAITING = 1024
-# What is kept of the size for the last entry.
+# Maximum entries queued for the disk.
+_MAX_QUEUED = 1024
+# Bytes reserved for the last entry.
 _LAST_ENTRY_BYTES = 512
-_MOST_NAMES = 1000
-# Making a long entry takes the interpreter away from other threads; between two of them they have their turn.
+_MAX_NAMES = 1000
+# Serializing a long entry holds the interpreter's lock, so the thread pauses after it.
 _LONG_ENTRY_BYTES = 4096
 _PAUSE_SECONDS = 0.0005
 
-# Makes entries; None stands for a pause in long work.
+# Makes entries; None is a pause in long work.
 Entries = Callable[[], Iterable[pb.RecordEntry | None]]
 
 log = logging.getLogger("quire.record")
@@ -38,20 +38,20 @@ def now() -> str:
 def create(path: Path) -> tuple[BinaryIO, Path]:
     """Create a file that only its owner may read; return it and its path. Raises OSError.
 
-    No file is overwritten: where there is one, the new one is called the same with `.2`, `.3` and so on behind.
+    Existing files are not overwritten: the name gets the suffix `.2`, `.3` and so on.
     """
-    candidates = [path, *(path.with_name(f"{path.name}.{number}") for number in range(2, _MOST_NAMES))]
+    candidates = [path, *(path.with_name(f"{path.name}.{number}") for number in range(2, _MAX_NAMES))]
     for candidate in candidates:
         try:
             descriptor = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             continue
         return os.fdopen(descriptor, "wb"), candidate
-    raise FileExistsError(f"{path} exists, and {_MOST_NAMES} others of its name")
+    raise FileExistsError(f"{path} exists, as do {_MAX_NAMES} files with its name and a number")
 
 
 def length_delimited(entry: pb.RecordEntry) -> bytes:
-    """Return an entry's bytes behind their length."""
+    """Return an entry's bytes, preceded by their length."""
     data = entry.SerializeToString()
     length, size = bytearray(), len(data)
     while size > 0x7F:
@@ -61,56 +61,56 @@ def length_delimited(entry: pb.RecordEntry) -> bytes:
 
 
 class RecordFile:
-    """A file that is written. `write` may be called from any one thread, and never waits for the disk."""
+    """A record file. One thread may call `write`, which never waits for the disk."""
 
     def __init__(
-        self, file: BinaryIO, name: str, *, most_bytes: int | None = None, most_waiting: int = _MOST_WAITING
+        self, file: BinaryIO, name: str, *, max_bytes: int | None = None, max_queued: int = _MAX_QUEUED
     ) -> None:
         """Take over an open file, called `name` in the log.
 
-        Recording stops when the file would grow above `most_bytes`, or when more than `most_waiting` entries wait.
+        Recording stops before the file exceeds `max_bytes`, and when more than `max_queued` entries are queued.
         """
         self._file = file
         self._name = name
-        self._bytes_left = None if most_bytes is None else most_bytes - _LAST_ENTRY_BYTES
-        self._most_waiting = most_waiting
+        self._bytes_left = None if max_bytes is None else max_bytes - _LAST_ENTRY_BYTES
+        self._max_queued = max_queued
         self._entries: queue.SimpleQueue[Entries | None] = queue.SimpleQueue()
-        self._why = ""  # written before the end is put into the queue, read after it was taken out
+        self._reason = ""  # written before the end is queued, read after it is dequeued
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="record", daemon=True)
         self._thread.start()
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing more is recorded."""
+        """Return True if recording has stopped."""
         return self._stopped
 
     @property
     def closed(self) -> bool:
-        """Whether all is on the disk, or given up."""
+        """Return True if the file is closed."""
         return not self._thread.is_alive()
 
     def write(self, entries: Entries) -> None:
-        """Have entries made and written by the file's thread. Does nothing once recording has stopped."""
+        """Queue entries for the file's thread, which makes and writes them. Does nothing once recording has stopped."""
         if self._stopped:
             return
-        if self._entries.qsize() >= self._most_waiting:
-            self._stop(f"the disk does not keep up: {self._most_waiting} entries wait for it")
-            log.warning("%s: recording stops: %s", self._name, self._why)
+        if self._entries.qsize() >= self._max_queued:
+            self._stop(f"the disk is too slow: {self._max_queued} entries are queued")
+            log.warning("%s: recording stops: %s", self._name, self._reason)
             return
         self._entries.put(entries)
 
     def finish(self, reason: str) -> None:
-        """Write what waits, then the end. Does not wait for it."""
+        """Write the queued entries, then the end. Does not wait."""
         if not self._stopped:
             self._stop(reason)
 
     def join(self, seconds: float) -> None:
-        """Wait until the file is closed, so long at most."""
+        """Wait until the file is closed, at most this long."""
         self._thread.join(seconds)
 
     def _stop(self, reason: str) -> None:
-        self._why, self._stopped = reason, True
+        self._reason, self._stopped = reason, True
         self._entries.put(None)
 
     # On the file's own thread.
@@ -119,7 +119,7 @@ class RecordFile:
         try:
             with self._file:
                 full = self._write_entries()
-                reason = f"the file is full: it may have {full} bytes" if full else self._why
+                reason = f"the file is full: its limit is {full} bytes" if full else self._reason
                 if full:
                     log.warning("%s: recording stops: %s", self._name, reason)
                 self._file.write(length_delimited(pb.RecordEntry(end=pb.RecordEnd(reason=reason))))
@@ -127,10 +127,10 @@ class RecordFile:
             log.warning("%s: recording stops: %s: %s", self._name, type(error).__name__, error)
         finally:
             self._stopped = True
-            self._forget()
+            self._drop_queued()
 
     def _write_entries(self) -> int:
-        """Write entries until the end comes; return the bytes that the file may have when it is full, else 0."""
+        """Write entries until the end; return the file's limit if it is full, otherwise 0."""
         written = 0
         while (make := self._entries.get()) is not None:
             for entry in make():
@@ -146,7 +146,7 @@ class RecordFile:
                 self._file.flush()
         return 0
 
-    def _forget(self) -> None:
-        """Let go of what waits: nobody will write it."""
+    def _drop_queued(self) -> None:
+        """Drop the queued entries."""
         while not self._entries.empty():
             self._entries.get()

@@ -1,4 +1,4 @@
-"""Records of operations: what the KV manager's core did, as entries of a file, and run again from them."""
+"""Records of operations: the Steps of the KV manager's core as entries of a file, and their replay."""
 
 from collections.abc import Iterator
 
@@ -26,12 +26,12 @@ class OperationsRecord:
     """Makes the entries of one session's record: `begin`, then `applied` for each Step in order."""
 
     def __init__(self, spec: PoolSpec) -> None:
-        """Begin the record of a pool."""
+        """Start the record of a pool."""
         self._spec = spec
         self._checksum = Checksum(spec)
 
     def begin(self, report: PoolReport) -> Iterator[pb.RecordEntry | None]:
-        """Yield the header and the snapshot, and None where others should have their turn."""
+        """Yield the header and the snapshot, and None at each pause."""
         header = pb.RecordHeader(
             format=OPERATIONS_FORMAT,
             version=OPERATIONS_VERSION,
@@ -47,7 +47,7 @@ class OperationsRecord:
             yield pb.RecordEntry(snapshot=page, checksum=self._checksum.digest if page.last else b"")
 
     def applied(self, step: Step, applied: AppliedStep) -> Iterator[pb.RecordEntry]:
-        """Yield the entry of a Step that was applied."""
+        """Yield the entry of an applied Step."""
         recorded = pb.RecordedStep(
             withheld_blocks=applied.result.withheld_blocks,
             host_withheld_blocks=applied.result.host_withheld_blocks,
@@ -58,7 +58,7 @@ class OperationsRecord:
 
 
 def begin_replay(reader: RecordReader) -> OperationsReplay:
-    """Begin the replay of a record. Raises InvalidRecord."""
+    """Start the replay of a record. Raises InvalidRecord."""
     reader.check_version(OPERATIONS_VERSION)
     try:
         return OperationsReplay(spec_of(reader.header.pool))
@@ -67,16 +67,16 @@ def begin_replay(reader: RecordReader) -> OperationsReplay:
 
 
 def run_replay(reader: RecordReader, replay: OperationsReplay) -> Iterator[None]:
-    """Run a record again, and pause after each entry.
+    """Replay a record, and pause after each entry.
 
-    Raises ReplayMismatch where the replay comes to another checksum than the record, and InvalidRecord.
+    Raises ReplayMismatch if a checksum differs from the record's, and InvalidRecord.
     """
     pages, is_complete = ReportReader(replay.spec), False
     try:
         for entry in reader:
             kind = entry.WhichOneof("kind")
             if kind != ("step" if is_complete else "snapshot"):
-                raise reader.invalid(f"{kind} has no place here in a record of operations")
+                raise reader.invalid(f"{kind} is not expected here in a record of operations")
             if is_complete:
                 _apply(replay, entry)
             elif is_complete := _is_last(pages, entry.snapshot):
@@ -89,16 +89,15 @@ def run_replay(reader: RecordReader, replay: OperationsReplay) -> Iterator[None]
 
 
 def _is_last(pages: ReportReader, page: ReportPage) -> bool:
-    """Add a page of the snapshot; return whether it was the last."""
+    """Add a page of the snapshot; return True if it was the last."""
     data = page.SerializeToString()
     return complete(pages.add(Message(data, 0, len(data), "snapshot")))
 
 
 def _apply(replay: OperationsReplay, entry: pb.RecordEntry) -> None:
-    """Apply an entry's Step."""
     recorded = entry.step
     for name, tier in (("withheld_blocks", replay.pool.device), ("host_withheld_blocks", replay.pool.host)):
         for block in getattr(recorded, name):
             if not 1 <= block <= tier.total:
-                raise InvalidField(f"step.{name} has block {block} of {tier.total}", f"step.{name}")
+                raise InvalidField(f"step.{name} must be between 1 and {tier.total}, not {block}", f"step.{name}")
     replay.apply(step_of(recorded.step), recorded.withheld_blocks, recorded.host_withheld_blocks, entry.checksum)

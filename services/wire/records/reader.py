@@ -1,4 +1,4 @@
-"""Reads files of records, as `records.proto` describes them: within bounds, and nothing that it does not know."""
+"""Reads record files, as described in `records.proto`, within bounds; unknown fields are errors."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -8,19 +8,19 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from quire.v1 import records_pb2 as pb
 
-# More than any entry has: a Step has 8 MiB at most on its stream.
-LARGEST_ENTRY_BYTES = 1 << 26
-_LONGEST_LENGTH = 5
+# Larger than any entry: a Step on its stream has at most 8 MiB.
+MAX_ENTRY_BYTES = 1 << 26
+_MAX_LENGTH_BYTES = 5
 
 
 class InvalidRecord(Exception):
-    """A file is no record, or none that this version reads; the message says which entry is to blame, and why."""
+    """The file is not a record that this version can read; the message names the entry and the reason."""
 
 
 class RecordReader:
-    """Reads a file from its header on. Afterwards `end` says why it ends; None: its writer was cut off.
+    """Reads a file from its header on. `end` is the recorded reason of its end, None if its writer was interrupted.
 
-    `entries` counts what was read, `bytes_read` its bytes; with `within_entry` the last of them was cut off.
+    `entries` counts the entries and `bytes_read` their bytes. `within_entry` is True if the last entry is incomplete.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -31,21 +31,23 @@ class RecordReader:
         self.within_entry = False
         first = self._next()
         if first is None or first.WhichOneof("kind") != "header":
-            raise InvalidRecord("it is no record of Quire: it does not begin with a header")
+            raise InvalidRecord("it is not a record of Quire: it does not begin with a header")
         self.header = first.header
 
     def check_version(self, version: int) -> None:
         """Raise InvalidRecord unless the header has this version of its format."""
         if self.header.version != version:
             named = f"format {self.header.format!r}, version {self.header.version}"
-            raise self.invalid(f"header says {named}; read here is version {version}")
+            raise self.invalid(f"header has {named}; this version reads version {version}")
 
     @property
     def end_reason(self) -> str:
-        """How the record ends, in words."""
+        """Reason of the record's end."""
         if self.end is not None:
             return self.end
-        return f"its writer was cut off in entry {self.entries}" if self.within_entry else "its writer was cut off"
+        return (
+            f"its writer was interrupted in entry {self.entries}" if self.within_entry else "its writer was interrupted"
+        )
 
     def __iter__(self) -> Iterator[pb.RecordEntry]:
         """Yield the entries between header and end. Raises InvalidRecord."""
@@ -56,25 +58,25 @@ class RecordReader:
                 case "end":
                     self.end = entry.end.reason
                 case "header":
-                    raise self.invalid("header is there again")
+                    raise self.invalid("it is a second header")
                 case None:
                     raise self.invalid("it is empty")
                 case _:
                     yield entry
 
     def invalid(self, why: object) -> InvalidRecord:
-        """Return the error of the entry that was read last."""
+        """Return an error that names the last entry read."""
         return InvalidRecord(f"entry {self.entries}: {why}")
 
     def _next(self) -> pb.RecordEntry | None:
-        """Read the next entry; return None where the file ends, be it within one."""
+        """Read the next entry; return None at the end of the file, even within an entry."""
         if (size := self._length()) is None:
             return None
-        if size > LARGEST_ENTRY_BYTES:
-            raise self.invalid(f"it has {size} bytes, {LARGEST_ENTRY_BYTES} at most")
+        if size > MAX_ENTRY_BYTES:
+            raise self.invalid(f"it must have at most {MAX_ENTRY_BYTES} bytes, not {size}")
         data = self._file.read(size)
         self.bytes_read += len(data)
-        if self.entries == 1 and size == ord("{") and data.startswith(b'"'):  # as no entry does that has this length
+        if self.entries == 1 and size == ord("{") and data.startswith(b'"'):  # no entry of this length begins like that
             raise InvalidRecord("it is a record of version 1 (JSON Lines), which this version does not read")
         if len(data) < size:
             self.within_entry = True
@@ -82,9 +84,9 @@ class RecordReader:
         return self._parsed(data)
 
     def _length(self) -> int | None:
-        """Read how many bytes the next entry has."""
+        """Read the length of the next entry."""
         size = 0
-        for place in range(_LONGEST_LENGTH):
+        for place in range(_MAX_LENGTH_BYTES):
             if not (byte := self._file.read(1)):
                 self.within_entry = place > 0
                 return None
@@ -99,14 +101,14 @@ class RecordReader:
         try:
             entry = pb.RecordEntry.FromString(data)
         except DecodeError as error:
-            raise self.invalid("it is no entry of a record") from error
+            raise self.invalid("it is not an entry of a record") from error
         if unknown := _unknown_field(entry):
-            raise self.invalid(f"{unknown} is a field that this version does not know")
+            raise self.invalid(f"{unknown} is unknown to this version")
         return entry
 
 
 def _unknown_field(message: Message) -> str:
-    """Return the path of a field that is not in the contract, by its number at the end; empty where there is none."""
+    """Return the path of an unknown field, with its number at the end; empty if there is none."""
     if len(unknown := UnknownFieldSet(message)):
         return str(unknown[0].field_number)
     for known, value in message.ListFields():

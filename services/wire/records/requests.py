@@ -1,4 +1,4 @@
-"""Records of requests: plain values of the engine, as entries of a file and read from them."""
+"""Records of requests: values of the engine as entries of a file, in both directions."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -18,7 +18,7 @@ _SENSITIVE = "no token ids; keys tell which requests begin alike, and lengths ho
 
 
 def header_entry(settings: RecordSettings, engine_id: str) -> pb.RecordEntry:
-    """Write the header of an engine's requests."""
+    """Write the header of a record of requests."""
     header = pb.RecordHeader(
         format=REQUESTS_FORMAT,
         version=REQUESTS_VERSION,
@@ -32,7 +32,7 @@ def header_entry(settings: RecordSettings, engine_id: str) -> pb.RecordEntry:
 
 
 def settings_of(reader: RecordReader) -> RecordSettings:
-    """Read the engine of the header. Raises InvalidRecord."""
+    """Read the engine's settings from the header. Raises InvalidRecord."""
     reader.check_version(REQUESTS_VERSION)
     engine = reader.header.engine
     settings = RecordSettings(**{field.name: getattr(engine, field.name) for field in fields(RecordSettings)})
@@ -50,10 +50,10 @@ def requests_of(reader: RecordReader) -> Iterator[RecordedRequest]:
     """Read requests. Raises InvalidRecord."""
     for entry in reader:
         if (kind := entry.WhichOneof("kind")) != "request":
-            raise reader.invalid(f"{kind} has no place here in a record of requests")
+            raise reader.invalid(f"{kind} is not expected here in a record of requests")
         message = entry.request
         read = {field.name: getattr(message, field.name) for field in fields(RecordedRequest)}
         request = RecordedRequest(**read | {"keys": tuple(message.keys)})
         if not request.possible:
-            raise reader.invalid("request has lengths that cannot be")
+            raise reader.invalid("request has impossible lengths")
         yield request

@@ -274,7 +274,7 @@ def printable(text: str) -> str:
         ("gateway", None, 0, "SERVING"),
         ("gateway", "", 0, "SERVING"),
         ("engine", "quire.v1.Engine", 0, "SERVING"),
-        ("engine", None, 1, "NOT_FOUND: 'quire.v1.Gateway' is not served here, quire.v1.Engine is"),
+        ("engine", None, 1, "NOT_FOUND: unknown service 'quire.v1.Gateway': this is quire.v1.Engine"),
         ("nobody", None, 1, "UNAVAILABLE: "),
     ],
 )
@@ -310,5 +310,5 @@ def test_model_prints_the_folder_alone(tiny_model: Callable[[str], Path]) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder}\n", "")
     missing = quire("model", "/no/model")
     assert (missing.returncode, missing.stdout) == (1, "")
-    assert missing.stderr.startswith("Error: /no/model is no model: ")
+    assert missing.stderr.startswith("Error: /no/model is not a model: ")
     assert missing.stderr.count("\n") == 1

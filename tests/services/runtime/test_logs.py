@@ -129,7 +129,9 @@ class TestLogs:
             read.wait(0.05)
         thread.join()
         logs.close()
-        assert any(re.fullmatch(r"\d+ lines of the log were dropped: it is not read fast enough", one) for one in came)
+        assert any(
+            re.fullmatch(r"\d+ lines of the log were dropped, because it is not read fast enough", one) for one in came
+        )
         assert [int(line.split()[0]) for line in came if line[0].isdecimal() and "x" in line][:100] == list(range(100))
         assert len(came) < LINES
         assert logs.dropped >= dropped
@@ -190,7 +192,7 @@ def test_exceptions_that_nobody_caught_and_warnings_are_lines_too() -> None:
     done = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, check=True)
     warning, thread, other, last = map(json.loads, done.stderr.splitlines())
     assert (warning["logger"], warning["level"]) == ("py.warnings", "WARNING")
-    assert (thread["level"], thread["message"]) == ("CRITICAL", "an exception in worker was not caught")
+    assert (thread["level"], thread["message"]) == ("CRITICAL", "uncaught exception in thread worker")
     assert thread["exception"].endswith("ZeroDivisionError: division by zero")
     assert (other["logger"], other["message"]) == ("another", "said")
     assert last["exception"] == "ValueError: at the end"
@@ -341,7 +343,7 @@ def test_a_service_that_cannot_go_on_says_why_in_one_line_with_the_stack() -> No
     output, _ = process.communicate(timeout=CALL_SECONDS)
     assert process.returncode == 1
     told = json.loads(output.splitlines()[-1])
-    assert told["message"].startswith("kvmanager cannot go on: AddressUnavailable: cannot listen on nonsense")
+    assert told["message"].startswith("kvmanager failed: AddressUnavailable: cannot listen on nonsense")
     assert told["exception"].startswith("Traceback")
 
 

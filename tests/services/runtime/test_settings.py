@@ -61,7 +61,7 @@ OUT_OF_BOUNDS = list(out_of_bounds())
 
 @pytest.mark.parametrize(("label", "name", "value"), OUT_OF_BOUNDS)
 def test_a_setting_out_of_bounds_is_refused_by_name(label: str, name: str, value: Any) -> None:
-    with pytest.raises(InvalidSetting, match=rf"^{name} is "):
+    with pytest.raises(InvalidSetting, match=rf"^{name} must "):
         TYPES[label](**{name: value}, **FITTING.get(name, {}))
 
 
@@ -181,18 +181,18 @@ def run(*arguments: str, **environment: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("arguments", "environment", "reason"),
     [
-        (("engine", "--block-size", "0"), {}, "block_size is 0, it must be at least 1"),
-        (("engine",), {"QUIRE_ENGINE_BLOCK_SIZE": "0"}, "block_size is 0, it must be at least 1"),
+        (("engine", "--block-size", "0"), {}, "block_size must be at least 1, not 0"),
+        (("engine",), {"QUIRE_ENGINE_BLOCK_SIZE": "0"}, "block_size must be at least 1, not 0"),
         (("engine",), {"QUIRE_ENGINE_BLOCK_SIZE": "many"}, "'--block-size': 'many' is not a valid integer"),
         (("serve",), {"QUIRE_SERVE_TOKEN_BUDGET": "5"}, "token_budget is 5, it must be at least max_sequences, 64"),
-        (("gateway", "--max-requests", "0"), {}, "max_requests is 0, it must be at least 1"),
-        (("kvmanager", "--grace-seconds", "-1"), {}, "grace_seconds is -1.0, it must be at least 0"),
-        (("kvmanager", "--listen", ""), {}, "listen is empty"),
+        (("gateway", "--max-requests", "0"), {}, "max_requests must be at least 1, not 0"),
+        (("kvmanager", "--grace-seconds", "-1"), {}, "grace_seconds must be at least 0, not -1.0"),
+        (("kvmanager", "--listen", ""), {}, "listen must not be empty"),
         (("engine", "--device", "abacus"), {}, "'abacus' is not one of 'auto', 'cpu', 'cuda'"),
-        (("serve", "--listen", "[::]:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
-        (("gateway", "--listen", "0.0.0.0:0"), {}, "and nobody is asked for an API key: give api_keys, or insecure"),
-        (("kvmanager", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which others than this machine can"),
-        (("serve", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which others than this machine can"),
+        (("serve", "--listen", "[::]:0"), {}, "and nobody is asked for an API key: set api_keys, or insecure"),
+        (("gateway", "--listen", "0.0.0.0:0"), {}, "and nobody is asked for an API key: set api_keys, or insecure"),
+        (("kvmanager", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which other machines can"),
+        (("serve", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which other machines can"),
     ],
 )
 def test_the_command_refuses_a_bad_setting_at_once_naming_it(
@@ -242,7 +242,7 @@ def test_no_service_listens_beyond_this_machine_without_its_guard_unless_told_so
     kind().check_exposure()
     kind(listen=everywhere, insecure=True).check_exposure()
     kind(listen=everywhere, **guard).check_exposure()
-    with pytest.raises(InvalidSetting, match=r"^listen is 0\.0\.0\.0:1, which others than this machine can reach"):
+    with pytest.raises(InvalidSetting, match=r"^listen is 0\.0\.0\.0:1, which other machines can reach"):
         kind(listen=everywhere).check_exposure()
 
 
@@ -255,24 +255,28 @@ SERVICES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("label", TYPES)
 def test_a_bare_server_refuses_it_as_well(label: str) -> None:
-    with pytest.raises(InvalidSetting, match="which others than this machine can reach"):
+    with pytest.raises(InvalidSetting, match="which other machines can reach"):
         SERVICES[label](TYPES[label](listen="0.0.0.0:0"))
 
 
 @pytest.mark.parametrize(
     ("label", "given", "fault"),
     [
-        ("kvmanager", {"tls_certificate": "c"}, "tls_certificate is given, but tls_key is not"),
-        ("engine", {"tls_key": "k"}, "tls_key is given, but tls_certificate is not"),
-        ("gateway", {"tls_client_ca": "a"}, "tls_client_ca is given, but tls_certificate is not"),
-        ("engine", {"link_ca": "a", "link_key": "k"}, "link_key is given, but link_certificate is not"),
-        ("gateway", {"link_server_name": "n"}, "link_server_name is given, but link_ca is not"),
-        ("engine", {"link_ca": "a", "kvmanager": "unix:/x"}, "link_ca is given, but kvmanager is a Unix socket"),
-        ("gateway", {"link_ca": "a", "engines": "unix:/x, unix:/y"}, "link_ca is given, but engines is a Unix socket"),
+        ("kvmanager", {"tls_certificate": "c"}, "tls_certificate is set, but tls_key is not"),
+        ("engine", {"tls_key": "k"}, "tls_key is set, but tls_certificate is not"),
+        ("gateway", {"tls_client_ca": "a"}, "tls_client_ca is set, but tls_certificate is not"),
+        ("engine", {"link_ca": "a", "link_key": "k"}, "link_key is set, but link_certificate is not"),
+        ("gateway", {"link_server_name": "n"}, "link_server_name is set, but link_ca is not"),
+        ("engine", {"link_ca": "a", "kvmanager": "unix:/x"}, "link_ca must be empty if kvmanager is a Unix socket"),
+        (
+            "gateway",
+            {"link_ca": "a", "engines": "unix:/x, unix:/y"},
+            "link_ca must be empty if engines is a Unix socket",
+        ),
         (
             "kvmanager",
             {"tls_certificate": "c", "tls_key": "k", "listen": "unix:/x", "map_listen": ""},
-            "tls_certificate is given, but listen is unix:/x",
+            "tls_certificate must be empty if listen is unix:/x",
         ),
     ],
 )

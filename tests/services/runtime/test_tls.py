@@ -214,7 +214,7 @@ def test_a_file_that_is_wrong_later_is_left_aside_with_a_line_in_the_log(
             assert await asyncio.to_thread(name_shown, there.address, authority.ca) == "kept"
 
     asyncio.run(spoil())
-    assert "TLS stays as it was: TLS cannot be had with" in caplog.text
+    assert "TLS: keeping the previous certificates: TLS cannot use" in caplog.text
 
 
 def test_an_authority_that_is_taken_away_lets_nobody_in_any_more(
@@ -264,7 +264,7 @@ def test_files_that_cannot_be_used_stop_the_start_naming_them(
 ) -> None:
     pair = authority.issue("spoilt")
     spoil(pair, authority.issue("other"))
-    with pytest.raises(InvalidSetting, match=r"^TLS cannot be had with .*spoilt\.pem"):
+    with pytest.raises(InvalidSetting, match=r"^TLS cannot use .*spoilt\.pem"):
         ServerTLS(files(pair))
 
 

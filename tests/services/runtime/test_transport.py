@@ -157,7 +157,7 @@ def register(mib: float) -> list[kvmanager_pb2.PoolRequest]:
 
 def test_the_kv_manager_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
     responses = tiny_quire.kvmanager.Attach(iter(register(5)), timeout=CALL_SECONDS)
-    with pytest.raises(grpc.RpcError, match="register has 5242903 bytes, 4096 at most"):
+    with pytest.raises(grpc.RpcError, match="register must have at most 4096 bytes, not 5242903"):
         next(responses)  # it was read
 
 

@@ -4,9 +4,9 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.wire.duration import MOST_SECONDS, checked_seconds_of, duration, seconds_of
+from services.wire.duration import MAX_SECONDS, checked_seconds_of, duration, seconds_of
 
-SECONDS = st.floats(0, 1_000_000) | st.floats(0, MOST_SECONDS) | st.integers(0, MOST_SECONDS)
+SECONDS = st.floats(0, 1_000_000) | st.floats(0, MAX_SECONDS) | st.integers(0, MAX_SECONDS)
 
 
 @given(SECONDS)
@@ -19,5 +19,5 @@ def test_seconds_are_kept_to_the_nanosecond_and_written_the_same_once_they_were_
 
 def test_what_is_below_zero_or_beyond_the_most_is_written_as_the_nearest_duration() -> None:
     assert duration(-1.0) == Duration()
-    assert duration(1e300) == Duration(seconds=MOST_SECONDS)
+    assert duration(1e300) == Duration(seconds=MAX_SECONDS)
     assert duration(0.999_999_999_9) == Duration(seconds=1)

@@ -55,7 +55,7 @@ def test_a_tenants_name_that_cannot_be_is_refused() -> None:
         (("--certificate", "c"), "--certificate and --private-key belong together, and to --ca"),
         (("--certificate", "c", "--private-key", "k"), "--certificate and --private-key belong together, and to --ca"),
         (("--server-name", "n"), "--server-name is for TLS: give --ca"),
-        (("--ca", "/no/file"), "TLS cannot be had with /no/file"),
+        (("--ca", "/no/file"), "TLS cannot use /no/file"),
         (("--api-key", "a", "--api-key-file", "f"), "give either --api-key or --api-key-file"),
         (("--api-key-file", "/no/file"), "--api-key-file cannot be read"),
         (("--api-key", "a\nb"), "the API key must be printable ASCII"),

@@ -198,7 +198,7 @@ def test_a_record_whose_writer_was_killed_is_replayed_as_far_as_it_goes(tmp_path
     result = replay(path)
     assert result.exit_code == 0
     assert "24 steps" in result.stdout
-    assert "cut off in entry" in result.stdout
+    assert "interrupted in entry" in result.stdout
 
 
 def test_options_of_the_other_kind_are_refused_by_name(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_options_of_the_other_kind_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        (b"", "no record of Quire"),
-        (b"nothing\n", "no record of Quire"),
+        (b"", "not a record of Quire"),
+        (b"nothing\n", "not a record of Quire"),
         (b'{"format":"quire-requests","version":1}\n', "it is a record of version 1 (JSON Lines)"),
         (content([records_pb2.RecordEntry(header=records_pb2.RecordHeader(format="other"))]), "its format is 'other'"),
         (content(a_record(1)[0][:1]), "before the snapshot of the pool is complete"),
@@ -255,7 +255,7 @@ def test_a_record_that_was_cut_off_is_printed_as_far_as_it_goes(tmp_path: Path) 
     path = saved(a_record(1)[0], tmp_path)
     path.write_bytes(path.read_bytes()[:-50])
     *_, last = replay(path, "--print").stdout.splitlines()
-    assert last.startswith("The record ends: its writer was cut off in entry ")
+    assert last.startswith("The record ends: its writer was interrupted in entry ")
 
 
 def test_of_what_is_no_record_nothing_is_printed_but_why(tmp_path: Path) -> None:

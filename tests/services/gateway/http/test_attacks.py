@@ -454,7 +454,7 @@ def test_a_replaced_certificate_is_shown_to_new_connections_while_old_ones_and_t
             seen = len(lines)
             for new, there in zip(guarded.authority.issue("behind"), guarded.certificate, strict=True):
                 new.replace(there)
-            guarded.gateway.output.wait_for("was read again", after=seen)
+            guarded.gateway.output.wait_for("TLS: reloaded", after=seen)
             assert name_shown(guarded.address, ca) == "behind"
         port = port_of(response)
         assert [event["choices"][0]["finish_reason"] for event in events(response)][-1] == "length"

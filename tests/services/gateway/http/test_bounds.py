@@ -456,7 +456,7 @@ def test_a_draining_server_finishes_what_runs_and_sends_others_away(tiny_model: 
             assert (refusal(ready), ready.headers["connection"]) == ((503, "unavailable"), "close")
             one.call(one.handler.hold.set)
             assert [line for line in lines if line][-1] == "data: [DONE]"
-        one.run(one.server.answered())
+        one.run(one.server.finish_requests())
     finally:
         one.close()
 

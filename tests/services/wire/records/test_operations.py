@@ -9,7 +9,7 @@ from quire.v1 import kvmanager_pb2, records_pb2
 from services.wire.attach import spec_of
 from services.wire.records.file import length_delimited
 from services.wire.records.operations import OperationsRecord
-from services.wire.records.reader import LARGEST_ENTRY_BYTES, InvalidRecord
+from services.wire.records.reader import MAX_ENTRY_BYTES, InvalidRecord
 from tests.services.wire.records.recorded import STEPS, a_record, content, end, replayed
 
 Entry = records_pb2.RecordEntry
@@ -42,7 +42,7 @@ def test_a_large_snapshot_is_written_in_many_short_entries_with_pauses_before() 
     assert made.count(None) > 50
     replay, reader = replayed(content(entries))
     assert report_of(replay.pool) == report_of(pool)
-    assert (reader.end, reader.end_reason) == (None, "its writer was cut off")
+    assert (reader.end, reader.end_reason) == (None, "its writer was interrupted")
 
 
 def test_a_file_that_was_cut_off_is_replayed_as_far_as_it_goes_and_says_where() -> None:
@@ -52,7 +52,7 @@ def test_a_file_that_was_cut_off_is_replayed_as_far_as_it_goes_and_says_where() 
     for cut in range(1, len(last)):
         replay, reader = replayed(file + last[:cut])
         assert (replay.steps, reader.end) == (STEPS - 1, None)
-        assert reader.end_reason == f"its writer was cut off in entry {len(entries) - 1}"
+        assert reader.end_reason == f"its writer was interrupted in entry {len(entries) - 1}"
 
 
 def a_step(**fields: object) -> Entry:
@@ -76,39 +76,39 @@ def of_version(version: int) -> Callable[[list[Entry]], bytes]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda _: b"", "no record of Quire"),
-        (lambda _: b"nothing\n", "no record of Quire"),
+        (lambda _: b"", "not a record of Quire"),
+        (lambda _: b"nothing\n", "not a record of Quire"),
         (lambda entries: content(entries[1:]), "it does not begin with a header"),
         (
             lambda _: b'{"format":"quire-operations","version":1}\n',
             "version 1 (JSON Lines), which this version",
         ),
         (lambda _: b'{"contains":"a pool of KV blocks in report form"' + bytes(500), "version 1 (JSON Lines)"),
-        (of_version(1), "entry 1: header says format 'quire-operations', version 1; read here is version 2"),
-        (of_version(3), "version 3; read here is version 2"),
+        (of_version(1), "entry 1: header has format 'quire-operations', version 1; this version reads version 2"),
+        (of_version(3), "version 3; this version reads version 2"),
         (lambda entries: content(entries[:1]), "it ends before the snapshot of the pool is complete"),
         (lambda entries: content([entries[0], end()]), "it ends before the snapshot of the pool is complete"),
-        (lambda entries: content([entries[0], *entries]), "entry 2: header is there again"),
-        (lambda entries: content([entries[0], a_step()]), "entry 2: step has no place here"),
-        (lambda entries: content([*entries[:-1], entries[1]]), "snapshot has no place here"),
+        (lambda entries: content([entries[0], *entries]), "entry 2: it is a second header"),
+        (lambda entries: content([entries[0], a_step()]), "entry 2: step is not expected here"),
+        (lambda entries: content([*entries[:-1], entries[1]]), "snapshot is not expected here"),
         (lambda entries: content([*entries, end()]), "it follows the end"),
         (lambda entries: content(entries) + b"\x00", "it follows the end"),
-        (lambda entries: content(entries) + b"\x05garbage", "it is no entry of a record"),
+        (lambda entries: content(entries) + b"\x05garbage", "it is not an entry of a record"),
         (lambda entries: content(entries[:-1]) + b"\x00", "it is empty"),
         (lambda entries: content(entries[:-1]) + b"\xff" * 6, "its length does not end"),
-        (lambda entries: content(entries[:-1]) + b"\xff\xff\xff\xff\x0f", f"bytes, {LARGEST_ENTRY_BYTES} at most"),
+        (lambda entries: content(entries[:-1]) + b"\xff\xff\xff\xff\x0f", f"must have at most {MAX_ENTRY_BYTES} bytes"),
         (
             lambda entries: content(entries[:-2]) + with_unknown_field(entries[-2]),
-            "step.step.99 is a field that this version does not know",
+            "step.step.99 is unknown to this version",
         ),
         (lambda entries: content([*entries[:-1], a_step(pins=[kvmanager_pb2.PinChange()])]), "step.pins has an empty"),
         (
             lambda entries: content([*entries[:-1], a_step(length_sequences=[1])]),
-            "step.lengths: its two arrays differ in length",
+            "step.lengths: the arrays differ in length",
         ),
         (
             lambda entries: content([*entries[:-1], Entry(step=records_pb2.RecordedStep(withheld_blocks=[1, 25]))]),
-            "step.withheld_blocks has block 25 of 24",
+            "step.withheld_blocks must be between 1 and 24, not 25",
         ),
     ],
 )

@@ -67,12 +67,12 @@ def test_the_header_says_what_is_in_it() -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (request_entry(replace(SOME, prompt_tokens=1, output_tokens=0)), "entry 2: request has lengths that cannot be"),
-        (request_entry(replace(SOME, output_tokens=21)), "entry 2: request has lengths that cannot be"),
-        (request_entry(replace(SOME, prompt_tokens=0)), "entry 2: request has lengths that cannot be"),
+        (request_entry(replace(SOME, prompt_tokens=1, output_tokens=0)), "entry 2: request has impossible lengths"),
+        (request_entry(replace(SOME, output_tokens=21)), "entry 2: request has impossible lengths"),
+        (request_entry(replace(SOME, prompt_tokens=0)), "entry 2: request has impossible lengths"),
         (
             records_pb2.RecordEntry(snapshot=kvmanager_pb2.ReportPage(last=True)),
-            "entry 2: snapshot has no place here in a record of requests",
+            "entry 2: snapshot is not expected here in a record of requests",
         ),
     ],
 )
