@@ -202,7 +202,7 @@ def test_a_client_that_asks_before_it_sends_is_told_and_the_connection_is_closed
 def test_the_rest_of_a_refused_request_has_a_bound_in_bytes(
     server: PlayedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.runtime.http.connection._MOST_UNREAD_BYTES", 1024 * 1024)
+    monkeypatch.setattr("services.runtime.http.connection._MAX_UNREAD_BYTES", 1024 * 1024)
     for headers in ({}, {"connection": "close"}, {"a b": "c"}):
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             by_http_client(server, "/v1/completions", b"x" * LARGE, headers)
