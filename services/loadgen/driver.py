@@ -16,7 +16,7 @@ _LEAD_SECONDS = 0.05
 
 
 class Progress(NamedTuple):
-    """How far a driver is: requests sent and ended, those of them that failed, and tokens that came."""
+    """Progress of a driver: counts of requests sent, ended and failed, and of received tokens."""
 
     sent: int
     ended: int
@@ -25,7 +25,7 @@ class Progress(NamedTuple):
 
 
 class Driver:
-    """One client at work. `clock` gives the seconds since the run began, and `records` are of what has ended."""
+    """One running client. `clock` returns seconds since its start; `records` are those of ended requests."""
 
     def __init__(self, client: Client, load: Load, share: tuple[int, int], clock: Callable[[], float]) -> None:
         self.records: list[Record] = []
@@ -47,7 +47,7 @@ class Driver:
         return Progress(ended + len(self._live), ended, self._failed, self._tokens_of_ended + running)
 
     async def run(self) -> None:
-        """Run everything; cancelled, it gives up what still runs."""
+        """Run the load; a cancellation cancels running requests."""
         if self._load.arrivals.paced:
             await self._open_loop()
         else:
@@ -63,7 +63,7 @@ class Driver:
                 sessions.create_task(self._session(planned, gate))
 
     async def _worker(self) -> None:
-        """Run sessions, one after the other, as long as there are any."""
+        """Run sessions one after the other until none is left."""
         for planned in self._plan:
             if self._clock() >= self._end:
                 return

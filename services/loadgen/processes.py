@@ -1,4 +1,4 @@
-"""Load processes: each runs a share of the load in an event loop of its own, away from whatever draws on a terminal."""
+"""Load processes: each runs a share of the load in its own event loop, apart from the terminal's display."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from services.loadgen.records import Record
 from services.loadgen.workload.load import Load
 
 _START_SECONDS = 120
-# From the word to begin to the beginning: all processes have heard it by then.
+# From the start command to the start: all processes have received it by then.
 _LEAD_SECONDS = 0.2
 _PROGRESS_SECONDS = 0.25
 _PROBE_SECONDS = 0.01
@@ -31,7 +31,7 @@ class ProcessDied(Exception):
 
 @dataclass(frozen=True)
 class Share:
-    """What one process measured, of requests and of itself.
+    """Measurements of one process: its requests and its own load.
 
     lags: by how many seconds its event loop was late, asked every hundredth of a second.
     """
@@ -46,7 +46,7 @@ Seen = Callable[[float, Sequence[Progress]], None]
 
 
 def run(target: Target, load: Load, processes: int, seen: Seen) -> tuple[list[Share], bool]:
-    """Run a load with so many processes; return their shares, and whether it was interrupted by Ctrl-C.
+    """Run a load with `count` processes; return their shares, and True if Ctrl-C interrupted it.
 
     `seen` hears now and then the seconds since the beginning and the progress of each. Raises ProcessDied, Unreachable.
     """
@@ -94,7 +94,7 @@ def _run(connections: Sequence[Connection], seen: Seen) -> tuple[list[Share], bo
 def _hear(
     connections: Sequence[Connection], results: dict[Connection, Share], progress: dict[Connection, Progress]
 ) -> None:
-    """Take what processes say, for as long as one progress lasts."""
+    """Receive messages of processes, for the interval of one progress report."""
     for ready in wait([one for one in connections if one not in results], _PROGRESS_SECONDS):
         message = _received(ready, 0)  # type: ignore[arg-type]
         if isinstance(message, Share):
@@ -127,7 +127,7 @@ def _end(worker: Any) -> None:
 
 def _work(connection: Connection, target: Target, load: Load, share: tuple[int, int]) -> None:
     """Be a load process."""
-    # Ctrl-C reaches all processes of a terminal; the first one tells the others what to do.
+    # Ctrl-C reaches all processes of a terminal; the main process decides for the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(_Worker(connection, target, load).run(share))
@@ -146,7 +146,7 @@ class _Worker:
         self._lags: array[float] = array("d")
 
     async def run(self, share: tuple[int, int]) -> None:
-        """Connect, wait for the word, run the share, and send what came of it."""
+        """Connect, wait for the start command, run the share, and send the results."""
         client = open_client(self._target, self._clock)
         await client.describe()
         self._connection.send("connected")
@@ -167,7 +167,7 @@ class _Worker:
         driving = asyncio.create_task(driver.run())
         beside = [asyncio.create_task(self._probe()), asyncio.create_task(self._tell(driver))]
         loop = asyncio.get_running_loop()
-        # All that comes after the word to begin is the word to stop, or the end of whoever waits for the results.
+        # After the start command the pipe carries only the stop command, or its end with the main process.
         loop.add_reader(self._connection.fileno(), self._stop, driving)
         try:
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""What was seen of each request."""
+"""Records of requests."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ COMPLETED = "completed"
 
 @dataclass
 class Usage:
-    """What the server said of a request; None where it did not say."""
+    """The server's usage of a request; None for values that it does not report."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -22,7 +22,7 @@ class Usage:
 
 @dataclass
 class Record:
-    """A request: what was asked, when what came, and how it ended. Moments are seconds since the run began.
+    """A request: its lengths, the times of its tokens, and its end. Times are seconds since the start of the run.
 
     `due` is when it was to be sent, `status` is COMPLETED or names what it ended with. At `times[i]` came `counts[i]`
     tokens together.
@@ -42,27 +42,27 @@ class Record:
     times: "array[float]" = field(default_factory=lambda: array("d"))
     counts: "array[int]" = field(default_factory=lambda: array("l"))
 
-    def came(self, tokens: int, now: float) -> None:
-        """Note that tokens came."""
+    def add_tokens(self, tokens: int, now: float) -> None:
+        """Record received tokens."""
         self.times.append(now)
         self.counts.append(tokens)
 
     @property
     def completed(self) -> bool:
-        """Whether it came to its end."""
+        """True if the request completed."""
         return self.status == COMPLETED
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that came."""
+        """Number of received tokens."""
         return sum(self.counts)
 
     @property
     def first_token(self) -> float | None:
-        """When the first token came; None: never."""
+        """Time of the first token; None if there was none."""
         return self.times[0] if self.times else None
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Describe it, for a file of records: moments in seconds, to the microsecond."""
         return {
             "number": self.number,

@@ -24,7 +24,7 @@ _LATE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class ClientUse:
-    """What the load cost the client: CPU of all processes, and by how many seconds event loops were late.
+    """Client resources of a load: CPU of all processes, and lateness of event loops in seconds.
 
     busiest_cpu_share: of a core, by the process that used most.
     """
@@ -36,15 +36,15 @@ class ClientUse:
     loop_lag_seconds: Spread | None
 
     @property
-    def was_the_limit(self) -> bool:
-        """Whether the client may have been what was measured."""
+    def is_bottleneck(self) -> bool:
+        """True if the client may have been the bottleneck."""
         late = self.loop_lag_seconds is not None and self.loop_lag_seconds.p99 > _LATE_SECONDS
         return late or self.busiest_cpu_share > _BUSY_SHARE
 
 
 @dataclass(frozen=True)
 class Run:
-    """One load, and what came of it."""
+    """One load and its results."""
 
     load: Load
     records: list[Record]
@@ -57,25 +57,25 @@ class Run:
         """The records without those of the warm-up."""
         return counted(self.records, self.load.bounds)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Describe it, for a report."""
-        client = {**vars(self.client), "was_the_limit": self.client.was_the_limit}
+        client = {**vars(self.client), "was_the_limit": self.client.is_bottleneck}
         lag = self.client.loop_lag_seconds
         return {
-            "arrivals": self.load.arrivals.told(),
+            "arrivals": self.load.arrivals.as_json(),
             "interrupted": self.interrupted,
-            **self.summary.told(),
+            **self.summary.as_json(),
             "client": client | {"loop_lag_seconds": None if lag is None else vars(lag)},
         }
 
 
 def describe(target: Target) -> Server:
-    """Ask a server what it serves. Raises Unreachable."""
+    """Fetch a server's description. Raises Unreachable."""
     return asyncio.run(_describe(target))
 
 
 def completed_by(target: Target, server: Server) -> Target:
-    """Fill in what the server says and nobody gave: the model's name and the size of its vocabulary."""
+    """Complete the target with the server's model name and vocabulary size, unless they were given."""
     vocabulary = target.vocabulary_size or server.vocabulary_size
     return replace(target, model=target.model or server.model, vocabulary_size=vocabulary)
 
@@ -94,7 +94,7 @@ def measure(
 
 
 def client_use(shares: Sequence[Share]) -> ClientUse:
-    """Say what a run cost its processes."""
+    """Return the resources that the processes of a run used."""
     used = sum(share.cpu_seconds for share in shares)
     tokens = sum(record.output_tokens for share in shares for record in share.records)
     busiest = max(share.cpu_seconds / share.seconds if share.seconds else 0.0 for share in shares)

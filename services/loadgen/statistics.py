@@ -1,4 +1,4 @@
-"""Figures of a run's records. docs/benchmarking.md says what each of them means."""
+"""Figures of a run's records; docs/benchmarking.md explains each."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a good request keeps to, in seconds; None: no such limit.
+    """Latency limits of a good request, in seconds; None: no limit.
 
     ttft: the first token came no later. itl: no later token came so long after the one before it. tpot: nor did they on
     average. e2e: the last one came no later.
@@ -63,7 +63,7 @@ class Latencies:
 
 @dataclass(frozen=True)
 class Refusals:
-    """Requests refused because the server was full: how soon it said so, and when it asked to come again."""
+    """Requests refused by a full server: the times until the refusal, and the retry times."""
 
     count: int
     seconds_to_answer: Spread | None
@@ -83,7 +83,7 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to. Requests of the warm-up are in none of the figures but `warmup_requests`.
+    """Figures of a run. Requests of the warm-up count only in `warmup_requests`.
 
     Throughput is that of completed requests over `seconds`: from the first one sent to the last one's end.
     """
@@ -111,7 +111,7 @@ class Summary:
     other_lengths: int
     late_seconds: Spread | None
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         return asdict(self)
 
@@ -170,7 +170,7 @@ def latencies(done: Sequence[Record]) -> Latencies:
 
 
 def gaps_of(record: Record) -> Values:
-    """Return the seconds between each token and the one before it; those that came together share the time.
+    """Return the seconds between consecutive tokens; tokens of one message share the time.
 
     There are none before the first token, and nothing between it and those that came with it.
     """
@@ -199,7 +199,7 @@ def in_flight(starts: Values, ends: Values) -> tuple[Values, NDArray[np.int64]]:
     """Return the moments at which intervals begin or end, and how many are open from each on."""
     moments = np.concatenate((starts, ends))
     steps = np.concatenate((np.ones(len(starts), np.int64), -np.ones(len(ends), np.int64)))
-    # At the same moment an end comes first.
+    # At equal times, ends precede starts.
     order = np.lexsort((steps, moments))
     return moments[order], np.cumsum(steps[order])
 
@@ -226,7 +226,7 @@ def _rate(amount: float, seconds: float) -> float:
 
 
 def _peak(done: Sequence[Record]) -> float:
-    """Return the most tokens that came in one of the seconds since the run began."""
+    """Return the highest number of tokens received in one second of the run."""
     _, rates = tokens_over_time(done, 1.0)
     return float(rates.max()) if len(rates) else 0.0
 
@@ -237,12 +237,12 @@ def _most_in_flight(measured: Sequence[Record]) -> int:
 
 
 def _input_tokens(record: Record) -> int:
-    told = record.usage.prompt_tokens
-    return record.input_tokens if told is None else told
+    counted = record.usage.prompt_tokens
+    return record.input_tokens if counted is None else counted
 
 
 def _total(values: Iterable[int | None]) -> int | None:
-    """Add what servers said; None where one did not say."""
+    """Return the sum of servers' values; None if one is missing."""
     given = list(values)
     known = [value for value in given if value is not None]
     return sum(known) if given and len(known) == len(given) else None
@@ -268,5 +268,5 @@ def _is_good(record: Record, objectives: Objectives) -> bool:
 
 def _refusals(measured: Sequence[Record]) -> Refusals:
     refused = [record for record in measured if record.status in _REFUSALS and not record.times]
-    told = [record.retry_after for record in refused if record.retry_after is not None]
-    return Refusals(len(refused), spread(one.ended - one.sent for one in refused), len(told), spread(told))
+    delays = [record.retry_after for record in refused if record.retry_after is not None]
+    return Refusals(len(refused), spread(one.ended - one.sent for one in refused), len(delays), spread(delays))

@@ -32,13 +32,13 @@ def part(then: str) -> Part:
         ("""os.write(notes, b'{"row": {"metr'); sys.exit(1)""", "ended with 1"),
     ],
 )
-def test_a_part_leaves_its_rows_however_it_ends(then: str, failure: str | None) -> None:
+def test_a_part_keeps_its_rows_however_it_ends(then: str, failure: str | None) -> None:
     result = Result()
     assert part(then).follow(NEVER, result.take) == failure
     assert [row.metric for row in result.rows] == ["m"]
 
 
-def test_a_part_whose_time_is_over_is_killed_with_all_that_it_started() -> None:
+def test_a_part_beyond_its_time_is_killed_with_its_child_processes() -> None:
     child = "subprocess.Popen(['sleep', '3600'], pass_fds=(notes,)); time.sleep(3600)"
     hanging, result = part(child), Result()
 
@@ -51,7 +51,7 @@ def test_a_part_whose_time_is_over_is_killed_with_all_that_it_started() -> None:
     assert [row.metric for row in result.rows] == ["m"]
 
 
-def test_failures_are_told_by_name() -> None:
+def test_failures_are_reported_by_name() -> None:
     result = Result()
     result.take('{"failure": ["flex", "RuntimeError: no"]}\n')
     result.take('{"raw": ["uniform", {"paged": [1.0]}]}\n')
@@ -59,7 +59,7 @@ def test_failures_are_told_by_name() -> None:
     assert result.raw == {"uniform": {"paged": [1.0]}}
 
 
-def test_limits_shrink_with_what_is_left_and_never_add_up_to_more() -> None:
+def test_limits_shrink_with_the_remaining_time_and_never_exceed_it() -> None:
     limits, left, spent = [150.0, 60.0, 150.0], 300.0, []
     for place, own in enumerate(limits):
         spent.append(limit_of(own, limits[place + 1 :], left))
@@ -70,7 +70,7 @@ def test_limits_shrink_with_what_is_left_and_never_add_up_to_more() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_how_to_run_dry() -> None:
+def test_without_a_gpu_it_names_the_dry_run() -> None:
     command = [sys.executable, "-m", "bench.gpu_check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1

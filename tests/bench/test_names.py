@@ -12,13 +12,13 @@ from bench.report.targets import RESULTS, ROOT, targets
 OTHERS = {"gpu", "acceptance"}
 
 
-def test_whatever_has_targets_or_results_has_a_benchmark() -> None:
+def test_every_name_with_targets_or_results_has_a_benchmark() -> None:
     names = targets().keys() | {file.stem for file in RESULTS.iterdir()}
     assert OTHERS - {"gpu"} <= names
     assert {module_of(name).rpartition(".")[2] for name in names - OTHERS} == names - OTHERS
 
 
-def test_no_name_stands_in_two_rooms() -> None:
+def test_benchmark_names_are_unique() -> None:
     files = [
         file.stem for room in ("blocks", "engine", "serving") for file in (ROOT / "bench" / room).glob("[a-z]*.py")
     ]
@@ -26,7 +26,7 @@ def test_no_name_stands_in_two_rooms() -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "blocks", "../kv", "loads.peer", "__main__"])
-def test_a_name_that_no_benchmark_has_is_refused_with_where_they_are(name: str) -> None:
+def test_an_unknown_benchmark_is_refused_with_the_folder_of_all(name: str) -> None:
     with pytest.raises(LookupError, match=r"there is no benchmark .* in bench/blocks, bench/engine, bench/serving"):
         module_of(name)
 

@@ -45,7 +45,7 @@ def generate(services: dict[str, RunningService], token_ids: list[int], max_toke
     return Answer.of(gateway_pb2_grpc.GatewayStub(services["gateway"].channel).Generate(request, timeout=60))
 
 
-def test_a_long_prompt_takes_the_time_that_it_is_told_to_and_is_cached(services: dict[str, RunningService]) -> None:
+def test_a_long_prompt_takes_the_configured_time_and_is_cached(services: dict[str, RunningService]) -> None:
     prompt = [number % 1_000_000 for number in range(7, 7 + LONG)]
     begun = time.monotonic()
     answer = generate(services, prompt, 5)

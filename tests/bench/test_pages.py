@@ -24,7 +24,7 @@ def lines_of(folder: Path) -> dict[str, str]:
     return dict(zip(metrics, (line.met for line in Pages(folder).lines()), strict=True))
 
 
-def test_a_line_says_whether_its_target_is_met_missed_or_not_measured(tmp_path: Path) -> None:
+def test_a_line_shows_a_target_as_met_missed_or_not_measured(tmp_path: Path) -> None:
     (tmp_path / "cpu.json").write_text(
         result("cpu", b1_over_the_better_peer=1.0, b8_over_the_better_peer=0.999, b32_over_the_better_peer=None)
     )
@@ -36,7 +36,7 @@ def test_a_line_says_whether_its_target_is_met_missed_or_not_measured(tmp_path: 
     assert said.keys() >= {"swap_out_over_one_large_copy", "linear_fit_r2", "over_in_process"}
 
 
-def test_the_table_has_a_line_for_each_target_under_its_title_and_the_list_those_that_are_missed(
+def test_the_table_has_a_line_for_each_target_and_the_list_all_missed_ones(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "cpu.json").write_text(result("cpu", b8_over_the_better_peer=0.9))
@@ -66,7 +66,7 @@ def test_headlines_are_the_targets_with_a_headline_and_count_all_targets(tmp_pat
     assert missed.endswith("| 0.9 | at least 1 (a peer) | **no** | [cpu](bench/results/cpu.json) |")
 
 
-def test_a_page_below_links_upwards_and_what_stands_outside_of_blocks_stays(
+def test_links_of_a_generated_page_are_relative_and_text_outside_its_marks_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readme, "ROOT", tmp_path)
@@ -83,11 +83,11 @@ def test_a_page_below_links_upwards_and_what_stands_outside_of_blocks_stays(
     assert filled(page, Pages(tmp_path)) == text
 
 
-def test_the_pages_are_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pages_equal_the_results(capsys: pytest.CaptureFixture[str]) -> None:
     assert readme.main(check=True) == 0, capsys.readouterr().err
 
 
-def test_a_stale_page_is_noticed_and_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_page_is_detected_and_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- performance: begin -->\n<!-- performance: end -->\n")
     monkeypatch.setattr(readme, "ROOT", tmp_path)
@@ -135,7 +135,7 @@ NEW: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("benchmark", NEW)
-def test_what_is_not_measured_yet_can_be_drawn_once_it_is(benchmark: str, tmp_path: Path) -> None:
+def test_every_unmeasured_benchmark_has_a_picture_function(benchmark: str, tmp_path: Path) -> None:
     assert draw(benchmark, tmp_path, tmp_path) is None
     (tmp_path / f"{benchmark}.json").write_text(json.dumps(NEW[benchmark]))
     picture = draw(benchmark, tmp_path, tmp_path)

@@ -37,9 +37,7 @@ def test_a_peer_is_measured_once_for_each_repetition_and_compared_with(
     assert (ratio.metric, ratio.value, ratio.unit, ratio.peer) == ("free_us_over_other", 0.25, "ratio", "Other 1.0")
 
 
-def test_rows_of_a_peer_that_did_not_run_have_no_value_and_say_so(
-    script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_missing_peer_have_no_value_and_name_it(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTHER_PYTHON", raising=False)
     with Peer(script, "OTHER_PYTHON", {"factor": 10}) as peer:
         peer.measure()
@@ -56,7 +54,7 @@ def test_a_peer_that_cannot_run_is_an_error(tmp_path: Path, monkeypatch: pytest.
         Peer(script, "OTHER_PYTHON", {})
 
 
-def test_a_worker_is_stopped_whenever_it_is_not_asked(tmp_path: Path) -> None:
+def test_a_worker_is_stopped_between_its_turns(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
     script.write_text("import os\nprint(os.getpid(), flush=True)\nwhile input(): print('{\"figure\": 1}', flush=True)")
     with Worker("busy", [sys.executable, script]) as worker:

@@ -27,7 +27,7 @@ results.publish("cpu", [results.row("cpu", "b1_over_the_better_peer", 1.5, "rati
 """
 
 
-def test_a_figure_meets_its_target_only_on_the_right_side_of_it() -> None:
+def test_a_value_meets_its_target_on_the_right_side_only() -> None:
     less, more = {"target": 15.0, "better": "less"}, {"target": 15.0, "better": "more"}
     at_most = {"target": 15.0, "better": "at most"}
     assert met(15.0, at_most)
@@ -38,18 +38,18 @@ def test_a_figure_meets_its_target_only_on_the_right_side_of_it() -> None:
     assert not met(14.9, more)
 
 
-def test_what_was_not_measured_is_not_met_and_what_has_no_target_is_neither() -> None:
+def test_an_unmeasured_target_is_not_met_and_a_row_without_target_is_neither() -> None:
     assert met(None, {"target": 1.0, "better": "less"}) is False
     assert met(3.0, None) is None
 
 
-def test_a_row_carries_the_target_that_stands_in_the_file() -> None:
+def test_a_row_has_the_target_of_the_file() -> None:
     assert row("demo", "first_token_seconds", 3.0, "s").target == 15.0
     assert row("demo", "first_token_seconds", 30.0, "s").met is False
     assert row("demo", "a_metric_without_target", 1.0, "s").target is None
 
 
-def test_every_target_says_on_which_side_a_value_meets_it_in_words_of_a_benchmark_with_a_title() -> None:
+def test_every_target_has_a_direction_and_belongs_to_a_benchmark_with_a_title() -> None:
     for benchmark, group in targets().items():
         assert group.pop("title"), benchmark
         for metric, target in group.items():
@@ -57,7 +57,7 @@ def test_every_target_says_on_which_side_a_value_meets_it_in_words_of_a_benchmar
             assert met(target["target"], target) is (target["better"] != "less")
 
 
-def test_a_result_says_when_and_under_what_load_it_was_measured_and_holds_what_was_given(
+def test_a_result_holds_its_date_the_load_of_the_machine_and_the_given_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(results, "RESULTS", tmp_path)
@@ -71,7 +71,7 @@ def test_a_result_says_when_and_under_what_load_it_was_measured_and_holds_what_w
     assert "first_token_seconds" in capsys.readouterr().out
 
 
-def test_a_bare_machine_prints_a_plain_table_and_draws_nothing(tmp_path: Path) -> None:
+def test_a_machine_without_extras_prints_a_plain_table_and_no_picture(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", BARE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -24,7 +24,7 @@ def parts(tiny_model: Callable[[str], Path]) -> EngineParts:
     return assemble(EngineSettings(model=str(tiny_model("llama")), dtype="float32", device_blocks=64))
 
 
-def test_the_client_gets_all_tokens_of_all_streams(tiny_quire: RunningQuire) -> None:
+def test_the_client_receives_all_tokens_of_all_streams(tiny_quire: RunningQuire) -> None:
     figures = asyncio.run(stream_client.run(tiny_quire.addresses["gateway"], WORK))
     assert 0 < figures["cpu_seconds"] < 60
     assert figures["seconds"] > 0
@@ -37,7 +37,7 @@ def test_the_engine_in_process_generates_as_many(parts: EngineParts) -> None:
     assert figures["cpu_seconds"] > 0
 
 
-def test_each_token_but_the_first_is_timed_and_prefixes_are_found_again(parts: EngineParts) -> None:
+def test_each_token_but_the_first_is_timed_and_prefixes_hit_the_cache(parts: EngineParts) -> None:
     engine = context._engine(parts)
     text = tuple(range(10, 110))
     for prompt_tokens, name in ((48, "short"), (80, "long"), (80, "again")):
@@ -46,7 +46,7 @@ def test_each_token_but_the_first_is_timed_and_prefixes_are_found_again(parts: E
     assert engine.scheduler.totals.cached_tokens == 48 + 64
 
 
-def test_copies_have_sources_and_destinations_of_their_own() -> None:
+def test_copies_have_distinct_sources_and_destinations() -> None:
     backend = TorchBackend(CacheGeometry(1, 1, 2), 1, copies.BLOCKS, host_blocks=copies.BLOCKS)
     backend.cache.normal_()
     assert backend.host_cache is not None

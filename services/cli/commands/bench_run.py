@@ -111,7 +111,7 @@ def _measured(values: Values, target: Target, server: Server, loads: list[Load])
     for number, load in enumerate(loads):
         # Runs of a sweep have different prompts: otherwise all but the first would hit the cache.
         own = replace(target, prompt_seed=target.prompt_seed + number)
-        title = f"{load.arrivals.told().get('rate')}/s" if len(loads) > 1 else "quire bench serve"
+        title = f"{load.arrivals.as_json().get('rate')}/s" if len(loads) > 1 else "quire bench serve"
         with Bar(title, load) as bar:
             runs.append(measure(own, load, values["processes"], objectives, bar))
         if runs[-1].interrupted:

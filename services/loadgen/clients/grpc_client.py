@@ -1,4 +1,4 @@
-"""Asks a Quire gateway by gRPC: prompts are token ids, and each message says how many tokens it brings."""
+"""Client of a Quire gateway over gRPC: prompts are token ids, and each message holds its token count."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _STATUS_DETAILS = "grpc-status-details-bin"
 
 @dataclass
 class _Connection:
-    """A channel of its own connection, and the streams that run on it."""
+    """A channel with its own connection, and its running streams."""
 
     channel: grpc.aio.Channel
     gateway: Any
@@ -41,20 +41,20 @@ class GrpcClient:
         self._metadata = (("authorization", f"Bearer {target.api_key}"),) if target.api_key else ()
 
     async def describe(self) -> Server:
-        """Ask for the model. Raises Unreachable."""
+        """Fetch the model's description. Raises Unreachable."""
         request = gateway_pb2.GetModelRequest(model=self._target.model)
         try:
             gateway = self._connections[0].gateway
             model = await gateway.GetModel(request, timeout=_DESCRIBE_SECONDS, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise Unreachable(f"{self._target.address}: {error.code().name}: {error.details()}") from error
-        told = {
+        details = {
             "block_size": model.block_size,
             "device_blocks": model.device_blocks,
             "dtype": model.dtype,
             "engines": model.engines,
         }
-        return Server(model.model, model.vocabulary_size, model.context_tokens, told)
+        return Server(model.model, model.vocabulary_size, model.context_tokens, details)
 
     def prepare(self, prompt: Prompt, output_tokens: int) -> gateway_pb2.GenerateRequest:
         """Make the request."""
@@ -88,11 +88,11 @@ class GrpcClient:
     async def _stream(
         self, gateway: Any, request: gateway_pb2.GenerateRequest, record: Record
     ) -> gateway_pb2.Finished | None:
-        """Read one generation; return its last message, None where none came. Raises grpc.aio.AioRpcError."""
+        """Read one generation; return its last message, None if there was none. Raises grpc.aio.AioRpcError."""
         finished = None
         async for response in gateway.Generate(request, timeout=self._target.timeout_seconds, metadata=self._metadata):
             if tokens := len(response.delta.token_ids):
-                record.came(tokens, self._clock())
+                record.add_tokens(tokens, self._clock())
             elif response.HasField("finished"):
                 finished = response.finished
         return finished
@@ -111,7 +111,7 @@ class GrpcClient:
 
 
 def retry_seconds(error: grpc.aio.AioRpcError) -> float | None:
-    """Return when the server asked to come again: google.rpc.RetryInfo among a status' details."""
+    """Return the retry delay of google.rpc.RetryInfo in a status' details."""
     from google.rpc import error_details_pb2, status_pb2
 
     packed = next((value for name, value in error.trailing_metadata() or () if name == _STATUS_DETAILS), None)

@@ -1,11 +1,11 @@
-"""Opens the client that a target wants."""
+"""Opens the client of a target."""
 
 from collections.abc import Callable
 
 from services.loadgen.clients.target import Client, Target
 from services.loadgen.workload.prompts import PromptMaker
 
-# Of servers that do not tell theirs: hardly any model has fewer.
+# Assumed for servers that do not report theirs: hardly any model has fewer.
 DEFAULT_VOCABULARY = 32_000
 
 

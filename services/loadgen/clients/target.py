@@ -1,4 +1,4 @@
-"""Whom a load goes to, and what a client of it can do."""
+"""The target of a load, and the protocol of its clients."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -9,13 +9,13 @@ from services.runtime.tls import TLSFiles
 
 
 class Unreachable(Exception):
-    """The server does not answer, or not as it should; the message says what it said."""
+    """The server does not answer, or answers in an unexpected way; the message holds its answer."""
 
 
 class RequestFailed(Exception):
-    """A request that came to no good end.
+    """A failed request.
 
-    `status` is a gRPC status' name, the number of an HTTP status, or names what became of the connection.
+    `status` is a gRPC status' name, the number of an HTTP status, or names the failure of the connection.
     `retry_after` is when the server asked to come again, in seconds.
     """
 
@@ -27,7 +27,7 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A server, and how it is asked. `prompt_seed` decides the prompts' tokens.
+    """A server and the way to call it. `prompt_seed` is the seed of the prompts' tokens.
 
     `kind` is `grpc` for a Quire gateway at `host:port` or `unix:/path`, else `completions` or `chat` for the path of an
     OpenAI-compatible server at a URL. `tls` has whom to trust, and what to show who asks; `server_name` replaces the
@@ -47,35 +47,35 @@ class Target:
     timeout_seconds: float = 600.0
     extra_body: dict[str, Any] = field(default_factory=dict)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Describe it, for a report; without the key."""
-        told = {name: value for name, value in vars(self).items() if name != "api_key"}
-        return told | {"tls": None if self.tls is None else vars(self.tls)}
+        values = {name: value for name, value in vars(self).items() if name != "api_key"}
+        return values | {"tls": None if self.tls is None else vars(self.tls)}
 
 
 @dataclass(frozen=True)
 class Server:
-    """What a server says of itself; None where it does not say."""
+    """A server's description of itself; None for values that it does not report."""
 
     model: str
     vocabulary_size: int | None = None
     context_tokens: int | None = None
-    told: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 class Client(Protocol):
-    """Asks one server. Made inside the event loop that it is used in."""
+    """Client of one server. Must be created inside the event loop that uses it."""
 
     async def describe(self) -> Server:
-        """Ask the server what it serves. Raises Unreachable."""
+        """Fetch the server's description. Raises Unreachable."""
         ...
 
     def prepare(self, prompt: Prompt, output_tokens: int) -> Any:
-        """Make the message that `send` takes: what can be done before it is time."""
+        """Build the message for `send` before its time, so that sending is fast."""
         ...
 
     async def send(self, request: Any, record: Record) -> None:
-        """Send a request, and note in the record what comes, and what the server counted. Raises RequestFailed."""
+        """Send a request, and record its tokens and the server's usage. Raises RequestFailed."""
         ...
 
     async def close(self) -> None:

@@ -1,1 +1,1 @@
-"""What came of a run, for people and programs: tables, JSON, pictures."""
+"""Reports of a run: tables, JSON and pictures."""

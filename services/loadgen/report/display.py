@@ -14,7 +14,7 @@ _WINDOW_SECONDS = 3.0
 
 
 class Bar:
-    """A bar on stderr: of the requests where their number is known, else of the time. Nothing where no one looks."""
+    """A progress bar on stderr, of requests if their number is known, otherwise of time. Only on a terminal."""
 
     def __init__(self, title: str, load: Load) -> None:
         console = Console(stderr=True)

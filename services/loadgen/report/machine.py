@@ -1,4 +1,4 @@
-"""The machine and the versions that something was measured on. Needs nothing but the standard library."""
+"""The machine and the versions of a measurement. Needs only the standard library."""
 
 import platform
 import subprocess
@@ -26,7 +26,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def output_of(command: list[str], folder: Path | None = None) -> str | None:
-    """Return what a program says, None where there is no such program or it fails."""
+    """Return the output of a program, None if it is missing or fails."""
     try:
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
@@ -37,8 +37,13 @@ def _gpu() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return {}
-    told = torch.cuda.get_device_properties(0)
-    return {"gpu": told.name, "gpu_bytes": told.total_memory, "gpu_driver": _driver(), "cuda": torch.version.cuda}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "gpu_bytes": properties.total_memory,
+        "gpu_driver": _driver(),
+        "cuda": torch.version.cuda,
+    }
 
 
 def _driver() -> str | None:

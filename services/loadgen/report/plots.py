@@ -1,4 +1,4 @@
-"""Pictures of runs: how latencies spread and what happened over time; of several rates, latency against rate."""
+"""Pictures of runs: latency distributions and load over time; for several rates, latency against rate."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ _MOST_POINTS = 2000
 
 
 def draw(path: Path, title: str, runs: Sequence[Run]) -> None:
-    """Draw the runs into a file whose name says the format: one run over time, several against their rates."""
+    """Draw the runs into a file whose suffix is the format: one run over time, several against their rates."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -76,14 +76,14 @@ def _tokens(axes: Any, run: Run) -> None:
 
 
 def _warmup(axes: Any, run: Run) -> None:
-    """Shade what is not counted."""
+    """Shade the warm-up."""
     warmup = run.records[: run.summary.warmup_requests]
     if warmup and len(run.records) > len(warmup):
         axes.axvspan(0, run.records[len(warmup)].sent, color="#F2F2F2", label="warm-up")
 
 
 def _requests(axes: Any, records: Sequence[Record]) -> None:
-    """Draw how many requests there are, and how many of them wait for their first token."""
+    """Draw the number of requests in flight, and of those without their first token."""
     sent = np.array([record.sent for record in records])
     ended = np.array([record.ended for record in records])
     first = np.array([record.ended if record.first_token is None else record.first_token for record in records])
@@ -96,14 +96,14 @@ def _requests(axes: Any, records: Sequence[Record]) -> None:
 
 
 def _room(axes: Any) -> None:
-    """Let both axes begin with 0, and put the legend above what is drawn."""
+    """Start both axes at 0, and put the legend above the curves."""
     axes.set_xlim(0, None)
     axes.set_ylim(0, _HEADROOM * axes.dataLim.ymax or 1.0)
     axes.legend(loc="upper right", ncols=2)
 
 
 def _rates(panels: Sequence[Any], runs: Sequence[Run]) -> None:
-    rates = [float(run.load.arrivals.told()["rate"]) for run in runs]
+    rates = [float(run.load.arrivals.as_json()["rate"]) for run in runs]
     summaries = [run.summary for run in runs]
     latencies = [summary.latencies for summary in summaries]
     means = [None if one.normalized is None else one.normalized.mean for one in latencies]

@@ -1,4 +1,4 @@
-"""What is told of the runs of a command: a table for people, JSON for programs."""
+"""The report of a command's runs: a table for people, JSON for programs."""
 
 import json
 import os
@@ -26,17 +26,17 @@ _LATENCIES = (
     ("Time per output token", "tpot"),
     ("End to end", "e2e"),
     ("Normalized, per token", "normalized"),
-    ("Queued, as the server says", "queued"),
+    ("Queue time, by the server", "queued"),
 )
 _COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 _MILLI = 1e-3
-# Sooner is what timers and a busy machine take.
+# Smaller values come from timers and a busy machine.
 _LATE_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What all runs of a command have in common. `command` holds no secret."""
+    """The common conditions of a command's runs. `command` holds no secret."""
 
     command: list[str]
     seed: int
@@ -46,7 +46,7 @@ class Conditions:
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     load_average: tuple[float, float, float] = field(default_factory=os.getloadavg)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Describe them."""
         return {
             "benchmark": "serve",
@@ -56,16 +56,16 @@ class Conditions:
             "hardware": machine.hardware(),
             "load_average": {"start": self.load_average, "end": os.getloadavg()},
             "versions": machine.versions(_PACKAGES),
-            "target": self.target.told(),
+            "target": self.target.as_json(),
             "server": vars(self.server),
-            "workload": self.load.workload.told(),
+            "workload": self.load.workload.as_json(),
             "bounds": vars(self.load.bounds),
         }
 
 
 def write_json(path: Path, conditions: Conditions, runs: Sequence[Run]) -> None:
     """Write everything but the records; `runs` has one entry for each rate."""
-    result = {**conditions.told(), "runs": [run.told() for run in runs]}
+    result = {**conditions.as_json(), "runs": [run.as_json() for run in runs]}
     path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
 
 
@@ -74,11 +74,11 @@ def write_records(path: Path, runs: Sequence[Run]) -> None:
     with path.open("w") as file:
         for place, run in enumerate(runs):
             for record in run.records:
-                file.write(json.dumps({"run": place, **record.told()}) + "\n")
+                file.write(json.dumps({"run": place, **record.as_json()}) + "\n")
 
 
 def show(console: Console, conditions: Conditions, runs: Sequence[Run]) -> None:
-    """Print what was asked of whom, then the figures of each run, and of several a table of all."""
+    """Print the target and the load, then the figures of each run, and for several runs a table of all."""
     for line in _heading(conditions):
         console.print(Text(line))
     for run in runs:
@@ -89,8 +89,8 @@ def show(console: Console, conditions: Conditions, runs: Sequence[Run]) -> None:
 
 def _heading(conditions: Conditions) -> Iterator[str]:
     target, server = conditions.target, conditions.server
-    yield _listed(f"{server.model} at {target.address} ({target.kind})", server.told)
-    described = dict(conditions.load.workload.told())
+    yield _listed(f"{server.model} at {target.address} ({target.kind})", server.details)
+    described = dict(conditions.load.workload.as_json())
     yield _listed(f"{described.pop('kind')} lengths", described)
 
 
@@ -100,7 +100,7 @@ def _listed(title: str, values: Mapping[str, Any]) -> str:
 
 def _shown(run: Run) -> Group:
     summary = run.summary
-    arrivals = dict(run.load.arrivals.told())
+    arrivals = dict(run.load.arrivals.as_json())
     kind = arrivals.pop("kind")
     title = _listed(f"{kind} arrivals" if kind != "closed loop" else kind, arrivals)
     return Group(
@@ -128,14 +128,14 @@ def _figures(run: Run) -> Table:
 
 
 def figures(run: Run) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and remark of what is no latency."""
+    """Yield name, value and remark of figures other than latencies."""
     summary, client = run.summary, run.client
     yield "Requests", f"{summary.requests_per_second:,.2f}/s", f"at most {summary.most_in_flight:,} in flight"
     yield "Input tokens", f"{summary.input_tokens_per_second:,.1f}/s", f"{summary.input_tokens:,} in all"
     peak = f"most in a second {summary.peak_output_tokens_per_second:,.0f}"
     yield "Output tokens", f"{summary.output_tokens_per_second:,.1f}/s", f"{summary.output_tokens:,} in all, {peak}"
     if summary.prefix_hit_rate is None:
-        yield "Prefix hit rate", "-", "the server does not say" if summary.completed else ""
+        yield "Prefix hit rate", "-", "not reported by the server" if summary.completed else ""
     else:
         cached = f"{summary.cached_tokens:,} of {summary.input_tokens:,} prompt tokens were cached"
         yield "Prefix hit rate", f"{100 * summary.prefix_hit_rate:.1f} %", cached
@@ -146,7 +146,7 @@ def figures(run: Run) -> Iterator[tuple[str, str, str]]:
     if summary.preemptions is not None:
         yield "Preemptions", f"{summary.preemptions:,}", f"{summary.recomputed_tokens:,} tokens computed again"
     if summary.failovers:
-        yield "Failovers", f"{summary.failovers:,}", "times a request went on at another engine"
+        yield "Failovers", f"{summary.failovers:,}", "failovers of requests to another engine"
     lag = client.loop_lag_seconds
     late = "" if lag is None else f", event loop late by p99 {lag.p99 / _MILLI:.1f} ms"
     per_token = client.cpu_microseconds_per_token
@@ -170,7 +170,7 @@ def _latencies(summary: Summary) -> Table:
 
 
 def notes(run: Run) -> Iterator[str]:
-    """Yield sentences about what a reader should know before believing the figures."""
+    """Yield notes on conditions that limit the meaning of the figures."""
     summary = run.summary
     if run.interrupted:
         yield "Interrupted: requests that still ran are not counted."
@@ -179,13 +179,13 @@ def notes(run: Run) -> Iterator[str]:
         yield f"{count:,} requests ended with {status}: {message}"
     yield from _refused(summary)
     if summary.other_lengths:
-        yield f"{summary.other_lengths:,} answers were of another length than asked for."
+        yield f"{summary.other_lengths:,} answers did not have the requested length."
     late = summary.late_seconds
     if run.load.arrivals.paced and late is not None and late.p99 > _LATE_SECONDS:
-        why = "for want of a free place" if run.load.arrivals.concurrency else "by the client"
+        why = "for lack of a free place" if run.load.arrivals.concurrency else "by the client"
         yield f"Requests were sent late {why}: p99 {late.p99 / _MILLI:,.0f} ms. Latencies begin when they were sent."
-    if run.client.was_the_limit:
-        yield "The client may have been the limit: more --processes, or a machine of its own, would tell."
+    if run.client.is_bottleneck:
+        yield "The client may have been the bottleneck: compare with more --processes, or run it on another machine."
 
 
 def _refused(summary: Summary) -> Iterator[str]:
@@ -194,11 +194,11 @@ def _refused(summary: Summary) -> Iterator[str]:
         return
     soon = f"{refusals.count:,} requests were refused, within p99 {refusals.seconds_to_answer.p99 / _MILLI:.1f} ms"
     if refusals.retry_after_seconds is None:
-        yield f"{soon}; none was told when to come again."
+        yield f"{soon}; none got a retry time."
     else:
         after = refusals.retry_after_seconds
-        told = f"{refusals.told_retry_after:,} were to come again after p50 {after.p50:.1f} s, max {after.max:.1f} s"
-        yield f"{soon}; {told}."
+        retries = f"{refusals.told_retry_after:,} got a retry time of p50 {after.p50:.1f} s, max {after.max:.1f} s"
+        yield f"{soon}; {retries}."
 
 
 def _sweep(runs: Sequence[Run]) -> Table:
@@ -214,7 +214,7 @@ def _sweep(runs: Sequence[Run]) -> Table:
 
 def _sweep_row(run: Run) -> Iterator[str]:
     summary = run.summary
-    yield str(run.load.arrivals.told()["rate"])
+    yield str(run.load.arrivals.as_json()["rate"])
     yield f"{summary.requests_per_second:.2f}"
     yield f"{summary.output_tokens_per_second:,.0f}"
     for values in (summary.latencies.ttft, summary.latencies.itl):

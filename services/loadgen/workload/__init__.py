@@ -1,1 +1,1 @@
-"""What is sent: prompts, lengths, arrivals."""
+"""Workloads: prompts, lengths, arrivals."""

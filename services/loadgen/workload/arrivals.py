@@ -1,4 +1,4 @@
-"""When sessions start: as others end, at random, or as a trace says."""
+"""Arrivals of sessions: in a closed loop, at random, or at the times of a trace."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ import numpy as np
 
 from services.loadgen.workload.workloads import Session
 
-# Lengths and arrivals are drawn beside each other from one seed.
+# Lengths and arrivals are drawn independently from one seed.
 _ARRIVALS = 1
 
 
@@ -21,7 +21,7 @@ class Timed(NamedTuple):
 
 
 class Arrivals(Protocol):
-    """When sessions start, and how many requests run at a time at most, where there is a limit.
+    """Start times of sessions, and the limit of concurrent requests, if any.
 
     `paced` says whether calls also wait for their own times within a session, which pass `speedup` times as fast.
     """
@@ -45,14 +45,14 @@ class Arrivals(Protocol):
         """Give sessions their starts, in order of these."""
         ...
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Describe them, for a report."""
         ...
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """So many requests run at any time: the next starts as one ends, and calls of a session follow at once."""
+    """A closed loop: the next session starts when one ends, and calls of a session follow at once."""
 
     concurrency: int
     paced: bool = False
@@ -62,7 +62,7 @@ class ClosedLoop:
         """Let each start as early as it can."""
         return (Timed(0.0, session) for session in sessions)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Describe it."""
         return {"kind": "closed loop", "concurrency": self.concurrency}
 
@@ -91,7 +91,7 @@ class Random:
             if math.isfinite(self.rate):
                 now += float(draw.gamma(self.burstiness, 1 / (self.rate * self.burstiness)))
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Describe them."""
         limit = {} if self.concurrency is None else {"concurrency": self.concurrency}
         rate = self.rate if math.isfinite(self.rate) else "inf"
@@ -101,18 +101,18 @@ class Random:
 
 @dataclass(frozen=True)
 class TraceTimes:
-    """Sessions start when the trace says, `speedup` times as fast."""
+    """Sessions start at the times of the trace, `speedup` times as fast."""
 
     speedup: float = 1.0
     concurrency: int | None = None
     paced: bool = True
 
     def timed(self, sessions: Iterable[Session]) -> Iterator[Timed]:
-        """Take the trace's starts."""
+        """Return the sessions with their start times of the trace."""
         timed = (Timed(session.start_seconds / self.speedup, session) for session in sessions)
         return iter(sorted(timed, key=lambda one: one.start))
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Describe them."""
         limit = {} if self.concurrency is None else {"concurrency": self.concurrency}
         return {"kind": "recorded", "speedup": self.speedup, **limit}

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class InvalidLengths(Exception):
-    """A text that names no distribution; the message says what would."""
+    """A text that names no distribution; the message lists the valid forms."""
 
 
 class Lengths(Protocol):

@@ -1,4 +1,4 @@
-"""A workload, its arrivals and its bounds together: who sends what, and when."""
+"""A load: a workload, its arrivals and its bounds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from services.loadgen.workload.workloads import Call, Session, Workload
 
 @dataclass(frozen=True)
 class Bounds:
-    """How long a load lasts: so many `requests`, or as long as requests may start, in `seconds`; None: no such bound.
+    """The length of a load: a number of `requests`, or `seconds` in which requests start; None: no such bound.
 
     `warmup` is in the unit of the bound, requests or seconds, comes on top of it, and is not counted.
     """
@@ -52,7 +52,7 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """All that is asked of a server in one run."""
+    """The whole load of one run."""
 
     workload: Workload
     arrivals: Arrivals
@@ -78,7 +78,7 @@ class Load:
         return None if most is None else most // processes + (process < most % processes)
 
     def request_count(self) -> int | None:
-        """Return how many requests there are, None where only time bounds them."""
+        """Return the number of requests, None if only time bounds them."""
         if self.bounds.requests is None and self.bounds.seconds is not None:
             return None
         return sum(len(planned.session.calls) for planned in self.planned())

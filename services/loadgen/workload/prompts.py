@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 
-# Of small vocabularies, and of the places where large ones keep what is no text.
+# Token ids below this one are often special tokens.
 _FIRST_IDS = 256
 _LAST_IDS_DIVISOR = 64
 _KEPT_PIECES = 1024
 
-# For servers that take text alone: most tokenizers make one token of each, with the space before it.
+# For servers that accept only text: most tokenizers encode each with its leading space as one token.
 _TEXT = """
 time year people way day man thing woman life child world school state family student group country problem hand
 part place case week company system program question work government number night point home water room mother area
@@ -29,7 +29,7 @@ WORDS = tuple(_TEXT.split())
 
 
 class Kind(IntEnum):
-    """What a piece is, the first number of its name."""
+    """The kind of a piece, the first number of its name."""
 
     UNIQUE = 0
     PREFIX = 1
@@ -60,7 +60,7 @@ class PromptMaker:
         # Special tokens mostly have the first ids or the last.
         self._low = min(_FIRST_IDS, vocabulary_size // 4)
         self._high = vocabulary_size - vocabulary_size // _LAST_IDS_DIVISOR
-        # Shared pieces come again and again; those of one prompt alone are not worth keeping.
+        # Shared pieces are cached; those of one prompt are not.
         self._shared = lru_cache(_KEPT_PIECES)(self._drawn)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
@@ -72,7 +72,7 @@ class PromptMaker:
         return ids
 
     def text(self, prompt: Prompt) -> str:
-        """Return a word for each token: for servers that take text alone."""
+        """Return a word for each token, for servers that accept only text."""
         return " ".join(WORDS[token % len(WORDS)] for token in self.token_ids(prompt))
 
     def _drawn(self, piece: Piece) -> Tokens:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class InvalidFile(Exception):
-    """A file that cannot be read as requests; the message says why."""
+    """A file that cannot be read as requests."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _columns(names: Sequence[str]) -> Columns:
     found = next((one for one in COLUMNS if {one.input, one.output} <= set(names)), None)
     if found is None:
         known = "; ".join(f"{one.input},{one.output}" for one in COLUMNS)
-        raise ValueError(f"columns are {','.join(names)}, known are {known}")
+        raise ValueError(f"columns are {','.join(names)}, supported are {known}")
     return found
 
 
@@ -102,7 +102,7 @@ def _session_row(line: Mapping[str, Any]) -> Row:
 
 
 def _since_the_first(rows: Iterable[Row]) -> list[Row]:
-    """Let times begin with 0, and rows stand in their order."""
+    """Sort rows by time, and start times at 0."""
     read = list(rows)
     if any(row.seconds is None for row in read):
         return read
@@ -113,5 +113,5 @@ def _since_the_first(rows: Iterable[Row]) -> list[Row]:
 
 
 def _at_least_1(value: Any) -> int:
-    """Read a length; what generated nothing still has to be asked for a token."""
+    """Read a length; a row without output still requests one token."""
     return max(1, int(value))

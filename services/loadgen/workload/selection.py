@@ -1,4 +1,4 @@
-"""What of a file's rows is asked for: rows left out, lengths cut or scaled, sessions in copies."""
+"""Selection of a file's rows: skipped rows, cut or scaled lengths, copies of sessions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,17 +8,17 @@ from services.loadgen.workload.rows import Row
 
 
 class InvalidSelection(Exception):
-    """Nothing is left, or what is asked for does not fit the file; the message says why."""
+    """The selection is empty, or does not fit the file."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is done to rows, in this order. None: nothing of the kind.
+    """Operations on rows, in this order. None: not applied.
 
     limit: the first rows that are taken.
     mean_input, mean_output: lengths are scaled to these means, in tokens.
-    cap_input, cap_output: longer ones are cut to so many tokens.
-    max_input, max_output: rows with more tokens are left out.
+    cap_input, cap_output: longer ones are cut to this number of tokens.
+    max_input, max_output: rows with more tokens are skipped.
     max_total: rows with more tokens in both together are left out: what the model's context holds.
     """
 
@@ -41,8 +41,8 @@ def select(rows: Sequence[Row], selection: Selection) -> list[Row]:
     return chosen
 
 
-def told(rows: Sequence[Row], chosen: Sequence[Row], selection: Selection) -> dict[str, Any]:
-    """Say what was done, for a report."""
+def describe(rows: Sequence[Row], chosen: Sequence[Row], selection: Selection) -> dict[str, Any]:
+    """Return the operations that were applied, for a report."""
     given = {name: value for name, value in vars(selection).items() if value is not None}
     taken = len(rows[: selection.limit])
     return {"file_rows": len(rows), "rows": len(chosen), "rows_left_out": taken - len(chosen), **given}

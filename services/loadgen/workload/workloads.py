@@ -1,4 +1,4 @@
-"""What is asked: sessions of calls, each with the recipe of its prompt and the length of its output."""
+"""Workloads: sessions of calls, each with the pieces of its prompt and the length of its output."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from services.loadgen.workload.prompts import Kind, Piece, Prompt, length
 from services.loadgen.workload.rows import Row
 from services.loadgen.workload.selection import Selection
 
-# Seeds of what is drawn beside each other from one seed.
+# Sub-seeds of independent draws from one seed.
 _LENGTHS = 0
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request. `offset_seconds` is how long after its session's start it comes, at the earliest."""
+    """One request. `offset_seconds` is its earliest time after its session's start."""
 
     prompt: Prompt
     output_tokens: int
@@ -41,7 +41,7 @@ class Session:
 
 
 class Workload(Protocol):
-    """Sessions, the same ones each time they are asked for. Can be sent to another process."""
+    """Sessions, the same at each iteration. Can be sent to another process."""
 
     @property
     def has_times(self) -> bool:
@@ -49,17 +49,17 @@ class Workload(Protocol):
         ...
 
     def sessions(self) -> Iterator[Session]:
-        """Yield them, without end where nothing bounds them."""
+        """Yield the sessions, endlessly if the workload has no bound."""
         ...
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Describe it, for a report."""
         ...
 
 
 @dataclass(frozen=True)
 class RandomLengths:
-    """Requests without end whose lengths are drawn.
+    """Endless requests with random lengths.
 
     Each prompt begins with one of `prefixes` prefixes of `prefix_tokens` tokens, which come before what `input` draws.
     """
@@ -83,7 +83,7 @@ class RandomLengths:
             shared = Piece((Kind.PREFIX, int(draw.integers(self.prefixes))), self.prefix_tokens)
             yield Session((Call((shared, own) if self.prefix_tokens else (own,), self.output.draw(draw)),))
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Describe it."""
         shared = {"prefix_tokens": self.prefix_tokens, "prefixes": self.prefixes} if self.prefix_tokens else {}
         return {"kind": "random", "input": str(self.input), "output": str(self.output), **shared}
@@ -113,16 +113,21 @@ class Recorded:
             for one in _by_session(chosen):
                 yield _session(one, copy, numbers)
 
-    def told(self) -> dict[str, Any]:
-        """Describe it, with what was left out, cut or scaled."""
+    def as_json(self) -> dict[str, Any]:
+        """Return its description, with skipped, cut and scaled rows."""
         read = rows.read(self.path)
         chosen = selection.select(read, self.selection)
         copies = {"copies": self.copies} if self.copies > 1 else {}
-        return {"kind": "recorded", "file": self.path.name, **selection.told(read, chosen, self.selection), **copies}
+        return {
+            "kind": "recorded",
+            "file": self.path.name,
+            **selection.describe(read, chosen, self.selection),
+            **copies,
+        }
 
 
 def _by_session(chosen: Sequence[Row]) -> Iterator[list[Row]]:
-    """Put calls of a session together, in order of their times; a row without session is one by itself."""
+    """Group calls by session in order of their times; a row without a session is a session alone."""
     sessions: dict[int, list[Row]] = {}
     for row in chosen:
         if row.session is None:
@@ -142,7 +147,7 @@ def _session(calls: Sequence[Row], copy: int, numbers: Iterator[int]) -> Session
 
 
 def _prompt(row: Row, copy: int, number: int) -> Prompt:
-    """Make a piece of each whole block; what is left at the end is in no other prompt."""
+    """Make a piece of each whole block; the rest at the end is unique to the prompt."""
     whole = min(len(row.blocks), row.input_tokens // row.block_tokens) if row.block_tokens else 0
     pieces = [Piece((Kind.BLOCK, one), row.block_tokens) for one in row.blocks[:whole]]
     if copy and pieces:

@@ -141,7 +141,7 @@ def test_generate_stops_at_its_default_limit_and_prints_it(tiny_quire: RunningQu
     assert more.stderr.count("\n") == 1
 
 
-def test_a_prompt_that_leaves_less_room_than_the_default_limit_gets_what_fits(
+def test_a_prompt_too_long_for_the_default_limit_gets_as_many_tokens_as_fit(
     tiny_quire: RunningQuire, at: tuple[str, ...]
 ) -> None:
     prompt = "fox " * 800

@@ -31,7 +31,7 @@ class Sessions:
     def sessions(self):
         return iter(self._sessions)
 
-    def told(self):
+    def as_json(self):
         return {}
 
 
@@ -54,7 +54,7 @@ class Answering:
             self.answered += 1
             if request[0] == self._failing:
                 raise RequestFailed("UNAVAILABLE", "draining", 2.0)
-            record.came(request[1], self._clock())
+            record.add_tokens(request[1], self._clock())
         finally:
             self.running -= 1
 
@@ -97,7 +97,7 @@ def run(
     return asyncio.run(drive())
 
 
-def test_a_closed_loop_runs_so_many_at_a_time_and_all_of_them() -> None:
+def test_a_closed_loop_runs_all_sessions_at_its_concurrency() -> None:
     records, client, driver = run(ClosedLoop(3), *(session(1) for _ in range(10)))
     assert client.most == 3
     assert [record.number for record in records] == list(range(10))
@@ -122,13 +122,13 @@ def test_no_call_of_a_trace_starts_before_its_time() -> None:
     assert all(record.sent >= record.due for record in records)
 
 
-def test_a_limit_keeps_arrivals_waiting_and_their_records_say_how_long() -> None:
+def test_a_limit_delays_arrivals_and_records_hold_the_delay() -> None:
     records, client, _ = run(Random(float("inf"), concurrency=2), *(session(1) for _ in range(6)))
     assert client.most == 2
     assert records[-1].sent - records[-1].due >= 1.9 * ANSWER_SECONDS
 
 
-def test_nothing_is_sent_after_the_time_that_bounds_a_run() -> None:
+def test_no_request_is_sent_after_the_duration_of_a_run() -> None:
     sessions = [session(100) for _ in range(2)]
     for arrivals in (ClosedLoop(2), TraceTimes()):
         records, _, _ = run(arrivals, *sessions, bounds=Bounds(seconds=0.2), seconds_of_answer=0.01)
@@ -136,14 +136,14 @@ def test_nothing_is_sent_after_the_time_that_bounds_a_run() -> None:
         assert all(record.due < 0.2 for record in records)
 
 
-def test_a_failure_is_recorded_and_stops_nothing() -> None:
+def test_a_failure_is_recorded_and_the_run_continues() -> None:
     records, _, driver = run(ClosedLoop(1), session(2), session(1, tokens=9), session(1), failing=9)
     assert [record.status for record in records] == ["completed", "completed", "UNAVAILABLE", "completed"]
     assert (records[2].message, records[2].retry_after) == ("draining", 2.0)
     assert driver.progress.failed == 1
 
 
-def test_a_cancelled_run_keeps_what_has_ended_and_gives_up_the_rest() -> None:
+def test_a_cancelled_run_keeps_ended_requests_and_cancels_the_rest() -> None:
     records, client, driver = run(ClosedLoop(2), *(session(1) for _ in range(1000)), cancel_after=0.1)
     assert 2 <= len(records) < 1000
     assert all(record.completed for record in records)

@@ -116,7 +116,7 @@ def test_over_http_its_tokens_and_hits_are_those_that_the_engine_counted(
     assert tiny_quire.settled_pool().sequences == 0
 
 
-def test_the_same_seeds_bring_the_same_requests_and_find_them_cached(tiny_quire: RunningQuire, tmp_path: Path) -> None:
+def test_the_same_seed_sends_the_same_requests_which_hit_the_cache(tiny_quire: RunningQuire, tmp_path: Path) -> None:
     options = ("--requests", "3", "--input", "33", "--output", "2", "--concurrency", "1", "--prompt-seed", "5")
     rates = []
     for _ in range(2):
@@ -125,9 +125,7 @@ def test_the_same_seeds_bring_the_same_requests_and_find_them_cached(tiny_quire:
     assert rates == [0.0, pytest.approx(32 / 33)]
 
 
-def test_sessions_at_several_rates_hit_their_own_prefixes_and_no_other_rates(
-    tiny_quire: RunningQuire, tmp_path: Path
-) -> None:
+def test_sessions_at_each_rate_hit_only_their_own_prefixes(tiny_quire: RunningQuire, tmp_path: Path) -> None:
     trace = tmp_path / "sessions.jsonl"
     trace.write_text(SESSIONS)
     options = ("--file", str(trace), "--sweep-rate", "20,40", "--json", str(tmp_path / "all.json"))
@@ -151,7 +149,7 @@ def test_requests_that_are_refused_are_counted_by_their_status(tiny_quire: Runni
     assert (run["completed"], run["failures"], run["latencies"]["e2e"]) == (0, {"INVALID_ARGUMENT": 3}, None)
 
 
-def test_ctrl_c_ends_a_run_and_tells_what_was_done(tiny_quire: RunningQuire, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_and_reports_completed_requests(tiny_quire: RunningQuire, tmp_path: Path) -> None:
     arguments = command(
         *("--address", tiny_quire.addresses["gateway"], "--requests", "100000", "--output", "2", "--input", "8"),
         *("--concurrency", "2", "--json", str(tmp_path / "all.json")),
@@ -168,7 +166,7 @@ def test_ctrl_c_ends_a_run_and_tells_what_was_done(tiny_quire: RunningQuire, tmp
     assert tiny_quire.settled_pool().sequences == 0
 
 
-def test_a_server_that_is_not_there_is_said_to_be() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     for arguments in (("--address", "127.0.0.1:9"), ("--url", "http://127.0.0.1:9")):
         shown = click.testing.CliRunner().invoke(cli, ["bench", "serve", *arguments])
         assert shown.exit_code == 1
@@ -182,7 +180,7 @@ def test_a_server_that_is_not_there_is_said_to_be() -> None:
         (["--rate", "1", "--trace-times"], "--rate, --sweep-rate and --trace-times"),
         (["--address", "a:1", "--url", "http://b"], "--address and --url"),
         (["--requests", "1", "--duration", "1"], "--requests and --duration"),
-        (["--file", __file__, "--input", "3"], "--file has lengths of its own"),
+        (["--file", __file__, "--input", "3"], "--file has its own lengths"),
         (["--cap-input", "3"], "are for a --file"),
         (["--concurrency", "2", "--processes", "3"], "--processes cannot be more"),
         (["--plot", "figures.txt"], ".png, .svg or .pdf"),
@@ -190,7 +188,7 @@ def test_a_server_that_is_not_there_is_said_to_be() -> None:
         (["--sweep-rate", "1,x"], "is no list of rates above 0"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(arguments: list[str], reason: str) -> None:
+def test_incompatible_options_are_refused(arguments: list[str], reason: str) -> None:
     shown = click.testing.CliRunner().invoke(cli, ["bench", "serve", *arguments])
     assert shown.exit_code == 2
     assert reason in shown.output

@@ -36,7 +36,7 @@ def record(
 
 
 @given(VALUES)
-def test_percentiles_are_numpys(values: list[float]) -> None:
+def test_percentiles_equal_numpys(values: list[float]) -> None:
     made = spread(values)
     assert made is not None
     assert made.count == len(values)
@@ -47,7 +47,7 @@ def test_percentiles_are_numpys(values: list[float]) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 10), st.integers(1, 5)), min_size=1, max_size=50))
-def test_the_gaps_of_a_request_are_one_less_than_its_tokens_and_take_all_its_time(
+def test_the_gaps_of_a_request_are_one_fewer_than_its_tokens_and_sum_to_its_time(
     steps: list[tuple[float, int]],
 ) -> None:
     moments = np.cumsum([gap for gap, _ in steps])
@@ -57,13 +57,13 @@ def test_the_gaps_of_a_request_are_one_less_than_its_tokens_and_take_all_its_tim
     assert gaps.sum() == pytest.approx(moments[-1] - moments[0])
 
 
-def test_tokens_that_come_together_share_the_time_since_the_last() -> None:
+def test_tokens_of_one_message_share_the_time_since_the_last() -> None:
     one = record(tokens=[(1.0, 2), (1.6, 3), (1.7, 1)])
     assert gaps_of(one) == pytest.approx([0.0, 0.2, 0.2, 0.2, 0.1])
     assert len(gaps_of(record(ended=1.0))) == 0
 
 
-def test_a_run_made_by_hand_comes_to_the_figures_reckoned_by_hand() -> None:
+def test_figures_of_a_small_run_equal_those_computed_by_hand() -> None:
     """Two answers and a refusal in the four seconds from 1 to 5."""
     records = [
         record(0, 1.0, [(1.5, 1), (2.0, 1), (3.0, 2)], usage=Usage(12, 4, 4, 1, 7, 0, 0.25)),
@@ -114,20 +114,20 @@ def test_a_run_made_by_hand_comes_to_the_figures_reckoned_by_hand() -> None:
         (Objectives(ttft=0.5, e2e=1.0), 0),
     ],
 )
-def test_a_good_request_keeps_to_all_objectives(objectives: Objectives, good: int) -> None:
+def test_a_good_request_meets_all_objectives(objectives: Objectives, good: int) -> None:
     made = summarize([record(0, 0.0, [(0.5, 1), (1.0, 1), (1.1, 1)])], Bounds(), objectives)
     assert made.goodput is not None
     assert made.goodput.requests == good
 
 
-def test_what_the_server_does_not_say_of_every_request_is_not_said() -> None:
+def test_figures_missing_for_a_request_are_not_reported() -> None:
     made = summarize([record(0, 0.0, [(1.0, 1)], usage=Usage(10, 4)), record(1, 0.0, [(1.0, 1)])], Bounds())
     assert made.prefix_hit_rate is None
     assert made.input_tokens == 20
     assert made.preemptions is None
 
 
-def test_nothing_at_all_has_figures_as_well() -> None:
+def test_an_empty_run_has_figures() -> None:
     made = summarize([], Bounds(), Objectives(ttft=1.0))
     assert (made.seconds, made.requests_per_second, made.latencies.e2e) == (0.0, 0.0, None)
     failed = summarize([record(0, 1.0, ended=1.0, status="UNAVAILABLE")], Bounds())
@@ -141,13 +141,13 @@ def test_the_warm_up_is_not_counted() -> None:
     assert summarize(records, Bounds(requests=3, warmup=1)).warmup_requests == 1
 
 
-def test_an_interval_that_ends_as_another_begins_is_not_counted_beside_it() -> None:
+def test_intervals_that_touch_do_not_overlap() -> None:
     moments, open_then = in_flight(np.array([0.0, 1.0]), np.array([1.0, 3.0]))
     assert (moments.tolist(), open_then.tolist()) == ([0.0, 1.0, 1.0, 3.0], [1, 0, 1, 0])
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 9)), max_size=60), st.floats(0.1, 3))
-def test_tokens_over_time_are_all_tokens(came: list[tuple[float, int]], width: float) -> None:
+def test_tokens_over_time_sum_to_all_tokens(came: list[tuple[float, int]], width: float) -> None:
     made = record(tokens=sorted(came), ended=30.0)
     _, rates = tokens_over_time([made], width)
     assert rates.sum() * width == pytest.approx(made.output_tokens)

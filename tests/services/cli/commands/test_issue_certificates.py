@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize("client", SERVICES)
-def test_any_two_services_shake_hands_with_certificates_on_both_sides(folder: Path, service: str, client: str) -> None:
+def test_any_two_services_connect_with_mutual_tls(folder: Path, service: str, client: str) -> None:
     server = ServerTLS(files(folder, service))
     assert result_of(server, ClientTLS(files(folder, client))) == "SERVING"
     assert result_of(server, ClientTLS(files(folder, client), service)) == "SERVING"
@@ -51,17 +51,17 @@ def test_any_two_services_shake_hands_with_certificates_on_both_sides(folder: Pa
     ("name", "result"),
     [("engine", "SERVING"), ("localhost", "SERVING"), ("e.example", "SERVING"), ("gateway", "UNAVAILABLE")],
 )
-def test_a_certificate_has_the_services_names_and_no_others(folder: Path, name: str, result: str) -> None:
+def test_a_certificate_has_only_the_names_of_its_service(folder: Path, name: str, result: str) -> None:
     assert result_of(ServerTLS(files(folder, "engine")), ClientTLS(files(folder, "gateway"), name)) == result
 
 
-def test_nobody_of_another_folder_gets_in(folder: Path, tmp_path: Path) -> None:
+def test_certificates_of_another_authority_are_refused(folder: Path, tmp_path: Path) -> None:
     stranger = files(made(tmp_path), "gateway")
     believing = TLSFiles(stranger.certificate, stranger.key, files(folder, "gateway").ca)
     assert result_of(ServerTLS(files(folder, "engine")), ClientTLS(believing)) == "UNAVAILABLE"
 
 
-def test_a_name_that_an_address_was_found_by_is_asked_for_unless_one_is_set(folder: Path) -> None:
+def test_the_server_name_is_that_of_the_address_unless_one_is_set(folder: Path) -> None:
     server, client = ServerTLS(files(folder, "engine")), files(folder, "gateway")
     assert result_of(server, ClientTLS(client).with_server_name("engine")) == "SERVING"
     assert result_of(server, ClientTLS(client).with_server_name("gateway")) == "UNAVAILABLE"
@@ -75,14 +75,14 @@ def test_only_the_owner_reads_keys(folder: Path) -> None:
     assert {path.name for path in folder.rglob("*.pem") if path.stat().st_mode & 0o077} == {"ca.pem", "certificate.pem"}
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_existing_certificates_are_not_overwritten(tmp_path: Path) -> None:
     before = contents(made(tmp_path))
     done = run("create", str(tmp_path))
     assert (done.exit_code, "exists already and is not overwritten" in done.stderr) == (1, True)
     assert contents(tmp_path) == before
 
 
-def test_what_is_kept_stays_what_is_missing_is_made_and_what_ends_soon_is_renewed(tmp_path: Path) -> None:
+def test_existing_certificates_are_kept_missing_ones_created_and_expiring_ones_renewed(tmp_path: Path) -> None:
     made(tmp_path, "--service", "engine", "--service", "gateway", "--days", "100")
     before = contents(tmp_path)
     assert run("create", str(tmp_path), "--keep").stdout.startswith("kvmanager: until ")
@@ -97,7 +97,7 @@ def test_what_is_kept_stays_what_is_missing_is_made_and_what_ends_soon_is_renewe
     )
 
 
-def test_a_renewed_certificate_has_the_names_of_before_and_is_trusted_by_those_who_run(tmp_path: Path) -> None:
+def test_a_renewed_certificate_has_the_same_names_and_is_trusted_by_running_services(tmp_path: Path) -> None:
     made(tmp_path, "--host", "engine=e.example")
     server, client = ServerTLS(files(tmp_path, "engine")), ClientTLS(files(tmp_path, "gateway"), "e.example")
     before = contents(tmp_path)
@@ -124,7 +124,9 @@ def test_a_certificate_lasts_no_longer_than_its_authority(tmp_path: Path) -> Non
         (("--host", "engine=a..b"), "host is 'a..b', it must be a name or an address"),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(tmp_path: Path, arguments: tuple[str, ...], fault: str) -> None:
+def test_an_invalid_certificate_request_is_refused_and_writes_no_file(
+    tmp_path: Path, arguments: tuple[str, ...], fault: str
+) -> None:
     done = run("create", str(tmp_path / "new"), *arguments)
     assert (done.exit_code, fault in done.stderr) == (1, True), done.stderr
     assert not (tmp_path / "new").exists()

@@ -24,14 +24,14 @@ def create(*arguments: str) -> tuple[str, str]:
     return done.stderr.split()[-1], done.stdout
 
 
-def test_the_key_is_shown_once_and_its_entry_has_only_a_hash_that_lets_it_in() -> None:
+def test_the_key_is_shown_once_and_its_entry_holds_only_a_hash() -> None:
     key, entry = create("--tenant", "acme")
     assert len(key) > 40
     assert key not in entry
     assert parse(entry, "f").caller(f"Bearer {key}", 0) == Caller("acme", operator=False, best_priority=0)
 
 
-def test_every_option_is_in_the_entry_and_entries_can_be_put_behind_one_another() -> None:
+def test_every_option_is_in_the_entry_and_entries_can_be_appended() -> None:
     limits = ("--tokens-per-minute", "1000", "--max-concurrent-requests", "2")
     options = ("--expires", "2027-01-01", "--operator", "--best-priority", "-5")
     first = create("--tenant", "acme", *options, *limits)
@@ -44,7 +44,7 @@ def test_every_option_is_in_the_entry_and_entries_can_be_put_behind_one_another(
     assert first[0] != second[0]
 
 
-def test_a_tenants_name_that_cannot_be_is_refused() -> None:
+def test_an_invalid_tenant_name_is_refused() -> None:
     done = run("key", "create", "--tenant", "a/b")
     assert (done.exit_code, "not 'a/b'" in done.stderr, done.stdout) == (2, True, "")
 
@@ -61,13 +61,13 @@ def test_a_tenants_name_that_cannot_be_is_refused() -> None:
         (("--api-key", "a\nb"), "the API key must be printable ASCII"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(arguments: tuple[str, ...], fault: str) -> None:
+def test_incompatible_options_are_refused(arguments: tuple[str, ...], fault: str) -> None:
     done = run("pins", "--timeout", "1", *arguments)
     assert done.exit_code == 2
     assert fault in " ".join(done.stderr.split())
 
 
-def test_the_key_can_come_from_a_file_that_the_environment_names(tmp_path: Path) -> None:
+def test_the_key_is_read_from_a_file_named_in_the_environment(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"\xff")
     done = run("pins", "--timeout", "1", QUIRE_API_KEY_FILE=str(tmp_path / "key"))
     assert (done.exit_code, "--api-key-file cannot be read" in done.stderr) == (2, True)

@@ -46,7 +46,7 @@ def test_a_real_engine_with_the_options_that_it_prints_has_its_pool_and_stays_wi
     assert int(peak[1]) * 1024 < planned["memory_bytes"]
 
 
-def test_an_engine_given_the_bytes_of_the_cache_comes_to_the_same_blocks(tiny_model: Tiny) -> None:
+def test_an_engine_with_the_planned_cache_bytes_has_the_planned_blocks(tiny_model: Tiny) -> None:
     """In process, by the engine's own assembly."""
     from services.engine.settings import EngineSettings
     from services.engine.startup.assembly import assemble
@@ -76,7 +76,7 @@ def test_requests_are_turned_into_blocks(tiny_model: Tiny) -> None:
     assert planned["requests_of_full_context"] == planned["requests_reserving_the_context"] == 0
 
 
-def test_a_gguf_file_is_planned_for_by_its_own_words_and_not_converted(tmp_path: Path) -> None:
+def test_a_gguf_file_is_planned_from_its_metadata_without_conversion(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "tiny.gguf")
     planned = figures("--model", tmp_path / "tiny.gguf", "--device-blocks", "10", "--dtype", "float32")
     assert planned["token_bytes"] == 2 * 1 * 1 * 16 * 4
@@ -85,7 +85,7 @@ def test_a_gguf_file_is_planned_for_by_its_own_words_and_not_converted(tmp_path:
 
 
 @usual_size
-def test_people_are_shown_the_formula_and_what_paging_gains(tiny_model: Tiny) -> None:
+def test_the_table_shows_the_formula_and_the_gain_of_paging(tiny_model: Tiny) -> None:
     common = ("--model", tiny_model("llama"), "--dtype", "float32", "--device", "cpu")
     shown = run(*common, "--device-blocks", "1280", "--tokens-per-request", "30,35", "--host-memory", "1MiB").stdout
     flat = " ".join(shown.split())
@@ -122,7 +122,7 @@ def test_people_are_shown_the_formula_and_what_paging_gains(tiny_model: Tiny) ->
         (("--gpu-memory", "1MiB"), 1, "--gpu-memory is too small: "),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_the_options_name(
+def test_invalid_plans_are_refused_by_the_options_name(
     arguments: tuple[str, ...], status: int, fault: str, tiny_model: Tiny
 ) -> None:
     done = run("--model", tiny_model("llama"), *arguments)

@@ -82,7 +82,7 @@ def figures(*arguments: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_requests_run_again_with_the_same_settings_come_to_the_same_figures(seed: int, tmp_path: Path) -> None:
+def test_a_replay_with_the_recorded_settings_gives_the_recorded_figures(seed: int, tmp_path: Path) -> None:
     engine = busy_engine(seed, watermark=0.2 * (seed % 2))
     totals, pool = engine.scheduler.totals, engine.blocks.session.totals
     said = figures(engine.save(tmp_path))
@@ -124,7 +124,7 @@ def test_requests_can_be_run_with_other_settings(tmp_path: Path) -> None:
     assert tiny["refused"] + tiny["requests"] == same["requests"]
 
 
-def test_without_preemption_a_finer_block_size_keeps_the_hits_that_whole_recorded_blocks_tell(tmp_path: Path) -> None:
+def test_without_preemption_a_finer_block_size_keeps_the_hits_of_recorded_blocks(tmp_path: Path) -> None:
     engine = busy_engine(2, device_blocks=500)
     path = engine.save(tmp_path)
     assert figures(path, "--block-size", SIZE // 2)["hit_tokens"] == figures(path)["hit_tokens"]
@@ -137,7 +137,7 @@ def test_the_figures_are_shown_as_a_table(tmp_path: Path) -> None:
     assert "16 blocks of 4 tokens" in shown
 
 
-def test_a_request_that_ended_without_a_token_is_left_out(tmp_path: Path) -> None:
+def test_a_request_without_a_token_is_left_out(tmp_path: Path) -> None:
     engine = RecordedEngine(24, Limits(16, 4))
     engine.submit([1, 2, 3], 5)
     cancelled = engine.submit([1, 2, 3], 5)
@@ -147,7 +147,7 @@ def test_a_request_that_ended_without_a_token_is_left_out(tmp_path: Path) -> Non
     assert (said["requests"], said["left_out"]) == (1, 1)
 
 
-def test_preemption_by_swapping_computes_no_token_again(tmp_path: Path) -> None:
+def test_preemption_by_swapping_recomputes_no_token(tmp_path: Path) -> None:
     path = busy_engine(1).save(tmp_path)
     recomputed = figures(path, "--preemption", "recompute")
     swapped = figures(path, "--preemption", "swap", "--host-blocks", "64")
@@ -172,7 +172,7 @@ def saved(entries: list[records_pb2.RecordEntry], folder: Path) -> Path:
     return path
 
 
-def test_operations_replayed_to_the_same_checksum_are_said_to_be_right(tmp_path: Path) -> None:
+def test_operations_with_the_same_checksum_are_reported_as_right(tmp_path: Path) -> None:
     path = saved(a_record(1, steps_before=5)[0], tmp_path)
     result = replay(path)
     assert result.exit_code == 0
@@ -180,7 +180,7 @@ def test_operations_replayed_to_the_same_checksum_are_said_to_be_right(tmp_path:
     assert figures(path)["right"] is True
 
 
-def test_operations_that_part_are_said_with_the_step_and_the_exit_status_1(tmp_path: Path) -> None:
+def test_a_mismatch_of_operations_is_reported_with_its_step_and_exit_status_1(tmp_path: Path) -> None:
     entries, _ = a_record(1)
     next(entry for entry in entries if entry.step.step.step == 110).step.step.allocates[0].group += 1
     path = saved(entries, tmp_path)
@@ -192,7 +192,7 @@ def test_operations_that_part_are_said_with_the_step_and_the_exit_status_1(tmp_p
     assert json.loads(as_json.stdout)["parted_at"] == 110
 
 
-def test_a_record_whose_writer_was_killed_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_record_of_a_killed_writer_is_replayed_up_to_its_end(tmp_path: Path) -> None:
     path = saved(a_record(1)[0], tmp_path)
     path.write_bytes(path.read_bytes()[:-50])
     result = replay(path)
@@ -217,7 +217,7 @@ def test_options_of_the_other_kind_are_refused_by_name(tmp_path: Path) -> None:
         (content(a_record(1)[0][:1]), "before the snapshot of the pool is complete"),
     ],
 )
-def test_what_is_no_record_is_said_in_one_line(written: bytes, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_record_is_reported_in_one_line(written: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(written)
     result = replay(path)
@@ -229,7 +229,7 @@ def test_what_is_no_record_is_said_in_one_line(written: bytes, said: str, tmp_pa
 # For people
 
 
-def test_a_record_is_printed_a_line_for_each_entry_with_tokens_as_counts(tmp_path: Path) -> None:
+def test_a_record_is_printed_by_line_with_tokens_as_counts(tmp_path: Path) -> None:
     entries, _ = a_record(1, steps_before=5)
     result = replay(saved(entries, tmp_path), "--print")
     assert result.exit_code == 0
@@ -251,14 +251,14 @@ def test_a_record_is_printed_a_line_for_each_entry_with_tokens_as_counts(tmp_pat
     assert last == "The record ends: the session ended."
 
 
-def test_a_record_that_was_cut_off_is_printed_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_truncated_record_is_printed_up_to_its_end(tmp_path: Path) -> None:
     path = saved(a_record(1)[0], tmp_path)
     path.write_bytes(path.read_bytes()[:-50])
     *_, last = replay(path, "--print").stdout.splitlines()
     assert last.startswith("The record ends: its writer was interrupted in entry ")
 
 
-def test_of_what_is_no_record_nothing_is_printed_but_why(tmp_path: Path) -> None:
+def test_a_file_that_is_no_record_prints_only_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b'{"format":"quire-operations","version":1}\n')
     result = replay(path, "--print")

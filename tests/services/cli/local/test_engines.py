@@ -23,7 +23,7 @@ def test_memory_and_cores_are_divided_and_ids_stay_the_same() -> None:
     assert [(one.device_blocks, one.threads, one.engine_id) for one in blocks] == [(32, 5, "mine-0"), (32, 5, "mine-1")]
 
 
-def test_one_engine_keeps_everything() -> None:
+def test_one_engine_gets_all_memory_and_cores() -> None:
     whole = EngineSettings(cache_mib=1001, threads=0)
     assert divided(whole, 1) == [EngineSettings(cache_mib=1001, engine_id=platform.node())]
 
@@ -37,6 +37,6 @@ def test_one_engine_keeps_everything() -> None:
         (EngineSettings(device="cuda"), "engines is 3, but all of them would share one GPU"),
     ],
 )
-def test_what_cannot_be_divided_is_refused_by_name(settings: EngineSettings, reason: str) -> None:
+def test_memory_that_cannot_be_divided_is_refused_by_name(settings: EngineSettings, reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason):
         divided(settings, 3)

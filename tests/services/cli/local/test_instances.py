@@ -41,7 +41,7 @@ def begin(name: str) -> "subprocess.Popen[str]":
     return process
 
 
-def test_the_newest_is_found_or_the_one_that_is_named(folder: Path) -> None:
+def test_the_newest_or_the_named_instance_is_found(folder: Path) -> None:
     assert find() is None
     with published(instance("old", 1.0)), published(instance("new", 2.0)):
         assert [one.name for one in running()] == ["new", "old"]
@@ -55,7 +55,7 @@ def test_the_newest_is_found_or_the_one_that_is_named(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_not_found_and_is_removed(folder: Path) -> None:
+def test_the_file_of_a_killed_process_is_removed(folder: Path) -> None:
     killed, living = begin("killed"), begin("living")
     assert {one.name for one in running()} == {"killed", "living"}
     killed.kill()
@@ -68,7 +68,7 @@ def test_what_a_killed_process_left_is_not_found_and_is_removed(folder: Path) ->
     assert running() == []
 
 
-def test_a_folder_that_others_may_write_to_is_neither_read_nor_used(folder: Path) -> None:
+def test_a_folder_that_other_users_can_write_is_not_used(folder: Path) -> None:
     with published(instance("one")):
         folder.chmod(0o777)
         assert running() == []
@@ -78,7 +78,7 @@ def test_a_folder_that_others_may_write_to_is_neither_read_nor_used(folder: Path
         assert [one.name for one in running()] == ["one"]
 
 
-def test_files_of_another_version_are_left_alone(folder: Path) -> None:
+def test_files_of_another_version_are_not_changed(folder: Path) -> None:
     with published(instance("one")):
         for path in folder.iterdir():
             path.write_text('{"version": 2}')
@@ -86,7 +86,7 @@ def test_files_of_another_version_are_left_alone(folder: Path) -> None:
         assert len(list(folder.iterdir())) == 1
 
 
-def test_an_address_for_all_networks_is_called_on_this_machine() -> None:
+def test_a_wildcard_address_is_called_on_loopback() -> None:
     addresses = ("0.0.0.0:1", "[::]:1", "127.0.0.1:1", "unix:/x", "10.0.0.7:1")
     assert [reachable(one) for one in addresses] == ["127.0.0.1:1", "[::1]:1", "127.0.0.1:1", "unix:/x", "10.0.0.7:1"]
 
@@ -103,14 +103,14 @@ def test_an_address_for_all_networks_is_called_on_this_machine() -> None:
         (("bench", "serve"), "unix:/no/gateway.sock"),
     ],
 )
-def test_commands_call_the_newest_unless_they_are_told_otherwise(command: tuple[str, ...], called: str) -> None:
+def test_commands_call_the_newest_instance_by_default(command: tuple[str, ...], called: str) -> None:
     with published(instance("old", 1.0)), published(instance("new", 2.0)):
         done = click.testing.CliRunner().invoke(cli, command, prog_name="quire")
     assert done.exit_code == 1
     assert called in done.output
 
 
-def test_without_any_they_call_where_services_listen_by_default() -> None:
+def test_without_an_instance_commands_call_the_default_addresses() -> None:
     for command, address in ((("explain", "r1"), "127.0.0.1:50053"), (("health",), "127.0.0.1:50051")):
         with_timeout = (*command, "--timeout", "0.001")
         assert address in click.testing.CliRunner().invoke(cli, with_timeout, prog_name="quire").output
@@ -118,7 +118,7 @@ def test_without_any_they_call_where_services_listen_by_default() -> None:
     assert (done.exit_code, "no `quire serve` called mine runs" in done.output) == (2, True)
 
 
-def test_instances_lists_what_runs() -> None:
+def test_instances_lists_running_instances() -> None:
     assert "no `quire serve` of this user" in click.testing.CliRunner().invoke(cli, ["instances"]).output
     with published(instance("one")):
         (line,) = click.testing.CliRunner().invoke(cli, ["instances"]).output.splitlines()

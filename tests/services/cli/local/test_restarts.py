@@ -13,7 +13,7 @@ LIVES = st.lists(st.sampled_from([0.0, 1.0, RESET - 0.1, RESET, 100.0]), max_siz
 
 
 @given(most=st.integers(0, 4), lives=LIVES)
-def test_no_more_restarts_come_in_a_row_than_the_limit_and_each_waits_longer(most: int, lives: list[float]) -> None:
+def test_consecutive_restarts_are_bounded_and_their_delays_grow(most: int, lives: list[float]) -> None:
     restarts = Restarts(most, RESET)
     row: list[float] = []
     for ready_seconds in lives:

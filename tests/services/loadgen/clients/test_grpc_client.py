@@ -72,7 +72,7 @@ def finished() -> Response:
     return Response(finished=gateway_pb2.Finished(usage=usage, timing=timing))
 
 
-def test_tokens_are_counted_as_they_come_and_the_server_is_believed_about_the_rest() -> None:
+def test_tokens_are_counted_on_receipt_and_corrected_by_the_servers_usage() -> None:
     moments = iter((1.0, 2.5))
     gateway = Gateway(Response(started=gateway_pb2.Started()), delta(1), delta(2, 3, 4), delta(), finished())
     record = asked(gateway, lambda: next(moments))
@@ -93,7 +93,7 @@ def test_tokens_are_counted_as_they_come_and_the_server_is_believed_about_the_re
     assert gateway.keys == ["Bearer sesame"]
 
 
-def test_a_refusal_says_when_to_come_again() -> None:
+def test_a_refusal_has_a_retry_time() -> None:
     packed = Packed()
     packed.Pack(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=2, nanos=250_000_000)))
     details = status_pb2.Status(code=8, message="come later", details=[packed])
@@ -104,13 +104,13 @@ def test_a_refusal_says_when_to_come_again() -> None:
 
 
 @pytest.mark.parametrize("trailing", [(), (("grpc-status-details-bin", b"\xff\xff"),)])
-def test_a_refusal_that_does_not_say_it_is_one_all_the_same(trailing: Any) -> None:
+def test_a_refusal_without_a_retry_time_is_counted_too(trailing: Any) -> None:
     with pytest.raises(RequestFailed) as failed:
         asked(Gateway(delta(1), code=grpc.StatusCode.UNAVAILABLE, trailing=trailing))
     assert (failed.value.status, failed.value.retry_after) == ("UNAVAILABLE", None)
 
 
-def test_a_stream_without_its_last_message_was_cut_short() -> None:
+def test_a_stream_without_its_last_message_counts_as_failed() -> None:
     with pytest.raises(RequestFailed) as failed:
         asked(Gateway(delta(1)))
     assert failed.value.status == "cut short"

@@ -103,7 +103,7 @@ def asked(way: str = "", kind: str = "completions", **more: Any) -> tuple[Record
     return with_server(use)
 
 
-def test_a_completion_is_asked_for_with_token_ids_and_its_tokens_are_spread_over_the_chunks() -> None:
+def test_a_completion_sends_token_ids_and_its_tokens_are_spread_over_the_chunks() -> None:
     record, body, headers = asked(api_key="sesame")
     assert record.counts.tolist() == [2, 2, 2]
     assert record.times.tolist() == [0.0, 1.0, 2.0]
@@ -120,7 +120,7 @@ def test_a_completion_is_asked_for_with_token_ids_and_its_tokens_are_spread_over
     assert headers["Authorization"] == "Bearer sesame"
 
 
-def test_a_chat_is_asked_for_with_words() -> None:
+def test_a_chat_prompt_is_words() -> None:
     record, body, headers = asked(kind="chat", ignore_eos=False, temperature=None)
     assert record.output_tokens == ASKED
     assert body["max_completion_tokens"] == ASKED
@@ -129,12 +129,12 @@ def test_a_chat_is_asked_for_with_words() -> None:
     assert "Authorization" not in headers
 
 
-def test_counts_that_the_server_tells_with_each_chunk_are_taken() -> None:
+def test_token_counts_of_the_servers_chunks_are_used() -> None:
     record, _, _ = asked("counted")
     assert record.counts.tolist() == [2, 2, 2]
 
 
-def test_where_chunks_are_more_than_tokens_some_brought_none() -> None:
+def test_some_chunks_hold_no_token_if_there_are_more_chunks_than_tokens() -> None:
     record, _, _ = asked("few")
     assert record.times.tolist() == [2.0]
     assert record.counts.tolist() == [1]
@@ -149,13 +149,13 @@ def test_where_chunks_are_more_than_tokens_some_brought_none() -> None:
         ("slow", "timeout", "no end within 0.2 seconds", None),
     ],
 )
-def test_what_ends_badly_says_how(way: str, status: str, message: str, retry_after: float | None) -> None:
+def test_a_failed_command_reports_the_reason(way: str, status: str, message: str, retry_after: float | None) -> None:
     with pytest.raises(RequestFailed, match=message) as failed:
         asked(way, timeout_seconds=0.2 if way == "slow" else 60)
     assert (failed.value.status, failed.value.retry_after) == (status, retry_after)
 
 
-def test_a_server_that_is_not_there_is_unreachable() -> None:
+def test_a_missing_server_is_unreachable() -> None:
     async def use() -> None:
         client = OpenAIClient(Target("chat", "http://127.0.0.1:9/v1"), PromptMaker(0, 1000), lambda: 0.0)
         try:
@@ -170,7 +170,7 @@ def test_a_server_that_is_not_there_is_unreachable() -> None:
     asyncio.run(use())
 
 
-def test_the_first_model_is_taken_or_the_named_one_which_must_be_there() -> None:
+def test_the_first_model_is_used_or_the_named_one_which_must_exist() -> None:
     async def described(url: str, model: str) -> Any:
         client = OpenAIClient(Target("chat", url, model), PromptMaker(0, 1000), lambda: 0.0)
         try:
@@ -204,7 +204,7 @@ def test_a_total_is_spread_evenly() -> None:
     assert spread(2, 4) == [0, 1, 0, 1]
 
 
-def test_when_to_come_again_is_told_in_seconds_or_as_a_date() -> None:
+def test_retry_after_is_read_in_seconds_or_as_a_date() -> None:
     assert retry_after_seconds({"Retry-After": "12"}) == 12.0
     later = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=30)
     before = (later - datetime.now(UTC)).total_seconds()

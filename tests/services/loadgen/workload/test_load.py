@@ -26,7 +26,7 @@ class Sessions:
     def sessions(self):
         return iter(self._sessions)
 
-    def told(self):
+    def as_json(self):
         return {}
 
 
@@ -47,17 +47,17 @@ def test_poisson_arrivals_follow_their_seed_and_have_their_rate_and_spread() -> 
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 4.0])
-def test_burstiness_changes_the_spread_of_arrivals_and_not_their_rate(burstiness: float) -> None:
+def test_burstiness_changes_the_variance_of_arrivals_and_not_their_rate(burstiness: float) -> None:
     gaps = np.diff(starts(Random(4.0, burstiness), 40_001))
     assert gaps.mean() == pytest.approx(0.25, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(1 / math.sqrt(burstiness), rel=0.05)
 
 
-def test_an_infinite_rate_lets_all_start_at_once() -> None:
+def test_an_infinite_rate_starts_all_at_once() -> None:
     assert set(starts(Random(math.inf), 10)) == {0.0}
 
 
-def test_a_trace_starts_when_it_says_so_much_faster() -> None:
+def test_a_trace_starts_at_its_times_divided_by_the_speedup() -> None:
     timed = list(TraceTimes(speedup=4.0).timed([session(1, 8.0), session(1, 2.0)]))
     assert [one.start for one in timed] == [0.5, 2.0]
 

@@ -9,21 +9,21 @@ NAMES = st.tuples(st.sampled_from(Kind), st.integers(0, 2**31)).map(lambda name:
 
 
 @given(NAMES, st.integers(1, 600), st.integers(1, 600))
-def test_equal_names_are_equal_tokens_however_many_are_taken(name: tuple[int, int], some: int, more: int) -> None:
+def test_equal_names_give_equal_tokens_at_any_length(name: tuple[int, int], some: int, more: int) -> None:
     maker = PromptMaker(7, 50_000)
     short, long = sorted((some, more))
     assert maker.token_ids((Piece(name, long),))[:short] == maker.token_ids((Piece(name, short),))
 
 
 @given(NAMES, NAMES)
-def test_other_names_are_other_tokens(one: tuple[int, int], other: tuple[int, int]) -> None:
+def test_different_names_give_different_tokens(one: tuple[int, int], other: tuple[int, int]) -> None:
     maker = PromptMaker(7, 50_000)
     ids = [maker.token_ids((Piece(name, 32),)) for name in (one, other)]
     assert (ids[0] == ids[1]) == (one == other)
 
 
 @given(st.integers(8, 300_000), st.integers(0, 2**48))
-def test_tokens_are_of_the_vocabulary_and_none_of_its_first_and_last(size: int, seed: int) -> None:
+def test_tokens_are_of_the_vocabulary_without_its_first_and_last_ids(size: int, seed: int) -> None:
     ids = PromptMaker(seed, size).token_ids((Piece((Kind.BLOCK, 3), 200),))
     assert len(ids) == 200
     assert min(ids) >= min(256, size // 4)

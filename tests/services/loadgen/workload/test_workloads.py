@@ -61,12 +61,12 @@ def test_lengths_are_written_as_a_number_a_range_or_a_lognormal_distribution() -
 @pytest.mark.parametrize(
     "text", ["", "0", "-3", "9-3", "0-4", "many", "lognormal:8", "lognormal:0:1", "lognormal:8:inf"]
 )
-def test_what_names_no_lengths_is_refused_with_what_would(text: str) -> None:
+def test_an_invalid_length_is_refused_with_the_valid_forms(text: str) -> None:
     with pytest.raises(InvalidLengths, match=r"none of 128, 64-256, lognormal:MEAN:SIGMA"):
         parse(text)
 
 
-def test_drawn_lengths_have_the_mean_and_the_range_that_were_asked_for() -> None:
+def test_drawn_lengths_have_the_requested_mean_and_range() -> None:
     random = np.random.default_rng(0)
     skewed = [LogNormal(161, 0.8).draw(random) for _ in range(20_000)]
     assert np.mean(skewed) == pytest.approx(161, rel=0.03)
@@ -97,7 +97,7 @@ def test_random_requests_are_the_same_for_the_same_seed_and_share_their_prefixes
         "2023-11-16 18:17:03.9799600,74,918\n2023-11-16 18:17:04.0319600,290,905\n",
     ],
 )
-def test_lengths_are_read_from_the_columns_that_people_have(tmp_path: Path, text: str) -> None:
+def test_lengths_are_read_from_the_columns_of_published_files(tmp_path: Path, text: str) -> None:
     workload = Recorded(written(tmp_path, "lengths.csv", text))
     sessions = list(workload.sessions())
     calls = calls_of(sessions)
@@ -118,20 +118,18 @@ def test_lengths_are_read_from_the_columns_that_people_have(tmp_path: Path, text
         ("trace.txt", "", "neither .csv nor .jsonl"),
     ],
 )
-def test_a_file_that_holds_no_requests_is_refused_with_the_reason(
-    tmp_path: Path, name: str, text: str, reason: str
-) -> None:
+def test_a_file_without_requests_is_refused_with_the_reason(tmp_path: Path, name: str, text: str, reason: str) -> None:
     with pytest.raises(InvalidFile, match=reason):
         rows.read(written(tmp_path, name, text))
 
 
-def test_rows_are_limited_scaled_cut_and_left_out_in_this_order_and_that_is_told(tmp_path: Path) -> None:
+def test_rows_are_limited_scaled_cut_and_skipped_in_this_order_and_reported(tmp_path: Path) -> None:
     text = "prompt_tokens,output_tokens\n" + "".join(f"{10 * number},{number}\n" for number in range(1, 11))
     path = written(tmp_path, "lengths.csv", text)
     workload = Recorded(path, Selection(limit=5, mean_input=60, cap_input=90, max_output=4))
     calls = calls_of(list(workload.sessions()))
     assert [(call.input_tokens, call.output_tokens) for call in calls] == [(20, 1), (40, 2), (60, 3), (80, 4)]
-    assert workload.told() == {
+    assert workload.as_json() == {
         "kind": "recorded",
         "file": "lengths.csv",
         "file_rows": 10,
@@ -149,7 +147,7 @@ def test_rows_are_limited_scaled_cut_and_left_out_in_this_order_and_that_is_told
 # Traces with blocks
 
 
-def test_equal_blocks_are_equal_tokens_and_the_last_partial_one_is_nobody_elses(tmp_path: Path) -> None:
+def test_equal_blocks_have_equal_tokens_and_a_partial_last_block_is_unique(tmp_path: Path) -> None:
     sessions = list(Recorded(written(tmp_path, "trace.jsonl", MOONCAKE)).sessions())
     assert [session.start_seconds for session in sessions] == [0.0, 1.5, 2.0]
     early, late, third = (ids(call) for call in calls_of(sessions))
@@ -160,7 +158,7 @@ def test_equal_blocks_are_equal_tokens_and_the_last_partial_one_is_nobody_elses(
     assert calls_of(sessions)[2].output_tokens == 1
 
 
-def test_calls_of_a_session_stand_together_in_order_of_their_times(tmp_path: Path) -> None:
+def test_calls_are_grouped_by_session_in_order_of_their_times(tmp_path: Path) -> None:
     one, other = Recorded(written(tmp_path, "trace.jsonl", AGENTS)).sessions()
     assert [(call.offset_seconds, call.input_tokens) for call in one.calls] == [(0.0, 20), (0.9, 36), (1.5, 40)]
     assert len(other.calls) == 1
@@ -190,7 +188,7 @@ def test_a_trace_with_blocks_is_cut_but_not_scaled(tmp_path: Path) -> None:
     ("name", "calls"),
     [("sharegpt_8k_lengths.csv", 30_731), ("alpaca_lengths.csv", 999), ("azure_code.csv", 8_819)],
 )
-def test_files_of_lengths_that_people_have_are_read(name: str, calls: int) -> None:
+def test_published_length_files_are_read(name: str, calls: int) -> None:
     assert len(rows.read(data_file(name))) == calls
 
 
