@@ -75,7 +75,7 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
     ),
     "a-kv-manager-that-leaves-first": (
         {"engine": {"settings": {"grace_seconds": 45}}},
-        "kvmanager.settings.grace_seconds is 45, but engine.settings.grace_seconds is 45: the KV manager would leave "
+        "kvmanager.settings.grace_seconds is 45, but engine.settings.grace_seconds is 45: the KV manager would stop "
         "before its engines",
     ),
     "a-kv-manager-that-leaves-before-one-model": (
