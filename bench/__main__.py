@@ -1,4 +1,4 @@
-"""Runs the benchmark of a name, in whatever room it is: `python -m bench NAME [ARGUMENTS...]`."""
+"""Runs a benchmark by its name: `python -m bench NAME [ARGUMENTS...]`."""
 
 import runpy
 import sys

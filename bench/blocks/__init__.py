@@ -1,1 +1,1 @@
-"""Benchmarks of block management, and of what blocks save."""
+"""Benchmarks of block management, and of the memory that blocks save."""

@@ -1,4 +1,4 @@
-"""Copies of blocks on the CPU beside one large copy of as many bytes: between the tiers, and within the cache.
+"""Copies of blocks on the CPU, compared with one large copy of as many bytes: between the tiers and in the cache.
 
 256 random blocks of the demo model's geometry, in bfloat16, other ones in each repetition; all take turns.
 """
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _ways(prefix: str, backend: Backend, draw: random.Random) -> dict[str, Callable[[], object]]:
-    """Return what is measured of a backend, with blocks of its own: no source is a destination."""
+    """Return the measured copies of a backend, on separate blocks: no source is a destination."""
     ids = draw.sample(range(1, BLOCKS + 1), 2 * COPIED)
     copies = [Copy(*pair) for pair in zip(ids[:COPIED], ids[COPIED:], strict=True)]
     return {

@@ -1,4 +1,4 @@
-"""What block management costs: the core in process, and the service over gRPC.
+"""The cost of block management: the core in process, and the service over gRPC.
 
 A step is that of a decoding batch: every sequence says its new length, and one in `block_size` of them fills a block,
 which is committed, and gets its next one. vLLM's block management does the same beside it, where QUIRE_VLLM_PYTHON
@@ -40,7 +40,7 @@ WIRE_STEPS = 1_000
 MOST_STEPS_BESIDE = 4_000  # as long as the sequences have tokens
 LARGE_POOL_BLOCKS = 1_000_000
 ENGINES = 16
-# A metric, what is divided by what, and by how many that share the manager.
+# A metric, its numerator and denominator, and the number of engines that share the manager.
 WIRE_RATIOS = (
     (
         "wire_p99_beside_a_million_block_report_over_other_computing",
@@ -56,7 +56,7 @@ WIRE_RATIOS = (
         1,
     ),
 )
-# What vLLM does too: the same batch, in a pool of the same size and disorder.
+# Operations that vLLM has too: the same batch, in a pool of the same size and disorder.
 COMPARED = ("decode_us_per_sequence", "prefill_us_per_block", "free_us_per_block")
 WORKLOAD = {
     "sequences": SEQUENCES,
@@ -114,7 +114,7 @@ def _in_process() -> dict[str, float]:
 
 
 def _grow(blocks: int) -> float:
-    """Return the microseconds in which a sequence commits so many blocks and gets as many.
+    """Return the microseconds in which a sequence commits `blocks` blocks and gets as many.
 
     One at a time is what decoding does: it has a way of its own through the core, others are done in parts.
     """
@@ -160,7 +160,7 @@ def _attached(pool_blocks: int) -> tuple[kvmanager.KVManager, kvmanager.Session]
 
 
 def _prefill() -> dict[str, float]:
-    """Return microseconds per block to allocate and commit a prompt nobody had, and to free it; and to hash alone.
+    """Return microseconds per block to allocate and commit an uncached prompt, to free it, and to hash it.
 
     Several prompts are prefilled and freed one after the other; the first one is a warm-up.
     """
@@ -194,7 +194,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-# Over gRPC: the service is a process of its own.
+# Over gRPC, with the service in another process.
 
 
 def _over_grpc() -> dict[str, float]:
@@ -238,7 +238,7 @@ async def _beside_a_large_report(address: str) -> tuple[list[float], float]:
 
 
 async def _beside(address: str, engine_id: str, *command: str) -> tuple[list[float], bytes]:
-    """Return one engine's round trips while a process of this module does something else, and what it says."""
+    """Return one engine's round trips while a process of this module runs, and that process's output."""
     other = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.blocks.kv", *command, stdout=-1)
     load = DecodingBatch(SEQUENCES)
     trips = []
@@ -254,7 +254,7 @@ async def _beside(address: str, engine_id: str, *command: str) -> tuple[list[flo
 
 
 def _compute(seconds: float) -> None:
-    """Keep a core busy: what a large report does to others beyond this, the KV manager does."""
+    """Keep a core busy, as a baseline: delays beyond this come from the KV manager's work on a large report."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         hashlib.sha256(bytes(1_000_000)).digest()

@@ -1,4 +1,4 @@
-"""What keeping the books in another process costs a real engine: tokens a second on the demo model.
+"""The cost of block management in another process for a real engine: tokens per second on the demo model.
 
 Three arms run one after the other in each repetition: the core in process, the service over gRPC, and the service with
 a millisecond added to every answer.
@@ -40,7 +40,7 @@ WAIT_SECONDS = 30
 
 
 class _SlowLink(BlockClient):
-    """A link whose answers come a millisecond later."""
+    """A link that delays answers by a millisecond."""
 
     def _put(self, incoming: object) -> None:
         put = super()._put
@@ -115,7 +115,7 @@ async def _end(task: "asyncio.Task[None]") -> None:
 
 
 def _run(parts: EngineParts, blocks: BlockManager, wait: Callable[[], None]) -> dict[str, float]:
-    """Generate with a new scheduler and an empty pool; return tokens a second, and the share that was left out."""
+    """Generate with a new scheduler and an empty pool; return tokens per second, and the share left out."""
     scheduler = Scheduler(replace(parts.scheduler.capacity), Limits())
     engine = Engine(scheduler, parts.runner, blocks, time.monotonic)
     for number in range(SEQUENCES):

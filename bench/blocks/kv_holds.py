@@ -1,4 +1,4 @@
-"""How long the KV manager's core holds its thread in one go, at a million blocks: the longest slice of verbs and calls.
+"""The longest time for which the KV manager's core blocks its thread, at a million blocks: slices of verbs and calls.
 
 It is driven as the service drives it, which lets others get their answers after every slice. Times are the thread's CPU
 time, with all that Python's garbage collector does in it: what else runs on the machine is left out.

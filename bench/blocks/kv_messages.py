@@ -1,4 +1,4 @@
-"""What hostile messages to the KV manager do to another engine, and to the manager's memory.
+"""The effect of hostile messages to the KV manager on another engine and on the manager's memory.
 
 A neighbour in a process of its own does one small Step after the other. How much longer its slowest Step takes beside a
 message is measured against the slowest of as long a time in which nothing is sent.
@@ -14,7 +14,7 @@ from tests.services.kvmanager.hostile_messages import Hostile, Neighbour, forget
 REPETITIONS = 1
 _LEAST_SECONDS = 0.2
 
-# The slowest Step alone, the slowest beside the message, and what the manager has grown by.
+# The slowest Step alone, the slowest Step during the message, and the growth of the manager's memory.
 Run = tuple[float, float, float]
 
 

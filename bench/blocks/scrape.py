@@ -1,4 +1,4 @@
-"""What being scraped costs the KV manager: how long /metrics takes, and what Steps take meanwhile.
+"""The cost of scrapes for the KV manager: the time of /metrics, and of Steps during it.
 
 An engine's Steps of 256 decoding sequences come every 5 ms, as from a fast GPU. Pools with 50,000 blocks in all, every
 block held, stand beside it. A process of its own scrapes ten times a second, or nobody does.
@@ -34,7 +34,7 @@ WARM_UP_STEPS = 50
 STEP_SECONDS = 0.005
 SCRAPE_SECONDS = 0.1
 ALLOCATED_AT_ONCE = 100
-FORKED = 10  # one in so many sequences shares its blocks with another
+FORKED = 10  # one in this many sequences shares its blocks with another
 MILLI = 1e3
 
 Run = dict[str, Any]
@@ -42,7 +42,7 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class FullPools:
-    """Pools that are full, of sequences of so many blocks."""
+    """Full pools of sequences with equal numbers of blocks."""
 
     name: str
     pools: int
@@ -69,7 +69,7 @@ def _rows(case: FullPools, runs: list[Run]) -> Iterator[Row]:
     def middle(key: str) -> float:
         return float(round(median(run[key] for run in runs), 3))
 
-    # The series of an engine that has just attached are written for the first time, which takes longer.
+    # The first scrape after an attach writes the engine's series for the first time, which takes longer.
     later = [milliseconds for run in runs for milliseconds in run["scrapes_ms"][1:]]
     yield row("scrape", f"{case.name}_first_scrape_ms", round(median(run["scrapes_ms"][0] for run in runs), 3), "ms")
     yield row("scrape", f"{case.name}_scrape_p50_ms", round(median(later), 3), "ms")
@@ -105,7 +105,7 @@ async def _measure_at(case: FullPools, service: RunningService) -> list[Run]:
 
 
 async def _filled(channel: grpc.aio.Channel, case: FullPools, number: int) -> Any:
-    """Attach an engine, and let sequences that are nearly computed take every block of its pool."""
+    """Attach an engine, and fill its pool with nearly computed sequences."""
     pool_blocks = BLOCKS // case.pools
     call = await attach(channel, kvmanager.PoolSpec(f"full-{number}", 1, "model", BLOCK_SIZE, pool_blocks))
     tokens = case.sequence_blocks * BLOCK_SIZE - 3
@@ -165,7 +165,7 @@ def _p99(values: list[float]) -> float:
 
 
 def _scrape(url: str) -> None:
-    """Scrape until standard input says something, and print how many seconds each took."""
+    """Scrape until a line on standard input, and print the seconds of each scrape."""
     place = urlsplit(url)
     seconds: list[float] = []
     print("begun", flush=True)

@@ -35,7 +35,7 @@ BLOCKS = 980
 REQUESTS = 500
 WIDTHS = (2, 4, 6)
 LIMITS = Limits(token_budget=512, max_sequences=256)
-# Beams are those of the demo model, which takes minutes for as many requests as these.
+# Beams run on the demo model, which takes minutes for this many requests.
 SEARCHES = {"alpaca": 40, "sharegpt": 8}
 MEANS = {"alpaca": (19, 58), "sharegpt": (161, 338)}  # tokens of prompts and outputs in the paper
 # Per cent of blocks saved in the paper, by the number of sequences.
@@ -57,7 +57,7 @@ class SavedShares:
 
 
 def main() -> None:
-    """Serve the mixes with several samples and with several beams, and publish what was saved."""
+    """Serve the mixes with several samples and with several beams, and publish the saved blocks."""
     files = {
         "alpaca": lengths_of("alpaca_lengths.csv", "prompt_tokens", "output_tokens"),
         "sharegpt": lengths_of("sharegpt_8k_lengths.csv", "num_prefill_tokens", "num_decode_tokens"),

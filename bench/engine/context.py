@@ -1,4 +1,4 @@
-"""What a token costs after how long a context: with the KV cache, and computing the whole context anew for each token.
+"""Time per token by context length: with the KV cache, and with the whole context recomputed for each token.
 
 One request at a time on the demo model, the engine in process. All contexts are beginnings of the same text, so that
 after the first repetition their blocks are found and only tokens are decoded. Without a cache a token costs a prefill
@@ -22,7 +22,7 @@ RECOMPUTATIONS = 3
 CONTEXTS = (128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 FIRST_FITTED = 1024
 RECOMPUTED = (128, 256, 512, 1024, 2048)
-DECODED = 17  # a first token, and 16 whose time is taken, up to the context's end
+DECODED = 17  # a first token, and 16 timed ones, up to the end of the context
 DEVICE_BLOCKS = 1024
 
 Seconds = dict[int, list[float]]
@@ -75,7 +75,7 @@ def _cached(parts: EngineParts, text: tuple[int, ...]) -> Seconds:
 
 
 def _recomputed(parts: EngineParts, text: tuple[int, ...]) -> Seconds:
-    """Return the seconds of one token after each context, with nothing cached."""
+    """Return the seconds of one token after each context, without a cache."""
     seconds: Seconds = {context: [] for context in RECOMPUTED}
     for repetition in track(range(RECOMPUTATIONS + 1), "without a cache"):  # the first warms up
         for context in RECOMPUTED:

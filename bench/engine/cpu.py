@@ -1,4 +1,4 @@
-"""Tokens per second on the CPU, in bfloat16, beside openvino-genai and vLLM on the same prompts.
+"""Tokens per second on the CPU, in bfloat16, compared with openvino-genai and vLLM on the same prompts.
 
 Peers run where QUIRE_OPENVINO_PYTHON and QUIRE_VLLM_PYTHON name Python interpreters that have them; OPENVINO_MODEL and
 VLLM_MODEL name the model's folders as each wants them. All take turns in each repetition; prefix caching is off.
@@ -99,7 +99,7 @@ def _work(vocabulary: int, lengths: tuple[int, ...], tokens: int) -> Work:
 
 
 def _seconds(parts: EngineParts, work: Work, steps: list[float]) -> float:
-    """Return how long all answers take together, in an engine with nothing cached; note each decoding step's time."""
+    """Return the time of all answers together, in an engine with an empty cache; record each decoding step's time."""
     scheduler = Scheduler(parts.scheduler.capacity, LIMITS)
     engine = Engine(scheduler, parts.runner, InProcessBlocks(scheduler.capacity), perf_counter)
     for number, item in enumerate(work):
@@ -117,7 +117,7 @@ def _seconds(parts: EngineParts, work: Work, steps: list[float]) -> float:
 
 
 def _bandwidth(kernels: Kernels) -> Callable[[], float]:
-    """Return what measures how many bytes a second the memory gives, to as many threads as the engine has.
+    """Return a measurement of the memory's bandwidth, with as many threads as the engine has.
 
     The memory has pages like that of weights and cache, and is read a few times: the fastest counts.
     """

@@ -1,4 +1,4 @@
-"""What the ways of decoding cost: tokens per second of beams and of samples, beside as many greedy answers."""
+"""Tokens per second of beams and of samples, compared with as many greedy answers."""
 
 from collections.abc import Callable
 from statistics import median
@@ -20,7 +20,7 @@ WIDTHS = (2, 4, 6)
 REPETITIONS = 5
 GREEDY = Sampling(temperature=0.0)
 
-# Makes the requests of one way of decoding that run so many sequences together.
+# Makes requests of one decoding method with a given total number of sequences.
 Way = Callable[[int], list[Request]]
 
 
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _rows(seconds: dict[tuple[str, int], list[float]], width: int) -> list[Row]:
-    """Return tokens per second of each way, all sequences together, and what that is of greedy's."""
+    """Return tokens per second of each method, all sequences together, and the ratio to greedy."""
     tokens = width * (NEW_TOKENS - 1)
     rows = [
         row("decoding", f"{name}_{width}_tokens_per_second", round(tokens / median(seconds[name, width]), 2), "1/s")

@@ -1,4 +1,4 @@
-"""The CPU's attention kernel while decoding: beside what memory gives, and torch on contiguous and gathered memory.
+"""The CPU's decode attention kernel, compared with memory bandwidth and with torch on contiguous and gathered memory.
 
 32 sequences of 1,024 tokens with the heads of the demo model, in bfloat16. Each measurement goes over all layers, so
 that no cache holds what the next one reads; all take turns.
@@ -40,7 +40,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in names}
     with torch.inference_mode():
         for repetition in track(range(REPETITIONS + 1), "kernels"):  # the first warms up
-            # Who comes after whom takes turns too: the first after torch's operators is some per cent slower.
+            # The order rotates too: the first after torch's operators is some per cent slower.
             for name in names if repetition % 2 else reversed(names):
                 begun = perf_counter()
                 ways[name]()

@@ -1,11 +1,11 @@
-"""`make gpu-check`: what Quire does on a GPU, checked and measured by one command where little is installed."""
+"""`make gpu-check`: tests and benchmarks on a GPU by one command, with few packages."""
 
 import os
 import sys
 
-# `--dry` does small cases without a GPU: Triton is told so before it is imported.
+# `--dry` runs small cases without a GPU: Triton's interpreter must be chosen before its import.
 DRY = "--dry" in sys.argv[1:]
-REPETITIONS = 20  # of what kernels are timed by
+REPETITIONS = 20  # used to time kernels
 if DRY:
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -18,7 +18,7 @@ from bench.gpu_check.processes import Part, limit_of
 from bench.report.results import print_rows, publish, write
 from bench.report.targets import RESULTS, ROOT
 
-# Without a GPU kernels are interpreted, and nobody waits for the figures.
+# Without a GPU kernels are interpreted, and the figures mean nothing.
 PATIENCE = 10 if DRY else 1
 SECONDS = 450 * PATIENCE  # of the whole, so that it ends within ten minutes
 
@@ -50,7 +50,7 @@ def _options() -> Namespace:
 
 
 def _checked(options: Namespace, begun: float, folder: Path | None) -> Result:
-    """Run part after part, and write after each line of theirs what there is."""
+    """Run the parts in order, and write all results after each line of output."""
     result = Result()
 
     def take(line: str) -> None:

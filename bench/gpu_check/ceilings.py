@@ -1,4 +1,4 @@
-"""What the device gives at most: reading memory, multiplying matrices."""
+"""Ceilings of the device: memory bandwidth and matrix products."""
 
 import torch
 import triton
@@ -20,7 +20,7 @@ def _read(memory, sums, words, WORDS: tl.constexpr):
 
 
 def reading(memory: torch.Tensor) -> Run:
-    """Return what reads all of a tensor once."""
+    """Return a function that reads all of a tensor once."""
     words = memory.view(-1).view(torch.float32)
     programs = 4 if memory.device.type == "cpu" else 8 * torch.cuda.get_device_properties(0).multi_processor_count
     sums = torch.empty(programs, dtype=torch.float32, device=memory.device)
@@ -28,6 +28,6 @@ def reading(memory: torch.Tensor) -> Run:
 
 
 def multiplying(size: int, device: torch.device) -> Run:
-    """Return what multiplies two square matrices of bfloat16: 2 * size^3 operations."""
+    """Return a function that multiplies two square matrices of bfloat16: 2 * size^3 operations."""
     left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
     return lambda: torch.matmul(left, right)

@@ -1,4 +1,4 @@
-"""The attention kernels with the heads of Llama-3-8B, beside what memory gives and what torch has."""
+"""The attention kernels with the heads of Llama-3-8B, compared with memory bandwidth and torch's kernels."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ SMALL = KernelSizes(lengths=(40, 40), ragged=(60, 20, 3), prompt=20, layers=1, r
 
 
 def part(name: str, device: torch.device, *, small: bool) -> Callable[[Notes], None]:
-    """Return what measures one of the parts."""
+    """Return the measurement of one part."""
     found = {"uniform": _uniform, "ragged": _ragged, "prefill": _prefill, "copies": _copies}[name]
     return partial(found, SMALL if small else FULL, device)
 
@@ -130,7 +130,7 @@ def _prefill(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
 
 
 def _copies(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
-    """Blocks of 32 layers: within the cache, and to the host tier and back, beside one large copy of as many bytes."""
+    """Copies of blocks of 32 layers: in the cache, and to the host tier and back, compared with one large copy."""
     count = sizes.copied_blocks
     geometry = CacheGeometry(32 if device.type == "cuda" else 2, KV_HEADS, HEAD_SIZE)
     backend = TritonBackend(geometry, BLOCK_SIZE, 2 * count, DTYPE, device, count)

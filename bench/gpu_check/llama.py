@@ -1,4 +1,4 @@
-"""A random model of Llama-3-8B's shape, end to end: the engine here, the KV manager in a process of its own."""
+"""A random model of Llama-3-8B's shape, end to end: the engine here, the KV manager in another process."""
 
 import asyncio
 import random
@@ -45,7 +45,7 @@ PRODUCT_SIZE = 8192
 
 @dataclass(frozen=True)
 class LlamaSizes:
-    """The model, and what it is asked for: batches of requests at a context, and some long prompts."""
+    """The model and its load: batches of requests at a context length, and some long prompts."""
 
     config: dict[str, Any]
     batches: tuple[int, ...]
@@ -82,7 +82,7 @@ SMALL = LlamaSizes(TINY, (1, 2), 12, 2, 20, 1, 64)
 
 
 class _Clock(NamedTuple):
-    """A moment on the CPU, which has no events: what `torch.cuda.Event` is asked for below."""
+    """A replacement of `torch.cuda.Event` on the CPU."""
 
     at: float
 
@@ -113,7 +113,7 @@ class _Watched:
         return event  # pragma: no cover - CUDA
 
     def idle_share(self, steps: int) -> float:
-        """Return which part of the time between the first and last of the latest steps the device had nothing to do."""
+        """Return the share of idle time of the device between the first and last of the latest steps."""
         latest = self.events[-steps:]
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # pragma: no cover - CUDA
@@ -149,7 +149,7 @@ def _note_decoding(notes: Notes, batch: int, step: float, roofline: float) -> No
 
 
 def _roofline(loaded: LoadedModel, batch: int, context: int, ceilings: dict[str, float]) -> float:
-    """Return the seconds that a step takes at least: all matrices once, or their products, then all K and V."""
+    """Return the lower bound of a step's seconds: read all matrices once or multiply them, then read all K and V."""
     embedding = loaded.model.get_input_embeddings().weight
     matrices = sum(one.numel() for one in loaded.model.parameters() if one.dim() == 2) - embedding.numel()
     products = max(2 * matrices / ceilings["read"], 2 * batch * matrices / ceilings["products"])
@@ -167,7 +167,7 @@ def _ceilings(device: torch.device, *, small: bool) -> dict[str, float]:
 
 
 def _model(config: dict[str, Any], device: torch.device) -> LoadedModel:
-    """Make the model where it runs: 8 billion random numbers take the host minutes."""
+    """Create the model on its device: 8 billion random numbers take the host minutes."""
     register()
     torch.manual_seed(1)
     before = torch.get_default_dtype()
@@ -239,7 +239,7 @@ def _finish(engine: Engine, wait: Any) -> None:
 
 @contextmanager
 def _engine(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes) -> Iterator[tuple[Engine, Any]]:
-    """Connect an engine with an empty pool to a KV manager in a process of its own.
+    """Connect an engine with an empty pool to a KV manager in another process.
 
     Yields it, and what waits for the manager's news if a turn made no progress.
     """

@@ -8,7 +8,7 @@ from services.kvmanager.settings import KVManagerSettings
 
 
 async def main() -> None:
-    """Serve, say that it does, and stop when nobody can write to it any more."""
+    """Serve, report readiness, and stop when standard input closes."""
     service = KVManagerService(
         KVManagerSettings(listen=f"unix:{sys.argv[1]}", map_listen="", lease_seconds=0, grace_seconds=0)
     )

@@ -1,4 +1,4 @@
-"""What a part of the check found, as lines of JSON: each is written when it is known, whatever becomes of the rest."""
+"""Results of a part as lines of JSON: each is written at once, so that a later failure loses none."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class Notes:
         self._file = file
 
     def row(self, metric: str, value: float | None, unit: str, peer: str | None = None) -> None:
-        """Write a row; without a value it says that this could not be measured."""
+        """Write a row; None marks a value that could not be measured."""
         self._write("row", asdict(row("gpu", metric, value, unit, peer)))
 
     def raw(self, name: str, values: Any) -> None:
@@ -25,7 +25,7 @@ class Notes:
 
     @contextmanager
     def kept(self, what: str) -> Iterator[None]:
-        """Keep what goes wrong: what follows goes on without it."""
+        """Record a failure, and continue with the next measurement."""
         try:
             yield
         except Exception as failure:
@@ -39,7 +39,7 @@ class Notes:
 
 
 class Result:
-    """What was found so far."""
+    """The results so far."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -47,7 +47,7 @@ class Result:
         self.failures: dict[str, str] = {}
 
     def take(self, line: str) -> None:
-        """Take a line of a part's notes in. One that was cut short says nothing."""
+        """Add a line of a part's notes. A truncated line is ignored."""
         if not line.endswith("\n"):
             return
         ((kind, value),) = json.loads(line).items()

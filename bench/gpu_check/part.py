@@ -14,13 +14,13 @@ from bench.gpu_check import DRY
 from bench.gpu_check.notes import Notes
 
 if DRY:
-    import tests.engine.triton_case  # noqa: F401 - with it the interpreter takes a third less time
+    import tests.engine.triton_case  # noqa: F401 - with it the interpreter is a third faster
 
 Measure = Callable[[Notes], None]
 
 
 class Limited(NamedTuple):
-    """The seconds that a part may take, and what loads it, where it is to run."""
+    """A part: its time limit in seconds, and the function that loads it in its process."""
 
     seconds: float
     load: Callable[[], Measure]
@@ -60,7 +60,7 @@ PARTS = {
 
 
 def main(name: str, descriptor: int) -> None:
-    """Do a part. What goes wrong in it is noted."""
+    """Run a part, and record its failures."""
     with os.fdopen(descriptor, "w") as file:
         notes = Notes(file)
         with notes.kept(name), torch.inference_mode():

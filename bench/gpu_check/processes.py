@@ -1,4 +1,4 @@
-"""Runs the parts of the check one after the other, each as a process with a limit: none takes another one with it."""
+"""Runs the parts of the check one after the other, each as a process with a time limit, so that failures stay apart."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from bench.report.targets import ROOT
 
 
 def limit_of(own: float, others: Sequence[float], left: float) -> float:
-    """Return the seconds that a part may take.
+    """Return the time limit of a part in seconds.
 
     That is its own limit; where less is left than all have together, the share of it that its own limit is.
     """
@@ -31,7 +31,7 @@ class Part:
         self._over = False
 
     def follow(self, limit: float, take: Callable[[str], None]) -> str | None:
-        """Hand on its lines until it ends, or kills it after `limit` seconds; return what went wrong then."""
+        """Pass on its lines until it ends, or kill it after `limit` seconds; return the failure, if any."""
         timer = Timer(limit, self.expire)
         timer.start()
         try:

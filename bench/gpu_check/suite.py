@@ -11,7 +11,7 @@ from bench.report.targets import ROOT
 
 TABLE = "tests/engine/attention/test_backends.py"
 OTHERS = ("tests/engine/gpu/test_gpu_decoder.py", "tests/engine/gpu/test_copy_stream.py")
-# Files, and which of their tests: what runs at the same time, since compiling kernels is what takes long.
+# Files and tests that run at the same time, since the compilation of kernels takes most of the time.
 SUITE: list[tuple[tuple[str, ...], str]] = [
     *(
         ((TABLE,), f"(triton or flex) and {dtype} and not compiles")
@@ -39,6 +39,6 @@ def measure(notes: Notes) -> None:
 
 def _started(files: tuple[str, ...], which: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", which]
-    # Options of plugins that are not here, and what older interpreters of Triton do to NumPy.
+    # Options of missing plugins, and warnings of older Triton interpreters about NumPy.
     command += ["-W", "ignore::pytest.PytestConfigWarning", "-W", "ignore::DeprecationWarning"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -16,7 +16,7 @@ Seconds = dict[str, list[float]]
 
 @cache
 def recorder(device: torch.device) -> Recorder:
-    """Return what records CUDA graphs; on a CPU a tape, which keeps no more alive than they do."""
+    """Return a recorder of CUDA graphs; on a CPU a tape, which keeps no more tensors alive than they do."""
     if device.type == "cuda":
         return CudaRecorder(device)  # pragma: no cover - CUDA
     from tests.engine.launch_tape import LaunchTape
@@ -25,7 +25,7 @@ def recorder(device: torch.device) -> Recorder:
 
 
 def recorded(run: Run, device: torch.device) -> Run:
-    """Return what plays the launches of `run` again, and keeps what they touch."""
+    """Return a function that replays the launches of `run`, and keeps their tensors."""
     return Recording(run, recorder(device))
 
 

@@ -47,7 +47,7 @@ class DecodingBatch:
         )
 
     def _next(self) -> Step:
-        """Let each sequence go on by one token."""
+        """Extend each sequence by one token."""
         self._number += 1
         commits, extends, lengths = [], [], []
         for index, computed in enumerate(self._computed):
@@ -89,7 +89,7 @@ async def attach(
 
 
 async def round_trip(call: Call, message: pb.PoolRequest) -> float:
-    """Send a Step that nothing of is refused, and return the microseconds until its result."""
+    """Send a Step, check that no item is refused, and return the microseconds until its result."""
     begun = time.perf_counter()
     await call.write(message)
     response = await call.read()

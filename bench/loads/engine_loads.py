@@ -1,4 +1,4 @@
-"""How the work of several engines was spread over time, from what they counted."""
+"""The distribution of work over several engines by time, from their counters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ Loads = NDArray[np.float64]
 
 @dataclass
 class LoadSamples:
-    """What each engine has done until each of some moments: tokens of prompts that were not cached, and generated."""
+    """Cumulative work of each engine at sampled times: uncached prompt tokens and generated tokens."""
 
     moments: list[float] = field(default_factory=list)
     done: list[tuple[float, ...]] = field(default_factory=list)
 
     def add(self, moment: float, done: Sequence[float]) -> None:
-        """Note what all engines have done until a moment, which is later than the last."""
+        """Record the cumulative work of all engines at a time later than the last."""
         self.moments.append(moment)
         self.done.append(tuple(done))
 

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, without any network, and the KV manager's core in it: for `bench system`.
+"""An engine process with the KV manager's core and without a network: for `bench system`.
 
 `python -m bench.loads.engine_worker DEVICE_BLOCKS` prints its name, then for each line of work that it reads the
 seconds from the first request to the last answer's end, and its CPU seconds.
@@ -33,7 +33,7 @@ def demo_parts(device_blocks: int) -> EngineParts:
 
 
 def run(parts: EngineParts, work: list[Item]) -> dict[str, float]:
-    """Run all requests at once, in an engine with nothing cached."""
+    """Run all requests at once, in an engine with an empty cache."""
     scheduler = Scheduler(parts.scheduler.capacity, parts.scheduler.limits)
     engine = Engine(scheduler, parts.runner, InProcessBlocks(scheduler.capacity), time.monotonic)
     begun, used = time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-"""A client in a process of its own, which notes when each token came: for `bench streams` and `bench overload`.
+"""A client process that records the time of each token: for `bench streams` and `bench overload`.
 
 `python -m bench.loads.load_client ADDRESS` prints its name. For each line `{"requests", "until", "closed", "file"}`
 that it reads, it runs the requests, writes what became of them to the file, one JSON object a line, and prints its CPU
@@ -23,14 +23,14 @@ from services.runtime import transport
 
 CALL_SECONDS = 600
 READY_SECONDS = 30
-LEFT = "left"  # the status of a request that was under way when the time was over
+LEFT = "left"  # the status of a request in flight at the end of the time
 
 Item = dict[str, Any]
 
 
 @dataclass
 class Fate:
-    """What became of a request. Times are nanoseconds of the machine's monotonic clock."""
+    """The outcome of a request. Times are nanoseconds of the machine's monotonic clock."""
 
     id: str
     sent: int

@@ -34,7 +34,7 @@ class Lengths(NamedTuple):
 
 
 class DataMissing(Exception):
-    """There is no folder with the traces; the message says how to name one."""
+    """The folder with the traces is missing; the message names its setting."""
 
 
 def lengths_of(name: str, prompt_column: str, output_column: str) -> list[Lengths]:
@@ -62,7 +62,7 @@ class NoRunner:
     """
 
     def launch(self, plan: StepPlan) -> Done:
-        """Bring a token for each sample: its index."""
+        """Return a token for each sample: its index."""
         return Done([Sampled(index) for work in plan.work if work.samples for index in work.sample_indices])
 
 

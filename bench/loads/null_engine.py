@@ -1,4 +1,4 @@
-"""An engine that computes nothing: the real server, scheduler and pool, and a runner that always says the same token.
+"""An engine without a model: the real server, scheduler and pool, and a runner that always returns the same token.
 
 For benchmarks of what is around engines, such as routing: it starts in a second or two, and its time can be paced, so
 that its load is real.
@@ -24,13 +24,13 @@ from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime.metrics.page import Exposition
 from services.runtime.run_service import run_service
 
-# What sleeping too long may be made up for by sleeping less.
+# The most time that shorter sleeps may make up for sleeps that were too long.
 _MOST_CREDIT_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
 class Nothing:
-    """What is said of a model that is none."""
+    """The description of the missing model."""
 
     fingerprint: str
     vocabulary_size: int
@@ -39,7 +39,7 @@ class Nothing:
 
 
 class NullRunner:
-    """Executes plans by waiting: so many seconds for each token that a step feeds."""
+    """Executes plans by waiting a number of seconds for each token of a step."""
 
     def __init__(self, token_id: int, seconds_per_token: float) -> None:
         self._token = Sampled(token_id)
@@ -47,7 +47,7 @@ class NullRunner:
         self._free_at = 0.0
 
     def launch(self, plan: StepPlan) -> Done:
-        """Bring the one token for whatever is asked; a beam goes on with it and those after it."""
+        """Return the one token for each sample; a beam continues with it and the ids after it."""
         self._wait(sum(len(work.token_ids) for work in plan.work))
         return Done([one for work in plan.work for one in self._brought(work)])
 
@@ -77,7 +77,7 @@ class NullParts:
 
 @dataclass(frozen=True)
 class NullOptions:
-    """What is pretended: the context and the vocabulary in tokens, the token that is said, and the time it takes."""
+    """The simulated model: context and vocabulary in tokens, the returned token, and its time."""
 
     context_tokens: int
     vocabulary_size: int
@@ -115,7 +115,7 @@ def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
 @click.option("--microseconds-per-token", default=0.0, show_default=True, help="Time that each computed token takes.")
 @click.option("--metrics-listen", default="127.0.0.1:0", show_default=True, help="Address of the metrics.")
 def main(metrics_listen: str, **values: Any) -> None:
-    """Start an engine that computes nothing. --model is a folder with a tokenizer."""
+    """Start an engine without a model. --model is a folder with a tokenizer."""
     settings = settings_from(EngineSettings, values)
     options = NullOptions(**{name: values[name] for name in NullOptions.__dataclass_fields__})
     metrics = EngineMetrics()

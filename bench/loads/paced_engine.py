@@ -1,4 +1,4 @@
-"""A real engine of a tiny model at the pace of a large one, and when it sent what.
+"""A real engine of a tiny model at the pace of a large one, which records when it sent tokens.
 
 `python -m bench.loads.paced_engine STEP_SECONDS SENT_FILE ARGUMENTS...` runs `quire engine ARGUMENTS...`. Its steps
 compute what they compute, then wait until STEP_SECONDS have passed since the one before: an accelerator would be busy
@@ -28,7 +28,7 @@ from tests.running_quire import ANY_METRICS_PORT, EXACT, Output, RunningService,
 
 @dataclass(frozen=True)
 class _Held:
-    """A step that has ended, but is told only when it is time."""
+    """A finished step whose result is held until its time."""
 
     launched: Launched
     until: float

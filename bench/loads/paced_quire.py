@@ -1,4 +1,4 @@
-"""A gateway, a paced engine and a KV manager as processes, and clients beside them: for benchmarks of the gateway."""
+"""A gateway, a paced engine, a KV manager and clients as processes: for benchmarks of the gateway."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ Item = dict[str, Any]
 
 @dataclass
 class PacedQuire:
-    """The running services. `sent_file` is there when the engine has ended."""
+    """The running services. `sent_file` exists when the engine has ended."""
 
     gateway: RunningService
     engine: PacedEngine
@@ -37,12 +37,12 @@ class PacedQuire:
     folder: Path
 
     def cpu_seconds(self) -> float:
-        """What the gateway has used of the CPU until now."""
+        """CPU seconds of the gateway until now."""
         times = psutil.Process(self.gateway.process.pid).cpu_times()
         return float(times.user + times.system)
 
     def memory_bytes(self) -> int:
-        """What the gateway has in memory."""
+        """Resident memory of the gateway in bytes."""
         return int(psutil.Process(self.gateway.process.pid).memory_info().rss)
 
 
@@ -84,7 +84,7 @@ class Clients:
             worker.close()
 
     def run(self, requests: list[Item], until: float, closed: int = 0) -> tuple[list[Fate], float]:
-        """Run requests, in an open loop or with so many at a time; return what became of them, and CPU seconds."""
+        """Run requests, in an open or a closed loop; return their outcomes, and CPU seconds."""
         count = len(self._workers)
         files = [self._folder / f"fates-{number}" for number in range(count)]
         lines = [
@@ -105,5 +105,5 @@ def _fate(line: str) -> Fate:
 
 
 def prompt_of(number: int) -> list[int]:
-    """Return a short prompt of its own for each request."""
+    """Return a different short prompt for each request."""
     return [2 + (number // 128**place) % 128 for place in range(PROMPT_TOKENS)]

@@ -1,4 +1,4 @@
-"""Measures others beside Quire: processes that take turns, and peers run by the Python interpreter that has them."""
+"""Measures peers in turn with Quire, in processes of the Python interpreter that has them installed."""
 
 import json
 import os
@@ -19,7 +19,7 @@ Figures = Mapping[str, float]
 
 
 class Worker:
-    """A process that says its name, then prints figures as JSON for each line that it reads.
+    """A process that prints its name, then figures as JSON for each line that it reads.
 
     While it is not asked it is stopped, with all that it has started: some keep a core busy that they do not need.
     """
@@ -45,7 +45,7 @@ class Worker:
         self._process.communicate()
 
     def measure(self, line: str) -> Figures:
-        """Run one repetition of what the line asks for. Raises RuntimeError if the process ends instead."""
+        """Run one repetition of the workload on the line. Raises RuntimeError if the process ends instead."""
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
         self._process.stdin.write(f"{line}\n")
@@ -67,7 +67,7 @@ class Worker:
 
 
 class Peer:
-    """A peer's script at work.
+    """The running script of a peer.
 
     It runs where the environment names an interpreter for it; else it has no name and measures nothing.
     """
@@ -90,7 +90,7 @@ class Peer:
             self._worker.close()
 
     def measure(self, workload: str = "") -> Figures | None:
-        """Run one repetition, of the workload of this name; return its figures if there is a peer."""
+        """Run one repetition of the named workload; return its figures if the peer is available."""
         if not self._worker:
             return None
         self.runs.append(self._worker.measure(workload))

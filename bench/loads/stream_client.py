@@ -1,4 +1,4 @@
-"""A light client in a process of its own, for `bench system`: runs many streams at once, and says what they took.
+"""A light client process for `bench system`: runs many streams at once, and reports their times.
 
 `python -m bench.loads.stream_client ADDRESS` prints its name, then for each line of work that it reads the seconds from
 the first call to the last answer's end, and its own CPU seconds.
@@ -20,7 +20,7 @@ Item = dict[str, Any]
 
 
 async def run(address: str, work: list[Item]) -> dict[str, float]:
-    """Run all requests at once, over a connection that is there already."""
+    """Run all requests at once, over an open connection."""
     requests = [request_of(item) for item in work]
     async with transport.channel(address) as channel:
         await asyncio.wait_for(channel.channel_ready(), READY_SECONDS)
@@ -33,7 +33,7 @@ async def run(address: str, work: list[Item]) -> dict[str, float]:
 
 
 def request_of(item: Item) -> gateway_pb2.GenerateRequest:
-    """Ask for the most likely continuation of a prompt of token ids, of a given length."""
+    """Build a greedy request with a prompt of token ids and a given output length."""
     request = gateway_pb2.GenerateRequest()
     request.prompt.token_ids.ids.extend(item["prompt"])
     request.sampling.temperature = 0
@@ -43,7 +43,7 @@ def request_of(item: Item) -> gateway_pb2.GenerateRequest:
 
 
 async def _tokens_of(stub: Any, request: gateway_pb2.GenerateRequest) -> int:
-    """Return how many tokens came."""
+    """Return the number of received tokens."""
     count = 0
     async for response in stub.Generate(request, timeout=CALL_SECONDS):
         count += len(response.delta.token_ids)

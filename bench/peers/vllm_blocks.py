@@ -1,4 +1,4 @@
-"""What block management costs in vLLM: its KVCacheManager in process, prefix caching on, at its own defaults.
+"""The cost of block management in vLLM: its KVCacheManager in process, prefix caching on, with its defaults.
 
 Run by a Python interpreter that has vLLM, with the workload of `bench kv` as JSON for its argument; knows nothing of
 Quire. Prints its name, then figures for each line that it reads, until there is none.
@@ -38,7 +38,7 @@ class Blocks:
         random.Random(2).shuffle(order)
         pool.free_blocks(order)
         self._hasher = get_request_block_hasher(block_size, sha256)
-        gc.freeze()  # as vLLM does once its engine is there
+        gc.freeze()  # as vLLM does once its engine runs
 
     def begin(self, request):
         """Look a prompt up, allocate all of it, and key its full blocks."""
@@ -64,7 +64,7 @@ def main(workload):
     print(f"vLLM {vllm.__version__}", flush=True)
     for _ in sys.stdin:
         print(json.dumps({"decode_us_per_sequence": decode(workload), **prefill(workload)}), flush=True)
-    os._exit(0)  # without the pages that some libraries print about what they leak
+    os._exit(0)  # without the leak reports of some libraries
 
 
 def decode(workload):
@@ -81,7 +81,7 @@ def decode(workload):
 
 
 def step(draw, blocks, requests):
-    """Let each request go on by one token; return the seconds that its blocks took."""
+    """Extend each request by one token; return the seconds of its block management."""
     for request in requests:
         request.num_computed_tokens = request.num_tokens
         request.append_output_token_ids(draw.randrange(49_000))
@@ -89,7 +89,7 @@ def step(draw, blocks, requests):
 
 
 def prefill(workload):
-    """Return microseconds per block to allocate and key a prompt nobody had, and to free it; the first is a warm-up."""
+    """Return microseconds per block to allocate and key an uncached prompt, and to free it; the first is a warm-up."""
     size, count = workload["block_size"], workload["prefill_blocks"]
     blocks = Blocks(workload["pool_blocks"], size)
     begin, free = [], []

@@ -1,1 +1,1 @@
-"""What benchmarks write: results, the pictures drawn from them, and the tables of the pages."""
+"""Output of benchmarks: results, their pictures, and the tables of the pages."""

@@ -8,7 +8,7 @@ from bench.report.picture import GREY, ON_WHITE, OTHER, PEER, QUIRE, TARGET, Pic
 
 
 def _kv(panels: Sequence[Any], result: Result) -> None:
-    """Microseconds of frequent operations, beside vLLM's and the targets, and their growth with the pool."""
+    """Microseconds of frequent operations, with vLLM's and the targets, and their growth with the pool."""
     left, right = panels
     shown = {
         "decode_us_per_sequence": "decode, per sequence",
@@ -67,7 +67,7 @@ def _kv_engine(panels: Sequence[Any], result: Result) -> None:
 
 
 def _copies(panels: Sequence[Any], result: Result) -> None:
-    """Bars of gigabytes per second, beside one large copy."""
+    """Bars of gigabytes per second, with one large copy."""
     axes, seconds = panels[0], result["seconds"]
     large = result["bytes"] / median(seconds["one_large_copy"]) / 1e9
     ways = ("swap_out", "swap_in", "copy")
@@ -86,7 +86,7 @@ def _copies(panels: Sequence[Any], result: Result) -> None:
 
 
 def _sharing(panels: Sequence[Any], result: Result) -> None:
-    """Per cent of blocks saved over the number of sequences, beside the paper's."""
+    """Per cent of blocks saved by the number of sequences, with the paper's."""
     values = {one["metric"]: one["value"] for one in result["rows"]}
     for axes, mix in zip(panels, ("alpaca", "sharegpt"), strict=True):
         for color, kind, text in ((QUIRE, "beam_width_{}", "beams"), (PEER, "{}_samples", "samples")):
@@ -121,7 +121,7 @@ def _on_line(points: dict[int, float], at: int) -> float:
     return low if left == right else low + (high - low) * (at - left) / (right - left)
 
 
-# Figure 2 of the PagedAttention paper, per cent: tokens, reserved, internal, external; of vLLM's rest it says no more.
+# Figure 2 of the PagedAttention paper, per cent: tokens, reserved, internal, external; vLLM's rest has no details.
 _FIGURE_2 = {
     "Orca (Max)": (20.4, 13.3, 57.3, 8.9),
     "Orca (Pow2)": (26.8, 17.9, 13.6, 41.6),
@@ -131,7 +131,7 @@ _FIGURE_2 = {
 
 
 def _waste(panels: Sequence[Any], result: Result) -> None:
-    """Stacked shares of granted slots, beside those of the paper's Figure 2."""
+    """Stacked shares of granted slots, with those of the paper's Figure 2."""
     axes = panels[0]
     values = {one["metric"]: 100 * one["value"] for one in result["rows"]}
     bars = dict(_FIGURE_2)

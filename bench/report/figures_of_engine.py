@@ -50,7 +50,7 @@ _WORKLOADS = {
 
 
 def _kernels(panels: Sequence[Any], result: Result) -> None:
-    """Bars of milliseconds per layer, beside the floor and the target."""
+    """Bars of milliseconds per layer, with the floor and the target."""
     axes, layers = panels[0], result.get("layers", _DEMO_LAYERS)
     shown = {
         "gathered": ("gathered, then torch's SDPA", PEER),

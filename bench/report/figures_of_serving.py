@@ -98,7 +98,7 @@ def _overload(panels: Sequence[Any], result: Result) -> None:
 
 
 def _routing(panels: Sequence[Any], result: Result) -> None:
-    """Hit rates by pool and policy, beside one engine's; and the largest load of an engine."""
+    """Hit rates by pool and policy, with one engine's; and the largest load of an engine."""
     values = {one["metric"]: one["value"] for one in result["rows"]}
     pools = sorted({int(name.split("_")[1]) for name in values if name.startswith("sessions_")})
     ways = {

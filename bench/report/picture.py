@@ -1,4 +1,4 @@
-"""How a benchmark's results are drawn, and what all drawings share: colours and targets."""
+"""The picture of a benchmark's results, and the colours and target marks of all pictures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ Result = Mapping[str, Any]
 
 
 class Picture(NamedTuple):
-    """How a benchmark's results are drawn into axes, how many and how large they are, and what is seen."""
+    """A picture: the function that draws results into axes, their number and size, and the alternative text."""
 
     draw: Callable[[Sequence[Any], Result], None]
     panels: int

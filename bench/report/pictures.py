@@ -17,7 +17,7 @@ PICTURES = figures_of_engine.PICTURES | figures_of_serving.PICTURES | figures_of
 
 
 def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path | None:
-    """Draw a benchmark's results; return where, None where there is nothing to draw."""
+    """Draw a benchmark's results; return the file, None if it has no picture."""
     path = results / f"{benchmark}.json"
     if benchmark not in PICTURES or not path.exists():
         return None
@@ -40,7 +40,7 @@ def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path
 
 
 def main(names: Sequence[str]) -> None:
-    """Draw what is named, or everything."""
+    """Draw the named pictures, or all."""
     for name in names or PICTURES:
         picture = draw(name)
         print(f"drawn: {picture.relative_to(ROOT)}" if picture else f"{name}: nothing to draw")

@@ -1,4 +1,4 @@
-"""What every benchmark writes: its rows beside the machine, the versions and the commit they were measured on.
+"""Results of a benchmark: its rows with the machine, the versions and the commit.
 
 Needs nothing but the standard library, so that a machine with a GPU and little else can run it: where rich is missing
 the table is plain text, where matplotlib is missing nothing is drawn.
@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Row:
-    """One measured figure. `peer` names what it is compared with; `target` is None where none was set."""
+    """One measured figure. `peer` names its comparison; `target` is None if none was set."""
 
     metric: str
     value: float | None
@@ -46,7 +46,7 @@ def row(benchmark: str, metric: str, value: float | None, unit: str, peer: str |
 
 
 def publish(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None = None, **more: Any) -> None:
-    """Print the rows as a table, write them to `bench/results/<benchmark>.json`, and draw what there is to draw.
+    """Print the rows as a table, write them to `bench/results/<benchmark>.json`, and draw their picture.
 
     `more` holds the values of every repetition, from which the rows were made. What is written to another folder is not
     drawn.
@@ -58,7 +58,7 @@ def publish(benchmark: str, rows: list[Row], repetitions: int, folder: Path | No
 
 
 def write(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None = None, **more: Any) -> None:
-    """Write `<benchmark>.json`: it is there whole, or as it was before."""
+    """Write `<benchmark>.json` atomically."""
     result = {
         "benchmark": benchmark,
         "started": _STARTED.isoformat(timespec="seconds"),
@@ -77,12 +77,12 @@ def write(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None
 
 @cache
 def _where() -> dict[str, Any]:
-    """Say what a benchmark ran on."""
+    """Return the machine and the versions of a benchmark."""
     return {"hardware": machine.hardware(), "versions": machine.versions(_PACKAGES), "commit": _commit()}
 
 
 def track(items: Iterable[Item], title: str) -> Iterator[Item]:
-    """Yield items with a progress bar, where rich is there to draw one."""
+    """Yield items with a progress bar, if rich is installed."""
     if importlib.util.find_spec("rich") is None:
         yield from items
         return
@@ -123,7 +123,7 @@ def _draw(benchmark: str) -> None:
 
 
 def _commit() -> str | None:
-    """Name the commit; a copy of the tree without its history may be told by QUIRE_COMMIT."""
+    """Return the commit; for a copy of the tree without its history, that of QUIRE_COMMIT."""
     return os.environ.get("QUIRE_COMMIT") or machine.output_of(["git", "describe", "--always", "--dirty"], ROOT)
 
 

@@ -1,4 +1,4 @@
-"""What was promised: `bench/targets.toml`, and whether a value meets it."""
+"""Targets of benchmarks, from `bench/targets.toml`, and their comparison with values."""
 
 import tomllib
 from collections.abc import Callable
@@ -12,12 +12,12 @@ _MEETS: dict[str, Callable[[float, float], bool]] = {"less": lt, "at most": le, 
 
 
 def targets() -> dict[str, dict[str, Any]]:
-    """Return `bench/targets.toml`: for each benchmark its title, and by metric what was set."""
+    """Return `bench/targets.toml`: for each benchmark its title and its targets by metric."""
     return tomllib.loads((ROOT / "bench" / "targets.toml").read_text())
 
 
 def met(value: float | None, target: dict[str, Any] | None) -> bool | None:
-    """Say whether a value meets its target: None without a target, False for what was not measured."""
+    """Return True if a value meets its target: None without a target, False if it was not measured."""
     if target is None:
         return None
     if value is None:

@@ -1,4 +1,4 @@
-"""Draws panels of the dashboard "Block utilization" as a real Prometheus saw them while Quire was at work.
+"""Draws panels of the dashboard "Block utilization" from a real Prometheus that watched Quire under load.
 
 Sessions of several turns talk to the demo model: a few at first, then more than its pool can hold. With a folder as its
 argument it draws every panel of every dashboard into that, and publishes nothing.
@@ -45,7 +45,7 @@ _BEGINNING = (
 )
 _CARGOES = ("grain", "salt", "wool", "letters", "wine", "rope", "timber", "tin", "herring", "oranges")
 _COLUMNS = 3
-# There is one of each, so no legend names it.
+# One series each, so no legend names it.
 _UNTOLD = {"engine": "", "model_name": "", "tenant": "", "instance": ""}
 SHOWN = (
     *("Blocks by state", "Share of the pool that is held", "Share of slots with tokens"),
@@ -64,7 +64,7 @@ class _Span:
 
 
 def main() -> None:
-    """Run the load, draw the panels, and publish what a scrape costs."""
+    """Run the load, draw the panels, and publish the cost of a scrape."""
     with tempfile.TemporaryDirectory() as folder:
         quire = start_quire("--model", "demo", "--device-blocks", str(POOL_BLOCKS))
         targets = {name: url.split("/")[2] for name, url in quire.metrics_urls.items()}

@@ -1,4 +1,4 @@
-"""Runs `make demo` again and again, and measures what a newcomer sees."""
+"""Runs `make demo` repeatedly, and measures its times for a newcomer."""
 
 import json
 import subprocess

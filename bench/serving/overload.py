@@ -1,4 +1,4 @@
-"""A gateway at three times what its engine can do: `python -m bench overload [SECONDS]`.
+"""A gateway at three times the capacity of its engine: `python -m bench overload [SECONDS]`.
 
 The engine is a real one with a tiny model, whose steps begin five times a second: with its 256 sequences it is as an
 accelerator would be, whose step takes as long for few sequences as for many. Answers are of random length. The gateway
@@ -27,7 +27,7 @@ STEP_SECONDS = 0.2
 MEAN_TOKENS, MOST_TOKENS = 128, 512
 CLIENTS = 2
 HALF, OVER = 0.5, 3.0
-# Of the load, before what is measured begins and after it has ended, so that the last forecasts can be judged.
+# Seconds of load before and after the measured ones, so that the last forecasts can be judged.
 BEFORE_SECONDS, AFTER_SECONDS = 20.0, 15.0
 _WITHIN = 2.0
 _REFUSED = "RESOURCE_EXHAUSTED"
@@ -35,7 +35,7 @@ _REFUSED = "RESOURCE_EXHAUSTED"
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a refused request was told, and when there was room: seconds since it was refused."""
+    """The retry time of a refused request, and the time until there was room, in seconds since the refusal."""
 
     after: float  # seconds since the load began
     told: float
@@ -72,7 +72,7 @@ def _requests(draw: random.Random, numbers: Iterator[int], many: int) -> list[It
 
 
 def _poisson(draw: random.Random, numbers: Iterator[int], rate: float, seconds: float) -> list[Item]:
-    """Make requests that come at random moments, so many a second on average."""
+    """Make requests with Poisson arrivals at a rate per second."""
     requests, at = [], draw.expovariate(rate)
     while at < seconds:
         requests.append(_request(draw, next(numbers), at))
@@ -98,7 +98,7 @@ def _measured(fates: list[Fate], seconds: float) -> list[Fate]:
 
 
 def _first_token_seconds(fates: list[Fate], seconds: float) -> list[float]:
-    """Return how long those that were let in waited; those that still waited at the end count with that time."""
+    """Return the waits of admitted requests; those that still waited at the end count until then."""
     return [
         (fate.deltas[0][0] if fate.deltas else fate.ended) * NANO - fate.sent * NANO
         for fate in _served(_measured(fates, seconds))
@@ -110,7 +110,7 @@ def _refused(fates: list[Fate], seconds: float) -> list[Fate]:
 
 
 def _forecasts(fates: list[Fate], seconds: float) -> list[Forecast]:
-    """Hold what each refused request was told against when there was room."""
+    """Compare the retry time of each refused request with the time until there was room."""
     let_in = [fate.sent for fate in _served(fates) if fate.started]
     found = []
     for fate in _refused(fates, seconds):

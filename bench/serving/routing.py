@@ -1,4 +1,4 @@
-"""Where requests of sessions go: hit rates and loads of three engines behind one gateway, by policy and size of pool.
+"""Routing of sessions: hit rates and loads of three engines behind one gateway, by policy and size of pool.
 
 The engines compute nothing, but their servers, schedulers and pools are real, as are gateway and KV manager; what is
 asked is what `quire bench serve` asks. The trace's time passes faster, and so does all that takes time here. Beside the
@@ -37,7 +37,7 @@ _LATER_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class RoutedWorkload:
-    """A workload, how much faster than its own its time passes here, and the pools that it is given.
+    """A workload, its speedup, and the pools that it runs with.
 
     microseconds_per_token: what a computed token takes in the trace's time.
     """
