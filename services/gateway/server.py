@@ -122,7 +122,7 @@ class GatewayService:
     async def run(self) -> None:
         """Maintain the links to engines, reload changed files, and prune old state, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._authentication.follow())
+            tasks.create_task(self._authentication.reload_on_change())
             tasks.create_task(self._fleet.run())
             tasks.create_task(self._mirror_readiness())
             tasks.create_task(self._pin())

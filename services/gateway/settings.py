@@ -83,7 +83,7 @@ class GatewaySettings:
     link_certificate: str = setting("", exposure.LINK_CERTIFICATE)
     link_key: str = setting("", exposure.LINK_KEY)
     link_server_name: str = setting("", exposure.LINK_SERVER_NAME.format(whom="the engines' and the KV manager's"))
-    insecure: bool = setting(False, exposure.INSECURE.format(what="nobody is asked for an API key"))
+    insecure: bool = setting(False, exposure.INSECURE.format(what="no API key is needed"))
     metrics_compat: str = setting("none", METRICS_COMPAT, choices=COMPAT)
     grace_seconds: float = setting(30.0, "Seconds after SIGTERM in which requests in flight can finish.", least=0)
     log_format: str = logs.format_setting()
@@ -100,4 +100,4 @@ class GatewaySettings:
 
     def check_exposure(self) -> None:
         """Raise InvalidSetting if other machines could use the gateway without an API key."""
-        exposure.check_exposure(self, "api_keys", "nobody is asked for an API key")
+        exposure.check_exposure(self, "api_keys", "no API key is needed")

@@ -39,7 +39,7 @@ class Authentication:
             return ANONYMOUS
         return self._keys.caller(authorization, self._clock())
 
-    async def follow(self) -> None:
+    async def reload_on_change(self) -> None:
         """Reload the file whenever it changes, until cancelled. An invalid file is logged and changes nothing.
 
         Requests in flight continue, even if their key was removed.

@@ -1,4 +1,4 @@
-"""What the gateway raises at one request ends that request alone."""
+"""An internal error of the gateway at one request fails only that request."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,12 +21,12 @@ GUILTY = "the stop string of the guilty request"
 
 
 class Oops(Exception):
-    """What a test lets the gateway's own code raise."""
+    """Raised inside the gateway by the test."""
 
 
 @asynccontextmanager
 async def gateway(quire: RunningQuire, folder: Path) -> "AsyncIterator[gateway_pb2_grpc.GatewayAsyncStub]":
-    """A gateway in this process, for the engine of a Quire."""
+    """Run a gateway in this process with the engine of a Quire."""
     address = f"unix:{folder}/gateway.sock"
     service = GatewayService(GatewaySettings(listen=address, engines=quire.addresses["engine"], http_listen=""))
     await service.start()
@@ -42,7 +42,7 @@ async def gateway(quire: RunningQuire, folder: Path) -> "AsyncIterator[gateway_p
         await service.stop()
 
 
-def test_a_request_at_which_the_gateway_raises_fails_alone(
+def test_an_internal_error_fails_only_its_request(
     tiny_quire: RunningQuire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta = Generation._delta
@@ -70,8 +70,8 @@ def test_a_request_at_which_the_gateway_raises_fails_alone(
             assert caught.value.code() is grpc.StatusCode.INTERNAL
             assert caught.value.details() == "internal error of the gateway: Oops"
             found = await neighbour
-            assert await tokens() == found, "it serves as before"
+            assert await tokens() == found, "later requests succeed"
             return found
 
     assert asyncio.run(run()) == tiny_quire.generate(request).token_ids
-    assert tiny_quire.settled_pool().sequences == 0, "the engine was told that nobody waits for it"
+    assert tiny_quire.settled_pool().sequences == 0, "the failed request was cancelled at the engine"

@@ -1,4 +1,4 @@
-"""The file of API keys: what it may say, whose key came, and that it is read again when it changes."""
+"""The file of API keys: its format, the callers of keys, and its reload."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from services.runtime.errors import PermissionDenied, Unauthenticated
 from services.runtime.settings import InvalidSetting
 
 NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
-# The same in every process: workers of a test run compare the names of tests.
+# Constant, because workers of a test run compare the names of tests.
 KEY, OTHER = (f"quire-{letter * 43}" for letter in "AB")
 
 
@@ -34,7 +34,7 @@ def refused(found: ApiKeys, authorization: str | None, now: float = 0) -> str:
     return str(caught.value)
 
 
-def test_a_key_is_its_tenants_and_an_operators_only_where_the_file_says_so() -> None:
+def test_a_key_belongs_to_its_tenant_and_is_an_operators_only_if_stated() -> None:
     found = keys(entry(), entry(OTHER, "ops", "operator = true"))
     assert found.caller(f"Bearer {KEY}", 0) == Caller("acme", operator=False, best_priority=0)
     assert found.caller(f"bearer  {OTHER} ", 0) == Caller("ops", operator=True, best_priority=0)
@@ -56,24 +56,24 @@ WRONG = {
 
 
 @pytest.mark.parametrize("authorization", WRONG.values(), ids=WRONG)
-def test_a_missing_key_and_every_wrong_one_are_refused_in_the_same_words(authorization: str | None) -> None:
+def test_missing_and_invalid_keys_are_rejected_with_the_same_message(authorization: str | None) -> None:
     assert refused(keys(entry()), authorization) == refused(keys(entry()), None)
 
 
-def test_a_key_is_good_until_it_expires_and_then_it_is_said_to_have() -> None:
+def test_an_expired_key_is_rejected_as_expired() -> None:
     found = keys(entry(KEY, "acme", "expires = 2027-01-01T00:00:00Z"))
     assert found.caller(f"Bearer {KEY}", NEW_YEAR - 1).tenant == "acme"
     assert refused(found, f"Bearer {KEY}", NEW_YEAR) == "the API key has expired"
 
 
-def test_limits_are_the_tenants_whichever_of_its_keys_comes() -> None:
+def test_limits_belong_to_the_tenant_of_a_key() -> None:
     limits = ("max_concurrent_requests = 8", "tokens_per_minute = 1000")
     found = keys(entry(KEY, "acme", *limits), entry(OTHER, "acme", "operator = true", *limits), entry("x", "free"))
     assert found.limits == {"acme": TenantLimits(8, 1000), "free": TenantLimits()}
 
 
 @pytest.mark.parametrize(("stated", "best"), [((), 0), (("best_priority = -2",), -2), (("best_priority = 3",), 3)])
-def test_a_request_is_served_no_earlier_than_its_key_allows(stated: tuple[str, ...], best: int) -> None:
+def test_a_priority_better_than_the_keys_best_is_rejected(stated: tuple[str, ...], best: int) -> None:
     caller = keys(entry(KEY, "acme", *stated)).caller(f"Bearer {KEY}", 0)
     for priority in (best, best + 1, 2**31 - 1):
         caller.check_priority(priority)
@@ -84,17 +84,17 @@ def test_a_request_is_served_no_earlier_than_its_key_allows(stated: tuple[str, .
     assert refusal.value.field == "priority"
 
 
-def test_where_no_keys_are_asked_for_any_priority_is_taken() -> None:
+def test_anonymous_callers_can_use_any_priority() -> None:
     ANONYMOUS.check_priority(-(2**31))
 
 
 @pytest.mark.parametrize("wrong", ["'0'", "1.5", "true", "2147483648", "-2147483649"])
-def test_a_best_priority_that_no_request_could_have_is_refused(wrong: str) -> None:
+def test_a_best_priority_outside_32_bits_is_rejected(wrong: str) -> None:
     with pytest.raises(InvalidSetting, match="best_priority must be an integer of 32 bits, not "):
         keys(entry(KEY, "acme", f"best_priority = {wrong}"))
 
 
-def test_a_file_may_say_that_there_are_no_keys() -> None:
+def test_a_file_can_state_that_there_are_no_keys() -> None:
     found = parse("key = []", "keys.toml")
     assert len(found) == 0
     refused(found, f"Bearer {KEY}")
@@ -128,24 +128,24 @@ def test_a_file_may_say_that_there_are_no_keys() -> None:
         (entry(KEY, "acme", "expires = 2027-01-01"), "expires must be .*, not 2027-01-01"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_naming_it_and_the_entry(text: str, fault: str) -> None:
+def test_an_invalid_file_is_rejected_with_its_path_and_entry(text: str, fault: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^api_keys: 'keys\.toml'") as caught:
         parse(text, "keys.toml")
     caught.match(fault.replace("[[key]]", r"\[\[key\]\]"))
     assert KEY not in str(caught.value)
 
 
-def test_without_a_file_anyone_may_call() -> None:
+def test_without_a_file_callers_are_anonymous() -> None:
     assert Authentication("", Tenants(lambda: 0.0)).authenticate(None) == ANONYMOUS
 
 
 @pytest.mark.parametrize("name", ["", "absent.toml"])
-def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path, name: str) -> None:
+def test_an_unreadable_file_prevents_the_start(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidSetting, match="cannot read"):
         Authentication(str(tmp_path / name), Tenants(lambda: 0.0))
 
 
-def test_a_changed_file_counts_at_once_and_a_wrong_one_changes_nothing_but_the_log(
+def test_a_changed_file_is_reloaded_and_an_invalid_one_only_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(authentication, "_POLL_SECONDS", 0.01)
@@ -159,7 +159,7 @@ def test_a_changed_file_counts_at_once_and_a_wrong_one_changes_nothing_but_the_l
 
     async def follow() -> None:
         one = Authentication(str(path), Tenants(lambda: 0.0))
-        following = asyncio.create_task(one.follow())
+        following = asyncio.create_task(one.reload_on_change())
 
         async def logged(text: str) -> None:
             async with asyncio.timeout(60):

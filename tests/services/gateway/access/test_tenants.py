@@ -1,4 +1,4 @@
-"""What tenants may have under way and use, by a clock that the test moves; and how they are kept apart."""
+"""Limits of tenants with a manual clock, and their namespaces."""
 
 import random
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def taken(tenants: Tenants, tokens: int = 1, caller: Caller = ACME) -> Iterator[
 
 
 def retry_seconds(tenants: Tenants, tokens: int = 1) -> float | None:
-    """Return what a request is refused with."""
+    """Return the retry time of a rejected request."""
     with pytest.raises(Overloaded) as caught, tenants.admitted(ACME, tokens):
         pass
     return caught.value.retry_seconds
@@ -59,7 +59,7 @@ def retry_seconds(tenants: Tenants, tokens: int = 1) -> float | None:
         ({"sampling": {"sample_count": -1}}, Sequences(1, "sampling.sample_count")),
     ],
 )
-def test_a_request_counts_with_the_sequences_that_it_runs(fields: dict[str, Any], sequences: Sequences) -> None:
+def test_sequences_are_samples_or_beams(fields: dict[str, Any], sequences: Sequences) -> None:
     assert sequences_of(gateway_pb2.GenerateRequest(**fields)) == sequences
 
 
@@ -74,7 +74,7 @@ def test_samples_and_beams_count_against_the_limit_of_requests(clock: Clock) -> 
         pass
 
 
-def test_a_request_of_more_sequences_than_the_tenant_may_have_is_refused_for_good(clock: Clock) -> None:
+def test_a_request_with_more_sequences_than_the_tenants_limit_is_invalid(clock: Clock) -> None:
     tenants = limited(clock, most_requests=4)
     with pytest.raises(
         InvalidField, match="sample_count must be at most 4, the limit of tenant 'acme', not 5"
@@ -83,26 +83,26 @@ def test_a_request_of_more_sequences_than_the_tenant_may_have_is_refused_for_goo
     assert refusal.value.field == "sampling.sample_count"
 
 
-def test_a_tenant_has_no_more_requests_under_way_than_it_may_and_others_do_not_mind(clock: Clock) -> None:
+def test_the_limit_of_requests_in_flight_applies_to_one_tenant_only(clock: Clock) -> None:
     tenants = limited(clock, most_requests=2)
     with taken(tenants):
         with taken(tenants):
             clock.now += 6
-            assert retry_seconds(tenants) == 3, "the first of two that have run for 6 s and less"
+            assert retry_seconds(tenants) == 3, "half the age of the older one"
             with taken(tenants, caller=OTHER), taken(tenants, caller=ANONYMOUS):
                 pass
         with taken(tenants):
             pass
 
 
-def test_a_request_that_failed_is_no_longer_under_way(clock: Clock) -> None:
+def test_a_failed_request_is_no_longer_in_flight(clock: Clock) -> None:
     tenants = limited(clock, most_requests=1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), taken(tenants):
             raise ZeroDivisionError
 
 
-def test_what_can_be_used_is_reserved_and_what_was_not_is_given_back(clock: Clock) -> None:
+def test_the_upper_bound_is_reserved_and_unused_tokens_are_returned(clock: Clock) -> None:
     tenants = limited(clock, tokens=100)
     with taken(tenants, 70) as first:
         retry_seconds(tenants, 40)
@@ -128,7 +128,7 @@ def test_what_can_be_used_is_reserved_and_what_was_not_is_given_back(clock: Cloc
         (400, 10, "has exceeded its 300 tokens per minute by 100: this request can use 10; retry in 22.0 s"),
     ],
 )
-def test_a_refusal_says_what_is_left_and_what_the_request_needs(
+def test_a_rejection_names_the_remaining_and_the_needed_tokens(
     clock: Clock, taken_tokens: int, tokens: int, message: str
 ) -> None:
     tenants = limited(clock, tokens=300)
@@ -137,7 +137,7 @@ def test_a_refusal_says_what_is_left_and_what_the_request_needs(
     assert str(caught.value) == f"tenant 'acme' {message}"
 
 
-def test_a_refusal_says_when_there_is_room_and_then_there_is(clock: Clock) -> None:
+def test_a_request_is_admitted_after_its_retry_time(clock: Clock) -> None:
     tenants = limited(clock, tokens=600)  # 10 a second
     with taken(tenants, 600):
         seconds = retry_seconds(tenants, 50)
@@ -149,7 +149,7 @@ def test_a_refusal_says_when_there_is_room_and_then_there_is(clock: Clock) -> No
             pass
 
 
-def test_a_request_larger_than_a_minute_begins_alone_and_is_paid_back_before_the_next(clock: Clock) -> None:
+def test_a_request_above_a_minutes_tokens_needs_a_full_bucket_and_leaves_a_debt(clock: Clock) -> None:
     tenants = limited(clock, tokens=60)  # 1 a second
     with taken(tenants, 10):
         assert retry_seconds(tenants, 1000) == pytest.approx(10)
@@ -158,7 +158,7 @@ def test_a_request_larger_than_a_minute_begins_alone_and_is_paid_back_before_the
     assert retry_seconds(tenants, 1) == pytest.approx(31)
 
 
-def test_however_requests_come_and_end_no_more_is_used_than_a_bucket_and_what_fills_it(clock: Clock) -> None:
+def test_random_requests_never_use_more_than_the_bucket_and_its_refill(clock: Clock) -> None:
     draw = random.Random(7)
     tenants = limited(clock, tokens=600)
     running: list[tuple[ExitStack, Reservation, int]] = []
@@ -181,7 +181,7 @@ def test_however_requests_come_and_end_no_more_is_used_than_a_bucket_and_what_fi
     assert used > 5000
 
 
-def test_new_limits_count_at_once_for_what_runs_too(clock: Clock) -> None:
+def test_new_limits_apply_at_once_to_requests_in_flight(clock: Clock) -> None:
     tenants = limited(clock, most_requests=5, tokens=100)
     with taken(tenants, 80), taken(tenants, 10):
         tenants.set_limits({"acme": TenantLimits(2, 1000)})
@@ -196,7 +196,7 @@ def test_new_limits_count_at_once_for_what_runs_too(clock: Clock) -> None:
             pass
 
 
-# The most tokens of a request.
+# Token upper bounds.
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_new_limits_count_at_once_for_what_runs_too(clock: Clock) -> None:
         ({"prompt": {"text": "x"}, "stopping": {"max_tokens": -5}, "sampling": {"sample_count": -3}}, 1),
     ],
 )
-def test_the_most_tokens_are_told_without_tokenizing(fields: dict[str, object], most: int) -> None:
+def test_the_token_upper_bound_needs_no_tokenizer(fields: dict[str, object], most: int) -> None:
     request = gateway_pb2.GenerateRequest()
     request.MergeFrom(gateway_pb2.GenerateRequest(**fields))  # type: ignore[arg-type]
     assert token_upper_bound(request, 100) == most
@@ -221,23 +221,23 @@ def test_the_most_tokens_are_told_without_tokenizing(fields: dict[str, object], 
 APART, TOGETHER = Namespace(separate=True), Namespace(separate=False)
 
 
-def test_salts_of_tenants_are_equal_only_for_one_tenant_and_one_salt_of_its_own() -> None:
+def test_salts_differ_between_tenants_and_between_their_own_salts() -> None:
     pairs = [("a", ""), ("a", "b"), ("ab", ""), ("a", "a"), ("aa", ""), ("b", "a")]
     salts = {APART.salt(*pair) for pair in pairs}
     assert len(salts) == len(pairs)
     assert APART.salt("a", "b") == APART.salt("a", "b")
 
 
-def test_no_text_of_a_client_without_a_tenant_is_a_tenants_salt() -> None:
+def test_a_tenants_salt_is_not_valid_text() -> None:
     with pytest.raises(UnicodeDecodeError):
         APART.salt("a", "b").decode()
 
 
-def test_where_prefixes_are_public_only_the_clients_own_salt_counts() -> None:
+def test_with_public_prefixes_only_the_clients_salt_counts() -> None:
     assert TOGETHER.salt("a", "s") == TOGETHER.salt("b", "s") == TOGETHER.salt("", "s") == b"s"
 
 
-def test_a_pin_names_the_tenant_that_shares_it_where_tenants_are_apart_and_else_none() -> None:
+def test_a_pin_names_its_tenant_exactly_if_tenants_are_separate() -> None:
     assert APART.salt_of_pin(gateway_pb2.PinPrompt(tenant="a", salt="s")) == APART.salt("a", "s")
     assert TOGETHER.salt_of_pin(gateway_pb2.PinPrompt(salt="s")) == b"s"
     for namespace, tenant in ((APART, ""), (APART, "a/b"), (APART, "a" * 300), (TOGETHER, "a")):
@@ -246,6 +246,6 @@ def test_a_pin_names_the_tenant_that_shares_it_where_tenants_are_apart_and_else_
         assert caught.value.field == "pin_prefix.tenant"
 
 
-def test_ids_of_requests_carry_the_tenant_where_there_is_one() -> None:
+def test_request_ids_are_prefixed_with_the_tenant_if_any() -> None:
     assert qualified("", "x") == "x"
     assert qualified("a", "b/c") == "a/b/c"

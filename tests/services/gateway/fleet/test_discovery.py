@@ -8,7 +8,7 @@ from services.gateway.fleet.discovery import EngineAddresses, watch_addresses
 from services.runtime.settings import InvalidSetting
 
 
-def test_a_setting_lists_addresses_and_names_each_once() -> None:
+def test_addresses_and_names_are_deduplicated() -> None:
     places = EngineAddresses.of("10.0.0.1:5, unix:/tmp/e.sock,dns:engines.local:50052,10.0.0.1:5")
     assert places.addresses == ("10.0.0.1:5", "unix:/tmp/e.sock")
     assert places.names == (("engines.local", 50052),)
@@ -17,7 +17,7 @@ def test_a_setting_lists_addresses_and_names_each_once() -> None:
 @pytest.mark.parametrize(
     "setting", ["", "a:1,,b:2", "dns:engines", "dns::1", "dns:engines:0", "dns:engines:70000", "dns:e:x"]
 )
-def test_a_setting_that_says_nothing_clear_is_refused(setting: str) -> None:
+def test_an_invalid_list_of_engines_is_rejected(setting: str) -> None:
     with pytest.raises(InvalidSetting, match="engines"):
         EngineAddresses.of(setting)
 
@@ -40,25 +40,25 @@ async def first_two(
     return found
 
 
-def test_a_name_is_looked_up_again_and_changes_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_resolved_again_and_only_changes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[object] = [["10.0.0.1"], ["10.0.0.1"], ["10.0.0.2", "::1"]]
     found = asyncio.run(first_two(EngineAddresses.of("a:1,dns:e:7"), answers, monkeypatch))
     assert found == [{"a:1": "", "10.0.0.1:7": "e"}, {"a:1": "", "10.0.0.2:7": "e", "[::1]:7": "e"}]
 
 
-def test_a_name_that_cannot_be_looked_up_keeps_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_cannot_be_resolved_keeps_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[object] = [["10.0.0.1"], OSError("no such name"), ["10.0.0.2"]]
     found = asyncio.run(first_two(EngineAddresses.of("dns:e:7"), answers, monkeypatch))
     assert found == [{"10.0.0.1:7": "e"}, {"10.0.0.2:7": "e"}]
 
 
-def test_a_name_that_was_never_there_is_looked_for_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresolved_name_does_not_hold_up_the_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[object] = [OSError("no such name"), ["10.0.0.2"]]
     found = asyncio.run(first_two(EngineAddresses.of("a:1,dns:e:7"), answers, monkeypatch))
     assert found == [{"a:1": ""}, {"a:1": "", "10.0.0.2:7": "e"}]
 
 
-def test_an_address_that_is_given_as_one_needs_no_name_and_of_two_names_the_first_counts(
+def test_a_listed_address_has_no_name_and_the_first_of_two_names_wins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers: list[object] = [["10.0.0.1", "10.0.0.2"], ["10.0.0.2", "10.0.0.3"], ["10.0.0.4"]]

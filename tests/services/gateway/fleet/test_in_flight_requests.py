@@ -1,4 +1,4 @@
-"""The requests at one engine: what comes for them, and for those that were given up, which the engine ends later."""
+"""The requests in flight at one engine, and released ones that the engine ends later."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def finished(attempt: int = 1) -> pb.RequestFinished:
 
 
 def sent(requests: InFlightRequests, count: int) -> list[pb.ServeRequest]:
-    """Return the next messages to the engine, of which there are so many."""
+    """Return the next `count` messages to the engine."""
 
     async def read() -> list[pb.ServeRequest]:
         outgoing = requests.outgoing()
@@ -33,7 +33,7 @@ def sent(requests: InFlightRequests, count: int) -> list[pb.ServeRequest]:
     return asyncio.run(read())
 
 
-def test_an_id_is_taken_until_its_request_is_forgotten() -> None:
+def test_an_id_is_live_until_its_request_is_released() -> None:
     requests = InFlightRequests(10)
     ticket = requests.submit(submission())
     with pytest.raises(RequestExists):
@@ -44,7 +44,7 @@ def test_an_id_is_taken_until_its_request_is_forgotten() -> None:
     assert len(requests) == 1
 
 
-def test_attempts_count_on_from_one_that_was_given_up_and_its_events_reach_nobody() -> None:
+def test_a_new_attempt_ignores_events_of_the_released_one() -> None:
     requests = InFlightRequests(10)
     requests.release(requests.submit(submission()), now=1.0)
     again = requests.submit(submission())
@@ -54,7 +54,7 @@ def test_attempts_count_on_from_one_that_was_given_up_and_its_events_reach_nobod
     assert asyncio.run(again.next_events(None)) == [tokens(6, attempt=2)]
 
 
-def test_the_end_of_a_request_that_was_given_up_says_when_that_was_once() -> None:
+def test_the_end_of_a_released_request_returns_its_release_time_once() -> None:
     requests = InFlightRequests(10)
     requests.release(requests.submit(submission()), now=7.0)
     assert requests.deliver(tokens(5), last=False) is None
@@ -63,7 +63,7 @@ def test_the_end_of_a_request_that_was_given_up_says_when_that_was_once() -> Non
     assert requests.deliver(finished(), last=True) is None
 
 
-def test_a_request_that_has_ended_is_not_given_up() -> None:
+def test_an_ended_request_leaves_no_released_attempt() -> None:
     requests = InFlightRequests(10)
     ticket = requests.submit(submission())
     assert requests.deliver(finished(), last=True) is None
@@ -71,7 +71,7 @@ def test_a_request_that_has_ended_is_not_given_up() -> None:
     assert requests.submit(submission()).submission.attempt == 1
 
 
-def test_a_request_whose_tokens_are_not_read_is_cancelled_once() -> None:
+def test_an_overflowed_request_is_cancelled_once() -> None:
     requests = InFlightRequests(10)
     ticket = requests.submit(submission())
     for _ in range(3):
@@ -84,7 +84,7 @@ def test_a_request_whose_tokens_are_not_read_is_cancelled_once() -> None:
     assert [slow.cancel.reason, left.cancel.reason] == [pb.CANCEL_REASON_SLOW_CLIENT, pb.CANCEL_REASON_CLIENT]
 
 
-def test_what_is_lost_with_the_link_is_neither_sent_nor_waited_for() -> None:
+def test_a_disconnect_drops_streams_and_unsent_messages() -> None:
     requests = InFlightRequests(10)
     requests.release(requests.submit(submission()), now=1.0)
     ticket = requests.submit(submission())
@@ -93,6 +93,6 @@ def test_what_is_lost_with_the_link_is_neither_sent_nor_waited_for() -> None:
         asyncio.run(ticket.next_events(None))
     requests.cancel(ticket, pb.CANCEL_REASON_CLIENT)
     later = requests.submit(submission())
-    assert later.submission.attempt == 1, "the engine that comes up knows of none"
+    assert later.submission.attempt == 1, "the next engine has no earlier attempt"
     assert [one.submission for one in sent(requests, 1)] == [later.submission]
     assert requests._outgoing.empty()

@@ -1,4 +1,4 @@
-"""Engines lost with one request: when the next one gets it isolated, and when it is given up."""
+"""Engines lost with one request: when it is isolated, and when it is given up."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def lost() -> LostEngines:
     return LostEngines()
 
 
-def test_it_is_isolated_after_two_and_given_up_after_one_more_that_computed_it_so(lost: LostEngines) -> None:
+def test_a_request_is_isolated_after_two_losses_and_given_up_after_an_isolated_one(lost: LostEngines) -> None:
     isolated = []
     for engine_id in ("one", "two"):
         lost.add(engine_id)
@@ -23,7 +23,7 @@ def test_it_is_isolated_after_two_and_given_up_after_one_more_that_computed_it_s
     assert lost.engine_ids == ["one", "two", "one"]
 
 
-def test_with_a_token_the_count_begins_anew(lost: LostEngines) -> None:
+def test_a_token_resets_the_count(lost: LostEngines) -> None:
     for _ in range(2):
         lost.add("one")
     lost.on_started(isolated=True)
@@ -33,8 +33,8 @@ def test_with_a_token_the_count_begins_anew(lost: LostEngines) -> None:
     assert not lost.isolated
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["it waited for its turn", "the engine serves no isolation"])
-def test_it_is_not_given_up_where_another_one_may_be_to_blame(lost: LostEngines, begun: bool) -> None:
+@pytest.mark.parametrize("begun", [False, True], ids=["still queued", "isolation not supported"])
+def test_a_request_is_not_given_up_if_another_may_be_the_cause(lost: LostEngines, begun: bool) -> None:
     for _ in range(5):
         if begun:
             lost.on_started(isolated=False)
@@ -43,7 +43,7 @@ def test_it_is_not_given_up_where_another_one_may_be_to_blame(lost: LostEngines,
     assert lost.isolated
 
 
-def test_an_engine_that_drained_while_it_computed_it_is_not_blamed_for_the_next_loss(lost: LostEngines) -> None:
+def test_a_drain_during_isolation_does_not_count_for_the_next_loss(lost: LostEngines) -> None:
     for _ in range(2):
         lost.add("one")
     lost.on_started(isolated=True)

@@ -1,4 +1,4 @@
-"""What a gateway knows of engines, tenants and models ends with them."""
+"""A gateway drops its state of engines, tenants and models after they are gone."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ from tests.services.gateway.handler_in_process import MODEL, kv_manager, null_en
 OPTIONS = NullOptions(2048, 384, token_id=100, microseconds_per_token=0.0)
 STOPPED = gateway_pb2.Finished(samples=[gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP)])
 
-# The rule.
+# Retention.
 
 
 @given(
@@ -52,7 +52,7 @@ STOPPED = gateway_pb2.Finished(samples=[gateway_pb2.SampleFinish(reason=decoding
     st.integers(0, 4),
     st.integers(0, 3),
 )
-def test_a_key_is_due_when_it_was_gone_for_the_time_or_when_too_many_went_after_it(
+def test_a_key_expires_after_its_time_or_when_too_many_are_absent(
     looks: list[tuple[set[int], set[int], int]], seconds: int, max_absent: int
 ) -> None:
     tried, now = Retention[int](seconds, max_absent=max_absent), 0
@@ -76,7 +76,7 @@ def lines(shown: GatewayMetrics, *words: str) -> list[bytes]:
 
 
 def a_request(shown: GatewayMetrics, engine: str, model: str = MODEL) -> RequestObserver:
-    """Let an engine be given a request."""
+    """Submit a request to an engine."""
     one = shown.on_request(RequestInfo("r", model, DEFAULT_ORIGIN, 0.0))
     one.on_admitted("r")
     one.on_submitted(RequestProgress(1, engine_id=engine))
@@ -84,7 +84,7 @@ def a_request(shown: GatewayMetrics, engine: str, model: str = MODEL) -> Request
 
 
 def serve(shown: GatewayMetrics, engine: str, model: str = MODEL) -> None:
-    """Let everything happen that is counted of an engine and its model."""
+    """Record each event that has a series of an engine or its model."""
     one = a_request(shown, engine, model)
     shown.on_routed(model, engine, "prefix", 7)
     one.on_tokens(gateway_pb2.Delta(token_ids=[1]), 0.1)
@@ -96,25 +96,25 @@ def serve(shown: GatewayMetrics, engine: str, model: str = MODEL) -> None:
     one.on_ended(STOPPED, 1.0)
 
 
-def are_there(shown: GatewayMetrics, engines: set[tuple[str, str]], models: set[str], now: float) -> None:
+def report(shown: GatewayMetrics, engines: set[tuple[str, str]], models: set[str], now: float) -> None:
     shown.on_inventory(Inventory(engines, models, set()), now)
 
 
-def test_an_engines_series_are_shown_for_a_while_after_it_has_gone_and_then_no_more() -> None:
+def test_series_of_an_absent_engine_are_dropped_after_their_retention() -> None:
     shown = GatewayMetrics()
     for engine in ("old", "new"):
         serve(shown, engine)
     before = len(lines(shown, 'engine="old"'))
-    are_there(shown, {(MODEL, "old"), (MODEL, "new")}, {MODEL}, 0.0)
-    are_there(shown, {(MODEL, "new")}, {MODEL}, 100.0)
-    are_there(shown, {(MODEL, "new")}, {MODEL}, 99.0 + RETENTION_SECONDS)
+    report(shown, {(MODEL, "old"), (MODEL, "new")}, {MODEL}, 0.0)
+    report(shown, {(MODEL, "new")}, {MODEL}, 100.0)
+    report(shown, {(MODEL, "new")}, {MODEL}, 99.0 + RETENTION_SECONDS)
     assert len(lines(shown, 'engine="old"')) == before > 300
-    are_there(shown, {(MODEL, "new")}, {MODEL}, 100.0 + RETENTION_SECONDS)
+    report(shown, {(MODEL, "new")}, {MODEL}, 100.0 + RETENTION_SECONDS)
     assert lines(shown, "old") == []
     assert len(lines(shown, 'engine="new"')) == before
 
 
-def test_an_engine_that_comes_back_in_time_goes_on_counting() -> None:
+def test_an_engine_that_reconnects_in_time_continues_its_counters() -> None:
     shown = GatewayMetrics()
     serve(shown, "a")
     for now, there in (
@@ -123,44 +123,44 @@ def test_an_engine_that_comes_back_in_time_goes_on_counting() -> None:
         (RETENTION_SECONDS, set()),
         (2 * RETENTION_SECONDS - 1, set()),
     ):
-        are_there(shown, there, {MODEL}, now)
+        report(shown, there, {MODEL}, now)
     serve(shown, "a")
     (count,) = lines(shown, "quire_request_success_total", 'finished_reason="stop"')
     assert count.endswith(b" 2.0")
 
 
-def test_what_a_long_request_began_at_an_engine_that_is_gone_is_shown_until_after_its_end() -> None:
+def test_series_stay_until_the_last_request_of_an_absent_engine_has_ended() -> None:
     shown = GatewayMetrics()
     request = a_request(shown, "a")
-    are_there(shown, set(), {MODEL}, 0.0)
-    are_there(shown, set(), {MODEL}, 2 * RETENTION_SECONDS)
+    report(shown, set(), {MODEL}, 0.0)
+    report(shown, set(), {MODEL}, 2 * RETENTION_SECONDS)
     request.on_ended(STOPPED, 1.0)
-    are_there(shown, set(), {MODEL}, 3 * RETENTION_SECONDS)
+    report(shown, set(), {MODEL}, 3 * RETENTION_SECONDS)
     (count,) = lines(shown, "quire_request_success_total", 'finished_reason="stop"')
     assert count.endswith(b" 1.0")
-    are_there(shown, set(), {MODEL}, 4 * RETENTION_SECONDS)
+    report(shown, set(), {MODEL}, 4 * RETENTION_SECONDS)
     assert lines(shown, 'engine="a"') == []
 
 
-def test_a_models_series_end_with_it_and_those_of_no_model_never() -> None:
+def test_series_of_an_unknown_model_are_dropped_and_those_without_a_model_stay() -> None:
     shown = GatewayMetrics()
     serve(shown, "a", "old")
     serve(shown, "a", "new")
     shown.on_rejected("", RejectionReason.UNAVAILABLE)
-    are_there(shown, {("new", "a")}, {"new"}, 0.0)
-    are_there(shown, {("new", "a")}, {"new"}, RETENTION_SECONDS)
+    report(shown, {("new", "a")}, {"new"}, 0.0)
+    report(shown, {("new", "a")}, {"new"}, RETENTION_SECONDS)
     assert lines(shown, "old") == []
     assert len(lines(shown, "quire_admission_rejections_total", 'model_name=""')) == 1
 
 
-# Maps.
+# Other state.
 
 
 def served(name: str) -> ServedModel:
     return ServedModel(name, name.encode(), cast(Any, None))
 
 
-def test_models_without_engines_are_remembered_up_to_a_number_and_those_in_use_always() -> None:
+def test_models_without_engines_are_retained_up_to_a_number_unless_in_use() -> None:
     tried = Fleet(EngineAddresses((), ()), 1.0, LinkOptions(1.0, 1.0))
     names = [f"{number:02}" for number in range(MAX_RETAINED_MODELS + 3)]
     for now, name in enumerate(names):
@@ -175,7 +175,7 @@ def test_models_without_engines_are_remembered_up_to_a_number_and_those_in_use_a
         tried.model("02")
 
 
-def test_tokenizers_are_kept_for_known_models_alone() -> None:
+def test_tokenizers_of_unknown_models_are_dropped() -> None:
     async def load() -> set[bytes]:
         store = TokenizerStore()
         for digest in (b"a", b"b"):
@@ -189,7 +189,7 @@ def test_tokenizers_are_kept_for_known_models_alone() -> None:
     assert asyncio.run(load()) == {b"b", b"c"}
 
 
-def test_a_models_bound_ends_with_it_unless_somebody_waits_there() -> None:
+def test_a_models_limiter_is_dropped_with_it_unless_tokens_are_queued() -> None:
     admission = AdmissionControl(9, 9)
     places = [admission.admit(name, 5, 0.0) for name in ("a", "b", "c")]
     places[0].release(0.0)
@@ -199,7 +199,7 @@ def test_a_models_bound_ends_with_it_unless_somebody_waits_there() -> None:
     assert admission.queued_tokens("c") == 5
 
 
-def test_the_refusals_of_a_tenant_without_keys_are_shown_for_a_while() -> None:
+def test_rejections_of_a_removed_tenant_are_dropped_after_their_retention() -> None:
     now = 0.0
     held = Tenants(lambda: now)
     limits = TenantLimits(max_concurrent_requests=1)
@@ -215,7 +215,7 @@ def test_the_refusals_of_a_tenant_without_keys_are_shown_for_a_while() -> None:
     assert held.rejections == {"b": 1}
 
 
-def test_what_a_tenant_used_is_shown_for_a_while_after_its_keys_and_its_last_request() -> None:
+def test_usage_of_a_removed_tenant_is_dropped_after_its_last_request_and_retention() -> None:
     usage = TenantUsage()
     request = usage.on_request(RequestInfo("r", MODEL, Origin(Caller("a")), 0.0))
     request.on_submitted(RequestProgress(1))
@@ -229,7 +229,7 @@ def test_what_a_tenant_used_is_shown_for_a_while_after_its_keys_and_its_last_req
     assert usage.stats() == []
 
 
-def test_an_engine_that_is_not_used_is_told_of_once_for_each_reason(
+def test_a_rejected_engine_is_logged_once_for_each_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -251,14 +251,14 @@ def test_an_engine_that_is_not_used_is_told_of_once_for_each_reason(
     assert [one.getMessage().rpartition(": ")[2] for one in caplog.records] == ["a", "b", "a"]
 
 
-# All of it, in a gateway through which engines pass.
+# All state, in a gateway whose engines are replaced one by one.
 
 PROMPT = "Blocks of keys and values are kept like pages of memory, again and again, block after block."
 
 
 def gateways_objects() -> Counter[str]:
-    """Count what is alive of what the gateway's modules and the histograms define."""
-    gc.unfreeze()  # the KV manager puts out of the collector's sight what there is when an engine attaches
+    """Count the live objects of the gateway's and the histograms' classes."""
+    gc.unfreeze()  # the KV manager freezes the collector when an engine attaches
     gc.collect()
     kinds = Counter(type(one) for one in gc.get_objects())
     return Counter(
@@ -272,7 +272,7 @@ def gateways_objects() -> Counter[str]:
     )
 
 
-def test_fifty_engines_that_come_and_go_leave_nothing_behind(
+def test_twenty_engines_in_turn_leave_no_series_and_no_objects(
     tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -286,7 +286,7 @@ def test_fifty_engines_that_come_and_go_leave_nothing_behind(
         while True:
             yield await listed.get()
 
-    monkeypatch.setattr(fleet, "watch_addresses", watch_addresses)  # what a name leads to, without a server of names
+    monkeypatch.setattr(fleet, "watch_addresses", watch_addresses)  # instead of a DNS server
     (tmp_path / "pinned.jsonl").write_text(json.dumps({"name": "greeting", "text": PROMPT}))
     shown = GatewayMetrics()
 
@@ -303,14 +303,14 @@ def test_fifty_engines_that_come_and_go_leave_nothing_behind(
         sizes = []
         async with kv_manager(tmp_path), transport.channel(address) as channel:
             stub = gateway_pb2_grpc.GatewayStub(channel)
-            for number in range(50):
+            for number in range(20):
                 async with null_engine(tmp_path, tiny_model("llama"), f"engine-{number}", OPTIONS, device_blocks=64):
                     listed.put_nowait({f"unix:{tmp_path}/engine-{number}.sock": ""})
                     await gateway.readiness.wait()
                     await generate(stub)
                     await only(shown, f"engine-{number}")
                     await until(lambda: caplog.text.count("pinned 'greeting'") > number)  # noqa: B023
-                    if number in (4, 49):
+                    if number in (4, 19):
                         sizes.append((len(lines(shown)), gateways_objects()))
                     listed.put_nowait({})
                     async for ready in gateway.readiness.changes():

@@ -23,7 +23,7 @@ candidates = st.lists(
 
 
 @given(st.sampled_from(RoutingPolicy), candidates, st.integers(0, 5000))
-def test_whoever_is_chosen_is_one_of_the_candidates_in_whatever_order_they_come(
+def test_the_choice_is_a_candidate_and_independent_of_their_order(
     policy: RoutingPolicy, those: list[Candidate], slack: int
 ) -> None:
     choice = Router(policy, slack).choose(those, PROMPT)
@@ -33,7 +33,7 @@ def test_whoever_is_chosen_is_one_of_the_candidates_in_whatever_order_they_come(
 
 
 @given(candidates, st.integers(0, 5000))
-def test_an_engine_over_its_share_is_chosen_only_where_it_has_done_least(those: list[Candidate], slack: int) -> None:
+def test_an_engine_above_the_load_bound_is_chosen_only_with_the_least_load(those: list[Candidate], slack: int) -> None:
     choice = Router(RoutingPolicy.PREFIX, slack).choose(those, PROMPT)
     chosen = next(one for one in those if one.engine_id == choice.engine_id)
     work = PROMPT - chosen.cached_tokens
@@ -45,23 +45,23 @@ def test_an_engine_over_its_share_is_chosen_only_where_it_has_done_least(those: 
     )
 
 
-def test_who_has_most_of_the_prompt_gets_it() -> None:
+def test_the_longest_cached_prefix_wins() -> None:
     a, b = Candidate("a", cached_tokens=100), Candidate("b", cached_tokens=900, requests=5)
     assert Router(RoutingPolicy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("b", RoutingReason.PREFIX)
 
 
-def test_who_has_most_of_the_prompt_but_too_long_a_queue_does_not_get_it() -> None:
+def test_pending_prefill_outweighs_a_cached_prefix() -> None:
     a, b = Candidate("a", cached_tokens=100), Candidate("b", cached_tokens=900, pending_prefill_tokens=2000)
     assert Router(RoutingPolicy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("a", RoutingReason.LOAD)
 
 
-def test_who_has_done_more_than_its_share_lately_does_not_get_it() -> None:
+def test_recent_load_above_the_share_outweighs_a_cached_prefix() -> None:
     a, b = Candidate("a"), Candidate("b", cached_tokens=900, recent_tokens=5000)
     assert Router(RoutingPolicy.PREFIX, 0).choose([a, b], PROMPT) == RoutingChoice("a", RoutingReason.LOAD)
     assert Router(RoutingPolicy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("b", RoutingReason.PREFIX)
 
 
-def test_a_prompt_that_nobody_has_goes_to_who_has_done_least_lately() -> None:
+def test_a_prompt_without_a_cached_prefix_goes_to_the_least_recent_load() -> None:
     those = [Candidate("a", recent_tokens=300), Candidate("b", recent_tokens=200), Candidate("c", recent_tokens=250)]
     assert Router(RoutingPolicy.PREFIX, 10_000).choose(those, PROMPT) == RoutingChoice("b", RoutingReason.NEW)
 
@@ -71,7 +71,7 @@ def test_least_loaded_counts_requests_before_tokens() -> None:
     assert Router(RoutingPolicy.LEAST_LOADED).choose([a, b], PROMPT) == RoutingChoice("b", RoutingReason.LEAST_LOADED)
 
 
-def test_round_robin_gives_each_engine_as_many_also_where_one_comes_and_goes() -> None:
+def test_round_robin_is_even_when_an_engine_leaves_and_returns() -> None:
     router = Router(RoutingPolicy.ROUND_ROBIN)
     three, two = [Candidate("c"), Candidate("a"), Candidate("b")], [Candidate("c"), Candidate("a")]
     assert [router.choose(three, PROMPT).engine_id for _ in range(4)] == ["a", "b", "c", "a"]
@@ -79,7 +79,7 @@ def test_round_robin_gives_each_engine_as_many_also_where_one_comes_and_goes() -
     assert Counter(router.choose(three, PROMPT).engine_id for _ in range(30)) == {"a": 10, "b": 10, "c": 10}
 
 
-def test_work_counts_less_the_longer_it_is_ago() -> None:
+def test_recent_load_decays() -> None:
     work = RecentLoad(seconds=10.0)
     work.add(5.0, 100)
     assert work.tokens(5.0) == 100
@@ -88,7 +88,7 @@ def test_work_counts_less_the_longer_it_is_ago() -> None:
     assert work.tokens(15.0) == pytest.approx(10 + 100 / 2.718281828)
 
 
-def test_work_that_was_expected_and_did_not_come_is_taken_back_but_never_below_nothing() -> None:
+def test_recent_load_is_corrected_but_never_below_zero() -> None:
     work = RecentLoad(seconds=10.0)
     work.add(0.0, 100)
     work.add(0.0, -30)

@@ -1,4 +1,4 @@
-"""Several observers are as one, and none of them can do harm."""
+"""Combined observers, and their exceptions."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def methods(kind: type) -> list[str]:
 
 
 class Calls:
-    """Keeps the calls of one method of an observer, or raises at each."""
+    """Collects the calls of one method of an observer, and raises `error` at each if given."""
 
     def __init__(self, observer: object, method: str, error: Exception | None = None) -> None:
         self.seen: list[tuple[Any, ...]] = []
@@ -31,7 +31,7 @@ class Calls:
 
 
 @pytest.mark.parametrize("method", methods(GatewayObserver))
-def test_what_a_gateways_observer_raises_reaches_nobody(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_in_a_gateway_observer_is_only_logged(method: str, caplog: pytest.LogCaptureFixture) -> None:
     first, second = GatewayObserver(), GatewayObserver()
     raising, other = Calls(first, method, ValueError("secret" * 100)), Calls(second, method)
     observers = GatewayObservers(first, second)
@@ -44,7 +44,7 @@ def test_what_a_gateways_observer_raises_reaches_nobody(method: str, caplog: pyt
 
 
 @pytest.mark.parametrize("method", methods(RequestObserver))
-def test_what_a_requests_observer_raises_reaches_nobody(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_in_a_request_observer_is_only_logged(method: str, caplog: pytest.LogCaptureFixture) -> None:
     kinds = GatewayObserver(), GatewayObserver()
     requests = RequestObserver(), RequestObserver()
     raising, other = Calls(requests[0], method, ValueError("wrong")), Calls(requests[1], method)

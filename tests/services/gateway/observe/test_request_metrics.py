@@ -1,4 +1,4 @@
-"""What one request adds to the gateway's metrics, for every way in which it can go."""
+"""What one request adds to the gateway's metrics, for each way in which it can end."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ ARRIVAL = 100.0
 
 
 class Shown:
-    """A gateway's metrics, and one request of it that an engine was given."""
+    """A gateway's metrics, and one submitted request."""
 
     def __init__(self) -> None:
         self.metrics = GatewayMetrics()
@@ -32,7 +32,7 @@ class Shown:
         return self.metrics.registry.get_sample_value(name, {"model_name": "m", "engine": "e", **labels})
 
     def distribution(self, name: str) -> tuple[float | None, float | None]:
-        """Return how many values there are, and their sum."""
+        """Return the count and the sum of a histogram."""
         return self.value(f"{name}_count"), self.value(f"{name}_sum")
 
     def endings(self) -> dict[str, float]:
@@ -55,7 +55,7 @@ def finished(reason: decoding_pb2.FinishReason.ValueType) -> gateway_pb2.Finishe
     return gateway_pb2.Finished(samples=[gateway_pb2.SampleFinish(reason=reason)])
 
 
-def test_tokens_and_the_end_are_counted_with_their_times() -> None:
+def test_latencies_of_tokens_and_the_end_are_observed() -> None:
     shown = Shown()
     shown.request.on_tokens(delta(1), ARRIVAL + 2)
     shown.request.on_tokens(delta(2), ARRIVAL + 3)
@@ -68,7 +68,7 @@ def test_tokens_and_the_end_are_counted_with_their_times() -> None:
     assert shown.open_streams() == 0
 
 
-def test_tokens_that_come_together_share_the_time_and_text_without_a_token_is_no_token() -> None:
+def test_tokens_of_one_delta_share_the_time_and_text_alone_counts_as_none() -> None:
     shown = Shown()
     for now, ids in enumerate(((1, 2, 3), (), (4, 5)), start=1):
         shown.request.on_tokens(delta(*ids), ARRIVAL + now)
@@ -79,7 +79,7 @@ def test_tokens_that_come_together_share_the_time_and_text_without_a_token_is_no
     assert shown.endings() == {"stop": 1}
 
 
-def test_a_finished_request_is_shown_with_its_figures_and_the_tokens_of_its_longest_sample() -> None:
+def test_sizes_and_times_of_a_finished_request_are_observed() -> None:
     end = finished(decoding_pb2.FINISH_REASON_LENGTH)
     end.samples.add(reason=decoding_pb2.FINISH_REASON_STOP)
     end.usage.CopyFrom(gateway_pb2.Usage(prompt_tokens=7, cached_tokens=4, generated_tokens=5))
@@ -121,7 +121,7 @@ def test_a_finished_request_is_shown_with_its_figures_and_the_tokens_of_its_long
         (Overloaded("full"), {}),
     ],
 )
-def test_an_error_is_an_ending_and_a_refusal_is_none(error: BaseException, endings: dict[str, float]) -> None:
+def test_errors_have_a_finished_reason_and_rejections_none(error: BaseException, endings: dict[str, float]) -> None:
     shown = Shown()
     shown.request.on_tokens(delta(1), ARRIVAL + 1)
     shown.request.on_failed(error, ARRIVAL + 2)
@@ -130,7 +130,7 @@ def test_an_error_is_an_ending_and_a_refusal_is_none(error: BaseException, endin
     assert shown.open_streams() == 0
 
 
-def test_a_request_that_no_engine_was_given_has_no_ending() -> None:
+def test_a_request_that_was_not_submitted_has_no_finished_reason() -> None:
     metrics = GatewayMetrics()
     request = metrics.on_request(RequestInfo("r", "m", DEFAULT_ORIGIN, ARRIVAL))
     request.on_failed(Overloaded("full"), ARRIVAL)

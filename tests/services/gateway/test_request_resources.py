@@ -1,7 +1,8 @@
-"""A request gives back all that it holds, wherever it is cancelled and whatever observers do."""
+"""A request releases all its resources, wherever it is cancelled and whatever observers raise."""
 
 import asyncio
 import types
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import ExitStack, aclosing
 from pathlib import Path
@@ -12,13 +13,14 @@ import pytest
 from quire.v1 import gateway_pb2
 from services.gateway.fleet import prefix_lookup
 from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver
+from services.gateway.observe.observers import GatewayObservers
 from services.runtime.errors import DeadlineExceeded, InvalidField
 from tests.load import prompt_request
 from tests.running.forwarder import Forwarder
 from tests.running_quire import CALL_SECONDS
 from tests.services.gateway.handler_in_process import ACME, HandlerInProcess, handler_in_process
 
-# Long enough to be tokenized by a thread, which is waited for.
+# Long enough to be tokenized in a thread, which is one of the awaits.
 PROMPT = "Blocks of keys and values are kept like pages of memory. " * 75
 TOKENS = 5
 OnResponse = Callable[[gateway_pb2.GenerateResponse], None]
@@ -26,7 +28,7 @@ OnResponse = Callable[[gateway_pb2.GenerateResponse], None]
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for the KV manager's answer about a prefix, however slow the machine: it is one of the awaits."""
+    """Wait for the prefix lookup on a machine of any speed, because it is one of the awaits."""
     monkeypatch.setattr(prefix_lookup, "_TIMEOUT_SECONDS", CALL_SECONDS)
 
 
@@ -44,7 +46,7 @@ def a_request() -> gateway_pb2.GenerateRequest:
 async def answer(
     one: HandlerInProcess, request: gateway_pb2.GenerateRequest, on_response: OnResponse = on_nothing
 ) -> list[str]:
-    """Read a request's responses as a server does, which waits for each write; return what they are."""
+    """Read a request's responses as a server does, which awaits each write; return their kinds."""
     kinds = []
     async with aclosing(one.handler.generate(request, ACME)) as responses:
         async for response in responses:
@@ -56,7 +58,7 @@ async def answer(
 
 @types.coroutine
 def suspended(work: Coroutine[Any, Any, Any], on_suspension: Callable[[], None]) -> Generator[Any, Any, Any]:
-    """Run a coroutine, and call `on_suspension` each time that it is about to wait."""
+    """Run a coroutine, and call `on_suspension` before each of its suspensions."""
     resume: Callable[[Any], Any] = work.send
     value: Any = None
     while True:
@@ -72,7 +74,7 @@ def suspended(work: Coroutine[Any, Any, Any], on_suspension: Callable[[], None])
 
 
 async def cancelled_at(number: int, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-    """Run a coroutine in a task that is cancelled where it waits for the so manieth time, from 0 on; it is done."""
+    """Run a coroutine in a task that is cancelled at its suspension `number`, from 0; return the finished task."""
     count = 0
 
     def on_suspension() -> None:
@@ -92,7 +94,7 @@ async def cancelled_at(number: int, work: Coroutine[Any, Any, Any]) -> "asyncio.
 async def cancel_everywhere(
     one: HandlerInProcess, work: Callable[[], Coroutine[Any, Any, Any]], ready: Callable[[], Awaitable[None]]
 ) -> list[tuple[str, ...]]:
-    """Cancel at each await in turn, and check after each; return what had happened to each request until then."""
+    """Cancel at each await in turn, and check after each; return the events of each request until then."""
     histories: list[tuple[str, ...]] = []
     while True:
         await ready()
@@ -103,28 +105,26 @@ async def cancel_everywhere(
             assert one.events.names[-1] == "ended"
             return histories
         names = tuple(one.events.names)
-        assert names[-1] in ("ended", "failed"), "observers are called at the end"
+        assert names[-1] in ("ended", "failed"), "observers receive the end"
         assert sum(name in ("ended", "failed") for name in names) == 1
         histories.append(names)
 
 
-def test_a_request_that_is_cancelled_at_any_await_holds_nothing(
-    tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_cancellation_at_any_await_releases_all_resources(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     async def run() -> list[tuple[str, ...]]:
         async with handler_in_process(tmp_path, tiny_model("llama")) as one:
             return await cancel_everywhere(one, lambda: answer(one, a_request()), lambda: one.wait_for_engines(2))
 
     histories = asyncio.run(run())
     reached = {name for names in histories for name in names}
-    reached.discard("ended")  # A response may hold the last tokens and the end: then nothing is awaited after it.
+    reached.discard("ended")  # If one response has the last tokens and the end, there is no await between them.
     assert reached == {"admitted", "prepared", "submitted", "started", "tokens", "failed"}
     assert ("admitted", "failed") in histories, "while a thread tokenizes"
-    assert ("admitted", "prepared", "failed") in histories, "while the KV manager is asked who has the prefix"
-    assert ("admitted", "prepared", "submitted", "failed") in histories, "while the engine has yet to begin"
+    assert ("admitted", "prepared", "failed") in histories, "during the prefix lookup"
+    assert ("admitted", "prepared", "submitted", "failed") in histories, "before the engine starts it"
 
 
-def test_a_request_that_is_cancelled_at_any_await_of_a_failover_holds_nothing(
+def test_cancellation_at_any_await_of_a_failover_releases_all_resources(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     def cut(forwarders: list[Forwarder]) -> None:
@@ -146,11 +146,11 @@ def test_a_request_that_is_cancelled_at_any_await_of_a_failover_holds_nothing(
             stack.callback(forwarder.close)
         histories = asyncio.run(run(forwarders))
     lost = ("admitted", "prepared", "submitted", "failed")
-    assert histories.count(lost) >= 3, "while an engine that was lost has it, while there is none, while one is chosen"
+    assert histories.count(lost) >= 3, "at the lost engine, without an engine, and while one is chosen"
 
 
-def test_a_request_that_is_left_ends_at_its_engine(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Else its engine would go on for longer than this test waits."""
+def test_a_cancelled_request_ends_at_its_engine(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Without the cancellation the engine would continue for longer than this test waits."""
 
     async def run() -> None:
         async with handler_in_process(tmp_path, tiny_model("llama"), seconds_per_token=0.01) as one:
@@ -163,7 +163,7 @@ def test_a_request_that_is_left_ends_at_its_engine(tiny_model: Callable[[str], P
 
 
 @pytest.mark.parametrize("fault", ["a token outside the vocabulary", "a deadline"])
-def test_a_request_that_fails_holds_nothing(tiny_model: Callable[[str], Path], tmp_path: Path, fault: str) -> None:
+def test_a_failed_request_releases_all_resources(tiny_model: Callable[[str], Path], tmp_path: Path, fault: str) -> None:
     request = a_request()
     if fault == "a deadline":
         request.timeout.FromNanoseconds(1)
@@ -182,70 +182,70 @@ def test_a_request_that_fails_holds_nothing(tiny_model: Callable[[str], Path], t
 
 
 def methods(kind: type) -> list[str]:
-    return [name for one in kind.__mro__[:-1] for name in vars(one) if not name.startswith("_")]
+    return [name for one in kind.__mro__[:-1] for name in vars(one) if name.startswith("on_")]
 
 
 class Raising(GatewayObserver):
-    """Raises in one of its methods, its own or those of its requests."""
+    """Counts its calls and raises at each: in `on_request` of one instance, in all other methods of another."""
 
-    def __init__(self, method: str) -> None:
-        self.raised = 0
-
-        def fail(*_: object, **__: object) -> None:
-            self.raised += 1
-            raise RuntimeError("an observer's own fault " * 100)
-
-        class RaisingRequest(RequestObserver):
-            pass
-
-        self.of_request = RaisingRequest()
-        setattr(self.of_request if method in methods(RequestObserver) else self, method, fail)
+    def __init__(self, *, at_request: bool) -> None:
+        self.calls: Counter[str] = Counter()
+        self._of_request: Any = RequestObserver()
+        if at_request:
+            self.on_request = self._raising("on_request")  # type: ignore[method-assign]
+            return
+        for kind, observer in ((RequestObserver, self._of_request), (GatewayObserver, self)):
+            for name in set(methods(kind)) - {"on_request"}:
+                setattr(observer, name, self._raising(name))
 
     def on_request(self, request: RequestInfo) -> RequestObserver:
-        return self.of_request
+        return self._of_request  # type: ignore[no-any-return]
+
+    def _raising(self, name: str) -> Callable[..., Any]:
+        def fail(*_: object, **__: object) -> None:
+            self.calls[name] += 1
+            raise RuntimeError("an observer's own fault")
+
+        return fail
 
 
-# What happens to none of the requests below. That these, too, raise for nobody else is in observe/test_observers.py.
-_ELSEWHERE = (
-    *("on_failover", "on_isolated", "on_given_up"),
+# Events of none of the requests below; observe/test_observers.py has them.
+_OTHER_EVENTS = {"on_failover", "on_isolated", "on_given_up"} | {
     *("on_rejected", "on_inventory", "on_tenants", "on_http_request"),
-)
+}
 
 
-@pytest.mark.parametrize(
-    "method", [one for one in (*methods(RequestObserver), *methods(GatewayObserver)) if one not in _ELSEWHERE]
-)
-def test_an_observer_that_raises_changes_nothing(
-    tiny_model: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
+def test_observers_that_raise_change_no_request(
+    tiny_model: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    raising = Raising(method)
+    first, others = Raising(at_request=True), Raising(at_request=False)
 
     async def run() -> None:
-        async with handler_in_process(tmp_path, tiny_model("llama"), raising) as one:
+        observers = GatewayObservers(first, others)
+        async with handler_in_process(tmp_path, tiny_model("llama"), observers) as one:
 
-            def be_slow(_: gateway_pb2.GenerateResponse) -> None:
-                for reader in list(one.slow_clients._streams):
-                    reader.cancel()
+            def cancel_as_slow(_: gateway_pb2.GenerateResponse) -> None:
+                for stream in list(one.slow_clients._streams):
+                    stream.cancel()
 
             for _ in range(2):
-                well = asyncio.create_task(answer(one, a_request()))
-                assert (await well)[-1] == "finished"
+                task = asyncio.create_task(answer(one, a_request()))
+                assert (await task)[-1] == "finished"
                 assert one.events.names[:4] == ["admitted", "prepared", "submitted", "started"]
                 assert one.events.names[-1] == "ended"
-                await one.assert_nothing_held(well)
+                await one.assert_nothing_held(task)
             late = a_request()
             late.timeout.FromNanoseconds(1)
             for at, work in (
                 (10**6, answer(one, late)),
-                (10**6, answer(one, a_request(), be_slow)),
+                (10**6, answer(one, a_request(), cancel_as_slow)),
                 (4, answer(one, a_request())),
             ):
                 await one.assert_nothing_held(await cancelled_at(at, work))
                 assert one.events.names[-1] == "failed"
 
     asyncio.run(run())
-    assert raising.raised > 0, "it was called"
-    failures = [one.getMessage() for one in caplog.records if "an observer failed" in one.getMessage()]
-    assert len(failures) == 1, "it is logged once"
-    assert f".{method} raised RuntimeError: an observer's own fault" in failures[0]
-    assert len(failures[0]) < 300
+    called = {*first.calls, *others.calls}
+    assert called == {*methods(RequestObserver), *methods(GatewayObserver)} - _OTHER_EVENTS
+    failures = [record.getMessage() for record in caplog.records if "an observer failed" in record.getMessage()]
+    assert len(failures) == len(called), "each method is logged once"
