@@ -10,11 +10,7 @@ def test_sent_prefixes_are_expected_until_evicted_from_the_pool() -> None:
     assert tracker.expected_blocks(second) == 3
     assert tracker.expected_blocks(first) == 1, "the tail is evicted before the head"
     tracker.add(third)
-    assert (tracker.expected_blocks(first), tracker.expected_blocks(second), tracker.expected_blocks(third)) == (
-        0,
-        1,
-        3,
-    )
+    assert [tracker.expected_blocks(keys) for keys in (first, second, third)] == [0, 1, 3]
 
 
 def test_live_requests_extend_the_confirmed_prefix_and_ended_ones_do_not() -> None:
