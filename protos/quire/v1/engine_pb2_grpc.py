@@ -62,8 +62,8 @@ class EngineServicer:
     """
 
     def Serve(self, request_iterator, context):
-        """The one long-lived stream of a gateway. Every engine step sends at most one ServeResponse with all its news for
-        this gateway. When the stream breaks, the engine cancels its requests at once.
+        """The long-lived stream of a gateway. Each engine step sends at most one ServeResponse with all outputs for this
+        gateway. When the stream breaks, the engine cancels its requests at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,16 +77,15 @@ class EngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizer(self, request, context):
-        """The files of the model's tokenizer and chat template, for gateways, which have no models. UNAVAILABLE until the model
-        is loaded.
+        """The files of the model's tokenizer and chat template, for gateways. UNAVAILABLE until the model is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Admin(self, request, context):
-        """Pins and unpins prefixes, forgets the prefix cache; returns when it is done, and what is pinned then. What was asked
-        for goes on when the call ends before. Errors as in Gateway.Admin.
+        """Pins and unpins prefixes, or resets the prefix cache; returns the pins after completion. The operation continues if
+        the call ends before. Errors as in Gateway.Admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -72,60 +72,60 @@ class GatewayServicer:
     """
 
     def Generate(self, request, context):
-        """Generates a continuation of a prompt and streams it: Started once, PromptLogprobs where asked for, Delta as tokens
-        come, Finished once.
+        """Generates a continuation of a prompt and streams it: Started once, PromptLogprobs if requested, Delta as tokens are
+        generated, Finished once.
 
-        When the engine dies or drains, another one of the model goes on where it was: the client sees a pause.
+        When the engine fails or drains, the request continues at another engine of the model: the client sees a pause.
 
         INVALID_ARGUMENT: a field is out of range, or the request can never fit the context or the pool.
-        UNAUTHENTICATED: the API key is missing, wrong or expired. PERMISSION_DENIED: the key does not allow it.
+        UNAUTHENTICATED: the API key is missing, wrong or expired. PERMISSION_DENIED: the key lacks the permission.
         NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
-        does not serve. UNAVAILABLE: draining, or no engine of the model is left. RESOURCE_EXHAUSTED: the message is too
-        large, the queue is full or the tenant at its limit, and google.rpc.RetryInfo says when to come again; or the
-        client did not read its stream. DEADLINE_EXCEEDED: while the request waited, or while it ran; the message says
-        which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
+        does not support. UNAVAILABLE: the gateway is draining, or the model has no engine. RESOURCE_EXHAUSTED: the message
+        is too large; or the queue is full or the tenant at its limit, and google.rpc.RetryInfo has the time of a retry; or
+        the client did not read its stream. DEADLINE_EXCEEDED: while the request was queued, or while it ran; the message
+        has which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns a prompt into the token ids that Generate would use. Errors as in Generate.
+        """Converts a prompt to the token ids that Generate would use. Errors as in Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Turns token ids into their text. Errors as in Generate.
+        """Converts token ids to text. Errors as in Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Lists the served models that an engine is there for, in order of their names.
+        """Lists the served models that have an engine, in order of their names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engines are away.
+        """Describes a served model. NOT_FOUND: unknown model. UNAVAILABLE: its engines are disconnected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Admin(self, request, context):
-        """What operators do to the prefix caches of a model's engines, each of them; returns when it is done, and what is
-        pinned then. Without a deadline it may take a minute. A pin that is not done by then is still being made: ask again,
-        or list. Where API keys are asked for, only those of operators may.
+        """Operations on the prefix caches of all engines of a model; returns the pins after completion. Without a deadline it
+        may take a minute. A pin that is not complete by then continues: call again, or list. With API keys, it requires
+        the key of an operator.
 
-        INVALID_ARGUMENT: a field is out of range, or the prompt is shorter than a block. NOT_FOUND: unknown model, or
-        nothing is pinned under the name. ALREADY_EXISTS: the name is in use for another prefix; the same one again is
-        fine. RESOURCE_EXHAUSTED: the pool has no room for it beside what is pinned and live. UNAVAILABLE: the engine or its
-        block manager is away. DEADLINE_EXCEEDED: it takes longer. INTERNAL: computing it failed.
+        INVALID_ARGUMENT: a field is out of range, or the prompt is shorter than a block. NOT_FOUND: unknown model, or no
+        pin has the name. ALREADY_EXISTS: the name is in use for another prefix; the same prefix is accepted.
+        RESOURCE_EXHAUSTED: the pool is too small for it in addition to pins and live requests. UNAVAILABLE: the engine or
+        its block manager is disconnected. DEADLINE_EXCEEDED: it takes longer. INTERNAL: computing it failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class KVManagerStub:
-    """Bookkeeping of blocks. All changes of a pool come from its engine, inside Steps; the other calls only read.
+    """Accounting of blocks. All changes of a pool come from its engine, as Steps; the other calls only read.
     """
 
     def __init__(self, channel):
@@ -83,19 +83,19 @@ class KVManagerStub:
 
 
 class KVManagerServicer:
-    """Bookkeeping of blocks. All changes of a pool come from its engine, inside Steps; the other calls only read.
+    """Accounting of blocks. All changes of a pool come from its engine, as Steps; the other calls only read.
     """
 
     def Attach(self, request_iterator, context):
-        """The one long-lived stream of an engine: Register and a report, answered by Registered; then Steps, each answered
-        by one StepResult, in order. Half-closing the stream drops the pool.
+        """The long-lived stream of an engine: Register and a report, answered by Registered; then Steps, each answered by one
+        StepResult, in order. Half-closing the stream drops the pool.
 
-        A message has 8 MiB at most. A Step has at most 32,768 items, 16,384 lengths, 2,097,152 tokens of prompts and 524,288
-        of commits; ids and salts have 512 characters at most. A message beyond its bounds is refused before any of it is
-        done. RESOURCE_EXHAUSTED: too large a message, or too many streams.
+        A message has at most 8 MiB. A Step has at most 32,768 items, 16,384 lengths, 2,097,152 tokens of prompts and
+        524,288 of commits; ids and salts have at most 512 characters. A message beyond these limits is refused before any
+        part of it is applied. RESOURCE_EXHAUSTED: the message is too large, or there are too many streams.
 
-        INVALID_ARGUMENT: a message out of order or out of range. ABORTED: a newer incarnation of the engine is attached,
-        or a newer session replaced this one. UNIMPLEMENTED: an item that this version does not serve.
+        INVALID_ARGUMENT: a message is out of order or out of range. ABORTED: a newer incarnation of the engine is
+        attached, or a newer session replaced this one. UNIMPLEMENTED: an item that this version does not support.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,42 +116,42 @@ class KVManagerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetBlockMap(self, request, context):
-        """State of each block of one pool, a page at a time. NOT_FOUND: no such pool.
+        """States of one pool's blocks, in pages. NOT_FOUND: no such pool.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSequences(self, request, context):
-        """Sequences and their block tables, a page at a time. NOT_FOUND: no such pool.
+        """Sequences and their block tables, in pages. NOT_FOUND: no such pool.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LookupPrefix(self, request, context):
-        """Leading tokens of a prompt that each pool holds: a hint, it reserves nothing.
+        """Leading tokens of a prompt that each pool holds: a hint that reserves nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """What happened to a request's blocks, and why. NOT_FOUND: no such request in the ledger.
+        """Events of a request's blocks, and their explanation. NOT_FOUND: the ledger has no such request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Audit(self, request, context):
-        """Checks the conservation law of one pool. NOT_FOUND: no such pool.
+        """Audits the conservation law of one pool. NOT_FOUND: no such pool.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Streams the ledger from an event on, and says when it had to skip. INVALID_ARGUMENT: a number beyond the next event.
+        """Streams the ledger from an event on, and reports skipped events. INVALID_ARGUMENT: a number beyond the next event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -214,7 +214,7 @@ def add_KVManagerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KVManager:
-    """Bookkeeping of blocks. All changes of a pool come from its engine, inside Steps; the other calls only read.
+    """Accounting of blocks. All changes of a pool come from its engine, as Steps; the other calls only read.
     """
 
     @staticmethod
