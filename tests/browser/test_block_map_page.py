@@ -58,7 +58,7 @@ def panel(watched: Watched) -> str:
     return watched.page.inner_text("#panel")
 
 
-def test_under_load_the_grid_comes_to_what_the_manager_counts(quire: RunningQuire, watched: Watched) -> None:
+def test_the_grid_equals_the_managers_counts_after_load(quire: RunningQuire, watched: Watched) -> None:
     watched.open(quire.map_url)
     enough = threading.Event()
     with ThreadPoolExecutor(12) as together:
@@ -80,7 +80,7 @@ def test_under_load_the_grid_comes_to_what_the_manager_counts(quire: RunningQuir
     assert sum(watched.evaluate(SHOWN).values()) == pool.device_blocks, "the parts of the bar sum to the pool"
 
 
-def test_what_changes_is_drawn_and_told_as_it_happens(engine: tuple[str, Stream], watched: Watched) -> None:
+def test_changes_are_drawn_and_logged_live(engine: tuple[str, Stream], watched: Watched) -> None:
     url, stream = engine
     watched.open(url)
     assert watched.evaluate(TALLY)["held"] == 0
@@ -94,7 +94,7 @@ def test_what_changes_is_drawn_and_told_as_it_happens(engine: tuple[str, Stream]
     watched.comes_to(SHOWN, {"held by one": 2, "shared": 2, "cached": 0, "free": 16})
 
 
-def test_a_click_on_a_block_shows_who_holds_it_and_leads_to_the_sequence(
+def test_a_click_on_a_block_shows_its_holders_and_links_to_the_sequence(
     engine: tuple[str, Stream], watched: Watched
 ) -> None:
     url, stream = engine
@@ -138,7 +138,7 @@ def test_the_keyboard_alone_finds_a_block(engine: tuple[str, Stream], watched: W
     watched.page.wait_for_selector("#panel[data-sequence='1']")
 
 
-def test_what_is_drawn_anew_takes_no_click_away(engine: tuple[str, Stream], watched: Watched) -> None:
+def test_a_redraw_keeps_the_selection(engine: tuple[str, Stream], watched: Watched) -> None:
     url, stream = engine
     stream.allocate(1, 9)
     watched.open(url)
@@ -152,7 +152,7 @@ def test_what_is_drawn_anew_takes_no_click_away(engine: tuple[str, Stream], watc
     watched.page.wait_for_selector("#panel[data-sequence='1']")
 
 
-def test_tiers_are_shown_apart(manager: Callable[..., RunningService], watched: Watched) -> None:
+def test_tiers_are_shown_separately(manager: Callable[..., RunningService], watched: Watched) -> None:
     one = manager()
     stream = Stream(Stub(one.channel)).attach(host_blocks=10)
     stream.allocate(1, 9)
@@ -189,9 +189,7 @@ def test_fifty_thousand_blocks_are_drawn_and_the_page_stays_responsive(
     watched.wait_for(HELD, 30_000)
 
 
-def test_a_manager_that_is_started_again_is_found_again(
-    manager: Callable[..., RunningService], watched: Watched
-) -> None:
+def test_the_page_reconnects_to_a_restarted_manager(manager: Callable[..., RunningService], watched: Watched) -> None:
     # Its port is free for a while: calls from this machine come from 127.0.0.1, and take none of this address.
     one = manager("--map-listen", "127.0.0.2:0")
     url = map_url(one)
@@ -212,7 +210,7 @@ def test_a_manager_that_is_started_again_is_found_again(
         stream.break_off()
 
 
-def test_the_pools_of_several_engines_are_chosen_from(manager: Callable[..., RunningService], watched: Watched) -> None:
+def test_one_of_several_engines_pools_can_be_chosen(manager: Callable[..., RunningService], watched: Watched) -> None:
     one = manager()
     first = Stream(Stub(one.channel)).attach(engine_id="a")
     second = Stream(Stub(one.channel)).attach(engine_id="unix:/tmp/b.sock", device_blocks=30)
@@ -226,9 +224,7 @@ def test_the_pools_of_several_engines_are_chosen_from(manager: Callable[..., Run
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_states_are_told_apart_by_lightness_or_by_signs(
-    engine: tuple[str, Stream], watched: Watched, scheme: str
-) -> None:
+def test_block_states_differ_in_lightness_or_marks(engine: tuple[str, Stream], watched: Watched, scheme: str) -> None:
     """Of what a colour-blind eye sees, the lightness is left."""
     watched.page.emulate_media(color_scheme=scheme)
     watched.open(engine[0])

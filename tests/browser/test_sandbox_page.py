@@ -76,7 +76,7 @@ def test_a_fork_that_writes_gets_a_copy_of_the_one_block(sandbox: Watched) -> No
     assert newest(sandbox) == "Sequence 1 was freed: block 1 is still held by others and block 2 is free."
 
 
-def test_reservation_is_counted_for_the_same_sequences(sandbox: Watched) -> None:
+def test_contiguous_reservation_is_computed_for_the_same_sequences(sandbox: Watched) -> None:
     choose_size(sandbox, 16)
     begin(sandbox, 24)
     # 24 tokens that will be 56, of at most 320, in 1024 slots.
@@ -101,7 +101,7 @@ def test_reservation_is_counted_for_the_same_sequences(sandbox: Watched) -> None
     assert sandbox.evaluate(f"() => ({POLICY})('paged')")["used"] == 24
 
 
-def test_a_beam_search_is_played_to_its_end_and_taken_back(sandbox: Watched) -> None:
+def test_a_beam_search_runs_to_its_end_and_is_undone(sandbox: Watched) -> None:
     choose_size(sandbox, 4)
     for _ in range(5):
         after(sandbox, lambda: sandbox.page.click("#beam"))
@@ -120,7 +120,7 @@ def test_a_beam_search_is_played_to_its_end_and_taken_back(sandbox: Watched) -> 
     assert sandbox.page.is_disabled("#undo")
 
 
-def test_what_does_not_fit_is_refused_in_words(sandbox: Watched) -> None:
+def test_an_operation_that_does_not_fit_is_refused_with_the_reason(sandbox: Watched) -> None:
     choose_size(sandbox, 4)
     for tokens in (80, 80, 80):
         begin(sandbox, tokens)
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused_in_words(sandbox: Watched) -> None:
     assert newest(sandbox) == "Refused: 81 tokens are more than the 80 that a sequence may become here."
 
 
-def test_a_page_that_is_loaded_again_goes_on_with_its_pool(sandbox: Watched) -> None:
+def test_a_reloaded_page_keeps_its_pool(sandbox: Watched) -> None:
     begin(sandbox, 30)
     sandbox.page.reload()
     sandbox.page.wait_for_selector("html[data-state=live]")

@@ -49,7 +49,7 @@ def test_promtool_accepts_the_rules_and_the_configuration_that_loads_them(promto
 
 
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
-def test_every_alert_fires_when_it_should_and_stays_silent_when_it_nearly_should(promtool: Path, cases: Path) -> None:
+def test_every_alert_fires_in_its_case_and_not_in_the_near_miss(promtool: Path, cases: Path) -> None:
     run(promtool, "test", "rules", cases)
 
 
@@ -66,7 +66,7 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(a
 
 
 @pytest.mark.parametrize("rule", rules(), ids=name_of)
-def test_rules_ask_for_metrics_and_labels_that_are_shown(rule: Rule) -> None:
+def test_rules_query_existing_metrics_and_labels(rule: Rule) -> None:
     recorded = {str(other["record"]) for other in rules() if "record" in other}
     shown: dict[str, set[str]] = {name: {"usage"} for name in OF_TLS}
     for names in SHOWN.values():
@@ -82,14 +82,14 @@ def test_rules_ask_for_metrics_and_labels_that_are_shown(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("alert", alerts())
-def test_every_alert_says_how_urgent_it_is_what_happened_and_where_to_read_on(alert: str) -> None:
+def test_every_alert_has_a_severity_a_summary_and_a_runbook(alert: str) -> None:
     rule = alerts()[alert]
     assert rule["labels"]["severity"] in ("page", "ticket")
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
     assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{alert.lower()}"
 
 
-def test_the_documentation_says_of_each_alert_what_it_means_where_to_look_and_what_to_do() -> None:
+def test_the_documentation_has_a_runbook_for_each_alert() -> None:
     text = RUNBOOKS.read_text()
     sections = dict(re.findall(r"^### (Quire\w+)\n\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL))
     assert list(sections) == list(alerts())

@@ -161,7 +161,7 @@ def nothing_ends_by_itself(stack: AlertStack) -> Iterator[None]:
     assert stack.ended() == {}
 
 
-def test_an_engine_that_is_slow(watch: Watch, stack: AlertStack) -> None:
+def test_alerts_of_a_slow_engine(watch: Watch, stack: AlertStack) -> None:
     watch.see(
         "the engine's process is stopped for 0.4 s and runs for 10 ms, repeatedly",
         ("QuireTokensBurnFast", "QuireTokensBurnSlowly"),
@@ -177,7 +177,7 @@ def test_an_engine_that_is_slow(watch: Watch, stack: AlertStack) -> None:
     )
 
 
-def test_services_that_are_gone(watch: Watch, stack: AlertStack) -> None:
+def test_alerts_of_missing_services(watch: Watch, stack: AlertStack) -> None:
     watch.see(
         "the only engine is killed under load, over gRPC and HTTP",
         (
@@ -197,7 +197,7 @@ def test_services_that_are_gone(watch: Watch, stack: AlertStack) -> None:
     )
 
 
-def test_more_than_it_can_take(watch: Watch, stack: AlertStack) -> None:
+def test_alerts_of_overload(watch: Watch, stack: AlertStack) -> None:
     watch.see(
         f"{2 * MOST_REQUESTS} clients ask for 150 tokens each, of a pool that holds four of them",
         ("QuirePoolFull", "QuirePreemptionStorm", "QuireRefusesRequests"),
@@ -211,7 +211,7 @@ def test_more_than_it_can_take(watch: Watch, stack: AlertStack) -> None:
     )
 
 
-def test_clients_that_do_not_read_and_tenants_that_ask_for_too_much(watch: Watch, stack: AlertStack) -> None:
+def test_alerts_of_slow_clients_and_tenants_at_their_limits(watch: Watch, stack: AlertStack) -> None:
     watch.see(
         "a tenant limited to one request at a time sends two, repeatedly",
         ("QuireTenantAtItsLimit",),
@@ -225,7 +225,7 @@ def test_clients_that_do_not_read_and_tenants_that_ask_for_too_much(watch: Watch
     )
 
 
-def test_a_kv_manager_that_is_slow_stands_still_or_is_started_anew(watch: Watch, stack: AlertStack) -> None:
+def test_alerts_of_a_slow_stopped_or_restarted_kv_manager(watch: Watch, stack: AlertStack) -> None:
     watch.see(
         "the KV manager's process is stopped for 40 ms and runs for 3 ms, repeatedly",
         ("QuireSequencesLeftOut", "QuireKVStepSlow"),
@@ -242,7 +242,7 @@ def test_a_kv_manager_that_is_slow_stands_still_or_is_started_anew(watch: Watch,
     watch.see("it is started again", ("QuireKVManagerRestarted",), clients(stack, 1, 4))
 
 
-def test_books_that_are_wrong(watch: Watch, stack: AlertStack) -> None:
+def test_alerts_of_audit_violations(watch: Watch, stack: AlertStack) -> None:
     watch.see(
         "another engine's stream frees sequences that do not exist",
         ("QuireUnexpectedRefusals",),
@@ -255,7 +255,7 @@ def test_books_that_are_wrong(watch: Watch, stack: AlertStack) -> None:
     )
 
 
-def test_links_that_break(watch: Watch, stack: AlertStack) -> None:
+def test_alerts_of_broken_links(watch: Watch, stack: AlertStack) -> None:
     watch.see(
         "the link between engine and KV manager is cut every second",
         ("QuireStreamsBreak",),
@@ -270,7 +270,7 @@ def test_links_that_break(watch: Watch, stack: AlertStack) -> None:
     )
 
 
-def test_every_alert_has_fired_and_it_is_written_down(elsewhere: Callable[[], None], fired: dict[str, Fired]) -> None:
+def test_every_alert_has_fired_and_is_in_the_report(elsewhere: Callable[[], None], fired: dict[str, Fired]) -> None:
     elsewhere()
     assert fired.keys() == all_alerts().keys()
     rows = [

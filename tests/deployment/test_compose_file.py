@@ -59,7 +59,7 @@ def test_every_container_of_the_image_is_locked_down(service: str) -> None:
 
 
 @pytest.mark.parametrize("service", FILE["services"])
-def test_no_container_has_capabilities_or_gets_more_rights_or_is_reached_from_beyond_this_machine(service: str) -> None:
+def test_no_container_has_capabilities_or_new_privileges_or_a_public_port(service: str) -> None:
     container = FILE["services"][service]
     assert container["cap_drop"] == ["ALL"]
     assert container["security_opt"] == ["no-new-privileges:true"]
@@ -68,7 +68,7 @@ def test_no_container_has_capabilities_or_gets_more_rights_or_is_reached_from_be
 
 
 @pytest.mark.parametrize("service", ["kvmanager", "engine", "engine-gpu", "gateway"])
-def test_services_have_time_to_end_and_are_asked_how_they_are(service: str) -> None:
+def test_services_have_a_grace_period_and_health_checks(service: str) -> None:
     container = FILE["services"][service]
     kind = SETTINGS[service.split("-")[0].upper()]
     assert float(container["stop_grace_period"].removesuffix("s")) > kind().grace_seconds
@@ -99,7 +99,7 @@ def test_variables_have_the_same_defaults_in_the_file_of_variables() -> None:
     assert {name: value for name, value in found.items() if name.startswith("QUIRE_")} == listed
 
 
-def test_both_kinds_of_engine_are_one_service_under_one_name_and_never_start_together() -> None:
+def test_cpu_and_gpu_engines_share_a_service_name_and_never_start_together() -> None:
     cpu, gpu = FILE["services"]["engine"], FILE["services"]["engine-gpu"]
     assert (cpu["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
     assert gpu["networks"]["default"]["aliases"] == ["engine"]
@@ -112,7 +112,7 @@ def test_both_kinds_of_engine_are_one_service_under_one_name_and_never_start_tog
 
 @pytest.mark.parametrize("keys", ["off", "on"])
 @pytest.mark.parametrize("tls", ["off", "on"])
-def test_settings_of_every_switch_start_services_that_say_who_gets_in(tls: str, keys: str) -> None:
+def test_services_start_with_the_settings_of_every_switch(tls: str, keys: str) -> None:
     settings = settings_with(tls, keys)
     for one in settings.values():
         one.check_exposure()
@@ -133,7 +133,7 @@ def test_with_tls_every_link_has_certificates_on_both_sides() -> None:
         )
 
 
-def test_prometheus_asks_the_ports_where_metrics_are_shown() -> None:
+def test_prometheus_scrapes_the_metrics_ports() -> None:
     jobs = yaml.safe_load(CONFIGURATION.read_text())["scrape_configs"]
     scraped = {found["names"][0]: found["port"] for job in jobs for found in job["dns_sd_configs"]}
     shown = {
@@ -142,7 +142,7 @@ def test_prometheus_asks_the_ports_where_metrics_are_shown() -> None:
     assert {name: f"0.0.0.0:{port}" for name, port in scraped.items()} == shown
 
 
-def test_the_script_refuses_what_is_no_service_before_it_restarts_anything(tmp_path: Path) -> None:
+def test_the_restart_script_refuses_an_unknown_service_before_any_restart(tmp_path: Path) -> None:
     docker = tmp_path / "docker"
     docker.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/asked\n")
     docker.chmod(0o755)
@@ -154,7 +154,7 @@ def test_the_script_refuses_what_is_no_service_before_it_restarts_anything(tmp_p
     assert (tmp_path / "asked").read_text() == "compose version\n"
 
 
-def test_everything_that_quire_asks_for_is_pinned() -> None:
+def test_every_dependency_of_quire_is_pinned() -> None:
     """Else two builds of one source could have different images."""
     asked = re.findall(r'^ {4}"([A-Za-z0-9-]+)', (ROOT / "pyproject.toml").read_text().partition("bench = [")[0], re.M)
     pins = "".join((ROOT / name).read_text() for name in ("constraints.txt", "deploy/image_constraints.txt"))

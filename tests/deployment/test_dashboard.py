@@ -188,7 +188,7 @@ def test_a_dashboards_variables_are_those_that_its_queries_ask_for(board: Dashbo
 
 
 @pytest.mark.parametrize("board", dashboards(), ids=lambda board: board.title)
-def test_every_series_of_a_panel_has_a_legend_that_tells_it_from_the_others(watched: Watched, board: Dashboard) -> None:
+def test_every_series_of_a_panel_has_a_unique_legend(watched: Watched, board: Dashboard) -> None:
     for panel in board.panels:
         names = [
             query.legend_of(series["metric"])
@@ -223,7 +223,7 @@ def test_no_scrape_failed(watched: Watched) -> None:
     assert [one for one, (up,) in scrapes.items() if not up and took[one][0] < SCRAPE_SECONDS] == []
 
 
-def test_what_the_load_did_is_seen(watched: Watched) -> None:
+def test_the_panels_show_the_load(watched: Watched) -> None:
     """Queries that return data could all return zeros."""
     assert [does for does in DOES if not watched.series(does)] == []
     tokens_held = watched.series("quire_kv_held_tokens / (quire_kv_held_slots > 0)")

@@ -106,7 +106,7 @@ def _watched(quire: RunningQuire, prometheus: RunningPrometheus) -> Watched:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_query_of_vllms_users_returns_a_number(both: dict[str, Watched], query: str, way: str) -> None:
+def test_a_query_for_vllm_returns_a_number(both: dict[str, Watched], query: str, way: str) -> None:
     assert both[way].numbers(executable(query))
 
 
@@ -118,7 +118,7 @@ def test_vllms_names_have_the_values_of_ours(both: dict[str, Watched], way: str)
         both[way].prometheus.wait_until(f"sum({theirs}{suffix}) == sum({ours}{suffix})")
 
 
-def test_each_counterpart_is_shown_under_each_of_its_names_and_nothing_without_the_flag(
+def test_each_counterpart_is_exported_under_its_names_only_with_the_flag(
     both: dict[str, Watched],
 ) -> None:
     shown = [set(Scrape.of(url).families) for url in both["compat"].quire.metrics_urls.values()]
@@ -129,7 +129,7 @@ def test_each_counterpart_is_shown_under_each_of_its_names_and_nothing_without_t
     assert not any(name.startswith("vllm:") for families in without for name in families)
 
 
-def test_the_table_says_of_each_metric_what_kind_it_is(both: dict[str, Watched]) -> None:
+def test_the_table_has_the_type_of_each_metric(both: dict[str, Watched]) -> None:
     shown = {
         name: family.type
         for url in both["rules"].quire.metrics_urls.values()

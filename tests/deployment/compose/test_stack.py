@@ -60,7 +60,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
     plain.down()
 
 
-def test_each_service_waits_for_what_it_cannot_be_without(stack: Plain) -> None:
+def test_each_service_waits_for_its_dependencies(stack: Plain) -> None:
     """The gateway waits for engines by itself: it is not ready before."""
     started = {service: inspect(stack.container(service))["State"]["StartedAt"] for service in SERVICES}
     assert started["kvmanager"] < min(started["engine"], started["gateway"])
@@ -83,7 +83,7 @@ def test_the_command_of_the_readme_answers(stack: Plain) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_nothing_runs_as_root_or_can_write_outside_its_folders(stack: Plain, service: str) -> None:
+def test_no_container_runs_as_root_or_writes_outside_its_volumes(stack: Plain, service: str) -> None:
     look = "for s in /proc/[0-9]*/status; do grep -h ^Uid $s; done"
     users = {line.split()[1] for line in stack.run_inside(service, "sh", "-c", look).stdout.splitlines()}
     assert users == {"10001"}
@@ -95,7 +95,7 @@ def test_nothing_runs_as_root_or_can_write_outside_its_folders(stack: Plain, ser
     assert inspect(stack.container(service))["HostConfig"]["ReadonlyRootfs"]
 
 
-def test_the_gateway_and_the_page_of_blocks_are_published_and_on_this_machine_alone(stack: Plain) -> None:
+def test_gateway_and_block_map_are_published_on_loopback_only(stack: Plain) -> None:
     published = {service: inspect(stack.container(service))["HostConfig"]["PortBindings"] or {} for service in SERVICES}
     ports = {"kvmanager": [MAP_PORT], "engine": [], "gateway": [GRPC_PORT, HTTP_PORT]}
     assert published == {
@@ -146,7 +146,7 @@ def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(
         prometheus.close()
 
 
-def test_prometheus_and_grafana_of_the_stack_show_the_dashboards_and_know_the_alerts(stack: Plain) -> None:
+def test_prometheus_and_grafana_of_the_stack_have_the_dashboards_and_alerts(stack: Plain) -> None:
     monitoring = ("prometheus", "grafana")
     stack.compose("pull", *monitoring, seconds=600)
     for image in re.findall(r"image: (\S+:v?\d\S+)", (ROOT / "docker-compose.yml").read_text()):
@@ -159,7 +159,7 @@ def test_prometheus_and_grafana_of_the_stack_show_the_dashboards_and_know_the_al
         _wait_for(f"http://127.0.0.1:3000/api/dashboards/uid/{board.uid}", board.panels[-1].title)
 
 
-def test_down_lets_running_requests_finish_and_every_service_exits_with_0(stack: Plain) -> None:
+def test_compose_down_finishes_running_requests_and_every_service_exits_with_0(stack: Plain) -> None:
     exits = {
         service: subprocess.Popen(["docker", "wait", stack.container(service)], stdout=subprocess.PIPE, text=True)
         for service in SERVICES

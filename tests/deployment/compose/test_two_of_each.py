@@ -132,7 +132,7 @@ def test_a_client_without_tls_or_without_a_key_is_refused(stack: Stack, ca: byte
 
 
 @pytest.mark.parametrize("service", INSIDE)
-def test_between_services_nobody_gets_in_without_a_certificate(stack: Stack, service: str) -> None:
+def test_services_refuse_peers_without_a_certificate(stack: Stack, service: str) -> None:
     address, name = INSIDE[service]
     ask = ("quire", "health", address, "--service", name, "--timeout", "3")
     assert stack.run_inside("gateway", *ask).stdout == "SERVING\n"
@@ -141,7 +141,7 @@ def test_between_services_nobody_gets_in_without_a_certificate(stack: Stack, ser
 
 
 @pytest.mark.parametrize("service", ["kvmanager", "engine", "gateway"])
-def test_a_service_has_its_own_key_alone_and_nobody_else_reads_it(stack: Stack, service: str) -> None:
+def test_each_service_mounts_only_its_own_key(stack: Stack, service: str) -> None:
     listed = stack.run_inside(service, "sh", "-c", "cd /etc/quire && stat -c '%n %a %u' tls/* certificates/*/*").stdout
     assert sorted(listed.split("\n")) == [
         "",
@@ -151,7 +151,7 @@ def test_a_service_has_its_own_key_alone_and_nobody_else_reads_it(stack: Stack, 
     ]
 
 
-def test_renewed_certificates_are_shown_without_a_restart(stack: Stack, ca: bytes, load: Load) -> None:
+def test_renewed_certificates_are_used_without_a_restart(stack: Stack, ca: bytes, load: Load) -> None:
     place = stack.published(HTTP_PORT)[0]
     before, started = _serial(place, ca), inspect(stack.container("gateway"))["State"]["StartedAt"]
     renew = ("certificates", "renew", "/etc/quire/certificates", "--all")

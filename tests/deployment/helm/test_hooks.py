@@ -30,7 +30,7 @@ from tests.deployment.helm.chart import (
 )
 
 
-def test_what_a_house_adds_is_in_the_pods() -> None:
+def test_extra_values_are_rendered_into_the_pods() -> None:
     extra = ci("extra")
     rendered = pods(render_ci("extra"))
     engine = rendered["engine"]
@@ -57,13 +57,13 @@ def test_templates_in_added_objects_are_filled_in() -> None:
 
 
 @pytest.mark.parametrize("component", TYPES)
-def test_nobody_can_replace_the_labels_by_which_pods_are_found(component: str) -> None:
+def test_selector_labels_cannot_be_overridden(component: str) -> None:
     labels = {"app.kubernetes.io/component": "other", "team": "a"}
     pod = pods(render({component: {"podLabels": labels}}))[component]
     assert pod["metadata"]["labels"] == {**pods(render())[component]["metadata"]["labels"], "team": "a"}
 
 
-def test_an_ingress_leads_to_the_gateways_http() -> None:
+def test_an_ingress_routes_to_the_gateways_http_port() -> None:
     ingress = only(render_ci("extra"), "Ingress")["spec"]
     (rule,) = ingress["rules"]
     assert rule["host"] == "llm.example.org"
@@ -79,7 +79,7 @@ def test_an_ingress_leads_to_the_gateways_http() -> None:
 # `helm test`
 
 
-def test_helm_test_asks_for_health_and_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helm_test_checks_health_and_generates(monkeypatch: pytest.MonkeyPatch) -> None:
     pod = only(render(), "Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     assert pod["spec"]["restartPolicy"] == "Never"
@@ -89,7 +89,7 @@ def test_helm_test_asks_for_health_and_for_an_answer(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("key", "commands"), [("", ["health"]), ("test-key", ["health", "generate-0"])])
-def test_where_keys_are_asked_for_helm_test_needs_one_for_an_answer(key: str, commands: list[str]) -> None:
+def test_helm_test_uses_an_api_key_if_keys_are_required(key: str, commands: list[str]) -> None:
     values = merged(nested("gateway.apiKeys.existingSecret", "keys"), nested("test.apiKey.existingSecret", key))
     found = only(render(values), "Pod")["spec"]["containers"]
     assert [one["name"] for one in found] == commands
@@ -101,7 +101,7 @@ def test_where_keys_are_asked_for_helm_test_needs_one_for_an_answer(key: str, co
 # Pinned prompts
 
 
-def test_prompts_to_pin_are_a_file_that_the_gateway_reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_gateway_reads_pinned_prompts_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     prompts = [
         {"name": "a", "text": 'it\'s: "brief"\n# {{ x }}'},
         {"name": "b", "token_ids": [1000000, 2], "salt": "s"},
@@ -116,7 +116,7 @@ def test_prompts_to_pin_are_a_file_that_the_gateway_reads(monkeypatch: pytest.Mo
     assert mounted["configMap"] == {"name": only(objects, "ConfigMap")["metadata"]["name"]}
 
 
-def test_other_prompts_make_other_pods_and_other_keys_do_not() -> None:
+def test_changed_prompts_restart_pods_and_changed_keys_do_not() -> None:
     pinned = [pods(render({"gateway": {"pinnedPrompts": [{"name": name, "text": "x"}]}}))["gateway"] for name in "ab"]
     assert pinned[0]["metadata"]["annotations"] != pinned[1]["metadata"]["annotations"]
     assert containers(render())["gateway"]["args"] == ["gateway"]
@@ -132,7 +132,7 @@ def notes(values: Object) -> str:
 
 
 @pytest.mark.parametrize("monitored", [True, False])
-def test_the_notes_say_how_to_call_the_gateway_and_warn(monitored: bool) -> None:
+def test_the_notes_explain_how_to_call_the_gateway_and_warn(monitored: bool) -> None:
     said = notes(nested("metrics.serviceMonitor.enabled", monitored))
     assert "WARNING: no API key is required." in said
     assert "WARNING: nothing is encrypted." in said
@@ -144,7 +144,7 @@ def test_the_notes_say_how_to_call_the_gateway_and_warn(monitored: bool) -> None
     assert ("metrics.serviceMonitor.enabled=true" in said) is not monitored
 
 
-def test_the_notes_say_that_clients_need_a_key_and_tls() -> None:
+def test_the_notes_state_that_clients_need_a_key_and_tls() -> None:
     said = notes(ci("tls"))
     assert "WARNING" not in said
     assert (

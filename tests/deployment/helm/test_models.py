@@ -28,7 +28,7 @@ def test_models_are_kept_where_the_image_expects_them() -> None:
     assert "QUIRE_CACHE=/var/cache/quire" in (ROOT / "Dockerfile").read_text()
 
 
-def test_without_persistence_each_engine_keeps_the_model_for_itself() -> None:
+def test_without_persistence_each_engine_stores_its_own_model() -> None:
     own = {"name": "model-cache", "emptyDir": {"sizeLimit": VALUES["modelCache"]["size"]}}
     found = {name: volumes(pod).get("/var/cache/quire") for name, pod in pods(render()).items()}
     assert found == {"kvmanager": None, "engine": own, "gateway": None}
@@ -41,19 +41,19 @@ def claims_of_engines(objects: list[Object]) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "size"), [("gpu", "50Gi"), ("models", "20Gi")])
-def test_a_claim_is_shared_by_all_engines_and_can_be_mounted_on_several_nodes(name: str, size: str) -> None:
+def test_a_claim_is_shared_by_all_engines_on_several_nodes(name: str, size: str) -> None:
     claim = only(render_ci(name), "PersistentVolumeClaim")
     assert claims_of_engines(render_ci(name)) == {claim["metadata"]["name"]}
     assert claim["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}}
 
 
-def test_an_existing_claim_is_used_and_none_made() -> None:
+def test_an_existing_claim_is_used_instead_of_a_new_one() -> None:
     objects = render_ci("restricted")
     assert claims_of_engines(objects) == {"models"}
     assert of_kind(objects, "PersistentVolumeClaim") == []
 
 
-def test_the_engine_alone_asks_for_the_gpu_and_for_a_node_that_has_one() -> None:
+def test_only_the_engine_requests_a_gpu_and_a_gpu_node() -> None:
     gpu = render_ci("gpu")
     requests = {name: container.get("resources") for name, container in containers(gpu).items()}
     assert requests == {"kvmanager": None, "engine": {"limits": {"nvidia.com/gpu": 1}}, "gateway": None}
@@ -75,7 +75,7 @@ def test_the_engine_has_shared_memory(name: str, size: str) -> None:
 # Several
 
 
-def test_each_of_several_models_has_engines_of_its_own_beside_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_several_models_has_its_own_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     objects = render_ci("models")
     assert sorted(deployments(objects)) == ["engine-large", "engine-small", "gateway", "kvmanager"]
     large, small = (settings_of(pods(objects)[f"engine-{name}"], monkeypatch) for name in ("large", "small"))
@@ -93,7 +93,7 @@ def test_each_of_several_models_has_engines_of_its_own_beside_what_they_share(mo
     assert "resources" not in main_container(pods(objects)["engine-small"])
 
 
-def test_what_is_said_of_one_model_changes_nothing_of_the_other() -> None:
+def test_values_of_one_model_do_not_change_another() -> None:
     models = ci("models")
     before = render(models)
     models["models"][0] = merged(models["models"][0], {"podLabels": {"a": "b"}, "resources": {"limits": {"cpu": 1}}})
@@ -103,7 +103,7 @@ def test_what_is_said_of_one_model_changes_nothing_of_the_other() -> None:
     assert main_container(pods(after)["engine-large"])["resources"]["limits"] == {"cpu": 1, "nvidia.com/gpu": 1}
 
 
-def test_helm_test_asks_every_model_for_an_answer_by_the_name_that_clients_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helm_test_generates_with_every_model_by_its_served_name(monkeypatch: pytest.MonkeyPatch) -> None:
     pod = only(render_ci("models"), "Pod")
     parsed = [parse(container["args"], variables(container), monkeypatch) for container in pod["spec"]["containers"]]
     assert [(name, options.get("model")) for name, options in parsed] == [

@@ -27,7 +27,7 @@ def test_one_service_monitor_selects_the_metrics_of_each_service_once(values: Ob
     assert sorted(selected) == sorted(TYPES)
 
 
-def test_alerts_know_the_jobs_whatever_the_release_is_called() -> None:
+def test_alerts_select_the_jobs_for_any_release_name() -> None:
     objects = render({"fullnameOverride": "llm", "metrics": {"serviceMonitor": {"enabled": True}}})
     label = only(objects, "ServiceMonitor")["spec"]["jobLabel"]
     jobs = {item["metadata"]["labels"][label] for item in of_kind(objects, "Service")}

@@ -213,14 +213,14 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
 
 
 @pytest.mark.parametrize("name", INCONSISTENT)
-def test_values_that_do_not_go_together_are_refused_saying_why(name: str) -> None:
+def test_incompatible_values_are_refused_with_the_reason(name: str) -> None:
     values, complaint = INCONSISTENT[name]
     said = refusal(values)
     assert f"- {complaint}" in said
     assert said.count("\n- ") == 1, "nothing else is wrong"
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_invalid_values_are_reported_at_once() -> None:
     chosen = ["two-autoscalers", "a-key-that-nobody-asks-for", "tls-that-is-off"]
     said = refusal(merged(*(INCONSISTENT[name][0] for name in chosen)))
     assert [INCONSISTENT[name][1] in said for name in chosen] == [True] * 3
@@ -241,5 +241,5 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     ],
     ids=str,
 )
-def test_what_is_just_right_is_not_refused(values: Object) -> None:
+def test_values_at_their_bounds_are_accepted(values: Object) -> None:
     assert render(values)

@@ -33,13 +33,13 @@ def metrics_in(objects: list[Object]) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "count"), [("ha", 2), ("keda", 2), ("models", 1)])
-def test_autoscalers_go_by_metrics_that_engines_show(name: str, count: int) -> None:
+def test_autoscalers_use_metrics_that_engines_export(name: str, count: int) -> None:
     metrics = metrics_in(render_ci(name))
     assert len(metrics) == count
     assert metrics <= SHOWN["engine"].keys()
 
 
-def test_an_hpa_goes_by_requests_that_wait_and_run_for_each_engine_and_by_the_gateways_cpu() -> None:
+def test_hpas_scale_engines_by_requests_and_gateways_by_cpu() -> None:
     scalers = {name: item["spec"] for name, item in by_name(render_ci("ha"), "HorizontalPodAutoscaler").items()}
     targets = {metric["pods"]["metric"]["name"]: metric["pods"]["target"] for metric in scalers["engine"]["metrics"]}
     assert targets == {
@@ -53,7 +53,7 @@ def test_an_hpa_goes_by_requests_that_wait_and_run_for_each_engine_and_by_the_ga
     assert scalers["engine"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 300
 
 
-def test_an_autoscaler_scales_a_deployment_that_there_is_and_that_leaves_the_number_to_it() -> None:
+def test_an_autoscaler_scales_an_existing_deployment_without_replicas() -> None:
     for name in CI_VALUES:
         objects = render_ci(name)
         scalers = [*of_kind(objects, "HorizontalPodAutoscaler"), *of_kind(objects, "ScaledObject")]
@@ -63,7 +63,7 @@ def test_an_autoscaler_scales_a_deployment_that_there_is_and_that_leaves_the_num
         assert set(targets) == without
 
 
-def test_keda_asks_for_the_sum_over_the_pods_of_one_deployment_of_one_namespace() -> None:
+def test_keda_queries_the_sum_over_the_pods_of_one_deployment() -> None:
     spec = only(render_ci("keda"), "ScaledObject")["spec"]
     waiting = next(one for one in spec["triggers"] if "waiting" in one["metadata"]["query"])
     assert waiting["metadata"] == {
@@ -123,6 +123,6 @@ def test_a_budget_is_for_the_pods_of_one_deployment(name: str, expected: dict[st
         assert selected == [found]
 
 
-def test_a_budget_of_zero_pods_that_must_stay_is_said_so() -> None:
+def test_a_disruption_budget_of_zero_is_rendered() -> None:
     budget = {"engine": {"podDisruptionBudget": {"enabled": True, "minAvailable": 0}}}
     assert only(render(merged(ci("default"), budget)), "PodDisruptionBudget")["spec"]["minAvailable"] == 0

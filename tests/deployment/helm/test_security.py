@@ -58,7 +58,7 @@ def test_every_pod_passes_the_restricted_pod_security_standard(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", CI_VALUES)
-def test_the_charts_own_containers_cannot_write_but_where_something_is_mounted(name: str) -> None:
+def test_containers_write_only_to_mounted_volumes(name: str) -> None:
     for pod in all_pods(render_ci(name)).values():
         for container in all_containers(pod):
             if container["image"].startswith("quire:"):
@@ -66,7 +66,7 @@ def test_the_charts_own_containers_cannot_write_but_where_something_is_mounted(n
                 assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
 
 
-def test_the_pods_user_is_the_images_unless_the_cluster_gives_out_users() -> None:
+def test_the_pods_user_is_the_images_unless_the_cluster_assigns_users() -> None:
     assert "USER 10001:10001" in (ROOT / "Dockerfile").read_text().splitlines()
     users = {"runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001}
     for pod in all_pods(render()).values():
@@ -76,7 +76,7 @@ def test_the_pods_user_is_the_images_unless_the_cluster_gives_out_users() -> Non
         assert not users.keys() & pod["spec"]["securityContext"].keys()
 
 
-def test_only_an_engine_that_is_told_to_has_a_root_that_can_be_written() -> None:
+def test_only_engines_with_the_setting_have_a_writable_root() -> None:
     rendered = pods(render({"engine": {"writableRootFilesystem": True}}))
     read_only = {
         name: [one["securityContext"]["readOnlyRootFilesystem"] for one in all_containers(pod)]
@@ -88,7 +88,7 @@ def test_only_an_engine_that_is_told_to_has_a_root_that_can_be_written() -> None
 # Service accounts
 
 
-def test_each_component_has_an_account_of_its_own_and_no_token() -> None:
+def test_each_component_has_its_own_account_without_a_token() -> None:
     rendered = render()
     accounts = by_name(rendered, "ServiceAccount")
     assert {account["automountServiceAccountToken"] for account in accounts.values()} == {False}
@@ -105,7 +105,7 @@ def test_each_component_has_an_account_of_its_own_and_no_token() -> None:
         ({"name": "mine"}, "mine", ["mine"]),
     ],
 )
-def test_an_account_that_is_there_can_be_used(account: Object, used: str, made: list[str]) -> None:
+def test_an_existing_account_can_be_used(account: Object, used: str, made: list[str]) -> None:
     rendered = render({"engine": {"serviceAccount": account}})
     assert pods(rendered)["engine"]["spec"]["serviceAccountName"] == used
     accounts = [item for item in of_kind(rendered, "ServiceAccount") if component_of(item) == "engine"]
@@ -162,7 +162,7 @@ NEEDED = {
 }
 
 
-def test_with_policies_the_services_reach_each_other_where_they_must_and_nowhere_else() -> None:
+def test_network_policies_allow_only_the_required_connections() -> None:
     everything = flows(render())
     assert everything > NEEDED
     assert len(everything) > 15, "without policies all is open"
@@ -176,9 +176,7 @@ def test_gateways_reach_the_engines_of_every_model() -> None:
 
 
 @pytest.mark.parametrize(("name", "open_ports"), [("tls", {"grpc", "http"}), ("restricted", set())])
-def test_strangers_reach_the_gateway_alone_and_that_only_unless_clients_are_named(
-    name: str, open_ports: set[str]
-) -> None:
+def test_other_pods_reach_only_the_gateway_unless_clients_are_named(name: str, open_ports: set[str]) -> None:
     rendered = render_ci(name)
     policies, labels = of_kind(rendered, "NetworkPolicy"), labels_of(rendered)
     found = {
@@ -190,7 +188,7 @@ def test_strangers_reach_the_gateway_alone_and_that_only_unless_clients_are_name
     assert found == {("gateway", port) for port in open_ports}
 
 
-def test_metrics_are_for_the_namespace_that_is_named_and_clients_for_theirs() -> None:
+def test_network_policies_allow_metrics_and_clients_from_their_namespaces_only() -> None:
     def peers(name: str, port: int) -> list[Any]:
         rules = by_name(render_ci("restricted"), "NetworkPolicy")[name]["spec"]["ingress"]
         return [rule["from"] for rule in rules if {"port": port} in rule["ports"]]
@@ -202,7 +200,7 @@ def test_metrics_are_for_the_namespace_that_is_named_and_clients_for_theirs() ->
     assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "apps"}}} in clients
 
 
-def test_the_map_of_blocks_is_for_nobody_unless_it_is_opened_and_peers_are_named() -> None:
+def test_the_block_map_is_unreachable_unless_it_is_opened_to_named_peers() -> None:
     def rules(values: Object) -> list[Object]:
         policies = by_name(render(merged({"networkPolicy": {"enabled": True}}, values)), "NetworkPolicy")
         return [rule for rule in policies["kvmanager"]["spec"]["ingress"] if {"port": 8053} in rule["ports"]]
@@ -212,7 +210,7 @@ def test_the_map_of_blocks_is_for_nobody_unless_it_is_opened_and_peers_are_named
     assert rules({**opened, "networkPolicy": {"map": peers}}) == [{"ports": [{"port": 8053}], "from": peers}]
 
 
-def test_only_engines_fetch_models_and_all_may_ask_for_names() -> None:
+def test_only_engines_reach_the_internet_and_all_reach_dns() -> None:
     policies = of_kind(render({"networkPolicy": {"enabled": True}}), "NetworkPolicy")
     found = {}
     for policy in policies:
@@ -224,7 +222,7 @@ def test_only_engines_fetch_models_and_all_may_ask_for_names() -> None:
 # API keys
 
 
-def test_a_secret_of_api_keys_is_a_file_that_the_gateway_reads_and_else_it_is_told_to_be_open(
+def test_the_gateway_reads_api_keys_from_a_secret_or_is_insecure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pod = pods(render(nested("gateway.apiKeys.existingSecret", "keys")))["gateway"]
@@ -238,7 +236,7 @@ def test_a_secret_of_api_keys_is_a_file_that_the_gateway_reads_and_else_it_is_to
 
 
 @pytest.mark.parametrize("kind", ["LoadBalancer", "NodePort"])
-def test_a_service_that_is_open_to_the_world_shows_no_metrics(kind: str) -> None:
+def test_a_public_service_exposes_no_metrics(kind: str) -> None:
     services = by_name(render({"gateway": {"service": {"type": kind}, "insecure": True}}), "Service")
     ports = {name: [port["name"] for port in item["spec"]["ports"]] for name, item in services.items()}
     assert ports["gateway"] == ["grpc", "http"]

@@ -29,7 +29,7 @@ from tests.deployment.helm.chart import (
 
 
 @pytest.mark.parametrize("name", CI_VALUES)
-def test_the_command_of_every_container_is_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_every_container_parses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = 0
     for pod in all_pods(render_ci(name)).values():
         for container in all_containers(pod):
@@ -46,7 +46,7 @@ def test_the_command_of_every_container_is_understood(name: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", CI_VALUES)
-def test_every_service_accepts_its_settings_and_listens_although_others_reach_it(
+def test_every_service_accepts_its_settings_and_listens_on_the_network(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pod in pods(render_ci(name)).values():
@@ -96,7 +96,7 @@ def test_an_argument_wins_over_a_setting(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("component", TYPES)
-def test_a_service_listens_where_its_pod_says(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_listens_on_the_address_of_its_pod(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
     container = containers(render())[component]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == PORTS[component]
@@ -107,7 +107,7 @@ def test_a_service_listens_where_its_pod_says(component: str, monkeypatch: pytes
         assert options["http_listen"] == f"0.0.0.0:{ports['http']}"
 
 
-def test_the_map_of_blocks_listens_for_others_only_where_it_is_opened() -> None:
+def test_the_block_map_listens_on_the_network_only_if_it_is_opened() -> None:
     name = "QUIRE_KVMANAGER_MAP_LISTEN"
     assert name not in variables(containers(render())["kvmanager"])
     rendered = render({"kvmanager": {"map": {"open": True}}})
@@ -118,7 +118,7 @@ def test_the_map_of_blocks_listens_for_others_only_where_it_is_opened() -> None:
 
 
 @pytest.mark.parametrize("component", TYPES)
-def test_the_ports_of_a_service_lead_to_those_of_its_pods(component: str) -> None:
+def test_the_ports_of_a_service_target_those_of_its_pods(component: str) -> None:
     service = by_name(render(), "Service")[component]["spec"]
     assert service["type"] == "ClusterIP"
     ports = {port["name"]: (port["port"], port["targetPort"]) for port in service["ports"]}
@@ -148,7 +148,7 @@ def test_every_engines_id_is_the_name_of_its_pod() -> None:
         assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
 
 
-def test_other_services_of_the_namespace_set_no_variables() -> None:
+def test_service_links_are_disabled() -> None:
     assert {pod["spec"]["enableServiceLinks"] for pod in all_pods(render()).values()} == {False}
 
 
@@ -156,7 +156,7 @@ def test_other_services_of_the_namespace_set_no_variables() -> None:
 
 
 @pytest.mark.parametrize("component", TYPES)
-def test_readiness_asks_for_the_service_and_liveness_only_for_the_process(component: str) -> None:
+def test_readiness_checks_the_service_and_liveness_the_process(component: str) -> None:
     container = containers(render())[component]
     port = PORTS[component]["grpc"]
     assert container["startupProbe"]["grpc"] == container["livenessProbe"]["grpc"] == {"port": port}
@@ -166,7 +166,7 @@ def test_readiness_asks_for_the_service_and_liveness_only_for_the_process(compon
     assert container["livenessProbe"]["failureThreshold"] == 3
 
 
-def test_a_model_may_take_half_an_hour_to_come() -> None:
+def test_startup_probes_allow_half_an_hour_for_a_model() -> None:
     probe = containers(render())["engine"]["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 1800
 
@@ -180,7 +180,7 @@ def test_a_rollout_waits_longer_than_a_container_may_take_to_start(component: st
 
 @pytest.mark.parametrize("component", TYPES)
 @pytest.mark.parametrize("grace_seconds", [None, 0, 0.5, 120, 7200.25])
-def test_kubernetes_waits_longer_than_a_service_takes_to_drain(component: str, grace_seconds: float | None) -> None:
+def test_the_termination_grace_period_is_longer_than_a_drain(component: str, grace_seconds: float | None) -> None:
     given = {"kvmanager": {"settings": {"grace_seconds": 9000}}, "engine": {"settings": {"grace_seconds": 0}}}
     if grace_seconds is not None:
         given[component] = {"settings": {"grace_seconds": grace_seconds}}
@@ -193,7 +193,7 @@ def test_kubernetes_waits_longer_than_a_service_takes_to_drain(component: str, g
 
 
 @pytest.mark.parametrize(("version", "means"), [("1.29.0", "exec"), ("1.30.0", "sleep"), ("1.34.2", "sleep")])
-def test_a_gateway_goes_on_until_nobody_chooses_it_any_more(version: str, means: str) -> None:
+def test_a_gateway_serves_until_it_is_removed_from_the_service(version: str, means: str) -> None:
     rendered = containers(render({"gateway": {"preStopSeconds": 7}}, "--kube-version", version))
     expected = {"sleep": {"seconds": 7}, "exec": {"command": ["sleep", "7"]}}
     assert rendered["gateway"]["lifecycle"] == {"preStop": {means: expected[means]}}
@@ -201,16 +201,16 @@ def test_a_gateway_goes_on_until_nobody_chooses_it_any_more(version: str, means:
     assert [name for name, container in rendered.items() if "lifecycle" in container] == ["gateway"]
 
 
-def test_without_a_wait_there_is_no_hook() -> None:
+def test_without_a_drain_delay_there_is_no_hook() -> None:
     assert "lifecycle" not in containers(render({"gateway": {"preStopSeconds": 0}}))["gateway"]
 
 
-def test_a_longer_time_to_end_may_be_given() -> None:
+def test_a_longer_termination_grace_period_can_be_set() -> None:
     pod = pods(render({"engine": {"terminationGracePeriodSeconds": 31}}))["engine"]
     assert pod["spec"]["terminationGracePeriodSeconds"] == 31
 
 
-def test_a_rollout_takes_engines_away_before_it_adds_any_and_gateways_the_other_way_round() -> None:
+def test_a_rollout_removes_engines_before_it_adds_any_and_adds_gateways_first() -> None:
     strategies = {name: item["spec"]["strategy"] for name, item in by_name(render(), "Deployment").items()}
     assert strategies == {
         "kvmanager": {"type": "Recreate"},

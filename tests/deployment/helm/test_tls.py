@@ -70,7 +70,7 @@ def test_every_file_of_tls_is_in_a_secret_that_is_mounted(name: str, monkeypatch
                 assert file in ("tls.crt", "tls.key", "ca.crt")
 
 
-def test_cert_manager_is_asked_for_the_secrets_that_are_mounted_with_the_names_that_are_called() -> None:
+def test_cert_manager_certificates_cover_mounted_secrets_and_called_names() -> None:
     rendered = render_ci("tls")
     certificates = {name: item["spec"] for name, item in by_name(rendered, "Certificate").items()}
     assert sorted(certificates) == sorted(TYPES)
@@ -84,7 +84,7 @@ def test_cert_manager_is_asked_for_the_secrets_that_are_mounted_with_the_names_t
 
 
 @pytest.mark.parametrize("name", WITH_TLS)
-def test_kubernetes_own_probes_are_not_used_because_they_speak_no_tls(name: str) -> None:
+def test_probes_run_a_command_because_kubernetes_own_have_no_tls(name: str) -> None:
     for container in containers(render_ci(name)).values():
         for probe in PROBES:
             assert container[probe].keys() & {"grpc", "exec"} == {"exec"}
@@ -92,7 +92,7 @@ def test_kubernetes_own_probes_are_not_used_because_they_speak_no_tls(name: str)
             assert container[probe]["timeoutSeconds"] == 10
 
 
-def test_the_pod_of_helm_test_has_no_private_key_unless_the_gateway_asks_for_certificates() -> None:
+def test_the_pod_of_helm_test_has_a_private_key_only_if_the_gateway_requires_certificates() -> None:
     def keys(name: str) -> list[str]:
         (volume,) = [one for one in only(render_ci(name), "Pod")["spec"]["volumes"] if one["name"] == "tls"]
         return [item["key"] for item in volume["secret"]["items"]]
@@ -223,7 +223,7 @@ def until_it_is_ready(run: Callable[[], Any], seconds: float = 120) -> Any:
 
 
 @pytest.mark.parametrize("component", TYPES)
-def test_the_probes_of_a_service_find_it_alive_and_ready(component: str, deployed: Deployed) -> None:
+def test_the_probes_of_a_running_service_succeed(component: str, deployed: Deployed) -> None:
     pod = pods(deployed.objects)[component]
     for probe in PROBES:
         _, *arguments = main_container(pod)[probe]["exec"]["command"]
@@ -232,7 +232,7 @@ def test_the_probes_of_a_service_find_it_alive_and_ready(component: str, deploye
 
 
 @pytest.mark.parametrize("component", TYPES)
-def test_who_has_no_certificate_does_not_get_in(component: str, deployed: Deployed) -> None:
+def test_a_client_without_a_certificate_is_refused(component: str, deployed: Deployed) -> None:
     pod = pods(deployed.objects)[component]
     _, *arguments = main_container(pod)["livenessProbe"]["exec"]["command"]
     without = [one for one in arguments if not one.startswith(("--certificate", "--private-key"))]

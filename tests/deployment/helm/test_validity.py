@@ -66,15 +66,15 @@ def assert_valid(text: str, version: str) -> None:
 
 
 @pytest.mark.parametrize("name", CI_VALUES)
-def test_what_is_rendered_is_what_was_rendered_before(name: str) -> None:
+def test_renders_equal_the_golden_files(name: str) -> None:
     assert golden.golden(name) == (golden.FOLDER / f"{name}.yaml").read_text(), "if this is meant: make helm-golden"
 
 
-def test_there_are_no_other_golden_files() -> None:
+def test_no_golden_file_is_stale() -> None:
     assert {path.stem for path in golden.FOLDER.iterdir()} == CI_VALUES.keys()
 
 
-def test_every_kind_that_the_chart_can_make_is_made_for_one_of_the_files() -> None:
+def test_every_kind_of_the_chart_is_rendered_for_one_of_the_files() -> None:
     sources = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*.yaml"))
     sources += "\n".join(path.read_text() for path in (CHART / "templates").rglob("*.tpl"))
     made = {item["kind"] for name in CI_VALUES for item in render_ci(name)}
@@ -88,7 +88,7 @@ def test_a_kubernetes_without_grpc_probes_is_refused() -> None:
     assert "requires kubeVersion: >=1.27.0-0" in done.stderr
 
 
-def test_by_default_there_are_deployments_with_services_and_accounts_and_a_test_and_nothing_else() -> None:
+def test_defaults_render_deployments_services_accounts_and_a_test() -> None:
     kinds = sorted(item["kind"] for item in render())
     assert kinds == sorted(["Deployment", "Service", "ServiceAccount"] * 3 + ["Pod"])
 
@@ -122,7 +122,7 @@ def test_objects_are_named_after_the_release(release: str, values: Object, name:
     assert [one for _, one in names if len(one) > 63 or not one.startswith(common)] == []
 
 
-def test_the_names_of_models_fit_in_however_long_the_releases_is() -> None:
+def test_names_of_models_fit_with_long_release_names() -> None:
     models = [{"name": "m" * 20, "model": "org/a"}, {"name": "n", "model": "org/b"}]
     objects = render({"models": models}, release="r" * 53)
     names = [item["metadata"]["name"] for item in of_kind(objects, "Deployment") if component_of(item) == "engine"]
@@ -163,7 +163,7 @@ def test_each_workload_selects_its_own_pods_and_each_service_those_of_its_compon
 
 
 @pytest.mark.parametrize("name", CI_VALUES)
-def test_nothing_names_a_registry(name: str) -> None:
+def test_no_file_names_a_registry(name: str) -> None:
     images = {one["image"] for pod in all_pods(render_ci(name)).values() for one in all_containers(pod)}
     assert images <= {"quire:0.1.0", "quire:0.1.0-cuda", "busybox:1.36"}
     hosts = re.compile(

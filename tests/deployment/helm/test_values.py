@@ -28,20 +28,20 @@ LEVEL_IDS = [path or "top" for path, _, _ in LEVELS]
 
 
 @pytest.mark.parametrize(("_path", "schema", "values"), LEVELS, ids=LEVEL_IDS)
-def test_the_schema_lists_exactly_the_values_that_there_are(_path: str, schema: Object, values: Object) -> None:
+def test_the_schema_lists_exactly_the_values(_path: str, schema: Object, values: Object) -> None:
     assert schema["additionalProperties"] is False
     assert set(schema["properties"]) - {"global"} == set(values)
     needed = [key for key, value in values.items() if value != "" and not isinstance(value, dict | list)]
     assert schema.get("required", []) == needed
 
 
-def test_the_schema_is_a_schema() -> None:
+def test_the_schema_is_valid() -> None:
     assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
     jsonschema.Draft7Validator.check_schema(SCHEMA)
 
 
 @pytest.mark.parametrize("component", TYPES)
-def test_every_setting_is_in_the_schema_with_its_bounds_or_is_made_by_the_chart(component: str) -> None:
+def test_every_setting_is_in_the_schema_with_its_bounds_or_is_set_by_the_chart(component: str) -> None:
     made_by_the_chart = {
         *("listen", "http_listen", "metrics_listen", "map_listen", "kvmanager", "engines", "model", "engine_id"),
         *("pinned_prompts", "api_keys", "insecure", "tls_certificate", "tls_key", "tls_client_ca"),
@@ -68,7 +68,7 @@ def test_settings_that_the_values_repeat_have_the_default_of_their_field(compone
     assert VALUES[component]["settings"] == {"grace_seconds": TYPES[component]().grace_seconds}
 
 
-def test_a_model_may_say_all_that_engines_may_and_must_repeat_nothing() -> None:
+def test_a_model_can_override_every_value_of_engines() -> None:
     entry = SCHEMA["properties"]["models"]["items"]
     assert entry["required"] == ["name", "model"]
     assert entry["properties"].keys() - {"name", "model"} == SCHEMA["properties"]["engine"]["properties"].keys()
@@ -78,7 +78,7 @@ def test_a_model_may_say_all_that_engines_may_and_must_repeat_nothing() -> None:
 # What is generated
 
 
-def test_what_is_generated_is_up_to_date_and_a_change_of_the_values_is_noticed(tmp_path: Any) -> None:
+def test_generated_files_are_current_and_changes_of_values_are_detected(tmp_path: Any) -> None:
     assert subprocess.run([sys.executable, GENERATE, "--check"], check=False).returncode == 0
     copy = tmp_path / "helm"
     subprocess.run(["cp", "-r", ROOT / "helm", copy], check=True)
@@ -95,7 +95,7 @@ def test_what_is_generated_is_up_to_date_and_a_change_of_the_values_is_noticed(t
     assert "| `gateway.preStopSeconds` | `6` |" in (copy / "quire" / "README.md").read_text()
 
 
-def test_a_value_without_a_comment_is_noticed(tmp_path: Any) -> None:
+def test_a_value_without_a_comment_is_found(tmp_path: Any) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); from chart_values import values_of; values_of('a:\\n  b: 1')"
     )
@@ -269,7 +269,7 @@ def leaves(values: Object, path: str = "") -> Iterator[str]:
             yield path + key
 
 
-def test_the_other_values_are_all_that_there_are() -> None:
+def test_the_tested_values_are_all_values() -> None:
     assert OTHER_VALUES.keys() | ALLOWS.keys() == set(leaves(VALUES))
 
 
