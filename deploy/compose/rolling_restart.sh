@@ -1,15 +1,15 @@
 #!/bin/sh
-# Restarts the containers of the services that are named one after the other, each once the one before it is ready:
+# Restart the containers of the named services one by one, each when the one before it is ready:
 #
 #   deploy/compose/rolling_restart.sh kvmanager engine gateway
 #
-# With two engines, and two gateways whose clients know both, no request fails meanwhile.
+# With two engines, and two gateways whose clients know both, no request fails.
 set -eu
 
 compose="docker compose"
 $compose version >/dev/null 2>&1 || compose=docker-compose
 READY_SECONDS=${READY_SECONDS:-1800}
-# Gateways look for engines every 5 s; the next one goes when they have found this one.
+# Gateways look up engines every 5 s; the next restart waits until they have found this one.
 FOUND_SECONDS=${FOUND_SECONDS:-8}
 
 for service in "$@"; do
@@ -17,7 +17,7 @@ for service in "$@"; do
     case $service in
     gateway) port=50051 name=quire.v1.Gateway ;;
     engine | engine-*) port=50052 name=quire.v1.Engine ;;
-    # It would wait for engines to leave, which they do not; they tell the next one what there is.
+    # It would wait for its engines to detach; they report their blocks to the next one instead.
     kvmanager) port=50053 name=quire.v1.KVManager stop_seconds=5 ;;
     *) echo "$service is none of kvmanager, engine, engine-gpu, gateway" >&2 && exit 2 ;;
     esac
