@@ -1,4 +1,4 @@
-"""What the tests of HTTP share."""
+"""Fixtures for tests of HTTP."""
 
 from collections.abc import Iterator
 

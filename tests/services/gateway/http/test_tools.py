@@ -1,4 +1,4 @@
-"""Tools: what a model is told of them, and what its calls become."""
+"""Tools in prompts, and tool calls in the output."""
 
 import json
 from typing import Any
@@ -26,13 +26,13 @@ TOOLS = [
 ASK = {"messages": [{"role": "user", "content": "What time is it?"}], "tools": TOOLS, "max_tokens": 150, "seed": 4}
 
 
-def read(reader: ToolCallParser, text: str, size: int) -> list[Any]:
-    """Give a text in pieces; return what it comes to, with neighbouring texts joined."""
+def parse(parser: ToolCallParser, text: str, size: int) -> list[Any]:
+    """Parse a text in pieces of `size`; return the parts, with adjacent texts joined."""
     pieces: list[Any] = []
     for at in range(0, len(text), size):
-        pieces += reader.push(text[at : at + size])
+        pieces += parser.push(text[at : at + size])
     joined: list[Any] = []
-    for piece in [*pieces, *reader.finish()]:
+    for piece in [*pieces, *parser.finish()]:
         if isinstance(piece, str) and joined and isinstance(joined[-1], str):
             joined[-1] += piece
         else:
@@ -47,7 +47,7 @@ B = ToolCall("b", "{}")
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
-    ("reader", "text", "pieces"),
+    ("parser", "text", "pieces"),
     [
         (TaggedCallParser, "1 < 2 <tool", ["1 < 2 <tool"]),
         (TaggedCallParser, 'Well. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', ["Well. ", A]),
@@ -66,13 +66,13 @@ B = ToolCall("b", "{}")
         (CallListParser, '{"name": "a", "arguments": {"x": 1}}', [A]),
     ],
 )  # fmt: skip
-def test_calls_are_found_in_what_a_model_says_however_it_comes(
-    reader: type[Any], text: str, pieces: list[Any], size: int
+def test_calls_are_parsed_from_text_in_pieces_of_any_size(
+    parser: type[Any], text: str, pieces: list[Any], size: int
 ) -> None:
-    assert read(reader(), text, size) == pieces
+    assert parse(parser(), text, size) == pieces
 
 
-def test_text_that_cannot_become_a_call_does_not_wait() -> None:
+def test_text_that_cannot_become_a_call_is_returned_at_once() -> None:
     assert TaggedCallParser().push("1 < 2, <b") == ["1 < 2, <b"]
     assert TaggedCallParser().push("so: <tool_") == ["so: "]
     assert MarkedCallParser().push("[1] [TOOL") == ["[1] "]
@@ -80,10 +80,10 @@ def test_text_that_cannot_become_a_call_does_not_wait() -> None:
 
 
 def called(http: httpx.Client, **body: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the calls of an answer, which a stream must tell as well, and its choice."""
-    answer = http.post("/v1/chat/completions", json={**ASK, **body})
-    assert answer.status_code == 200, answer.text
-    choice = answer.json()["choices"][0]
+    """Return the tool calls and the choice of a response, after a check that a stream has the same."""
+    response = http.post("/v1/chat/completions", json={**ASK, **body})
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
     calls = choice["message"].get("tool_calls", [])
     streamed, content, reason = [], "", None
     stream = http.post("/v1/chat/completions", json={**ASK, **body, "stream": True}).text
@@ -101,7 +101,7 @@ def called(http: httpx.Client, **body: Any) -> tuple[list[dict[str, Any]], dict[
     return calls, choice
 
 
-def test_a_tool_that_is_required_is_called_with_what_its_schema_allows(http: httpx.Client) -> None:
+def test_a_required_call_follows_the_schema_of_its_tool(http: httpx.Client) -> None:
     calls, choice = called(http, tool_choice="required", parallel_tool_calls=False)
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
@@ -118,13 +118,13 @@ def test_several_calls_can_be_required_at_once(http: httpx.Client) -> None:
     assert len({call["id"] for call in calls}) == len(calls)
 
 
-def test_a_tool_that_is_named_is_called(http: httpx.Client) -> None:
+def test_a_named_tool_is_called(http: httpx.Client) -> None:
     calls, _ = called(http, tool_choice={"type": "function", "function": {"name": "sum"}})
     assert [call["function"]["name"] for call in calls] == ["sum"]
     assert json.loads(calls[0]["function"]["arguments"])["a"] in (1, 2, 3)
 
 
-def test_a_call_in_the_models_own_format_is_a_call(http: httpx.Client) -> None:
+def test_a_call_in_the_models_format_is_parsed(http: httpx.Client) -> None:
     text = r'<tool_call>\{"name": "sum", "arguments": \{"a": [123]\}\}</tool_call>'
     calls, choice = called(http, guided_regex=f"Well: {text} {text}")
     assert choice["message"]["content"] == "Well: "
@@ -136,7 +136,7 @@ def test_a_call_in_the_models_own_format_is_a_call(http: httpx.Client) -> None:
     assert choice["message"]["content"].startswith("<tool_call>")
 
 
-def test_tools_and_calls_reach_the_model_by_http_as_by_grpc(tiny_quire: RunningQuire, http: httpx.Client) -> None:
+def test_tools_and_calls_are_rendered_as_for_grpc(tiny_quire: RunningQuire, http: httpx.Client) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "sum", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "user", "content": "Add."},
@@ -161,7 +161,7 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def said(**function: Any) -> dict[str, Any]:
+def assistant_call(**function: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{"id": "", "function": function}]}
 
 
@@ -174,10 +174,10 @@ def said(**function: Any) -> dict[str, Any]:
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"tools": [tool(name="")]}, "tools[0].name"),
         ({"tool_choice": "required", "tools": [tool(name="x", parameters={"type": 5})]}, "tools"),
-        ({"messages": [said(name="a", arguments="x")]}, "messages[0].tool_calls[0].arguments"),
+        ({"messages": [assistant_call(name="a", arguments="x")]}, "messages[0].tool_calls[0].arguments"),
         ({"functions": []}, "functions"),
     ],
 )  # fmt: skip
-def test_tools_that_cannot_be_called_are_refused_by_name(http: httpx.Client, body: Any, param: str) -> None:
-    answer = http.post("/v1/chat/completions", json={**ASK, **body})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+def test_invalid_tools_are_rejected_by_name(http: httpx.Client, body: Any, param: str) -> None:
+    response = http.post("/v1/chat/completions", json={**ASK, **body})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)

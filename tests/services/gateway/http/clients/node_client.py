@@ -1,4 +1,4 @@
-"""The official Node client, fetched once into the cache; `make npm-clients` does only that."""
+"""Installs OpenAI's Node client once into the cache, also by `make npm-clients`."""
 
 import json
 import shutil
@@ -14,13 +14,13 @@ PACKAGE = Path(__file__).parent / "node" / "package.json"
 
 
 class NoNodeClient(Exception):
-    """It cannot be had; the message says why."""
+    """The Node client cannot be installed."""
 
 
 def node_path() -> str:
-    """Return where the version that package.json pins is installed. Raises NoNodeClient."""
+    """Return the node_modules folder with the version pinned in package.json. Raises NoNodeClient."""
     if not shutil.which("node") or not shutil.which("npm"):
-        raise NoNodeClient("node is not installed: the Node client is not tried")
+        raise NoNodeClient("node or npm is not installed")
     version = json.loads(PACKAGE.read_text())["dependencies"]["openai"]
     folder = default_cache().parent / "npm-clients" / f"openai-{version}"
     if not (folder / "node_modules" / "openai").exists():
@@ -30,7 +30,7 @@ def node_path() -> str:
 
 
 def _install(folder: Path) -> None:
-    """Install it beside its folder, which is whole when it is there."""
+    # Installed elsewhere and renamed, so that an existing folder is always complete.
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         new = Path(place) / "new"
         new.mkdir()
@@ -39,10 +39,10 @@ def _install(folder: Path) -> None:
         try:
             done = subprocess.run(command, cwd=new, capture_output=True, text=True, check=False, timeout=100)
         except subprocess.TimeoutExpired as error:
-            raise NoNodeClient("npm does not come to an end with the Node client") from error
+            raise NoNodeClient("npm install of the Node client timed out") from error
         if done.returncode:
             raise NoNodeClient(f"npm cannot install the Node client: {done.stderr.strip().splitlines()[:1]}")
-        shutil.rmtree(folder, ignore_errors=True)  # what was begun and not ended
+        shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
 
 

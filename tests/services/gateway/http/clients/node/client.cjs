@@ -21,25 +21,25 @@ async function joined(stream, text) {
 }
 
 async function main() {
-  const told = {};
+  const output = {};
   const chat = { model, messages, max_completion_tokens: 12, seed: 5 };
-  told.models = (await client.models.list()).data.map((one) => one.id);
-  told.completion = (await client.completions.create({ model, prompt, max_tokens: 12, seed: 5 })).choices[0].text;
-  told.completionStream = await joined(
+  output.models = (await client.models.list()).data.map((one) => one.id);
+  output.completion = (await client.completions.create({ model, prompt, max_tokens: 12, seed: 5 })).choices[0].text;
+  output.completionStream = await joined(
     await client.completions.create({ model, prompt, max_tokens: 12, seed: 5, stream: true }),
     (choice) => choice.text,
   );
-  told.chat = (await client.chat.completions.create(chat)).choices[0].message.content;
-  told.chatStream = await joined(
+  output.chat = (await client.chat.completions.create(chat)).choices[0].message.content;
+  output.chatStream = await joined(
     await client.chat.completions.create({ ...chat, stream: true, stream_options: { include_usage: true } }),
     (choice) => choice.delta.content ?? "",
   );
   const several = await client.chat.completions.create({ ...chat, n: 2, logprobs: true, top_logprobs: 2 });
-  told.several = several.choices.map((choice) => choice.message.content);
-  told.logprobs = several.choices[0].logprobs.content.map((token) => token.top_logprobs.length);
-  told.stopped = (await client.chat.completions.create({ ...chat, stop: [told.chat[4]] })).choices[0].message.content;
+  output.several = several.choices.map((choice) => choice.message.content);
+  output.logprobs = several.choices[0].logprobs.content.map((token) => token.top_logprobs.length);
+  output.stopped = (await client.chat.completions.create({ ...chat, stop: [output.chat[4]] })).choices[0].message.content;
   const json_schema = { name: "switch", schema, strict: true };
-  told.json = (
+  output.json = (
     await client.chat.completions.create({
       ...chat,
       max_completion_tokens: 200,
@@ -49,9 +49,9 @@ async function main() {
   const tools = [{ type: "function", function: { name: "turn", parameters: schema } }];
   const tool_choice = { type: "function", function: { name: "turn" } };
   const runner = client.chat.completions.stream({ ...chat, max_completion_tokens: 200, tools, tool_choice });
-  told.call = (await runner.finalChatCompletion()).choices[0].message.tool_calls[0].function;
-  told.error = await client.completions.create({ model: "gpt-4", prompt }).catch((error) => [error.status, error.code]);
-  console.log(JSON.stringify(told));
+  output.call = (await runner.finalChatCompletion()).choices[0].message.tool_calls[0].function;
+  output.error = await client.completions.create({ model: "gpt-4", prompt }).catch((error) => [error.status, error.code]);
+  console.log(JSON.stringify(output));
 }
 
 main().catch((error) => {

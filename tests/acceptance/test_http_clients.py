@@ -1,4 +1,4 @@
-"""langchain-openai and litellm, unchanged."""
+"""langchain-openai and litellm, unmodified, at a running Quire. Their imports take seconds."""
 
 import asyncio
 import os
@@ -26,9 +26,9 @@ class Pet(BaseModel):
 
 @pytest.fixture(scope="module")
 def langchain(tiny_quire: RunningQuire) -> Iterator[dict[str, Any]]:
-    """What langchain's classes are made with."""
+    """Arguments of langchain's classes."""
     with httpx.Client(timeout=CALL_SECONDS) as client:
-        # A model without sense likes to put blanks where JSON may have them.
+        # A random model generates long runs of whitespace where JSON allows them.
         blanks = client.post(f"{tiny_quire.http_url}/tokenize", json={"prompt": "\t\n\r "}).json()["tokens"]
         yield {
             "logit_bias": {str(token): -100 for token in blanks},
@@ -48,13 +48,13 @@ def chat(langchain: dict[str, Any]) -> Any:
     return ChatOpenAI(**langchain, max_tokens=400)
 
 
-def test_langchain_gets_what_it_streams(chat: Any) -> None:
+def test_a_langchain_stream_equals_the_response(chat: Any) -> None:
     whole = chat.invoke(ASK)
     assert "".join(chunk.content for chunk in chat.stream(ASK)) == whole.content
     assert whole.usage_metadata["output_tokens"] > 0
 
 
-def test_langchain_gets_log_probabilities_and_stops(chat: Any) -> None:
+def test_langchain_returns_log_probabilities_and_stops(chat: Any) -> None:
     answer = chat.bind(logprobs=True, top_logprobs=2).invoke(ASK, max_tokens=4)
     assert len(answer.response_metadata["logprobs"]["content"]) == 4
     text = chat.invoke(ASK).content
@@ -62,7 +62,7 @@ def test_langchain_gets_log_probabilities_and_stops(chat: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_langchain_gets_structured_output(chat: Any, method: str) -> None:
+def test_langchain_parses_structured_output(chat: Any, method: str) -> None:
     assert isinstance(chat.with_structured_output(Pet, method=method).invoke(ASK), Pet)
 
 
@@ -85,11 +85,11 @@ def test_langchain_completes_texts(langchain: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def litellm() -> Iterator[Any]:
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else litellm downloads it
     import litellm  # slow to import
 
     with httpx.Client(timeout=CALL_SECONDS) as client, asyncio.Runner() as runner:
-        # It asks for the thread's event loop, would make one, and close it never: some later test would be blamed.
+        # litellm would create an event loop for the thread and never close it, which fails a later test.
         asyncio.set_event_loop(runner.get_loop())
         litellm.client_session = client
         yield litellm
@@ -97,7 +97,7 @@ def litellm() -> Iterator[Any]:
     litellm.module_level_client.close()
 
 
-def test_litellm_gets_what_it_streams(tiny_quire: RunningQuire, litellm: Any) -> None:
+def test_a_litellm_stream_equals_the_response(tiny_quire: RunningQuire, litellm: Any) -> None:
     arguments = {
         "model": "openai/tiny-llama",
         "api_base": f"{tiny_quire.http_url}/v1",
@@ -124,7 +124,7 @@ def test_litellm_gets_what_it_streams(tiny_quire: RunningQuire, litellm: Any) ->
     assert text.choices[0].text
 
 
-def test_litellm_as_vllms_users_call_it(tiny_quire: RunningQuire, litellm: Any) -> None:
+def test_litellm_sends_fields_of_vllm(tiny_quire: RunningQuire, litellm: Any) -> None:
     answer = litellm.completion(
         model="hosted_vllm/tiny-llama",
         api_base=f"{tiny_quire.http_url}/v1",

@@ -1,4 +1,4 @@
-"""The HTTP server by itself, in front of a handler that does what a test says."""
+"""The HTTP server in front of a handler whose output and errors are set by the test."""
 
 import asyncio
 import threading
@@ -22,14 +22,14 @@ from tests.running_quire import CALL_SECONDS
 
 Response = gateway_pb2.GenerateResponse
 CONNECTIONS = 8
-# Nobody who does what a test says is given up, on however slow a machine.
-PATIENT = HttpLimits(CONNECTIONS, read_seconds=60, write_seconds=60)
-# For the tests of just that.
-HASTY = HttpLimits(CONNECTIONS, read_seconds=0.3, write_seconds=0.5)
+# No client reaches these limits, even on a slow machine.
+LONG_LIMITS = HttpLimits(CONNECTIONS, read_seconds=60, write_seconds=60)
+# For tests of the limits.
+SHORT_LIMITS = HttpLimits(CONNECTIONS, read_seconds=0.3, write_seconds=0.5)
 
 
-class PlayedHandler:
-    """Says `x` as often as max_tokens says; fails as told, before or behind the first token."""
+class ScriptedHandler:
+    """Generates the prompt `max_tokens` times. `refusal` rejects a request, `failure` ends it after a token."""
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer.load(folder)
@@ -39,14 +39,14 @@ class PlayedHandler:
         self.hold = asyncio.Event()
         self.hold.set()
         self.running = 0
-        self.begun = 0  # never fewer
+        self.started = 0
 
     async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin) -> Responses:
         self.callers.append(origin.caller)
         if self.refusal:
             raise self.refusal
         self.running += 1
-        self.begun += 1
+        self.started += 1
         try:
             sampling = decoding_pb2.Sampling(sample_count=1)
             yield Response(started=gateway_pb2.Started(model="played", sampling=sampling))
@@ -79,8 +79,6 @@ class PlayedHandler:
 
 
 class Observer(GatewayObserver):
-    """Remembers requests over HTTP."""
-
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, int]] = []
 
@@ -88,14 +86,14 @@ class Observer(GatewayObserver):
         self.requests.append((route, method, status))
 
 
-class PlayedServer:
-    """A server on a thread with an event loop of its own."""
+class ScriptedServer:
+    """A server on its own thread and event loop."""
 
-    def __init__(self, folder: Path, bounds: HttpLimits = PATIENT) -> None:
+    def __init__(self, folder: Path, bounds: HttpLimits = LONG_LIMITS) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.handler, self.readiness, self.observer = PlayedHandler(folder), Readiness(), Observer()
+        self.handler, self.readiness, self.observer = ScriptedHandler(folder), Readiness(), Observer()
         self.readiness.set(True)
         app = ObservedApp(make_app(self.handler, self.readiness, _authenticate), self.readiness, self.observer)
         self.server = HttpServer(app, bounds, on_rejected=lambda status: count_rejection(self.observer, status))
@@ -106,7 +104,7 @@ class PlayedServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_SECONDS)
 
     def call(self, work: Callable[[], object]) -> None:
-        """Do something on the server's own loop."""
+        """Call a function on the server's event loop."""
 
         async def done() -> None:
             work()
@@ -114,7 +112,7 @@ class PlayedServer:
         self.run(done())
 
     def settle(self) -> None:
-        """Wait until nobody is connected and the observer has heard of everything."""
+        """Wait until no client is connected and all requests have been observed."""
 
         async def quiet() -> None:
             while self.server._state.connections or self.server._state.tasks:
@@ -123,20 +121,20 @@ class PlayedServer:
         self.run(quiet())
 
     @contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """Inside, it does nothing; afterwards it finds together what has come one after the other."""
-        stands, go_on = threading.Event(), threading.Event()
+    def blocked(self) -> Iterator[None]:
+        """Block the event loop, so that the server reads at once all bytes that arrive inside."""
+        blocked, unblock = threading.Event(), threading.Event()
 
-        def stand() -> None:
-            stands.set()
-            go_on.wait(CALL_SECONDS)
+        def block() -> None:
+            blocked.set()
+            unblock.wait(CALL_SECONDS)
 
-        self._loop.call_soon_threadsafe(stand)
-        assert stands.wait(CALL_SECONDS)
+        self._loop.call_soon_threadsafe(block)
+        assert blocked.wait(CALL_SECONDS)
         try:
             yield
         finally:
-            go_on.set()
+            unblock.set()
 
     def close(self) -> None:
         self.run(self.server.stop())
