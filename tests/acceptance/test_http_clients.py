@@ -2,14 +2,15 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.running_quire import CALL_SECONDS, RunningQuire
+from tests.running_quire import CALL_SECONDS, RunningQuire, start_quire
 
 ASK = "Why is the sky blue?"
 
@@ -21,19 +22,26 @@ class Pet(BaseModel):
     wild: bool = Field(description="Whether it is.")
 
 
+@pytest.fixture(scope="module")
+def quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
+    one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--http-listen", "127.0.0.1:0")
+    yield one
+    assert one.close() == 0
+
+
 # langchain-openai
 
 
 @pytest.fixture(scope="module")
-def langchain(tiny_quire: RunningQuire) -> Iterator[dict[str, Any]]:
+def langchain(quire: RunningQuire) -> Iterator[dict[str, Any]]:
     """Arguments of langchain's classes."""
     with httpx.Client(timeout=CALL_SECONDS) as client:
         # A random model generates long runs of whitespace where JSON allows them.
-        blanks = client.post(f"{tiny_quire.http_url}/tokenize", json={"prompt": "\t\n\r "}).json()["tokens"]
+        blanks = client.post(f"{quire.http_url}/tokenize", json={"prompt": "\t\n\r "}).json()["tokens"]
         yield {
             "logit_bias": {str(token): -100 for token in blanks},
             "model": "tiny-llama",
-            "base_url": f"{tiny_quire.http_url}/v1",
+            "base_url": f"{quire.http_url}/v1",
             "api_key": "none",
             "max_retries": 0,
             "seed": 3,
@@ -97,10 +105,10 @@ def litellm() -> Iterator[Any]:
     litellm.module_level_client.close()
 
 
-def test_a_litellm_stream_equals_the_response(tiny_quire: RunningQuire, litellm: Any) -> None:
+def test_a_litellm_stream_equals_the_response(quire: RunningQuire, litellm: Any) -> None:
     arguments = {
         "model": "openai/tiny-llama",
-        "api_base": f"{tiny_quire.http_url}/v1",
+        "api_base": f"{quire.http_url}/v1",
         "api_key": "none",
         "messages": [{"role": "user", "content": ASK}],
         "max_tokens": 12,
@@ -116,7 +124,7 @@ def test_a_litellm_stream_equals_the_response(tiny_quire: RunningQuire, litellm:
     text = litellm.text_completion(
         model="text-completion-openai/tiny-llama",
         prompt=ASK,
-        api_base=f"{tiny_quire.http_url}/v1",
+        api_base=f"{quire.http_url}/v1",
         api_key="none",
         max_tokens=8,
         temperature=0,
@@ -124,10 +132,10 @@ def test_a_litellm_stream_equals_the_response(tiny_quire: RunningQuire, litellm:
     assert text.choices[0].text
 
 
-def test_litellm_sends_fields_of_vllm(tiny_quire: RunningQuire, litellm: Any) -> None:
+def test_litellm_sends_fields_of_vllm(quire: RunningQuire, litellm: Any) -> None:
     answer = litellm.completion(
         model="hosted_vllm/tiny-llama",
-        api_base=f"{tiny_quire.http_url}/v1",
+        api_base=f"{quire.http_url}/v1",
         messages=[{"role": "user", "content": ASK}],
         max_tokens=8,
         top_k=1,
