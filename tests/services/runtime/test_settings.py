@@ -158,12 +158,12 @@ def test_serve_and_demo_take_the_engines_settings_too(name: str) -> None:
     assert options >= {name for name in wanted if not name.startswith(("tls_", "link_"))}
 
 
-def test_serve_takes_of_the_kvmanagers_settings_where_its_page_listens_and_how_many_lives_it_follows() -> None:
+def test_serve_has_the_kv_managers_settings_of_its_page_and_records() -> None:
     names = [parameter.name for parameter in cli.commands["serve"].params]
     own = {field.name for kind in (EngineSettings, GatewaySettings) for field in dataclasses.fields(kind)}
     assert [
         name for name in names if name in {field.name for field in dataclasses.fields(KVManagerSettings)} - own
-    ] == ["map_listen", "kv_cache_metrics_sample"]
+    ] == ["map_listen", "kv_cache_metrics_sample", "record_folder", "record_megabytes"]
 
 
 def test_serve_takes_what_concerns_the_gateways_port_and_nothing_of_the_links_inside() -> None:

@@ -35,10 +35,10 @@ def sent(requests: InFlightRequests, count: int) -> list[pb.ServeRequest]:
 
 def test_an_id_is_live_until_its_request_is_released() -> None:
     requests = InFlightRequests(10)
-    ticket = requests.submit(submission())
+    stream = requests.submit(submission())
     with pytest.raises(RequestExists):
         requests.submit(submission())
-    requests.release(ticket, now=1.0)
+    requests.release(stream, now=1.0)
     assert len(requests) == 0
     requests.submit(submission())
     assert len(requests) == 1
@@ -65,33 +65,33 @@ def test_the_end_of_a_released_request_returns_its_release_time_once() -> None:
 
 def test_an_ended_request_leaves_no_released_attempt() -> None:
     requests = InFlightRequests(10)
-    ticket = requests.submit(submission())
+    stream = requests.submit(submission())
     assert requests.deliver(finished(), last=True) is None
-    requests.release(ticket, now=1.0)
+    requests.release(stream, now=1.0)
     assert requests.submit(submission()).submission.attempt == 1
 
 
 def test_an_overflowed_request_is_cancelled_once() -> None:
     requests = InFlightRequests(10)
-    ticket = requests.submit(submission())
+    stream = requests.submit(submission())
     for _ in range(3):
         requests.deliver(tokens(*range(8)), last=False)
     with pytest.raises(SlowClient):
-        asyncio.run(ticket.next_events(None))
-    requests.cancel(ticket, pb.CANCEL_REASON_CLIENT)
+        asyncio.run(stream.next_events(None))
+    requests.cancel(stream, pb.CANCEL_REASON_CLIENT)
     first, slow, left = sent(requests, 3)
-    assert first.submission == ticket.submission
+    assert first.submission == stream.submission
     assert [slow.cancel.reason, left.cancel.reason] == [pb.CANCEL_REASON_SLOW_CLIENT, pb.CANCEL_REASON_CLIENT]
 
 
 def test_a_disconnect_drops_streams_and_unsent_messages() -> None:
     requests = InFlightRequests(10)
     requests.release(requests.submit(submission()), now=1.0)
-    ticket = requests.submit(submission())
+    stream = requests.submit(submission())
     requests.disconnect()
     with pytest.raises(EngineDisconnected):
-        asyncio.run(ticket.next_events(None))
-    requests.cancel(ticket, pb.CANCEL_REASON_CLIENT)
+        asyncio.run(stream.next_events(None))
+    requests.cancel(stream, pb.CANCEL_REASON_CLIENT)
     later = requests.submit(submission())
     assert later.submission.attempt == 1, "the next engine has no earlier attempt"
     assert [one.submission for one in sent(requests, 1)] == [later.submission]
