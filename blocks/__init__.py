@@ -1,4 +1,4 @@
-"""Exactly what engine and KV manager say to each other, as frozen plain values. Imports the standard library alone."""
+"""The contract between engine and KV manager as frozen plain values. Imports only the standard library."""
 
 from blocks.arithmetic import blocks_for
 from blocks.keys import KEY_BYTES, block_key, block_keys, prefix_keys, root_key

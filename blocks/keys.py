@@ -1,8 +1,8 @@
-"""Keys of full blocks: what a block's contents are a function of.
+"""Keys of full blocks, which identify the blocks' contents.
 
 K and V at a position depend on all tokens up to it, so a block's key is a hash chained over its parent's key and its
-own tokens. The chain starts from the model's fingerprint and the tenant's salt: two blocks have equal keys only where
-the same model computed the same tokens for requests that may share.
+own tokens. The chain starts from the model's fingerprint and the tenant's salt: two blocks have equal keys only if the
+same model computed the same tokens for requests that may share them.
 """
 
 from array import array
@@ -15,13 +15,13 @@ from struct import Struct
 KEY_BYTES = 32
 _SCHEME = b"quire-block-key-v1"
 _TOKEN_BYTES = 4
-_BLOCKS_TOGETHER = 4096  # whose tokens are copied at a time
+_SLICE_BLOCKS = 4096  # whose tokens are copied at a time
 
 
 def root_key(model_fingerprint: str, salt: bytes, resets: int = 0) -> bytes:
-    """Return the parent of a sequence's first key. Each part is preceded by its length, so no two pairs collide.
+    """Return the parent of a sequence's first key. Each hashed part is preceded by its length, so that none collide.
 
-    `resets` counts how often the pool forgot its keys: what began before a reset never meets what began after it.
+    `resets` counts the resets of the prefix cache: sequences from before a reset never match sequences after it.
     """
     digest = sha256(_SCHEME)
     parts = [model_fingerprint.encode(), salt]
@@ -33,21 +33,21 @@ def root_key(model_fingerprint: str, salt: bytes, resets: int = 0) -> bytes:
 
 
 def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the key of the full block that holds `token_ids` (each below 2**31) after the block of key `parent`."""
+    """Return the key of a full block with `token_ids`, each below 2**31, that follows the block with key `parent`."""
     if isinstance(token_ids, array) and token_ids.typecode == "i":
         return sha256(parent + token_ids.tobytes()).digest()
     return sha256(parent + _packer(len(token_ids)).pack(*token_ids)).digest()
 
 
 def block_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
-    """Yield the keys of the full blocks that `token_ids` fill after the block of key `parent`, one after the other.
+    """Yield the keys of the full blocks of `token_ids`, in order, that follow the block with key `parent`.
 
-    Token ids in an array of C ints are the fastest.
+    An array of C ints is the fastest.
     """
     if isinstance(token_ids, array) and token_ids.typecode == "i":
         width = _TOKEN_BYTES * block_size
-        for first in range(0, len(token_ids), _BLOCKS_TOGETHER * block_size):
-            tokens = token_ids[first : first + _BLOCKS_TOGETHER * block_size].tobytes()
+        for first in range(0, len(token_ids), _SLICE_BLOCKS * block_size):
+            tokens = token_ids[first : first + _SLICE_BLOCKS * block_size].tobytes()
             for start in range(0, len(tokens) - width + 1, width):
                 parent = sha256(parent + tokens[start : start + width]).digest()
                 yield parent
@@ -59,7 +59,7 @@ def block_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iter
 
 
 def prefix_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
-    """Yield those of a prompt's blocks that can be shared: at least its last token is left to compute."""
+    """Yield the keys of a prompt's blocks that may be cache hits: at least the last token is left to compute."""
     return islice(block_keys(parent, token_ids, block_size), max(0, len(token_ids) - 1) // block_size)
 
 

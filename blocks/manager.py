@@ -1,6 +1,6 @@
-"""What an engine has of a block manager: it sends one Step a turn and goes on.
+"""The engine's interface to a block manager: it sends one Step per turn and does not wait for the result.
 
-The answer is there before what it grants is needed.
+The result arrives before the granted blocks are needed.
 """
 
 from collections.abc import Collection
@@ -11,11 +11,11 @@ from blocks.step import Step
 
 
 class Reattached(Exception):
-    """The block manager was away, and has the pool again as the engine has it.
+    """The connection to the block manager was lost, and its pool has been restored from the engine's replica.
 
-    Steps that were not answered until now never will be: what they freed and committed is so, what they asked for was
-    not granted, and nothing was moved. `available_blocks` of the device and `available_host_blocks` can be handed out;
-    `pins` are the ids of all pins that hold blocks.
+    Steps in flight will not be answered. Their commits, pins, forks, frees and lengths were applied; their swaps,
+    extends and allocates were not. `available_blocks` of the device tier and `available_host_blocks` can be handed out;
+    `pins` are the ids of all existing pins.
     """
 
     def __init__(
@@ -28,17 +28,17 @@ class Reattached(Exception):
 
 
 class BlockManager(Protocol):
-    """Carries Steps to the process that keeps the pool, and brings the answers back in order."""
+    """Sends Steps to the process that owns the pool, and receives the results in order."""
 
     @property
     def ready(self) -> bool:
         """Whether a Step can be sent now."""
 
     def send(self, step: Step) -> None:
-        """Send a Step. Does not wait for its answer."""
+        """Send a Step without waiting for its result."""
 
     def receive(self) -> StepResult | None:
-        """Return the next answer, or None while there is none. Does not wait.
+        """Return the next result, or None if none has arrived. Does not wait.
 
-        Raises Reattached, once for each time that the block manager was away and came back.
+        Raises Reattached once for each lost connection that was restored.
         """

@@ -1,4 +1,4 @@
-"""The answer to a Step."""
+"""The result of a Step."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -8,7 +8,7 @@ from blocks.step import StepItem
 
 
 class StepRefusal(Enum):
-    """Why an item was refused."""
+    """The reason of a refusal."""
 
     OUT_OF_BLOCKS = 1
     UNKNOWN = 2
@@ -18,7 +18,7 @@ class StepRefusal(Enum):
 
 
 class Refusal(NamedTuple):
-    """An item that was refused, by its list and its position in it; nothing of it was done."""
+    """A refused item, given by its list and its position in it. The item changed nothing."""
 
     item: StepItem
     position: int
@@ -27,9 +27,9 @@ class Refusal(NamedTuple):
 
 
 class TableChange(NamedTuple):
-    """The new end of a sequence's table: entries from `first_index` on are `block_ids`.
+    """The new end of a sequence's table: its entries from `first_index` on are `block_ids`.
 
-    After a swap they are all of its entries, in the other tier.
+    After a swap, `block_ids` are all entries, in the other tier.
     """
 
     sequence: int
@@ -40,21 +40,20 @@ class TableChange(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A block to copy to another one, in the same tier or in the other."""
+    """A block copy within a tier or between the tiers."""
 
     source: int
     destination: int
 
 
 class StepResult(NamedTuple):
-    """What a Step did, and how many blocks can be handed out after it.
+    """The effects of a Step, and the number of blocks that can be handed out after it.
 
-    The copies are made before anything that was granted here is used, in three launches: `device_to_host`,
-    `host_to_device`, `copies` within the device. Each is safe as one parallel launch: no destination is a source, and
-    none is a destination twice.
+    The copies must be made before the granted blocks are used, in three launches: `device_to_host`, `host_to_device`,
+    then `copies` within the device. Each list is safe as one parallel launch: no destination is a source, or occurs
+    twice.
 
-    `withheld_blocks` and `host_withheld_blocks` are those that an audit took out of circulation before the Step, or
-    will when nobody holds them.
+    `withheld_blocks` and `host_withheld_blocks` were withheld by an audit before the Step, those in use on release.
     """
 
     step: int
@@ -70,5 +69,5 @@ class StepResult(NamedTuple):
 
     @property
     def refused(self) -> set[tuple[StepItem, int]]:
-        """The items that were refused, by their lists and their positions in them."""
+        """The list and the position of each refused item."""
         return {(refusal.item, refusal.position) for refusal in self.refusals}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class FreeReason(Enum):
-    """Why a sequence's blocks are given back."""
+    """The reason of a free."""
 
     FINISHED = 1
     CANCELLED = 2
@@ -20,7 +20,7 @@ class FreeReason(Enum):
 
 
 class StepItem(Enum):
-    """The lists of a Step, in the order in which they are applied."""
+    """The lists of a Step, in the order of application."""
 
     COMMIT = 1
     PIN = 2
@@ -34,7 +34,7 @@ class StepItem(Enum):
 
 
 class Commit(NamedTuple):
-    """Gives whole blocks that were written, from `first_index` on, their keys; all earlier ones have theirs."""
+    """Sets the keys of computed whole blocks from `first_index` on. All earlier blocks must have keys."""
 
     sequence: int
     first_index: int
@@ -42,7 +42,7 @@ class Commit(NamedTuple):
 
 
 class Pin(NamedTuple):
-    """Holds the leading blocks of a sequence, all of them committed, until they are unpinned."""
+    """Holds the leading blocks of a sequence until they are unpinned. They must be committed."""
 
     pin_id: str
     sequence: int
@@ -56,14 +56,14 @@ class Unpin(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Forgets all cached prefixes, and takes the keys of held blocks out of the index."""
+    """Resets the prefix cache: cached blocks become free, and the keys of held blocks are removed from the index."""
 
 
 PinChange = Pin | Unpin | Reset
 
 
 class Fork(NamedTuple):
-    """Lets a new sequence share the parent's blocks below `length` tokens; the room of both becomes `length`."""
+    """Adds a sequence that shares the parent's blocks below `length` tokens. The room of both becomes `length`."""
 
     parent: int
     child: int
@@ -71,7 +71,7 @@ class Fork(NamedTuple):
 
 
 class Free(NamedTuple):
-    """Gives a sequence's table back, tail first."""
+    """Releases a sequence's blocks, tail first, and removes it."""
 
     sequence: int
     reason: FreeReason
@@ -79,18 +79,18 @@ class Free(NamedTuple):
 
 
 class Extend(NamedTuple):
-    """Makes room: pairs of a sequence of `group` and the tokens it needs room for; all of them or none."""
+    """Adds room for tokens. `rooms` has pairs of a sequence of `group` and its new total; all are granted or none."""
 
     group: int
     rooms: Sequence[tuple[int, int]]
 
 
 class Allocate(NamedTuple):
-    """Begins a group with its first sequence: takes the cached prefix, and blocks for what is computed next.
+    """Begins a group with its first sequence, from the cached prefix and blocks for the tokens that are computed next.
 
-    `compute_tokens` is how many tokens beyond the cached prefix get room now. Refused unless all of `token_ids` would
-    fit now with `spare_blocks` to spare: a prompt that could not be finished is not begun. `waited_seconds` is how long
-    the group has waited for this; it is for the history and decides nothing.
+    `compute_tokens` tokens beyond the cached prefix get room now. The item is refused unless blocks for all of
+    `token_ids` and `spare_blocks` more are available, so that a prompt that begins can be completed. `waited_seconds`,
+    the queue time of the group, is only recorded.
     """
 
     group: int
@@ -104,7 +104,7 @@ class Allocate(NamedTuple):
 
 
 class Length(NamedTuple):
-    """Says how many tokens of a sequence are computed, for exact fill counts. A plain pair will do."""
+    """Reports the number of computed tokens of a sequence, for exact fill counts. A plain pair is accepted too."""
 
     sequence: int
     tokens: int
@@ -112,7 +112,7 @@ class Length(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """All block operations of one turn, applied in the order of the fields, each item all or nothing."""
+    """All block operations of one turn. Lists are applied in the order of the fields, items in full or not at all."""
 
     step: int
     commits: Sequence[Commit] = ()

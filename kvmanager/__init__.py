@@ -1,6 +1,6 @@
-"""Bookkeeping of KV-cache blocks: allocation, reference counts, copy-on-write, prefix cache.
+"""Bookkeeping of KV cache blocks: allocation, reference counts, copy-on-write, prefix cache.
 
-Pure and synchronous: values in, values out, no clock, no network, no tensor.
+Pure and synchronous: values in, values out; no clock, no network, no tensors.
 """
 
 from kvmanager.adoption import adopt

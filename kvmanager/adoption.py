@@ -1,12 +1,9 @@
-"""Adopting a report: rebuilding a pool, and refusing what no pool can have come to.
-
-It takes time by the size of the pool, so it pauses between slices.
-"""
+"""Adoption of a report: rebuilds a pool in slices, and refuses a state that no pool can have."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from blocks import KEY_BYTES, root_key
-from kvmanager.errors import InvalidReport
+from kvmanager.errors import InvalidReport, counted
 from kvmanager.parts import parts_of
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, truncated
@@ -15,14 +12,14 @@ from kvmanager.report import PoolReport, SequenceReport, TierReport
 from kvmanager.tier.key_index import NO_KEY
 from kvmanager.tier.tier import Tier
 
-# Entries that are looked at without a pause: well below a millisecond.
+# Entries that are processed without a pause: well below a millisecond.
 _SLICE = 1000
 
 
 def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
     """Rebuild a pool from a report; the generator's return value is the pool.
 
-    Raises InvalidReport, naming what contradicts itself, and leaves nothing behind.
+    Raises InvalidReport, which names the contradiction.
     """
     state = PoolState(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
     pool = Pool(spec, state)
@@ -36,22 +33,22 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
         return pool
     yield from _adopt_tier("device", state.device, report.device, _holders(report, swapped=False))
     yield from _adopt_tier("host", state.host, report.host, _holders(report, swapped=True))
-    sharing = _Sharing(state)
+    sharing = _SharingCheck(state)
     for part in parts_of(report.sequences, _SLICE):
         for sequence in part:
-            sharing.add(_adopt_sequence(state, sequence))
+            sharing.check_sequence(_adopt_sequence(state, sequence))
         yield
     for pin, blocks in report.pins.items():
         if not all(state.device.key(block) for block in blocks):
             raise InvalidReport(f"pin {truncated(pin)!r} holds a block without a key")
-        sharing.add_pin(pin, blocks)
+        sharing.check_pin(pin, blocks)
         state.pins[pin] = list(blocks)
     return pool
 
 
 def _fill_empty(tier: Tier) -> Iterator[None]:
     for part in parts_of(range(1, tier.total + 1), _SLICE):
-        tier.queue(part)
+        tier.enqueue(part)
         yield
 
 
@@ -65,72 +62,72 @@ def _holders(report: PoolReport, *, swapped: bool) -> Iterator[int]:
 
 
 def _adopt_tier(name: str, tier: Tier, report: TierReport, holders: Iterable[int]) -> Iterator[None]:
-    places = _Places(name, tier.total)
+    states = _StateCheck(name, tier.total)
     for part in parts_of(holders, _SLICE):
-        places.take(part, again=True)
-        tier.count_holders(part)
+        states.add(part, repeated=True)
+        tier.add_holders(part)
         yield
     for seals in parts_of(report.keyed.items(), _SLICE):
-        _adopt_keys(places, tier, seals, tier.keys.seal)
+        _adopt_keys(states, tier, seals, tier.keys.seal)
         yield
     for seals in parts_of(report.unindexed.items(), _SLICE):
-        _adopt_keys(places, tier, seals, tier.keys.seal_unindexed)
-        if unheld := [block for block, _ in seals if not tier.count(block)]:
-            raise InvalidReport(f"{name} block {unheld[0]} has a key that nobody finds, but is in no table")
+        _adopt_keys(states, tier, seals, tier.keys.seal_unindexed)
+        if unheld := [block for block, _ in seals if not tier.ref_count(block)]:
+            raise InvalidReport(f"{name} block {unheld[0]} is listed as unindexed, but is in no table")
         yield
     for part in parts_of(report.release_order, _SLICE):
-        places.take(part)
-        tier.queue(part)
+        states.add(part)
+        tier.enqueue(part)
         yield
-    places.take_out(report.withheld, tier)
-    if found := [block for block in report.withheld if tier.count(block) and block not in report.unindexed]:
-        raise InvalidReport(f"{name} block {found[0]} is withheld once nobody holds it, but could be found till then")
-    places.check_complete()
+    states.add_withheld(report.withheld, tier)
+    if found := [block for block in report.withheld if tier.ref_count(block) and block not in report.unindexed]:
+        raise InvalidReport(f"{name} block {found[0]} is to be withheld on release, but is not listed as unindexed")
+    states.check_complete()
 
 
-class _Places:
-    """Sees to it that each block of a tier is in one place: in tables, in the release order, or withheld."""
+class _StateCheck:
+    """Checks that each block of a tier has one state: in tables, in the release order, or withheld."""
 
     def __init__(self, name: str, total: int) -> None:
         self.name = name
         self.total = total
-        self._taken = bytearray(total + 1)
+        self._seen = bytearray(total + 1)
         self._count = 0
 
     def check_id(self, block: int) -> None:
         if not 1 <= block <= self.total:
-            raise InvalidReport(f"{self.name} has no block {block}, it has {self.total}")
+            raise InvalidReport(f"{self.name} block must be between 1 and {self.total}, not {block}")
 
-    def take(self, blocks: list[int], *, again: bool = False) -> None:
-        """Note the place of blocks; only the tables may name one `again`."""
+    def add(self, blocks: list[int], *, repeated: bool = False) -> None:
+        """Record that blocks have a state. Only tables may list a block repeatedly."""
         for block in blocks:
             self.check_id(block)
-            if not self._taken[block]:
-                self._taken[block] = 1
+            if not self._seen[block]:
+                self._seen[block] = 1
                 self._count += 1
-            elif not again:
-                raise InvalidReport(f"{self.name} block {block} is in two places")
+            elif not repeated:
+                raise InvalidReport(f"{self.name} block {block} is listed in two states")
 
-    def take_out(self, blocks: list[int], tier: Tier) -> None:
-        """Withhold blocks: those that tables name will be once nobody holds them."""
+    def add_withheld(self, blocks: list[int], tier: Tier) -> None:
+        """Withhold blocks, those in tables on release."""
         for block in blocks:
             self.check_id(block)
-        self.take([block for block in blocks if not tier.count(block)])
+        self.add([block for block in blocks if not tier.ref_count(block)])
         for block in blocks:
-            tier.take_out(block, tier.count(block))
+            tier.withhold_unqueued(block, tier.ref_count(block))
 
     def check_complete(self) -> None:
         if missing := self.total - self._count:
-            raise InvalidReport(f"{self.name}: {missing} blocks are in no table and in no order")
+            raise InvalidReport(f"{self.name}: {counted(missing, 'block')} missing from tables and release order")
 
 
 def _adopt_keys(
-    places: _Places, tier: Tier, seals: list[tuple[int, bytes]], seal: Callable[[int, bytes], None]
+    states: _StateCheck, tier: Tier, seals: list[tuple[int, bytes]], seal: Callable[[int, bytes], None]
 ) -> None:
     for block, key in seals:
-        places.check_id(block)
+        states.check_id(block)
         if len(key) != KEY_BYTES or tier.key(block) is not None or (key == NO_KEY and seal == tier.keys.seal):
-            raise InvalidReport(f"{places.name} block {block} has two keys, or one that is none")
+            raise InvalidReport(f"{states.name} block {block} has two keys, or an invalid one")
         seal(block, key)
 
 
@@ -138,15 +135,20 @@ def _adopt_sequence(state: PoolState, report: SequenceReport) -> SequenceTable:
     size, table = state.block_size, report.block_ids
     tier = state.host if report.swapped else state.device
     if report.sequence < 1 or report.sequence in state.sequences:
-        raise InvalidReport(f"sequence {report.sequence} is listed twice, or is no id")
+        raise InvalidReport(f"sequence {report.sequence} is listed twice, or is not a valid id")
     if not 0 <= report.resets <= state.resets:
-        raise InvalidReport(f"sequence {report.sequence} began after {report.resets} resets of {state.resets}")
+        raise InvalidReport(
+            f"sequence {report.sequence}: resets must be between 0 and {state.resets}, not {report.resets}"
+        )
     if not table or report.prompt_tokens < 0:
-        raise InvalidReport(f"sequence {report.sequence} has no block, or {report.prompt_tokens} tokens of a prompt")
+        raise InvalidReport(f"sequence {report.sequence} has no blocks, or {report.prompt_tokens} prompt tokens")
     if not (len(table) - 1) * size < report.room_tokens <= len(table) * size:
         raise InvalidReport(f"sequence {report.sequence} has {len(table)} blocks for {report.room_tokens} tokens")
     if not 0 <= report.computed_tokens <= report.room_tokens or len(set(table)) < len(table):
-        raise InvalidReport(f"sequence {report.sequence} has a table that cannot be")
+        raise InvalidReport(
+            f"sequence {report.sequence} has {report.computed_tokens} of {report.room_tokens} tokens computed, "
+            "or a block twice"
+        )
     if not 0 <= report.committed_blocks * size <= report.room_tokens or not all(
         tier.key(block) for block in table[: report.committed_blocks]
     ):
@@ -166,17 +168,16 @@ def _adopt_sequence(state: PoolState, report: SequenceReport) -> SequenceTable:
         swapped=report.swapped,
     )
     if report.committed_blocks:
-        sequence.key = tier.key(table[report.committed_blocks - 1]) or sequence.root
+        sequence.last_key = tier.key(table[report.committed_blocks - 1]) or sequence.root
     state.add(sequence)
     return sequence
 
 
 def _check_numbers(report: PoolReport) -> None:
-    """Raise InvalidReport for numbers of the pool as a whole that cannot be."""
     if report.resets < 0:
-        raise InvalidReport(f"resets is {report.resets}, it must not be negative")
+        raise InvalidReport(f"resets must be at least 0, not {report.resets}")
     if report.last_step < 0:
-        raise InvalidReport(f"last_applied_step is {report.last_step}, it must not be negative")
+        raise InvalidReport(f"last_applied_step must be at least 0, not {report.last_step}")
     for name, tier in (("device", report.device), ("host", report.host)):
         _check_tier(name, tier)
 
@@ -186,37 +187,37 @@ def _check_tier(name: str, tier: TierReport) -> None:
     if len(withheld) < len(tier.withheld):
         raise InvalidReport(f"{name}: a withheld block is listed twice")
     if block := next((block for block in tier.withheld if block in tier.keyed), 0):
-        raise InvalidReport(f"{name} block {block} is withheld, but is found under a key")
+        raise InvalidReport(f"{name} block {block} is withheld, but is indexed under a key")
 
 
-class _Sharing:
-    """Checks that tables and pins share only what they can: the same place of each, an unkeyed block in one group."""
+class _SharingCheck:
+    """Checks that tables and pins share a block only at the same index, and an unkeyed one only in one group."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
-        self._first: dict[tuple[bool, int], tuple[int, int]] = {}  # of shared blocks: place and group
+        self._first: dict[tuple[bool, int], tuple[int, int]] = {}  # index and group of shared blocks
 
-    def add(self, sequence: SequenceTable) -> None:
-        """Look at a sequence that was just taken in. Raises InvalidReport."""
+    def check_sequence(self, sequence: SequenceTable) -> None:
         first = self._state.sequences[self._state.groups[sequence.group][0]]
-        mine, others = ((one.request_id, one.salt, one.resets, one.prompt, one.swapped) for one in (sequence, first))
-        if mine != others:
+        own, others = (
+            (one.request_id, one.salt, one.resets, one.prompt_tokens, one.swapped) for one in (sequence, first)
+        )
+        if own != others:
             raise InvalidReport(f"group {sequence.group} has sequences of different requests, or is partly swapped out")
         tier = self._state.host if sequence.swapped else self._state.device
-        self._look(tier, sequence.table, sequence.group, f"sequence {sequence.id}")
+        self._check(tier, sequence.table, sequence.group, f"sequence {sequence.id}")
 
-    def add_pin(self, pin: str, blocks: list[int]) -> None:
-        """Look at a pin. Raises InvalidReport."""
+    def check_pin(self, pin: str, blocks: list[int]) -> None:
         if not pin or not blocks or len(set(blocks)) < len(blocks):
-            raise InvalidReport(f"pin {truncated(pin)!r} has no name, no block, or one block twice")
-        self._look(self._state.device, blocks, 0, f"pin {truncated(pin)!r}")
+            raise InvalidReport(f"pin {truncated(pin)!r} has no name, no blocks, or a block twice")
+        self._check(self._state.device, blocks, 0, f"pin {truncated(pin)!r}")
 
-    def _look(self, tier: Tier, blocks: list[int], group: int, name: str) -> None:
+    def _check(self, tier: Tier, blocks: list[int], group: int, name: str) -> None:
         host = tier is self._state.host
-        for place, block in enumerate(blocks):
-            if tier.count(block) > 1:
-                first_place, first_group = self._first.setdefault((host, block), (place, group))
-                if first_place != place:
-                    raise InvalidReport(f"{name} has block {block} at place {place}, another one at {first_place}")
+        for index, block in enumerate(blocks):
+            if tier.ref_count(block) > 1:
+                first_index, first_group = self._first.setdefault((host, block), (index, group))
+                if first_index != index:
+                    raise InvalidReport(f"{name} has block {block} at index {index}, another holder at {first_index}")
                 if first_group != group and tier.key(block) is None:
                     raise InvalidReport(f"{name} shares block {block}, which has no key, with another group")

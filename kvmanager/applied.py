@@ -1,4 +1,4 @@
-"""What a Step did to a pool: the answer for its engine, and all that only the core keeps of it."""
+"""The result of a Step: the answer to its engine, and the records that stay in the KV manager."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from kvmanager.tier.tier import BlockCounts, Eviction, Seal
 
 
 class AppliedStep(NamedTuple):
-    """A Step that was applied.
+    """An applied Step.
 
-    `device` and `host` count the blocks after it. `sealed_blocks` of the device were given `sealed_keys`, `host_sealed`
-    those of the host; `evicted` device blocks lost their keys because their space was needed.
+    `device` and `host` are the block counts after it. `sealed_blocks` of the device have got the keys `sealed_keys`;
+    `host_sealed` has both for the host tier. `evicted` are the device blocks whose contents were evicted.
     """
 
     result: StepResult
@@ -30,18 +30,18 @@ class AppliedStep(NamedTuple):
 
     @property
     def sealed(self) -> list[Seal]:
-        """The device blocks that were given a key, in this order."""
+        """The device blocks that have got keys, in order."""
         return list(map(Seal, self.sealed_blocks, self.sealed_keys))
 
     @property
     def evicted_blocks(self) -> int:
-        """How many keyed device blocks lost their keys because their space was needed."""
+        """Number of evicted device blocks."""
         return len(self.evicted)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a Step has done so far. The verbs write in it, and `applied` is made of it once at the end."""
+    """The result of a Step so far: the verbs append to it, and `applied` returns it at the end."""
 
     refusals: list[Refusal] = field(default_factory=list)
     tables: list[TableChange] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Outcome:
     def applied(
         self, step: int, device: BlockCounts, host: BlockCounts, withheld: tuple[list[int], list[int]]
     ) -> AppliedStep:
-        """Return what the Step of this number did, at its end."""
+        """Return the result of the Step with this number, after its last item."""
         result = StepResult(
             step,
             tuple(self.refusals),

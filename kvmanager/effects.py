@@ -1,7 +1,7 @@
-"""What verbs did, for whoever keeps the history.
+"""The effects of verbs, for the ledger and the observers.
 
-Verbs write plain tuples, because making a named one takes as long as half a verb. `effect_of` makes a typed effect of
-a tuple where it is read. `blocks` are those that were committed, pinned, shared, given back, moved or granted.
+Verbs append plain tuples, because making a named tuple takes as long as half a verb. `effect_of` converts a tuple to a
+typed effect where it is read. `blocks` are the committed, pinned, shared, freed, moved or granted blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 from blocks import Free, FreeReason, PinChange, StepItem
 from kvmanager.tier.tier import Eviction
 
-# Verb, sequence, group, blocks, what was evicted for it, and what else there is to say, by verb: a fork's child, the
-# item of a free or a change of pins, an allocate's Allocation; None for others.
+# Verb, sequence, group, blocks, evictions for it, and a detail by verb: the child of a fork, the item of a free or of a
+# pin change, the Allocation of an allocate, else None.
 RawEffect = tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], Any]
 
 
 class Allocation(NamedTuple):
-    """What else there is to say of an allocate. It is kept, so there is no token id in it.
+    """Details of an allocate. They are kept in the ledger, so they contain no token ids.
 
-    `hit_blocks` of the prompt were found, `missed` is the key of the next one; None: there was none to look for.
+    The first `hit_blocks` of the prompt were cached. `missed` is the key of the next one, None if there was none.
     """
 
     request_id: str
@@ -30,7 +30,7 @@ class Allocation(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """Blocks got their keys, or had them already."""
+    """Blocks have got their keys, or had them already."""
 
     sequence: int
     group: int
@@ -38,7 +38,7 @@ class Committed(NamedTuple):
 
 
 class PinsChanged(NamedTuple):
-    """Blocks were pinned, or given back tail first by an unpin, which has no sequence; a reset has no block either."""
+    """Blocks were pinned, or released tail first by an unpin. An unpin has no sequence, a reset also no blocks."""
 
     sequence: int
     group: int
@@ -56,7 +56,7 @@ class Forked(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """A sequence gave its table back: host blocks while it was swapped."""
+    """A sequence was freed. `blocks` are host blocks if it was swapped out."""
 
     sequence: int
     group: int
@@ -74,7 +74,7 @@ class SwappedOut(NamedTuple):
 
 
 class SwappedIn(NamedTuple):
-    """A sequence moved to these device blocks. What was evicted for a group is said of its first sequence."""
+    """A sequence moved to these device blocks. The evictions for a group are listed with its first sequence."""
 
     sequence: int
     group: int
@@ -83,7 +83,7 @@ class SwappedIn(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """Blocks were granted to sequences of a group, the first of which is named."""
+    """Blocks were granted to sequences of a group; `sequence` is the first of them."""
 
     sequence: int
     group: int
@@ -92,7 +92,7 @@ class Extended(NamedTuple):
 
 
 class Allocated(NamedTuple):
-    """A group has begun with this table."""
+    """A group began with this table."""
 
     sequence: int
     group: int
@@ -121,5 +121,5 @@ _TYPED: dict[StepItem, Callable[[int, int, Sequence[int], Sequence[Eviction], An
 
 
 def effect_of(raw: RawEffect) -> Effect:
-    """Return what a verb wrote as an effect of its type."""
+    """Return the typed effect of a raw tuple."""
     return _TYPED[raw[0]](*raw[1:])

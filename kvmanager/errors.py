@@ -1,29 +1,29 @@
-"""What can go wrong in the bookkeeping of blocks.
+"""Errors of the KV manager.
 
 KVManagerError
-├── ItemRefused              one item of a Step; the others go on
+├── ItemRefused              one item of a Step; the other items are applied
 │   ├── OutOfBlocks          not enough free blocks now
 │   ├── UnknownSequence      no such sequence or group
 │   ├── UnknownPin           no such pin
 │   ├── IdInUse              the sequence or group exists
-│   ├── PinTooLarge          with this pinned, a live group would not fit
+│   ├── PinTooLarge          a live group would no longer fit beside this pin
 │   └── InvalidItem          a number is out of range
-├── InvalidRegistration      a pool that cannot be
+├── InvalidRegistration      a pool with impossible properties
 ├── InvalidReport            a report that contradicts itself
-├── StepOutOfOrder           a step number seen before
-├── UnknownPool              no engine of this id is attached
-├── UnknownRequest           no event of the request is kept
+├── StepOutOfOrder           a step number that is not a new highest
+├── UnknownPool              no engine with this id is attached
+├── UnknownRequest           the ledger has no event of the request
 ├── StaleIncarnation         a newer incarnation of the engine is attached
 └── SessionReplaced          a newer session of the engine replaced this one
 """
 
 
 class KVManagerError(Exception):
-    """Base of everything that the KV manager refuses."""
+    """Base of the KV manager's errors."""
 
 
 class ItemRefused(KVManagerError):
-    """One item of a Step was refused and nothing of it was done."""
+    """One item of a Step was refused and changed nothing."""
 
 
 class OutOfBlocks(ItemRefused):
@@ -43,7 +43,7 @@ class IdInUse(ItemRefused):
 
 
 class PinTooLarge(ItemRefused):
-    """With this pinned, a live group would not fit into the rest."""
+    """Beside this pin, a live group would no longer fit into the pool."""
 
 
 class InvalidItem(ItemRefused):
@@ -51,23 +51,23 @@ class InvalidItem(ItemRefused):
 
 
 class InvalidRegistration(KVManagerError):
-    """The described pool cannot be."""
+    """The registered pool has impossible properties; the message names the field."""
 
 
 class InvalidReport(KVManagerError):
-    """The report contradicts itself; the message says where."""
+    """The report contradicts itself; the message names the contradiction."""
 
 
 class StepOutOfOrder(KVManagerError):
-    """A step number that is not above all earlier ones."""
+    """A step number that is not higher than all earlier ones."""
 
 
 class UnknownPool(KVManagerError):
-    """No engine of this id is attached."""
+    """No engine with this id is attached."""
 
 
 class UnknownRequest(KVManagerError):
-    """No event of the request is in the ledger: it never was here, or that is long ago."""
+    """The ledger has no event of the request: there was none, or it is no longer kept."""
 
 
 class StaleIncarnation(KVManagerError):
@@ -76,3 +76,14 @@ class StaleIncarnation(KVManagerError):
 
 class SessionReplaced(KVManagerError):
     """A newer session of the same engine replaced this one."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun in the singular or plural."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def shortage(needed: int, available: int) -> str:
+    """Return the message of OutOfBlocks for `needed` blocks of a tier that has fewer `available`."""
+    verb, other = ("is" if count == 1 else "are" for count in (needed, available))
+    return f"{counted(needed, 'block')} {verb} needed, {available} {other} available"

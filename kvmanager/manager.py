@@ -1,7 +1,6 @@
 """All pools, one for each attached engine, and the sessions through which they change.
 
-A session is one Attach of an engine. Whoever attaches last owns the pool; what comes through an older session is
-refused.
+A session is one Attach of an engine. The latest session owns the pool; Steps of older sessions are refused.
 """
 
 from array import array
@@ -14,18 +13,18 @@ from blocks import FreeReason, Step, StepItem, StepRefusal
 from kvmanager.applied import AppliedStep
 from kvmanager.errors import SessionReplaced, StaleIncarnation, StepOutOfOrder, UnknownPool
 from kvmanager.history.ledger import Ledger
-from kvmanager.lookup import PrefixHolding, look_up
+from kvmanager.lookup import PrefixHolding, lookup_prefix
 from kvmanager.observe.audit import Audit, Violation
 from kvmanager.observe.block_map import BlockMap
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, truncated
 
-_NAMED_ENGINES = 10
+_MAX_LISTED_ENGINES = 10
 
 
 @dataclass
 class PoolTotals:
-    """What has happened in a pool since it was attached. Counted from Steps, results and audits, outside the pool."""
+    """Totals of a pool since its engine attached, counted from Steps, results and audits."""
 
     steps: int = 0
     prefix_query_tokens: int = 0
@@ -67,10 +66,10 @@ class PoolTotals:
 
 @dataclass(eq=False)
 class Session:
-    """One Attach: the pool it made or adopted, and its totals.
+    """One Attach: its created or adopted pool, and the totals.
 
-    `connected` is false from the moment when its stream broke: the pool is kept for a while, for others to see. While
-    it is `stepping`, a Step is half applied: nothing but the rest of it may change the pool.
+    `connected` becomes False when the stream is lost; the pool is kept until the lease expires. While the session is
+    `stepping`, a Step is partially applied, and only its remaining slices may change the pool.
     """
 
     number: int
@@ -78,12 +77,12 @@ class Session:
     totals: PoolTotals
     registration: int = 0
     connected: bool = True
-    audits: list[Audit] = field(default_factory=list)  # those under way
-    maps: list[BlockMap] = field(default_factory=list)  # those that somebody looks at
+    audits: list[Audit] = field(default_factory=list)  # in progress
+    maps: list[BlockMap] = field(default_factory=list)  # open
 
     @property
     def stepping(self) -> bool:
-        """Whether it is between two slices of a Step."""
+        """Whether a Step is partially applied."""
         return self.pool.state.stepping
 
     @stepping.setter
@@ -92,53 +91,53 @@ class Session:
 
 
 class Registration(NamedTuple):
-    """An attach that is under way: what the engine says of its pool, and which registration of all engines it is."""
+    """An attach in progress: the properties of its pool, and a number that increases with every registration."""
 
     spec: PoolSpec
     number: int
 
 
 class KVManager:
-    """Owns every pool. Synchronous and without locks: all calls come from one thread of control."""
+    """Owns every pool. Synchronous and without locks: all calls must come from one thread."""
 
     def __init__(self, epoch: int, ledger: Ledger | None = None) -> None:
-        """Begin without pools. `epoch` is random, drawn anew by each process, and compared for equality only.
+        """Start without pools. `epoch` is a random number of this process, which is only compared for equality.
 
-        All that happens is recorded in `ledger`, by default one of the usual size.
+        Events are recorded in `ledger`, or in a new one of the default size.
         """
         self.epoch = epoch
         self.ledger = ledger or Ledger()
         self._sessions: dict[str, Session] = {}
         self._last_session = 0
         self._last_registration = 0
-        self._registered: dict[str, int] = {}  # the last registration of engines that attach
+        self._registered: dict[str, int] = {}  # latest registration of each engine that is attaching
 
     def register(self, spec: PoolSpec) -> Registration:
-        """Note that an engine begins to attach: of its attaches, the last to register gets the engine.
+        """Begin an attach. Of concurrent attaches of an engine, the latest to register succeeds.
 
-        It ends with `attach` or `unregister`. Raises StaleIncarnation as `check` does.
+        The registration ends with `attach` or `unregister`. Raises StaleIncarnation as `check_incarnation` does.
         """
-        self.check(spec)
+        self.check_incarnation(spec)
         self._last_registration += 1
         self._registered[spec.engine_id] = self._last_registration
         return Registration(spec, self._last_registration)
 
     def check_latest(self, registration: Registration) -> None:
-        """Raise SessionReplaced where the engine has registered again since, and StaleIncarnation as `check` does."""
-        self.check(registration.spec)
+        """Raise SessionReplaced if the engine has registered again, StaleIncarnation as `check_incarnation` does."""
+        self.check_incarnation(registration.spec)
         engine_id = registration.spec.engine_id
         live = self._sessions.get(engine_id)
         last = max(self._registered.get(engine_id, 0), live.registration if live else 0)
         if last > registration.number:
-            raise SessionReplaced(f"engine {engine_id} has registered again while this attach was under way")
+            raise SessionReplaced(f"engine {engine_id} has registered again during this attach")
 
     def unregister(self, registration: Registration) -> None:
-        """Forget a registration whose attach ended, one way or the other."""
+        """End a registration, after its attach has succeeded or failed."""
         if self._registered.get(registration.spec.engine_id) == registration.number:
             del self._registered[registration.spec.engine_id]
 
-    def check(self, spec: PoolSpec) -> None:
-        """Raise StaleIncarnation while a newer incarnation of the engine is attached, or was until lately."""
+    def check_incarnation(self, spec: PoolSpec) -> None:
+        """Raise StaleIncarnation if a newer incarnation of the engine has a session."""
         current = self._sessions.get(spec.engine_id)
         if current and current.pool.spec.incarnation > spec.incarnation:
             raise StaleIncarnation(
@@ -147,21 +146,21 @@ class KVManager:
             )
 
     def attach(self, spec: PoolSpec, pool: Pool | None = None, registration: Registration | None = None) -> Session:
-        """Begin a session with an adopted pool, or an empty one, replacing any older session of the engine.
+        """Begin a session with an adopted or an empty pool, replacing the engine's older session.
 
-        The totals of the same incarnation go on. Without a `registration` it registers now. Raises StaleIncarnation,
-        and SessionReplaced where the engine has registered again since.
+        A session of the same incarnation continues its totals. Without `registration`, the engine is registered now.
+        Raises StaleIncarnation, and SessionReplaced if the engine has registered again.
         """
         registration = registration or self.register(spec)
         self.check_latest(registration)
         self.unregister(registration)
         current = self._sessions.get(spec.engine_id)
-        same_life = current is not None and current.pool.spec.incarnation == spec.incarnation
+        same_incarnation = current is not None and current.pool.spec.incarnation == spec.incarnation
         self._last_session += 1
         session = Session(
             self._last_session,
             pool or Pool(spec),
-            current.totals if current and same_life else PoolTotals(),
+            current.totals if current and same_incarnation else PoolTotals(),
             registration.number,
         )
         self._sessions[spec.engine_id] = session
@@ -169,7 +168,7 @@ class KVManager:
         return session
 
     def apply(self, session: Session, step: Step) -> AppliedStep:
-        """Apply a Step of a session. Raises SessionReplaced, and does nothing, when a newer session has the engine."""
+        """Apply a Step of a session. Raises SessionReplaced, changing nothing, if the session is not live."""
         self._check_live(session)
         applied = session.pool.apply(step)
         self.ledger.record(session.pool.spec.engine_id, step, applied)
@@ -179,11 +178,11 @@ class KVManager:
     def applying(self, session: Session, step: Step, budget: int) -> Generator[None, None, AppliedStep]:
         """Apply a Step as `apply` does, in slices of `budget` units of work; see `Pool.applying`.
 
-        It has to be run to its end, which comes with SessionReplaced where the session ended between two slices: what
-        was done of the Step ends with the pool then. Audits pause meanwhile; ledger, totals and maps follow at the end.
+        The generator must be run to its end. It raises SessionReplaced if the session ends between two slices. Audits
+        pause until the end; the ledger, totals and maps are updated at the end.
         """
         self._check_live(session)
-        assert not session.stepping, "a session's Steps are applied one after the other"
+        assert not session.stepping, "the Steps of a session are applied one at a time"
         work = session.pool.applying(step, budget)
         session.stepping = True
         while True:
@@ -217,11 +216,11 @@ class KVManager:
             one.on_step(applied)
 
     def mark_disconnected(self, session: Session) -> None:
-        """Note that a session's stream broke; its pool is kept until it is dropped by `detach` or replaced."""
+        """Record that a session's stream was lost; the pool is kept until `detach` or a newer session."""
         session.connected = False
 
     def detach(self, session: Session) -> None:
-        """End a session and drop its pool; a session that was replaced has none to drop."""
+        """End a session and drop its pool. Does nothing if the session was replaced."""
         if self._sessions.get(session.pool.spec.engine_id) is session:
             del self._sessions[session.pool.spec.engine_id]
             self.ledger.detached(session.pool.spec.engine_id)
@@ -231,23 +230,23 @@ class KVManager:
         return [self._sessions[engine_id] for engine_id in sorted(self._sessions)]
 
     def find_session(self, engine_id: str) -> Session | None:
-        """Return an engine's session, None while it has none."""
+        """Return an engine's session, None if it has none."""
         return self._sessions.get(engine_id)
 
     def session(self, engine_id: str) -> Session:
-        """Return an engine's session; an empty id means the only one. Raises UnknownPool."""
+        """Return an engine's session; an empty id selects the only one. Raises UnknownPool."""
         if not engine_id and len(self._sessions) == 1:
             return next(iter(self._sessions.values()))
         if engine_id not in self._sessions:
-            attached = ", ".join(sorted(self._sessions)[:_NAMED_ENGINES]) or "none"
-            raise UnknownPool(f"no engine {truncated(engine_id)!r} is attached (attached: {attached})")
+            attached = ", ".join(sorted(self._sessions)[:_MAX_LISTED_ENGINES]) or "none"
+            raise UnknownPool(f"engine {truncated(engine_id)!r} is not attached (attached: {attached})")
         return self._sessions[engine_id]
 
     def audit(self, session: Session) -> Generator[list[Violation]]:
-        """Check the books of a session's pool once, in slices; each gives what it found. It ends with the session.
+        """Audit a session's pool once, in slices; each yields the violations found. Ends when the session ends.
 
-        Steps may be applied between the slices; while one is half applied, slices are empty. A fault is reported once
-        for each audit and place where it shows, and the block that is to blame is withheld.
+        Steps may be applied between the slices; while a Step is partially applied, slices are empty. An audit reports
+        each violation once, and withholds the faulty block.
         """
         audit = Audit(session.pool.state)
         session.audits.append(audit)
@@ -277,28 +276,31 @@ class KVManager:
                 self.ledger.withheld(session.pool.spec.engine_id, sorted(blocks), host=host)
 
     def open_map(self, session: Session) -> BlockMap:
-        """Return a map of a session's pool that follows its Steps until `close_map`; build it with `building`."""
+        """Return a map of a session's pool that follows its Steps until `close_map`. `BlockMap.building` fills it.
+
+        Blocks that the audit withholds between Steps must be reported to the map by `BlockMap.touch`.
+        """
         session.maps.append(BlockMap(session.pool.state))
         return session.maps[-1]
 
     def close_map(self, session: Session, block_map: BlockMap) -> None:
-        """Let a map follow its pool no longer. What the audit withheld between Steps it has to be told: see `touch`."""
+        """Stop updating a map."""
         session.maps.remove(block_map)
 
     def is_live(self, session: Session) -> bool:
-        """Return whether the session has its engine's pool: it has not ended, and none has replaced it."""
+        """Return whether the session has neither ended nor been replaced."""
         return self._sessions.get(session.pool.spec.engine_id) is session
 
     def lookup(
         self, token_ids: "array[int]", salt: bytes = b"", model_fingerprint: str = ""
     ) -> Generator[None, None, list[PrefixHolding]]:
-        """Look up, in slices, what each pool holds of a prompt's beginning; the generator's return value is the answer.
+        """Find the cached prefix of a prompt in each pool, in slices; the return value is in order of engine ids.
 
-        Pools of other fingerprints are left out unless `model_fingerprint` is empty. Pools stand in order of their
-        engines' ids; one whose stream broke is among them while its lease lives, one dropped meanwhile is not.
+        If `model_fingerprint` is not empty, only pools with this fingerprint are searched. The result includes pools of
+        disconnected engines until their leases expire, but no pools dropped during the lookup.
         """
         sessions = [
             session for session in self.sessions() if model_fingerprint in ("", session.pool.spec.model_fingerprint)
         ]
-        holdings = yield from look_up([session.pool.state for session in sessions], token_ids, salt)
+        holdings = yield from lookup_prefix([session.pool.state for session in sessions], token_ids, salt)
         return [holding for session, holding in zip(sessions, holdings, strict=True) if self.is_live(session)]

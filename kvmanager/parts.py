@@ -1,15 +1,17 @@
-"""Verbs that touch very many blocks are done in parts, so that others get their answers in between.
+"""Verbs on many blocks run in parts, so that other calls are answered in between.
 
-Such a verb returns an iterator instead of None: what is left of it, which pauses after each part with the units of
-work that it took, see `Pool.applying`. It refuses, if at all, before it has changed anything. At every pause the
-conservation law holds, counting what `PoolState` says is under way.
+Such a verb returns `Parts` instead of None: an iterator that yields the units of work after each part, see
+`Pool.applying`. A verb is refused, if at all, before it changes anything. At every pause the conservation law holds,
+counting the blocks in flight of `PoolState`.
+
+Functions whose names end in -ing (`applying`, `granting`, `releasing`) are such iterators or generators.
 """
 
 from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
-# Blocks that a verb touches without a pause: below a millisecond, whatever the verb.
+# Blocks that a verb processes without a pause: below a millisecond for every verb.
 PART = 512
 
 Parts = Iterator[int]
@@ -19,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 def pop_parts(entries: list[_Entry]) -> Iterator[list[_Entry]]:
-    """Take all entries out, a part at a time: to take one from the front would move all the others each time."""
+    """Empty a list, a part at a time, from the end because removing from the front moves all other entries."""
     while entries:
         part = entries[-PART:]
         del entries[-PART:]
@@ -27,14 +29,14 @@ def pop_parts(entries: list[_Entry]) -> Iterator[list[_Entry]]:
 
 
 def parts_of(entries: Iterable[_Entry], size: int = 0) -> Iterator[list[_Entry]]:
-    """Yield the entries in parts of `size`, PART where that is 0; the last one may be shorter."""
+    """Yield the entries in parts of `size`, or of PART if `size` is 0; the last one may be shorter."""
     iterator = iter(entries)
     while part := list(islice(iterator, size or PART)):
         yield part
 
 
 def complete(work: Generator[object, None, _Result]) -> _Result:
-    """Do work that pauses at one go; return what it comes to."""
+    """Run a generator to its end without pauses; return its return value."""
     while True:
         try:
             next(work)

@@ -1,6 +1,7 @@
 """A pool: the block space of one engine.
 
-One door, `apply`: a Step goes in, what it did comes out, every item all or nothing. Same Steps, same block ids.
+It changes only by `apply`, which applies each item of a Step completely or not at all. The same Steps always give the
+same block ids.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from kvmanager.errors import (
     UnknownPin,
     UnknownSequence,
 )
-from kvmanager.observe.slots import SlotCount, Slots
+from kvmanager.observe.slots import SlotCounter, Slots
 from kvmanager.parts import Parts, complete
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.pool_state import PoolState, SequenceTable
@@ -30,16 +31,16 @@ from kvmanager.verbs.lifecycle import commit, fork, free
 from kvmanager.verbs.pinning import change_pins
 from kvmanager.verbs.swapping import swap_in, swap_out
 
-_SLICE = 256  # sequences that are counted at a time: some 0.1 ms
-_LOOKED_AT = 8192  # entries of tables that may need a closer look for it
-_LISTED = 4096  # ids that are looked at at a time
-_LENGTHS = 4096  # lengths that are set at a time: some 0.3 ms
+_SLICE_SEQUENCES = 256  # whose slots are counted without a pause: some 0.1 ms
+_SLICE_ENTRIES = 8192  # table entries that are checked or freed without a pause
+_SLICE_IDS = 4096  # sequence ids that are compared without a pause
+_SLICE_LENGTHS = 4096  # lengths that are set without a pause: some 0.3 ms
 # In units of work, each well below a microsecond.
-_ALL_AT_ONCE = 1 << 62
+_UNLIMITED = 1 << 62
 _REFUSAL_WORK = 8
-_TOKENS_HASHED_TOGETHER = 16
+_TOKENS_PER_UNIT = 16
 
-# What grows an answer without a bound of its own.
+# Verbs whose effects have no other bound than MAX_STEP_BLOCKS.
 _GRANTS = (StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCATE)
 
 _REFUSALS: dict[type[ItemRefused], StepRefusal] = {
@@ -56,7 +57,7 @@ class Pool:
     """Block tables of one engine's sequences over a device tier and a host tier."""
 
     def __init__(self, spec: PoolSpec, state: PoolState | None = None) -> None:
-        """Start with every block free and no sequence, or go on with `state`."""
+        """Start with every block free and no sequences, or with `state`."""
         self.state = state or PoolState(spec, Tier(spec.device_blocks), Tier(spec.host_blocks))
         self.last_step = 0
         self._pins_counted: list[list[int]] = []
@@ -64,7 +65,7 @@ class Pool:
 
     @property
     def spec(self) -> PoolSpec:
-        """What the engine said of its pool."""
+        """The properties that the engine registered."""
         return self.state.spec
 
     @property
@@ -79,55 +80,55 @@ class Pool:
 
     @property
     def sequences(self) -> dict[int, SequenceTable]:
-        """The live sequences by their ids."""
+        """The live sequences by id."""
         return self.state.sequences
 
     @property
     def groups(self) -> dict[int, list[int]]:
-        """The ids of live groups' sequences."""
+        """The sequence ids of each live group."""
         return self.state.groups
 
     def apply(self, step: Step) -> AppliedStep:
-        """Apply a Step, item by item. Raises StepOutOfOrder, and does nothing, unless its number is a new highest."""
-        return complete(self.applying(step, _ALL_AT_ONCE))
+        """Apply a Step, item by item. Raises StepOutOfOrder, changing nothing, unless its number is a new highest."""
+        return complete(self.applying(step, _UNLIMITED))
 
     def applying(self, step: Step, budget: int) -> Generator[None, None, AppliedStep]:  # noqa: C901  (one frame, for speed)
-        """Apply a Step in slices; the generator's return value says what it did. Raises StepOutOfOrder as `apply` does.
+        """Apply a Step in slices; the generator's return value is the result. Raises StepOutOfOrder as `apply` does.
 
-        A slice ends after the item with which it has done `budget` units of work: a block touched, 16 tokens hashed, an
-        item; and within an item that is done in parts. At every pause the conservation law holds. Nothing else may
-        change the pool before the last slice.
+        A slice ends after the item, or the part of an item, that completes `budget` units of work. A unit is a block,
+        16 tokens hashed, or an item. At every pause the conservation law holds. Nothing else may change the pool before
+        the last slice.
         """
         if step.step <= self.last_step:
-            raise StepOutOfOrder(f"step {step.step} came after step {self.last_step}")
+            raise StepOutOfOrder(f"step must be higher than {self.last_step}, not {step.step}")
         self.last_step = step.step
         outcome = Outcome()
         state, effects, refusals = self.state, outcome.effects, outcome.refusals
         withheld = state.take_withheld()
         work = moved = 0
-        # One frame and no call but the verb's: a decoding batch comes through here at every step.
+        # Inlined, with no call except the verb's, because every decoding step of the engine runs this loop.
         for kind, items, verb in _verbs(step):
             hashes, grants = kind is StepItem.ALLOCATE, kind in _GRANTS
             for position, item in enumerate(items):
                 seen = len(effects)
                 try:
                     if grants and moved >= limits.MAX_STEP_BLOCKS:
-                        raise OutOfBlocks(f"the Step has {moved} blocks already; the next one may ask again")
-                    rest = verb(state, item, outcome)
-                    if rest is not None:
-                        work = yield from _in_slices(rest, work, budget)
+                        raise OutOfBlocks(f"the Step has already changed {moved} blocks; send this in the next Step")
+                    remaining = verb(state, item, outcome)
+                    if remaining is not None:
+                        work = yield from _in_slices(remaining, work, budget)
                     blocks = len(effects[seen][3]) * (len(effects) - seen) if len(effects) > seen else 0
                     moved += blocks
-                    work += 1 + blocks if rest is None else 1
+                    work += 1 + blocks if remaining is None else 1
                 except ItemRefused as refused:
                     refusals.append(Refusal(kind, position, _REFUSALS[type(refused)], str(refused)))
                     work += _REFUSAL_WORK
                 if hashes:
-                    work += len(item.token_ids) // _TOKENS_HASHED_TOGETHER
+                    work += len(item.token_ids) // _TOKENS_PER_UNIT
                 if work >= budget:
                     work = 0
                     yield
-        for start in range(0, len(step.lengths), _LENGTHS):
+        for start in range(0, len(step.lengths), _SLICE_LENGTHS):
             if start:
                 yield
             self._set_lengths(step.lengths, start, outcome)
@@ -135,15 +136,15 @@ class Pool:
         return outcome.applied(step.step, self.device.counts, self.host.counts, withheld)
 
     def _set_lengths(self, lengths: Sequence[tuple[int, int]], start: int, outcome: Outcome) -> None:
-        # A plain loop: every running sequence has an entry in every Step, and nearly every entry is right.
-        part = lengths[start : start + _LENGTHS] if len(lengths) > _LENGTHS else lengths
+        # A plain loop, because every Step has an entry for every running sequence, and nearly all entries are valid.
+        part = lengths[start : start + _SLICE_LENGTHS] if len(lengths) > _SLICE_LENGTHS else lengths
         sequences = self.state.sequences
         try:
-            for number, tokens in part:
-                sequence = sequences[number]
-                if tokens > sequence.room or tokens < 0:
+            for sequence_id, tokens in part:
+                sequence = sequences[sequence_id]
+                if tokens > sequence.room_tokens or tokens < 0:
                     break
-                sequence.computed = tokens
+                sequence.computed_tokens = tokens
             else:
                 return
         except KeyError:
@@ -151,52 +152,52 @@ class Pool:
         self._set_lengths_or_refuse(part, start, outcome)
 
     def _set_lengths_or_refuse(self, lengths: Sequence[tuple[int, int]], start: int, outcome: Outcome) -> None:
-        for position, (number, tokens) in enumerate(lengths, start):
-            sequence = self.state.sequences.get(number)
+        for position, (sequence_id, tokens) in enumerate(lengths, start):
+            sequence = self.state.sequences.get(sequence_id)
             if sequence is None:
-                detail = f"there is no sequence {number}"
+                detail = f"sequence {sequence_id} does not exist"
                 outcome.refusals.append(Refusal(StepItem.LENGTH, position, StepRefusal.UNKNOWN, detail))
-            elif not 0 <= tokens <= sequence.room:
-                detail = f"{tokens} tokens computed, but there is room for {sequence.room}"
+            elif not 0 <= tokens <= sequence.room_tokens:
+                detail = f"tokens must be between 0 and {sequence.room_tokens}, the room of the sequence, not {tokens}"
                 outcome.refusals.append(Refusal(StepItem.LENGTH, position, StepRefusal.INVALID, detail))
             else:
-                sequence.computed = tokens
+                sequence.computed_tokens = tokens
 
-    def listing_sequences(self, after: int, most: int) -> Generator[None, None, list[SequenceTable]]:
-        """Find the sequences with the lowest ids above one, at most so many, in slices; the return value lists them.
+    def listing_sequences(self, after: int, count: int) -> Generator[None, None, list[SequenceTable]]:
+        """List, in slices, the `count` sequences with the lowest ids above `after`; the return value is the list.
 
-        What Steps begin or end between the slices may be among them or not.
+        Sequences that begin or end between the slices may or may not be listed.
         """
         lowest: list[int] = []
-        numbers = list(self.sequences)
-        for start in range(0, len(numbers), _LISTED):
+        ids = list(self.sequences)
+        for start in range(0, len(ids), _SLICE_IDS):
             if start:
                 yield
-            some = [number for number in numbers[start : start + _LISTED] if number > after]
-            lowest = sorted([*lowest, *some])[:most]
-        return [self.sequences[number] for number in lowest if number in self.sequences]
+            later = [sequence_id for sequence_id in ids[start : start + _SLICE_IDS] if sequence_id > after]
+            lowest = sorted([*lowest, *later])[:count]
+        return [self.sequences[sequence_id] for sequence_id in lowest if sequence_id in self.sequences]
 
     def computed_tokens(self) -> int:
-        """Return the tokens computed in held device blocks, those of shared blocks counted once."""
+        """Return the number of computed tokens in held device blocks; tokens of shared blocks count once."""
         return self.slots().tokens
 
     def slots(self) -> Slots:
-        """Say what the slots of held device blocks are good for. Takes time by the number of sequences."""
+        """Return the breakdown of the slots in held device blocks. Takes time by the number of sequences."""
         return complete(self.count_slots())
 
     def count_slots(self) -> Generator[None, None, Slots]:
-        """Say what the slots of held device blocks are good for, a slice of the sequences at a time.
+        """Count the slots of held device blocks as `slots` does, in slices; the return value is the breakdown.
 
-        Where Steps are applied between two slices, each sequence counts as it was when its slice came.
+        If Steps are applied between the slices, each sequence is counted at the time of its slice.
         """
-        count = SlotCount(self.device, self.spec.block_size)
+        count = SlotCounter(self.device, self.spec.block_size)
         sequences = list(self.sequences.values())
         some: list[SequenceTable] = []
         entries = 0
         for sequence in sequences:
             some.append(sequence)
-            entries += len(sequence.table) - sequence.computed // self.spec.block_size
-            if len(some) >= _SLICE or entries >= _LOOKED_AT:
+            entries += len(sequence.table) - sequence.computed_tokens // self.spec.block_size
+            if len(some) >= _SLICE_SEQUENCES or entries >= _SLICE_ENTRIES:
                 count.add(some)
                 some, entries = [], 0
                 yield
@@ -205,36 +206,37 @@ class Pool:
 
     @property
     def pinned_blocks(self) -> int:
-        """Blocks that pins hold. Looks at them only when pins have changed since it was last asked."""
+        """Number of pinned blocks. Counted again only if the pins have changed since the last call."""
         pins = list(self.state.pins.values())
         if pins != self._pins_counted:
             self._pins_counted, self._pinned_blocks = pins, len({block for blocks in pins for block in blocks})
         return self._pinned_blocks
 
     def withhold(self, device: Iterable[int], host: Iterable[int]) -> None:
-        """Take blocks out of circulation whose counts are right. The next Step's result lists them."""
+        """Withhold blocks whose reference counts are correct. The next Step's result lists them."""
         self.state.withhold(
-            {block: self.device.count(block) for block in device}, {block: self.host.count(block) for block in host}
+            {block: self.device.ref_count(block) for block in device},
+            {block: self.host.ref_count(block) for block in host},
         )
 
     def dismantle(self) -> Generator[None, None, None]:
-        """Give the memory of a pool that nobody uses any more back, with pauses: all at once takes long."""
+        """Free the memory of a pool that is no longer used, in slices, because freeing all at once takes long."""
         while self.sequences:
             _, sequence = self.sequences.popitem()
             while sequence.table:
-                del sequence.table[-_LOOKED_AT:]
+                del sequence.table[-_SLICE_ENTRIES:]
                 yield
         for tier in (self.device, self.host):
             yield from tier.dismantle()
 
     def violations(self) -> list[str]:
-        """Check the conservation law: each id in one place, count = number of holders; a sentence for each fault."""
+        """Check the conservation law as `PoolState.violations` does; return a message for each fault."""
         return self.state.violations()
 
 
-def _in_slices(rest: Iterable[int], work: int, budget: int) -> Generator[None, None, int]:
-    """Do the rest of a verb, pausing whenever `budget` units are done; return those that the last slice has done."""
-    for done in rest:
+def _in_slices(remaining: Iterable[int], work: int, budget: int) -> Generator[None, None, int]:
+    """Run the parts of a verb, pausing after each `budget` units of work; return the units since the last pause."""
+    for done in remaining:
         work += done
         if work >= budget:
             work = 0
@@ -243,7 +245,7 @@ def _in_slices(rest: Iterable[int], work: int, budget: int) -> Generator[None, N
 
 
 def _verbs(step: Step) -> Iterator[tuple[StepItem, Sequence[Any], Callable[[PoolState, Any, Outcome], Parts | None]]]:
-    """Yield the lists of a Step that have items, in the order of their application, each with its verb."""
+    """Yield the non-empty lists of a Step with their verbs, in the order of application."""
     if step.commits:
         yield StepItem.COMMIT, step.commits, commit
     if step.pins:

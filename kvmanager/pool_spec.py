@@ -1,21 +1,21 @@
-"""What an engine says of its pool when it registers it."""
+"""The properties of a pool that its engine registers."""
 
 from dataclasses import dataclass
 
 from kvmanager.errors import InvalidRegistration
 
-# Ids are 32 bits on the wire, and a pool keeps some hundred bytes for each block.
+# Ids have 32 bits on the wire, and a pool uses some hundred bytes for each block.
 MAX_TIER_BLOCKS = 1 << 24
 MAX_BLOCK_SIZE = 1 << 16
-# Tokens that a sequence can have room for: counts are 32 bits on the wire.
+# Room of one sequence in tokens: counts have 32 bits on the wire.
 MAX_ROOM_TOKENS = (1 << 31) - 1
-# Names stand in messages of errors, which go into headers.
+# Error messages contain names and are sent as headers, which must be short.
 MAX_NAME_LENGTH = 200
 
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """What an engine says of its pool. Raises InvalidRegistration, naming the field, where a pool cannot be so."""
+    """The properties of a pool. Raises InvalidRegistration, naming the field, if one is out of range."""
 
     engine_id: str
     incarnation: int
@@ -23,27 +23,27 @@ class PoolSpec:
     block_size: int
     device_blocks: int
     host_blocks: int = 0
-    model: str = ""  # its name, for people
+    model: str = ""  # display name
 
     def __post_init__(self) -> None:
         if not self.engine_id:
-            raise InvalidRegistration("engine_id is empty")
+            raise InvalidRegistration("engine_id must not be empty")
         for name in ("incarnation", "block_size", "device_blocks"):
             if getattr(self, name) < 1:
-                raise InvalidRegistration(f"{name} is {getattr(self, name)}, it must be at least 1")
+                raise InvalidRegistration(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("engine_id", "model", "model_fingerprint"):
             length = len(getattr(self, name))
             if length > MAX_NAME_LENGTH:
                 raise InvalidRegistration(f"{name} must have at most {MAX_NAME_LENGTH} characters, not {length}")
         if self.block_size > MAX_BLOCK_SIZE:
-            raise InvalidRegistration(f"block_size is {self.block_size}, it must be at most {MAX_BLOCK_SIZE}")
+            raise InvalidRegistration(f"block_size must be at most {MAX_BLOCK_SIZE}, not {self.block_size}")
         if self.host_blocks < 0:
-            raise InvalidRegistration(f"host_blocks is {self.host_blocks}, it must not be negative")
+            raise InvalidRegistration(f"host_blocks must be at least 0, not {self.host_blocks}")
         for name in ("device_blocks", "host_blocks"):
             if getattr(self, name) > MAX_TIER_BLOCKS:
-                raise InvalidRegistration(f"{name} is {getattr(self, name)}, it must be at most {MAX_TIER_BLOCKS}")
+                raise InvalidRegistration(f"{name} must be at most {MAX_TIER_BLOCKS}, not {getattr(self, name)}")
 
 
 def truncated(name: str) -> str:
-    """Return a name as it may stand in a message."""
+    """Return a name, cut to MAX_NAME_LENGTH characters, for an error message."""
     return name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}..."

@@ -1,4 +1,4 @@
-"""The state of one pool: two tiers of blocks, the sequences with their tables, and the pins. Verbs write in them."""
+"""The state of one pool: two tiers of blocks, the sequences with their tables, and the pins. Verbs modify it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from itertools import chain
 from blocks import Copy, blocks_for, root_key
 from kvmanager import limits, parts
 from kvmanager.applied import Outcome
-from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence
+from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence, counted, shortage
 from kvmanager.parts import Parts, pop_parts
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.tier.tier import Eviction, Seal, Tier
@@ -17,32 +17,32 @@ from kvmanager.tier.tier import Eviction, Seal, Tier
 class SequenceTable:
     """A sequence and its block table: append-only, filled left to right.
 
-    `prompt` counts the tokens that it was allocated with, all of which are to be computed first. `room` counts the
-    tokens that may be written; `computed` those that the engine says it has; `committed` the
-    leading blocks of the table that have keys as this sequence's own prefix, the last of which is `key` (or the
-    root, while there are none). The table is of host blocks while it is `swapped`, else of device blocks.
+    `prompt_tokens` counts the tokens of the allocate, which are computed first. `room_tokens` counts the tokens that
+    may be written, `computed_tokens` those that the engine has reported as computed. `committed_blocks` counts the
+    leading blocks with keys of this sequence's own prefix; `last_key` is the last of these keys, or `root`. The table
+    has host blocks while the sequence is `swapped`, else device blocks.
     """
 
     id: int
     group: int
     request_id: str
     salt: bytes
-    resets: int  # of the pool, when it began
+    resets: int  # of the pool before the sequence began
     root: bytes
     table: list[int] = field(default_factory=list)
-    prompt: int = 0
-    room: int = 0
-    computed: int = 0
-    committed: int = 0
-    key: bytes = b""
+    prompt_tokens: int = 0
+    room_tokens: int = 0
+    computed_tokens: int = 0
+    committed_blocks: int = 0
+    last_key: bytes = b""
     swapped: bool = False
 
     def __post_init__(self) -> None:
-        self.key = self.key or self.root
+        self.last_key = self.last_key or self.root
 
 
 class PoolState:
-    """State of a pool, and the small steps that several verbs have in common."""
+    """State of a pool, and the operations that several verbs share."""
 
     def __init__(self, spec: PoolSpec, device: Tier, host: Tier) -> None:
         """Start without sequences."""
@@ -51,58 +51,58 @@ class PoolState:
         self.device = device
         self.host = host
         self.sequences: dict[int, SequenceTable] = {}
-        self.groups: dict[int, list[int]] = {}  # members in order of their ids
+        self.groups: dict[int, list[int]] = {}  # sequence ids, ascending
         self.pins: dict[str, list[int]] = {}
         self.resets = 0
-        self.stepping = False  # between two slices of a Step that was not told of yet
+        self.stepping = False  # True between two slices of a Step
         self._device_releases: list[int] = []
         self._host_releases: list[int] = []
-        # Blocks with a holder that is no table entry and no pin: a verb that is done in parts has taken them already,
-        # or not given them back yet.
-        self.under_way: list[int] = []
-        self.host_under_way: list[int] = []
+        # Blocks held by neither a table entry nor a pin, because a verb that runs in parts has acquired them already or
+        # not released them yet.
+        self.in_flight: list[int] = []
+        self.host_in_flight: list[int] = []
         self._withheld: tuple[list[int], list[int]] = ([], [])
 
     def root(self, salt: bytes) -> bytes:
-        """Return what the keys of a sequence that begins now are chained to."""
+        """Return the parent of the first key of a sequence that begins now."""
         return root_key(self.spec.model_fingerprint, salt, self.resets)
 
-    def sequence(self, number: int) -> SequenceTable:
+    def sequence(self, sequence_id: int) -> SequenceTable:
         """Return a sequence. Raises UnknownSequence."""
-        found = self.sequences.get(number)
+        found = self.sequences.get(sequence_id)
         if found is None:
-            raise UnknownSequence(f"there is no sequence {number}")
+            raise UnknownSequence(f"sequence {sequence_id} does not exist")
         return found
 
-    def on_device(self, number: int) -> SequenceTable:
-        """Return a sequence whose blocks are in the device tier. Raises UnknownSequence or InvalidItem."""
-        found = self.sequence(number)
+    def on_device(self, sequence_id: int) -> SequenceTable:
+        """Return a sequence of the device tier. Raises UnknownSequence, and InvalidItem if it is swapped out."""
+        found = self.sequence(sequence_id)
         if found.swapped:
-            raise InvalidItem(f"sequence {number} is swapped out")
+            raise InvalidItem(f"sequence {sequence_id} is swapped out")
         return found
 
     def members(self, group: int) -> list[SequenceTable]:
-        """Return the sequences of a group, in order of their ids. Raises UnknownSequence."""
+        """Return the sequences of a group in order of their ids. Raises UnknownSequence."""
         if group not in self.groups:
-            raise UnknownSequence(f"there is no group {group}")
-        return [self.sequences[number] for number in self.groups[group]]
+            raise UnknownSequence(f"group {group} does not exist")
+        return [self.sequences[sequence_id] for sequence_id in self.groups[group]]
 
-    def check_new(self, number: int) -> None:
-        """Raise InvalidItem or IdInUse unless a sequence can get this id."""
-        if number < 1:
-            raise InvalidItem(f"sequence is {number}, ids are at least 1")
-        if number in self.sequences:
-            raise IdInUse(f"sequence {number} exists")
+    def check_new(self, sequence_id: int) -> None:
+        """Raise InvalidItem, IdInUse or OutOfBlocks unless a sequence with this id can be added."""
+        if sequence_id < 1:
+            raise InvalidItem(f"sequence must be at least 1, not {sequence_id}")
+        if sequence_id in self.sequences:
+            raise IdInUse(f"sequence {sequence_id} already exists")
         if len(self.sequences) >= limits.MAX_SEQUENCES:
-            raise OutOfBlocks(f"the pool has {limits.MAX_SEQUENCES} sequences, which is all that it may have")
+            raise OutOfBlocks(f"the pool already has {limits.MAX_SEQUENCES} sequences, which is the maximum")
 
     def check_shares(self, more: int) -> None:
-        """Raise OutOfBlocks unless so many more table entries and pins can hold what others hold."""
+        """Raise OutOfBlocks unless `more` holders can be added to held blocks."""
         if self.device.saved + more > limits.MAX_SHARES:
-            raise OutOfBlocks(f"{more} blocks more would be shared, {limits.MAX_SHARES} may be in all")
+            raise OutOfBlocks(f"sharing {counted(more, 'more block')} would exceed the maximum of {limits.MAX_SHARES}")
 
     def add(self, sequence: SequenceTable) -> None:
-        """Take a new sequence in."""
+        """Add a new sequence."""
         self.sequences[sequence.id] = sequence
         group = self.groups.setdefault(sequence.group, [])
         group.append(sequence.id)
@@ -110,7 +110,7 @@ class PoolState:
             group.sort()
 
     def remove(self, sequence: SequenceTable) -> None:
-        """Forget a sequence; its table is somebody else's business."""
+        """Remove a sequence without releasing its blocks."""
         del self.sequences[sequence.id]
         group = self.groups[sequence.group]
         group.remove(sequence.id)
@@ -118,32 +118,32 @@ class PoolState:
             del self.groups[sequence.group]
 
     def blocks_for(self, tokens: int) -> int:
-        """Return the number of blocks that `tokens` tokens fill."""
+        """Return the number of blocks that `tokens` tokens need."""
         return blocks_for(tokens, self.block_size)
 
     def check_available(self, needed: int) -> None:
-        """Raise OutOfBlocks unless so many device blocks can be handed out."""
+        """Raise OutOfBlocks unless `needed` device blocks can be handed out."""
         if needed > self.device.available:
-            raise OutOfBlocks(f"{needed} blocks are needed, {self.device.available} are free")
+            raise OutOfBlocks(shortage(needed, self.device.available))
 
-    def grant(self, number: int, outcome: Outcome) -> list[int]:
-        """Hand out device blocks; there must be so many. What is evicted for them moves to a free host block."""
-        blocks = self.device.grant_many(number)
-        outcome.granted_blocks += number
+    def grant(self, count: int, outcome: Outcome) -> list[int]:
+        """Hand out `count` device blocks, moving evicted contents to free host blocks. There must be enough blocks."""
+        blocks = self.device.grant_many(count)
+        outcome.granted_blocks += count
         if self.device.evictions:
             self._demote(self.device.take_evictions(), outcome)
         return blocks
 
-    def granting(self, table: list[int], number: int, outcome: Outcome) -> Parts:
-        """Hand out device blocks, of which there must be so many, and put them at the end of a table, in parts."""
-        while number:
-            blocks = self.grant(min(number, parts.PART), outcome)
+    def granting(self, table: list[int], count: int, outcome: Outcome) -> Parts:
+        """Append `count` granted device blocks to a table, in parts. There must be enough blocks."""
+        while count:
+            blocks = self.grant(min(count, parts.PART), outcome)
             table += blocks
-            number -= len(blocks)
+            count -= len(blocks)
             yield len(blocks)
 
     def grant_one(self, outcome: Outcome) -> int:
-        """Hand out one device block. Raises OutOfBlocks when none is left."""
+        """Hand out one device block. Raises OutOfBlocks if none is available."""
         device = self.device
         block = device.grant()
         outcome.granted_blocks += 1
@@ -155,27 +155,27 @@ class PoolState:
         outcome.evicted += evictions
         for block, key in evictions:
             if self.host.free and self.host.keys.find(key) is None:
-                parked = self.host.park(key)
-                outcome.device_to_host.append(Copy(block, parked))
-                outcome.host_sealed.append(Seal(parked, key))
+                host_block = self.host.cache_free_block(key)
+                outcome.device_to_host.append(Copy(block, host_block))
+                outcome.host_sealed.append(Seal(host_block, key))
 
     def release_after_step(self, blocks: Iterable[int]) -> None:
-        """Release device blocks that a copy of this Step reads: handed out within it, they could be overwritten."""
+        """Release device blocks at the end of the Step, because its copies read them."""
         self._device_releases += blocks
 
     def release_host_after_step(self, blocks: Iterable[int]) -> None:
-        """Release host blocks: a copy of this Step may read them after one that would write them."""
+        """Release host blocks at the end of the Step, because its copies may read them after others write."""
         self._host_releases += blocks
 
     def releasing(self, blocks: list[int]) -> Parts:
-        """Release device blocks, the last one first, and what else is under way, in parts."""
-        self.under_way += blocks
-        for part in pop_parts(self.under_way):
+        """Release device blocks and all blocks in flight, in parts, the last block first."""
+        self.in_flight += blocks
+        for part in pop_parts(self.in_flight):
             self.device.release(reversed(part))
             yield len(part)
 
     def end_step(self) -> Parts:
-        """Do what waited for the end of the Step."""
+        """Release the blocks whose release was deferred to the end of the Step."""
         for tier, releases in ((self.device, self._device_releases), (self.host, self._host_releases)):
             releases.reverse()
             for part in pop_parts(releases):
@@ -183,32 +183,35 @@ class PoolState:
                 yield len(part)
 
     def withhold(self, device: Mapping[int, int], host: Mapping[int, int]) -> None:
-        """Take blocks with so many holders out of circulation, as `Tier.withhold` does; the next Step tells of it."""
-        for tier, holders, told in zip((self.device, self.host), (device, host), self._withheld, strict=True):
+        """Withhold blocks, given with their numbers of holders, as `Tier.withhold`; the next result lists them."""
+        for tier, holders, withheld in zip((self.device, self.host), (device, host), self._withheld, strict=True):
             tier.withhold(holders)
-            told += sorted(holders)
+            withheld += sorted(holders)
 
     def take_withheld(self) -> tuple[list[int], list[int]]:
-        """Return the device blocks and the host blocks that were withheld since the last call."""
+        """Return the device blocks and the host blocks withheld since the last call."""
         withheld, self._withheld = self._withheld, ([], [])
         return withheld
 
     def violations(self) -> list[str]:
-        """Check the conservation law: each id in one place, count = number of holders; a sentence for each fault."""
+        """Check the conservation law: each block has one state, and its reference count equals its number of holders.
+
+        Returns a message for each fault.
+        """
         held: dict[int, int] = {}
         held_in_host: dict[int, int] = {}
         for sequence in self.sequences.values():
             holders = held_in_host if sequence.swapped else held
             for block in sequence.table:
                 holders[block] = holders.get(block, 0) + 1
-        # Between two slices of a Step: what it gives back at its end is still held.
-        for block in chain(self.under_way, self._device_releases, *self.pins.values()):
+        # Between two slices of a Step, blocks whose release is deferred to its end are still held.
+        for block in chain(self.in_flight, self._device_releases, *self.pins.values()):
             held[block] = held.get(block, 0) + 1
-        for block in chain(self.host_under_way, self._host_releases):
+        for block in chain(self.host_in_flight, self._host_releases):
             held_in_host[block] = held_in_host.get(block, 0) + 1
         faults = self.device.violations(held)
         faults += [f"host: {fault}" for fault in self.host.violations(held_in_host)]
-        members = {number for group in self.groups.values() for number in group}
+        members = {sequence_id for group in self.groups.values() for sequence_id in group}
         if members != self.sequences.keys():
             faults.append(f"groups and sequences differ: {sorted(members ^ self.sequences.keys())}")
         return faults

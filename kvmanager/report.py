@@ -1,7 +1,7 @@
-"""Reports: all there is to know of a pool, as its engine tells it when it attaches again.
+"""Reports: the complete state of a pool, which its engine sends when it attaches again.
 
-The same report always rebuilds the same pool: ids, counts, keys and the order in which blocks will be handed out.
-Writing one and adopting one take time by the size of the pool, so both are generators that pause between slices.
+The same report always rebuilds the same pool: ids, reference counts, keys and eviction order. Writing and adopting a
+report take time by the size of the pool, so both are done in slices.
 """
 
 from collections.abc import Generator
@@ -12,16 +12,17 @@ from kvmanager.pool_state import SequenceTable
 from kvmanager.tier.key_index import NO_KEY
 from kvmanager.tier.tier import Tier
 
-# Entries that are looked at without a pause: well below a millisecond.
+# Entries, and sequences, that are freed without a pause: well below a millisecond.
 _SLICE = 1000
-_DISMANTLED_SEQUENCES = 8
+_SLICE_SEQUENCES = 8
 
 
 @dataclass
 class SequenceReport:
-    """A sequence: its table, in the host tier if it is swapped, and what its next block's key will be chained to.
+    """A sequence with its table, which has host blocks if it is swapped.
 
-    `resets` is how often the pool had been reset when the sequence began.
+    `resets` counts the resets of the pool before the sequence began: together with the committed blocks, it determines
+    the next key.
     """
 
     sequence: int
@@ -39,14 +40,14 @@ class SequenceReport:
 
 @dataclass
 class TierReport:
-    """The blocks of a tier, but for its tables.
+    """The blocks of a tier, without its tables.
 
-    `keyed` are blocks with their keys in sealing order, `unindexed` held blocks that no key leads to, with their keys
-    (NO_KEY: none yet), `release_order` all blocks at count 0 in the order in which they will be handed out, `withheld`
-    those that an audit took out of circulation, or takes out once nobody holds them.
+    `keyed` maps indexed blocks to their keys, in sealing order. `unindexed` maps held blocks that are kept out of the
+    index to their keys, NO_KEY if they have none yet. `release_order` lists the free and cached blocks in eviction
+    order. `withheld` lists the withheld blocks, and the held ones that will be on release.
     """
 
-    # Dicts of plain values are the one form that a garbage collector does not walk through again and again.
+    # Dicts of plain values, because the garbage collector does not traverse them.
     keyed: dict[int, bytes] = field(default_factory=dict)
     unindexed: dict[int, bytes] = field(default_factory=dict)
     release_order: list[int] = field(default_factory=list)
@@ -55,7 +56,7 @@ class TierReport:
 
 @dataclass
 class PoolReport:
-    """A pool. Without sequences, pins and blocks it means: this pool holds nothing and begins anew."""
+    """A pool. Without sequences, pins and blocks, it describes an empty pool with all blocks free."""
 
     sequences: list[SequenceReport] = field(default_factory=list)
     pins: dict[str, list[int]] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class PoolReport:
     last_step: int = 0
 
     def dismantle(self) -> Generator[None, None, None]:
-        """Give the memory of a report that nobody reads any more back, with pauses: all at once takes long."""
+        """Free the memory of a report that is no longer used, in slices, because freeing all at once takes long."""
         for tier in (self.device, self.host):
             for keys in (tier.keyed, tier.unindexed):
                 while keys:
@@ -73,17 +74,17 @@ class PoolReport:
                         keys.popitem()
                     yield
         while self.sequences:
-            del self.sequences[-_DISMANTLED_SEQUENCES:]
+            del self.sequences[-_SLICE_SEQUENCES:]
             yield
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing of any block."""
+        """Whether the report contains no blocks."""
         return self == PoolReport(resets=self.resets, last_step=self.last_step)
 
 
 def report_of(pool: Pool) -> PoolReport:
-    """Describe a pool. Adopting the answer gives an equal pool."""
+    """Return a report of a pool. Adopting it gives an equal pool."""
     state = pool.state
     return PoolReport(
         sequences=[_sequence_report(sequence) for sequence in state.sequences.values()],
@@ -103,10 +104,10 @@ def _sequence_report(sequence: SequenceTable) -> SequenceReport:
         salt=sequence.salt,
         resets=sequence.resets,
         block_ids=list(sequence.table),
-        prompt_tokens=sequence.prompt,
-        room_tokens=sequence.room,
-        computed_tokens=sequence.computed,
-        committed_blocks=sequence.committed,
+        prompt_tokens=sequence.prompt_tokens,
+        room_tokens=sequence.room_tokens,
+        computed_tokens=sequence.computed_tokens,
+        committed_blocks=sequence.committed_blocks,
         swapped=sequence.swapped,
     )
 

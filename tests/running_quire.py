@@ -123,7 +123,7 @@ class RunningQuire:
     @property
     def map_url(self) -> str:
         """The URL of its block map, from its log."""
-        return self.output.wait_for("kvmanager shows its blocks at ").split(" at ")[1]
+        return self.output.wait_for("block map at ").split(" at ")[1]
 
     def generate(self, request: gateway_pb2.GenerateRequest, timeout: float = CALL_SECONDS) -> "Answer":
         """Run a request to its end. Raises grpc.RpcError."""

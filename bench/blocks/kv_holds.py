@@ -72,7 +72,7 @@ class _Engine:
         prompt = array("i", random.Random(sequence).choices(range(49_000), k=blocks * BLOCK_SIZE + 1))
         request = Allocate(sequence, sequence, f"request-{sequence}", b"", prompt, len(prompt))
         self.do(f"allocate_{kind}", allocates=[request])
-        committed = self.session.pool.sequences[sequence].committed
+        committed = self.session.pool.sequences[sequence].committed_blocks
         if committed < blocks:
             self.do(f"commit_{kind}", commits=[Commit(sequence, 0, prompt[:-1])])
 

@@ -1,1 +1,1 @@
-"""What happened to blocks: events, the ledger that holds them, records of Steps."""
+"""The history of pools: events, the ledger that keeps them, explanations, and records of Steps."""

@@ -1,6 +1,7 @@
-"""What the ledger keeps of a Step, and the events that are made of it when somebody reads.
+"""Ledger entries of Steps, and the events that are made of them on reading.
 
-No token id is kept, and block keys never leave: of an allocate remain its request and the key that its prefix missed.
+Entries contain no token ids, and events no block keys. An entry of an allocate keeps the request id and the first key
+that was not cached.
 """
 
 from array import array
@@ -13,27 +14,26 @@ from blocks import KEY_BYTES, Extend, Free, FreeReason, Refusal, Step, StepItem,
 from kvmanager.effects import Allocated, Allocation, Forked, Freed, RawEffect, effect_of
 from kvmanager.pool_state import SequenceTable
 
-# What an entry takes in memory, and what it keeps of an effect: measured, and rounded up. An extra has a request's id.
+# Memory of an entry and its parts in bytes, measured and rounded up. An extra contains a request id.
 _ENTRY_BYTES, _EFFECT_BYTES, _EXTRA_BYTES, _REFUSED_BYTES, _EVICTED_BYTES = 400, 90, 300, 280, 76
-_REQUEST_ID, _DETAIL = 3, 5  # of Refused
+_REQUEST_ID, _DETAIL = 3, 5  # fields of RefusedItem
 
 
 class PoolChange(Enum):
-    """What happened to a pool as a whole."""
+    """A change of a pool as a whole."""
 
-    ATTACHED = 1  # in the place of an older one of the engine, if there was one
+    ATTACHED = 1  # replaces an older pool of the engine, if any
     DETACHED = 2
     WITHHELD = 3  # the audit took device blocks out of circulation
     HOST_WITHHELD = 4
 
 
 class Event(NamedTuple):
-    """One verb that was done or refused, or a `change` of a pool as a whole, which has no step and no item.
+    """An applied or refused verb, or a `change` of a pool as a whole, which has no step and no item.
 
-    `ranges` are the first and last ids of the blocks concerned: host blocks for a swap_out and for what was withheld
-    in the host tier, else device blocks.
-    `waited_seconds` is how long the group of an allocate had waited. `evicted` are the keyed blocks whose contents were
-    given up for it. `detail` says in words why it was refused.
+    `ranges` are the first and last ids of the affected blocks: host blocks for a swap_out and for blocks withheld in
+    the host tier, else device blocks. `waited_seconds` is the queue time of an allocate's group. `evicted` are the
+    keyed blocks that were evicted for the verb. `detail` is the message of a refusal.
     """
 
     number: int
@@ -54,15 +54,15 @@ class Event(NamedTuple):
     change: PoolChange | None = None
 
 
-class End(NamedTuple):
-    """What else there is to say of a free: the number of its FreeReason, and whom it was preempted for."""
+class FreeDetails(NamedTuple):
+    """Details of a free: the value of its FreeReason, and the group for which it was preempted."""
 
     reason: int
     preempted_for_group: int
 
 
-class Refused(NamedTuple):
-    """A refused verb. Item, reason and `free_reason` are the numbers of their enums; 0: it was no free."""
+class RefusedItem(NamedTuple):
+    """A refused verb. Item, reason and `free_reason` are enum values; `free_reason` is 0 for other verbs."""
 
     item: int
     sequence: int
@@ -76,36 +76,36 @@ class Refused(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is kept of a Step, or of a change of a pool as a whole. Its events are numbered from `first` on.
+    """The ledger's record of a Step, or of a change of a pool as a whole. Its events are numbered from `first` on.
 
-    A hundred thousand events are kept, and the garbage collector must not have to look at each of them: what is one
-    value an effect stands in columns, made of nothing but plain tuples, bytes, numbers and strings.
+    The effects are stored in columns of plain tuples, bytes, numbers and strings, because the ledger keeps a hundred
+    thousand events and the garbage collector must not traverse each of them.
     """
 
     first: int
     attachment: int
     step: int = 0
     change: int = 0
-    items: bytes = b""  # numbers of step items
+    items: bytes = b""  # values of StepItem
     sequences: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     request_ids: tuple[str | None, ...] = ()
     block_counts: tuple[int, ...] = ()
     blocks: bytes = b""  # of all effects, as 32-bit numbers
-    extras: tuple[object, ...] = ()  # what else there is to say, as plain tuples; empty: nothing
-    eviction_counts: tuple[int, ...] = ()  # empty: nothing was evicted
+    extras: tuple[object, ...] = ()  # details of each effect as plain tuples; empty if no effect has any
+    eviction_counts: tuple[int, ...] = ()  # empty if nothing was evicted
     evicted_blocks: tuple[int, ...] = ()
     evicted_keys: bytes = b""
     refused: tuple[tuple[object, ...], ...] = ()
 
     @property
     def size(self) -> int:
-        """How many events it makes: its effects in their order, then what was refused."""
+        """Number of events: the effects in order, then the refused items."""
         return 1 if self.change else len(self.items) + len(self.refused)
 
     @property
     def weight(self) -> int:
-        """About how many bytes it takes, with all that only it keeps."""
+        """Approximate memory in bytes."""
         texts = sum([len(str(one[_REQUEST_ID])) + len(str(one[_DETAIL])) for one in self.refused])
         return (
             _ENTRY_BYTES
@@ -117,96 +117,98 @@ class Entry(NamedTuple):
             + texts
         )
 
-    def refusal(self, place: int) -> Refused | None:
-        """Return the refused verb at a place, None if it was done."""
-        return Refused(*self.refused[place - len(self.items)]) if place >= len(self.items) else None  # type: ignore[arg-type]
+    def refusal(self, position: int) -> RefusedItem | None:
+        """Return the refused item of the event at `position`, None if the event is an effect."""
+        return RefusedItem(*self.refused[position - len(self.items)]) if position >= len(self.items) else None  # type: ignore[arg-type]
 
-    def item(self, place: int) -> StepItem:
-        """Return which verb was done."""
-        return StepItem(self.items[place])
+    def item(self, position: int) -> StepItem:
+        """Return the verb of the effect at `position`."""
+        return StepItem(self.items[position])
 
-    def admission(self, place: int) -> Allocation | None:
-        """Return what there is to say of an allocate that was done, None for others."""
-        if place >= len(self.items) or self.items[place] != StepItem.ALLOCATE.value:
+    def admission(self, position: int) -> Allocation | None:
+        """Return the details of an applied allocate, None for other events."""
+        if position >= len(self.items) or self.items[position] != StepItem.ALLOCATE.value:
             return None
-        return Allocation(*self.extras[place])  # type: ignore[misc]
+        return Allocation(*self.extras[position])  # type: ignore[misc]
 
-    def end(self, place: int) -> End | None:
-        """Return what there is to say of a free that was done, None for others."""
-        if place >= len(self.items) or self.items[place] != StepItem.FREE.value:
+    def free_details(self, position: int) -> FreeDetails | None:
+        """Return the details of an applied free, None for other events."""
+        if position >= len(self.items) or self.items[position] != StepItem.FREE.value:
             return None
-        return End(*self.extras[place])  # type: ignore[misc]
+        return FreeDetails(*self.extras[position])  # type: ignore[misc]
 
-    def child(self, place: int) -> int:
-        """Return the new sequence of a fork that was done."""
-        child = self.extras[place]
+    def child(self, position: int) -> int:
+        """Return the child sequence of an applied fork."""
+        child = self.extras[position]
         assert isinstance(child, int)
         return child
 
-    def blocks_of(self, place: int) -> Sequence[int]:
-        """Return the blocks of what was done, in its order."""
-        start = sum(self.block_counts[:place])
+    def blocks_of(self, position: int) -> Sequence[int]:
+        """Return the blocks of the effect at `position`, in their order."""
+        start = sum(self.block_counts[:position])
         blocks = array("i")
-        blocks.frombytes(self.blocks[start * blocks.itemsize : (start + self.block_counts[place]) * blocks.itemsize])
+        blocks.frombytes(self.blocks[start * blocks.itemsize : (start + self.block_counts[position]) * blocks.itemsize])
         return blocks
 
-    def evicted(self, place: int) -> tuple[int, ...]:
-        """Return the blocks that were evicted for what was done."""
+    def evicted(self, position: int) -> tuple[int, ...]:
+        """Return the blocks that were evicted for the effect at `position`."""
         if not self.eviction_counts:
             return ()
-        start = sum(self.eviction_counts[:place])
-        return self.evicted_blocks[start : start + self.eviction_counts[place]]
+        start = sum(self.eviction_counts[:position])
+        return self.evicted_blocks[start : start + self.eviction_counts[position]]
 
     def evictor(self, key: bytes) -> int | None:
-        """Return the place of the verb that a key was evicted for; None: it was not. If several were, the last one."""
+        """Return the position of the last effect for which a key was evicted, None if there is none."""
         at = self.evicted_keys.rfind(key)
         while at % KEY_BYTES and at >= 0:
             at = self.evicted_keys.rfind(key, 0, at + KEY_BYTES - 1)
         if at < 0:
             return None
-        place, left = 0, at // KEY_BYTES
-        while left >= self.eviction_counts[place]:
-            left -= self.eviction_counts[place]
-            place += 1
-        return place
+        position, left = 0, at // KEY_BYTES
+        while left >= self.eviction_counts[position]:
+            left -= self.eviction_counts[position]
+            position += 1
+        return position
 
-    def places_of_block(self, block: int, *, host: bool) -> list[int]:
-        """Return the places of what was done to a block, or with it: host blocks are those of a swap_out."""
+    def positions_of_block(self, block: int, *, host: bool) -> list[int]:
+        """Return the positions of the effects on a block. Host blocks appear only in swap_outs."""
         return [
-            place
-            for place, item in enumerate(self.items)
+            position
+            for position, item in enumerate(self.items)
             if (item == StepItem.SWAP_OUT.value) == host
-            and (block in self.blocks_of(place) or (not host and block in self.evicted(place)))
+            and (block in self.blocks_of(position) or (not host and block in self.evicted(position)))
         ]
 
-    def event(self, place: int, engine_id: str) -> Event:
-        """Make the event at a place."""
-        number = self.first + place
+    def event(self, position: int, engine_id: str) -> Event:
+        """Return the event at `position`."""
+        number = self.first + position
         if self.change:
             ranges = block_ranges(self.blocks_of(0)) if self.blocks else ()
             return Event(number, engine_id, ranges=ranges, change=PoolChange(self.change))
-        refused = self.refusal(place)
-        return self._refused(number, engine_id, refused) if refused else self._done(number, engine_id, place)
+        refused = self.refusal(position)
+        if refused:
+            return self._refusal_event(number, engine_id, refused)
+        return self._effect_event(number, engine_id, position)
 
-    def _done(self, number: int, engine_id: str, place: int) -> Event:
-        admission, end = self.admission(place), self.end(place)
+    def _effect_event(self, number: int, engine_id: str, position: int) -> Event:
+        admission, details = self.admission(position), self.free_details(position)
         return Event(
             number,
             engine_id,
             self.step,
-            self.item(place),
-            self.sequences[place],
-            self.groups[place],
-            self.request_ids[place] or "",
-            block_ranges(self.blocks_of(place)),
-            free_reason=FreeReason(end.reason) if end else None,
-            preempted_for_group=end.preempted_for_group if end else 0,
+            self.item(position),
+            self.sequences[position],
+            self.groups[position],
+            self.request_ids[position] or "",
+            block_ranges(self.blocks_of(position)),
+            free_reason=FreeReason(details.reason) if details else None,
+            preempted_for_group=details.preempted_for_group if details else 0,
             cached_tokens=admission.cached_tokens if admission else 0,
             waited_seconds=admission.waited_seconds if admission else 0.0,
-            evicted=self.evicted(place),
+            evicted=self.evicted(position),
         )
 
-    def _refused(self, number: int, engine_id: str, refused: Refused) -> Event:
+    def _refusal_event(self, number: int, engine_id: str, refused: RefusedItem) -> Event:
         return Event(
             number,
             engine_id,
@@ -236,8 +238,8 @@ def block_ranges(blocks: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return (*ranges, (first, last)) if first else ()
 
 
-class _Owner:
-    """A live group, the request that it belongs to, and how many sequences it has."""
+class _LiveGroup:
+    """A live group with its request and its number of sequences."""
 
     __slots__ = ("group", "members", "request_id")
 
@@ -248,39 +250,39 @@ class _Owner:
 
 
 class Attachment:
-    """A pool from its beginning to its end: whose its sequences are.
+    """An attached pool until its end, with the requests of its live sequences.
 
-    `adopted` says that it began with sequences, `successor` is the pool that the same engine attached next.
+    `adopted` is True if the pool began with sequences. `successor` is the pool that the same engine attached next.
     """
 
     def __init__(self, number: int, engine_id: str, sequences: Iterable[SequenceTable]) -> None:
         self.number = number
         self.engine_id = engine_id
-        self.ended_by = 0  # number of the event
+        self.ended_by = 0  # number of the event that ended it
         self.successor: Attachment | None = None
         self._request_ids: dict[int, str] = {}  # by sequence
-        self._owners: dict[int, _Owner] = {}  # by sequence
-        self._groups: dict[int, _Owner] = {}
+        self._groups_by_sequence: dict[int, _LiveGroup] = {}
+        self._groups: dict[int, _LiveGroup] = {}
         for sequence in sequences:
             self._add(sequence.id, sequence.group, sequence.request_id)
-        self.adopted = bool(self._owners)
+        self.adopted = bool(self._groups_by_sequence)
 
     def end(self, event: int, successor: "Attachment | None" = None) -> None:
-        """Forget the sequences: an event ended this pool."""
+        """Record the number of the event that ended the pool, and clear its sequences."""
         self.ended_by = event
         self.successor = successor
         self._request_ids.clear()
-        self._owners.clear()
+        self._groups_by_sequence.clear()
         self._groups.clear()
 
     def holds(self, request_id: str) -> bool:
-        """Return whether any live group is the request's."""
-        return any(owner.request_id == request_id for owner in self._groups.values())
+        """Return whether the request has a live group."""
+        return any(live_group.request_id == request_id for live_group in self._groups.values())
 
     def entry(
         self, first: int, step: int, effects: Sequence[RawEffect], refused: tuple[tuple[object, ...], ...] = ()
     ) -> Entry:
-        """Write down what a Step did, following which sequences begin and end with it."""
+        """Return the entry of a Step, and update the live sequences."""
         if not effects:
             return Entry(first, self.number, step, refused=refused)
         items, sequences, groups, blocks, evicted, others = zip(*effects, strict=True)
@@ -314,9 +316,9 @@ class Attachment:
             request_id = self._request_ids.get(effect.sequence)
             extra: object = None
             match effect:
-                case Allocated(number, group, allocation=allocation):
+                case Allocated(sequence_id, group, allocation=allocation):
                     request_id = allocation.request_id
-                    self._add(number, group, request_id)
+                    self._add(sequence_id, group, request_id)
                     extra = tuple(allocation)
                 case Forked(group=group, child=child):
                     self._add(child, group, request_id or "")
@@ -328,31 +330,31 @@ class Attachment:
             extras.append(extra)
         return tuple(request_ids), tuple(extras)
 
-    def _add(self, number: int, group: int, request_id: str) -> None:
-        owner = self._groups.get(group) or self._groups.setdefault(group, _Owner(group, request_id))
-        owner.members += 1
-        self._owners[number] = owner
-        self._request_ids[number] = request_id
+    def _add(self, sequence_id: int, group: int, request_id: str) -> None:
+        live_group = self._groups.get(group) or self._groups.setdefault(group, _LiveGroup(group, request_id))
+        live_group.members += 1
+        self._groups_by_sequence[sequence_id] = live_group
+        self._request_ids[sequence_id] = request_id
 
-    def _remove(self, number: int) -> None:
-        owner = self._owners.pop(number, None)
-        if owner is None:
+    def _remove(self, sequence_id: int) -> None:
+        live_group = self._groups_by_sequence.pop(sequence_id, None)
+        if live_group is None:
             return
-        del self._request_ids[number]
-        owner.members -= 1
-        if not owner.members:
-            del self._groups[owner.group]
+        del self._request_ids[sequence_id]
+        live_group.members -= 1
+        if not live_group.members:
+            del self._groups[live_group.group]
 
-    def refused(self, step: Step, refusal: Refusal) -> Refused:
-        """Return what is known of a refused item."""
+    def refused_item(self, step: Step, refusal: Refusal) -> RefusedItem:
+        """Return the record of a refused item."""
         item: object = _LISTS[refusal.item](step)[refusal.position]
-        sequence, group = _concerned(item)
-        owner = self._groups.get(group) if group else self._owners.get(sequence)
-        return Refused(
+        sequence, group = _ids_of(item)
+        live_group = self._groups.get(group) if group else self._groups_by_sequence.get(sequence)
+        return RefusedItem(
             refusal.item.value,
             sequence,
-            owner.group if owner else group,
-            getattr(item, "request_id", owner.request_id if owner else ""),
+            live_group.group if live_group else group,
+            getattr(item, "request_id", live_group.request_id if live_group else ""),
             refusal.reason.value,
             refusal.detail,
             item.reason.value if isinstance(item, Free) else 0,
@@ -373,8 +375,8 @@ _LISTS = {
 }
 
 
-def _concerned(item: object) -> tuple[int, int]:
-    """Return the sequence and the group that an item names; 0 where it names none."""
+def _ids_of(item: object) -> tuple[int, int]:
+    """Return the sequence and the group of an item; 0 if it has none."""
     if isinstance(item, int):  # a swap
         return 0, item
     if isinstance(item, Extend):

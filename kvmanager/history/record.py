@@ -1,9 +1,9 @@
-"""Checksums of records of operations, and their replay.
+"""Checksums of operation records, and their replay.
 
-A record has a pool as a session found it, and every Step applied to it since. With each Step goes the checksum of all
-up to it: SHA-256 over what was asked and what came of it (ids, keys, copies, refusals, counts). Same Steps, same ids: a
-replay on the same core comes to the same checksums, so where it does not, either the core answers otherwise or the
-record was changed. What is hashed are the values, each list behind its length, and not their form in a file.
+A record contains a pool at the start of a session, and every Step applied to it since. Each Step has a checksum of the
+record up to it: SHA-256 over the Steps and their results (ids, keys, copies, refusals, counts). The same Steps always
+give the same results, so a replay with another checksum means that the core or the record was changed. The hash covers
+the values, each list preceded by its length, and not their encoding in a file.
 """
 
 from array import array
@@ -25,7 +25,7 @@ _SCHEME = b"quire-operations-v2"
 
 
 class ReplayMismatch(Exception):
-    """A replay came to another checksum than the record: at Step `step`, or at the snapshot where that is None."""
+    """A replay got a checksum that differs from the record's, at Step `step`, or at the snapshot if `step` is None."""
 
     def __init__(self, message: str, step: int | None) -> None:
         super().__init__(message)
@@ -36,33 +36,33 @@ class Checksum:
     """The checksum of one session's record: of its pool, then of each Step in order."""
 
     def __init__(self, spec: PoolSpec) -> None:
-        """Begin with what the engine says of its pool."""
+        """Start with the properties of the pool."""
         names = (spec.engine_id, spec.model_fingerprint, spec.model)
         sizes = (spec.incarnation, spec.block_size, spec.device_blocks, spec.host_blocks)
         self._hash = sha256(_SCHEME + b"".join(map(_text, names)) + _numbers(*sizes))
 
     @property
     def digest(self) -> bytes:
-        """The checksum of all so far."""
+        """The checksum of everything added so far."""
         return self._hash.digest()
 
     def adding(self, report: PoolReport) -> Iterator[None]:
-        """Add the snapshot, and pause between slices: a large pool must not keep its maker from everything else."""
+        """Add the snapshot in slices, because a pool may be large."""
         for part in chain(_report_parts(report), _tier_parts(report.device), _tier_parts(report.host)):
             self._hash.update(part)
             yield
 
     def add(self, step: Step, applied: AppliedStep) -> None:
-        """Add a Step, and what it did."""
+        """Add a Step and its result."""
         for part in chain(_step_parts(step), _applied_parts(applied)):
             self._hash.update(part)
 
 
 class OperationsReplay:
-    """Applies recorded Steps to a pool as it was recorded. `steps` counts those applied."""
+    """Applies recorded Steps to a recorded pool. `steps` counts the applied Steps."""
 
     def __init__(self, spec: PoolSpec) -> None:
-        """Begin with what the engine said of its pool."""
+        """Start with an empty pool."""
         self.spec = spec
         self.pool = Pool(spec)
         self.steps = 0
@@ -70,34 +70,34 @@ class OperationsReplay:
 
     @property
     def checksum(self) -> str:
-        """The checksum that the replay has come to, as hexadecimal digits."""
+        """The checksum of the replay so far, as hexadecimal digits."""
         return self._checksum.digest.hex()
 
     def adopt(self, report: PoolReport, recorded: bytes) -> None:
-        """Make the pool as the snapshot has it. Raises ReplayMismatch and InvalidReport."""
+        """Replace the pool by the snapshot. Raises ReplayMismatch and InvalidReport."""
         for _ in self._checksum.adding(report):
             pass
         if self._checksum.digest != recorded:
-            raise ReplayMismatch("the snapshot or the header's spec is not as it was recorded", None)
+            raise ReplayMismatch("the snapshot or the pool in the header differs from the recorded checksum", None)
         self.pool = complete(adopt(self.spec, report))
 
     def apply(self, step: Step, withheld: Sequence[int], host_withheld: Sequence[int], recorded: bytes) -> None:
-        """Apply a Step, before which these blocks were withheld. Raises ReplayMismatch unless all comes as recorded."""
+        """Withhold blocks, then apply a Step. Raises ReplayMismatch if the checksum differs from the recorded one."""
         self.pool.withhold(withheld, host_withheld)
         try:
             applied = self.pool.apply(step)
         except StepOutOfOrder as error:
-            raise ReplayMismatch(f"step {step.step} cannot follow: {error}", step.step) from error
+            raise ReplayMismatch(f"step {step.step} is out of order: {error}", step.step) from error
         self._checksum.add(step, applied)
         if self._checksum.digest != recorded:
             raise ReplayMismatch(
-                f"step {step.step} parts from the record: the core answers it otherwise, or its entry was changed",
+                f"step {step.step} differs from the record: the core's result or the record's entry has changed",
                 step.step,
             )
         self.steps += 1
 
 
-# What is hashed.
+# Encoding of the hashed values.
 
 
 def _numbers(*values: int) -> bytes:
@@ -109,7 +109,7 @@ def _list(values: Collection[int]) -> bytes:
 
 
 def _rows(rows: Collection[Iterable[int]]) -> bytes:
-    """Rows of a table whose columns everybody knows."""
+    """Encode rows that all have the same number of columns."""
     return _numbers(len(rows), *chain.from_iterable(rows))
 
 
@@ -119,7 +119,7 @@ def _text(value: str | bytes) -> bytes:
 
 
 def _tokens(token_ids: Sequence[int]) -> bytes:
-    """Tokens, whose length is hashed before. Those in an array of C ints are the fastest."""
+    """Encode tokens without their length, which is hashed before. An array of C ints is the fastest."""
     return (token_ids if isinstance(token_ids, array) else array("i", token_ids)).tobytes()
 
 

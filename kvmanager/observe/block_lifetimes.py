@@ -1,7 +1,7 @@
-"""How long the blocks of a pool live, and how often they are found again: for a random sample of them.
+"""Lifetimes and prefix cache hits of a random sample of a pool's blocks.
 
-A life begins when a device block is handed out and ends when it is handed out again: until then its contents are there,
-held or cached. The three figures are those of vLLM's KV cache residency metrics, so that pools can be compared.
+A lifetime begins when a device block is handed out and ends when it is handed out again: until then its contents are
+held or cached. The three values are those of vLLM's KV cache residency metrics, so that pools can be compared.
 """
 
 import math
@@ -13,10 +13,10 @@ from kvmanager.effects import Allocated, Extended, SwappedIn, effect_of
 
 
 class LifetimeSamples(NamedTuple):
-    """What a Step says of lifetimes, in seconds.
+    """The lifetime samples of a Step, in seconds.
 
-    Of each life that ended: how long it was, and how long before its end the block was last handed out or found. Of
-    each block that was found in the prefix cache, unless for the first time in its life: how long after the last time.
+    For each lifetime that ended: its length in `lifetimes`, and the time since the last grant or hit in `idle`. For
+    each hit of a block but its first: the time since the previous hit in `reuse_gaps`.
     """
 
     lifetimes: list[float]
@@ -24,77 +24,77 @@ class LifetimeSamples(NamedTuple):
     reuse_gaps: list[float]
 
 
-class _Life:
-    __slots__ = ("begun", "found", "touched")
+class _Lifetime:
+    __slots__ = ("begin", "hit", "last_use")
 
     def __init__(self, now: float) -> None:
-        self.begun = self.touched = now
-        self.found = False
+        self.begin = self.last_use = now
+        self.hit = False
 
 
 class BlockLifetimes:
-    """Follows a random sample of the lives that begin from now on in one pool."""
+    """Samples the lifetimes that begin from now on in one pool."""
 
-    def __init__(self, share: float, draw: Callable[[], float]) -> None:
-        """Each life is followed with the probability `share`, above 0 and at most 1.
+    def __init__(self, share: float, random: Callable[[], float]) -> None:
+        """Sample each lifetime with the probability `share`, above 0 and at most 1.
 
-        `draw` gives random numbers from 0 up to 1, each alike.
+        `random` returns uniform random numbers, at least 0 and below 1.
         """
-        self._log_unfollowed = math.log1p(-share) if share < 1 else -math.inf
-        self._draw = draw
-        self._lives: dict[int, _Life] = {}  # by block
-        self._to_skip = self._drawn_skip()
+        self._log_unsampled = math.log1p(-share) if share < 1 else -math.inf
+        self._random = random
+        self._sampled: dict[int, _Lifetime] = {}  # by block
+        self._to_skip = self._random_skip()
 
     def on_step(self, applied: AppliedStep, now: float) -> LifetimeSamples | None:
-        """Receive a Step that was applied at a moment, in seconds. None: no block was handed out or found."""
+        """Receive a Step applied at time `now`, in seconds. Returns None if no block was handed out or hit."""
         if not applied.granted_blocks and not applied.hit_tokens:
             return None
-        observed = LifetimeSamples([], [], [])
-        brought_back = {copy.destination for copy in applied.result.host_to_device}
+        samples = LifetimeSamples([], [], [])
+        copied = {copy.destination for copy in applied.result.host_to_device}
         for effect in map(effect_of, applied.effects):
             match effect:
                 case Extended():
-                    self._hand_out(effect.blocks, now, observed)
+                    self._hand_out(effect.blocks, now, samples)
                 case Allocated(blocks=blocks, allocation=allocation):
-                    found = blocks[: allocation.hit_blocks]
-                    new = self._new(found, brought_back)
-                    self._hand_out(new, now, observed)
-                    self._find(found, new, now, observed)
-                    self._hand_out(blocks[allocation.hit_blocks :], now, observed)
+                    hits = blocks[: allocation.hit_blocks]
+                    new = self._take_copied(hits, copied)
+                    self._hand_out(new, now, samples)
+                    self._hit(hits, new, now, samples)
+                    self._hand_out(blocks[allocation.hit_blocks :], now, samples)
                 case SwappedIn():
-                    self._hand_out(self._new(effect.blocks, brought_back), now, observed)
-        return observed
+                    self._hand_out(self._take_copied(effect.blocks, copied), now, samples)
+        return samples
 
     @staticmethod
-    def _new(blocks: Sequence[int], brought_back: set[int]) -> list[int]:
-        """Take out of `brought_back` those of the blocks that are in it, and return them in their order."""
-        if not brought_back:
+    def _take_copied(blocks: Sequence[int], copied: set[int]) -> list[int]:
+        """Remove the blocks from `copied`; return those that were in it, in order."""
+        if not copied:
             return []
-        new = [block for block in blocks if block in brought_back]
-        brought_back.difference_update(new)
+        new = [block for block in blocks if block in copied]
+        copied.difference_update(new)
         return new
 
-    def _hand_out(self, blocks: Sequence[int], now: float, observed: LifetimeSamples) -> None:
-        if not self._lives.keys().isdisjoint(blocks):
-            for block in self._lives.keys() & blocks:
-                life = self._lives.pop(block)
-                observed.lifetimes.append(now - life.begun)
-                observed.idle.append(now - life.touched)
+    def _hand_out(self, blocks: Sequence[int], now: float, samples: LifetimeSamples) -> None:
+        if not self._sampled.keys().isdisjoint(blocks):
+            for block in self._sampled.keys() & blocks:
+                ended = self._sampled.pop(block)
+                samples.lifetimes.append(now - ended.begin)
+                samples.idle.append(now - ended.last_use)
         position = self._to_skip
         while position < len(blocks):
-            self._lives[blocks[position]] = _Life(now)
-            position += 1 + self._drawn_skip()
+            self._sampled[blocks[position]] = _Lifetime(now)
+            position += 1 + self._random_skip()
         self._to_skip = position - len(blocks)
 
-    def _find(self, blocks: Sequence[int], new: Sequence[int], now: float, observed: LifetimeSamples) -> None:
-        if self._lives.keys().isdisjoint(blocks):
+    def _hit(self, blocks: Sequence[int], new: Sequence[int], now: float, samples: LifetimeSamples) -> None:
+        if self._sampled.keys().isdisjoint(blocks):
             return
-        for block in (self._lives.keys() & blocks).difference(new):
-            life = self._lives[block]
-            if life.found:
-                observed.reuse_gaps.append(now - life.touched)
-            life.found, life.touched = True, now
+        for block in (self._sampled.keys() & blocks).difference(new):
+            lifetime = self._sampled[block]
+            if lifetime.hit:
+                samples.reuse_gaps.append(now - lifetime.last_use)
+            lifetime.hit, lifetime.last_use = True, now
 
-    def _drawn_skip(self) -> int:
-        """Draw how many lives are not followed before the next one that is: geometric."""
-        return int(math.log(1 - self._draw()) / self._log_unfollowed)
+    def _random_skip(self) -> int:
+        """Return the number of lifetimes before the next sampled one, which is geometrically distributed."""
+        return int(math.log(1 - self._random()) / self._log_unsampled)

@@ -1,7 +1,7 @@
-"""A map of a pool's blocks: what each of them is, kept up to date by the answers to its Steps.
+"""A map of a pool's blocks: the state of each block, kept up to date by the results of Steps.
 
-It costs something only while somebody looks: a map follows its pool from its making on, as an audit does. The answers
-are put aside while Steps are applied, and looked at between them, a slice at a time.
+A map exists only while it is watched. It follows its pool from its creation on, as an audit does. Results are queued
+while Steps are applied, and processed between Steps in slices.
 """
 
 from array import array
@@ -14,19 +14,19 @@ from kvmanager.observe.table_follower import TableFollower
 from kvmanager.pool_state import PoolState
 from kvmanager.tier.tier import Tier
 
-# Blocks that are looked at without a pause, and entries of tables that are searched: about a third of a millisecond.
+# Blocks that are read, and table entries that are searched, without a pause: about a third of a millisecond.
 _SLICE = 400
-_SEARCHED_TOGETHER = 20_000
+_SLICE_SEARCHED = 20_000
 _GROWTH = 50_000
 
-_MOST_COUNT = 0xFF
-_MOST_OWNER = 0xFFFF
+_MAX_COUNT = 0xFF
+_MAX_OWNER = 0xFFFF
 _KEYED = 1 << 2
 _PINNED = 1 << 3
 
 
 class BlockState(Enum):
-    """Where a block is: in exactly one of these places."""
+    """The state of a block."""
 
     FREE = 0
     CACHED = 1
@@ -35,18 +35,18 @@ class BlockState(Enum):
 
 
 def state_of(tier: Tier, block: int) -> BlockState:
-    """Return where a block of a tier is."""
-    if tier.count(block):
+    """Return the state of a block of a tier."""
+    if tier.ref_count(block):
         return BlockState.HELD
-    if tier.marks.is_out(block):
+    if tier.marks.is_withheld_or_marked(block):
         return BlockState.WITHHELD
     return BlockState.FREE if tier.key(block) is None else BlockState.CACHED
 
 
 class Cell(NamedTuple):
-    """What a map says of a block. `holders` is 255 where there are more.
+    """The map's entry of a block. `holders` is at most 255.
 
-    `owner` is the sequence that holds the block alone, its id modulo 65536; 0: nobody does, or several do, or a pin.
+    `owner` is the id, modulo 65536, of the sequence that is the only holder; 0 if there is none, several, or a pin.
     """
 
     state: BlockState
@@ -56,14 +56,14 @@ class Cell(NamedTuple):
     owner: int
 
     @classmethod
-    def of(cls, packed: int) -> "Cell":
-        """Read a number of a map."""
-        state, holders = BlockState(packed & 3), packed >> 8 & _MOST_COUNT
+    def unpack(cls, packed: int) -> "Cell":
+        """Decode a number of a map."""
+        state, holders = BlockState(packed & 3), packed >> 8 & _MAX_COUNT
         return cls(state, bool(packed & _KEYED), bool(packed & _PINNED), holders, packed >> 16)
 
 
 class TableEntry(NamedTuple):
-    """A sequence, which of its logical blocks it is, and the tokens of it that are computed."""
+    """A table entry: the sequence, the logical block, and the number of computed tokens in it."""
 
     sequence: int
     logical: int
@@ -71,27 +71,27 @@ class TableEntry(NamedTuple):
 
 
 class MapChanges(NamedTuple):
-    """Blocks that have changed, each followed by what it is now; of the device tier and of the host tier."""
+    """Changed blocks of each tier: pairs of a block id and its new number in the map."""
 
     device: "array[int]"
     host: "array[int]"
 
 
 class _Cells:
-    """The map of one tier: for each block a number, of 2 bits for its state, flags, 8 bits of count, 16 of owner."""
+    """The map of one tier: a number for each block, with 2 bits of state, 2 flags, 8 bits of count, 16 of owner."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
         self.cells = array("I", (0,))
         self.changed: set[int] = set()
-        self.drawn = False  # until then everything will be looked at anyway
-        # Ids of a block's holders, added up: where there is one, the sum is its id. Unlike a list of them, this bears
-        # that a holder leaves before the copying has come to it.
+        self.built = False  # before, changes need not be recorded, because all blocks will be read
+        # The sum of the ids of a block's holders, which is the id of the only one. Unlike a list of ids, the sum may
+        # lose a holder before the copying has added it.
         self._owners = array("q", (0,))
         self._pins: dict[int, int] = {}
 
     def growing(self) -> Generator[None, None, None]:
-        """Make room for all blocks, with pauses: fresh memory takes its time."""
+        """Allocate the map, with pauses, because allocating fresh memory takes long."""
         while (missing := self.tier.total + 1 - len(self.cells)) > 0:
             some = min(missing, _GROWTH)
             self.cells.frombytes(bytes(self.cells.itemsize * some))
@@ -99,33 +99,33 @@ class _Cells:
             yield
 
     def change(self, blocks: Iterable[int], by: int, holder: int, /) -> None:
-        """Add a holder of each block, or take one away."""
+        """Add (`by` 1) or remove (-1) a holder of each block."""
         owners = self._owners
         for block in blocks:
             owners[block] += by * holder
             if not holder:
                 self._pins[block] = self._pins.get(block, 0) + by
-        if self.drawn:
+        if self.built:
             self.changed.update(blocks)
 
-    def look(self, block: int) -> int:
-        """Return what a block is now."""
+    def packed(self, block: int) -> int:
+        """Return a block's number, see `Cell.unpack`."""
         tier = self.tier
-        count = tier.count(block)
-        packed = state_of(tier, block).value | min(count, _MOST_COUNT) << 8
+        count = tier.ref_count(block)
+        packed = state_of(tier, block).value | min(count, _MAX_COUNT) << 8
         if tier.key(block) is not None:
             packed |= _KEYED
         if self._pins.get(block):
             packed |= _PINNED
         if count == 1:
-            packed |= (self._owners[block] & _MOST_OWNER) << 16
+            packed |= (self._owners[block] & _MAX_OWNER) << 16
         return packed
 
-    def looking(self, blocks: Iterable[int]) -> Generator[None, None, "array[int]"]:
-        """Look at blocks, in slices; return those that are not what they were, each followed by what it is now."""
-        cells, look, changes, done = self.cells, self.look, array("I"), 0
+    def updating(self, blocks: Iterable[int]) -> Generator[None, None, "array[int]"]:
+        """Update the numbers of blocks, in slices; return pairs of each changed block and its new number."""
+        cells, packed_of, changes, done = self.cells, self.packed, array("I"), 0
         for block in blocks:
-            packed = look(block)
+            packed = packed_of(block)
             if cells[block] != packed:
                 cells[block] = packed
                 changes.extend((block, packed))
@@ -137,29 +137,29 @@ class _Cells:
 
 
 class BlockMap:
-    """What each block of a pool is. It has to receive every Step from its making on."""
+    """The states of all blocks of a pool. The map must receive every Step from its creation on."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
         self._device = _Cells(state.device)
         self._host = _Cells(state.host)
         self._tables = TableFollower(state, self._device, self._host)
-        self._resets = -1  # that the map has seen; none before it is drawn
-        self._begun = False
+        self._resets = -1  # resets of the prefix cache that the map shows; -1 before it is built
+        self._following = False
 
     @property
     def device(self) -> "array[int]":
-        """A number for each block of the device tier, by its id, as `Cell.of` reads it."""
+        """A number for each block of the device tier, by its id; `Cell.unpack` decodes it."""
         return self._device.cells
 
     @property
     def host(self) -> "array[int]":
-        """The same of the host tier."""
+        """The same for the host tier."""
         return self._host.cells
 
     def on_step(self, applied: AppliedStep) -> None:
-        """Receive a Step that was applied. Keeps what is needed of it, which must not change any more."""
-        if not self._begun:
+        """Receive an applied Step. Its result is kept for a while and must not change."""
+        if not self._following:
             return
         self._tables.on_step(applied)
         if applied.sealed_blocks:
@@ -171,22 +171,22 @@ class BlockMap:
             self.touch(applied.result.host_withheld_blocks, host=True)
 
     def touch(self, blocks: Iterable[int], *, host: bool) -> None:
-        """Look at these blocks again: something else than a Step has changed them."""
+        """Record that blocks have changed other than by a Step."""
         (self._host if host else self._device).changed.update(blocks)
 
     def building(self) -> Generator[None, None, None]:
-        """Draw the map for the first time, in slices."""
+        """Build the map in slices. `device` and `host` are complete afterwards."""
         yield from self._device.growing()
         yield from self._host.growing()
-        self._begun = True
+        self._following = True
         yield from self._tables.copying()
-        self._device.drawn = self._host.drawn = True
+        self._device.built = self._host.built = True
         yield from self.updating()
 
     def updating(self) -> Generator[None, None, MapChanges]:
-        """Bring the map up to date, in slices; the generator's return value says what has changed.
+        """Update the map in slices; the generator's return value has the changes.
 
-        What Steps change between the slices is in this answer or in the next one.
+        A change by a Step between the slices is in this return value or in the next one.
         """
         self._tables.catch_up()
         changes = []
@@ -194,23 +194,23 @@ class BlockMap:
         for cells in (self._device, self._host):
             changed, cells.changed = cells.changed, set()
             blocks: Iterable[int] = range(1, cells.tier.total + 1) if everything else changed
-            changes.append((yield from cells.looking(blocks)))
+            changes.append((yield from cells.updating(blocks)))
         return MapChanges(*changes)
 
 
 def entries_of(state: PoolState, block: int, *, host: bool) -> Generator[None, None, list[TableEntry]]:
-    """Find the tables that have a block, in slices; the generator's return value lists their entries."""
+    """Find the table entries of a block, in slices; the generator's return value lists them."""
     found, done = [], 0
-    for number in list(state.sequences):
-        sequence = state.sequences.get(number)
+    for sequence_id in list(state.sequences):
+        sequence = state.sequences.get(sequence_id)
         if sequence is None or sequence.swapped != host:
             continue
         if block in sequence.table:
             index = sequence.table.index(block)
-            tokens = min(max(sequence.computed - index * state.block_size, 0), state.block_size)
-            found.append(TableEntry(number, index, tokens))
+            tokens = min(max(sequence.computed_tokens - index * state.block_size, 0), state.block_size)
+            found.append(TableEntry(sequence_id, index, tokens))
         done += len(sequence.table) + 100
-        if done >= _SEARCHED_TOGETHER:
+        if done >= _SLICE_SEARCHED:
             done = 0
             yield
     return found

@@ -1,4 +1,4 @@
-"""What the slots of held blocks are good for."""
+"""Breakdown of the slots in held blocks."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,10 +8,10 @@ from kvmanager.tier.tier import Tier
 
 
 class Slots(NamedTuple):
-    """What the slots of held device blocks are good for, in tokens, as in Figure 2 of the PagedAttention paper.
+    """Breakdown of the slots in held device blocks, one slot per token, as in Figure 2 of the PagedAttention paper.
 
-    `tokens` are computed, those of shared blocks counted once. `reserved` will be written by the running prefill.
-    `lookahead` are the slots of blocks that were granted ahead, `internal` those left in blocks that are begun.
+    `tokens` are computed; those of shared blocks count once. `reserved` will be written by the running prefill.
+    `lookahead` are in blocks that were granted ahead, `internal` are unused in partially filled blocks.
     """
 
     tokens: int
@@ -20,11 +20,11 @@ class Slots(NamedTuple):
     internal: int
 
 
-class SlotCount:
-    """Counts slots, some sequences at a time.
+class SlotCounter:
+    """Counts slots by sequences, some at a time.
 
-    It looks at sequences, not at all blocks of their tables: whoever shares a block usually has it full, so only shared
-    blocks that a holder has not filled need a closer look.
+    It does not iterate over whole tables: shared blocks are usually full, so only blocks that a holder has not filled
+    are checked for sharing.
     """
 
     def __init__(self, device: Tier, block_size: int) -> None:
@@ -33,38 +33,38 @@ class SlotCount:
         self._computed = 0
         self._reserved = 0
         self._lookahead_blocks = 0
-        self._unfilled: dict[int, list[int]] = {}  # shared blocks: tokens of each holder that has not filled it
+        self._unfilled: dict[int, list[int]] = {}  # by shared block: tokens of each holder that has not filled it
 
     def add(self, sequences: Iterable[SequenceTable]) -> None:
-        """Count sequences; those in host memory have no slots."""
+        """Count sequences; swapped ones have no device slots."""
         size, any_shared = self._size, self._device.shared
         for sequence in sequences:
             if sequence.swapped:
                 continue
-            end = computed = sequence.computed
-            if computed < sequence.prompt:
-                end = max(computed, min(sequence.prompt, sequence.room))
+            end = computed = sequence.computed_tokens
+            if computed < sequence.prompt_tokens:
+                end = max(computed, min(sequence.prompt_tokens, sequence.room_tokens))
                 self._reserved += end - computed
             self._computed += computed
             self._lookahead_blocks += len(sequence.table) + -end // size
             if any_shared:
-                self._look_at_unfilled(sequence)
+                self._add_unfilled(sequence)
 
-    def _look_at_unfilled(self, sequence: SequenceTable) -> None:
-        full, tokens = divmod(sequence.computed, self._size)
+    def _add_unfilled(self, sequence: SequenceTable) -> None:
+        full, tokens = divmod(sequence.computed_tokens, self._size)
         for block in sequence.table[full:]:
-            if self._device.count(block) > 1:
+            if self._device.ref_count(block) > 1:
                 self._unfilled.setdefault(block, []).append(tokens)
             tokens = 0
 
     def slots(self, pinned: int) -> Slots:
-        """Return the sums, where pins hold so many blocks, counted for each pin."""
+        """Return the breakdown. `pinned` is the sum of the lengths of all pins."""
         size, device = self._size, self._device
         tokens = size * (pinned - device.saved) + self._computed
         for block, fills in self._unfilled.items():
-            most = size if device.count(block) > len(fills) else max(fills)
+            most = size if device.ref_count(block) > len(fills) else max(fills)
             tokens += most - sum(fills) + size * (len(fills) - 1)
         held = size * device.counts.held
-        tokens = max(0, min(tokens, held))  # what was freed between two slices is not held any more
+        tokens = max(0, min(tokens, held))  # blocks may have been freed between two slices
         rest = held - tokens - self._reserved - size * self._lookahead_blocks
         return Slots(tokens, self._reserved, size * self._lookahead_blocks, max(0, rest))

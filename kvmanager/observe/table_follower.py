@@ -1,8 +1,7 @@
-"""Copies of a pool's tables that follow its Steps. They give all holders of every block.
+"""Copies of a pool's tables that follow its Steps, for observers that need the holders of every block.
 
-They are made a slice at a time, while Steps go on. Answers say how tables change, which is what an engine keeps its own
-tables by: a change of a table that has been copied is made in the copy; one of a table that has not is left to the
-copying, which comes later and sees it.
+The tables are copied in slices, while Steps are applied in between. The results of Steps contain the changes of tables:
+a change of a copied table is applied to the copy; a change of a table that is not copied yet is part of the later copy.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -14,84 +13,84 @@ from kvmanager.applied import AppliedStep
 from kvmanager.effects import Forked, Freed, PinsChanged, SwappedIn, SwappedOut, effect_of
 from kvmanager.pool_state import PoolState
 
-# Entries of tables that are copied without a pause: well below a third of a millisecond.
+# Table entries that are copied without a pause: well below a third of a millisecond.
 _SLICE = 300
-# Answers that wait for the next slice at most: together they take less than a millisecond.
-_WAITING_ANSWERS = 32
-# The holder of what a pin holds; sequences have ids from 1 on.
-PIN = 0
+# Maximum of results that wait for the next slice: together they take less than a millisecond.
+_MAX_PENDING = 32
+# The holder id of all pins; sequence ids are at least 1.
+PIN_HOLDER = 0
 
 
 class Holders(Protocol):
-    """What is kept of a tier's holders."""
+    """An observer's records of the holders of a tier's blocks."""
 
     def change(self, blocks: Iterable[int], by: int, holder: int, /) -> None:
-        """Add a holder of each block, or take one away. While tables are being copied, a block may have less than 0."""
+        """Add (`by` 1) or remove (-1) a holder of each block. During copying, the number may be below 0."""
 
 
 H = TypeVar("H", bound=Holders)
 
 
 class TableFollower(Generic[H]):
-    """The tables and pins of a pool as its Steps have made them, from the end of `copying` on."""
+    """The tables and pins of a pool according to the results of its Steps. Complete from the end of `copying` on."""
 
     def __init__(self, state: PoolState, device: H, host: H) -> None:
-        """Begin without any. It has to receive every Step from now on."""
-        self.changes = 0  # answers that were received
-        self.resets = 0  # of the prefix cache, among those that were followed
+        """Start without tables. The follower must receive every Step from now on."""
+        self.changes = 0  # received results
+        self.resets = 0  # resets of the prefix cache in the followed results
         self._state = state
         self._device = device
         self._host = host
         self._tables: dict[int, tuple[H, list[int]]] = {}
         self._pins: dict[str, list[int]] = {}
-        self._waiting: list[AppliedStep] = []
+        self._pending: list[AppliedStep] = []
 
     def on_step(self, applied: AppliedStep) -> None:
-        """Receive a Step that was applied. Keeps its answer for a while, which must not change any more."""
+        """Receive an applied Step. Its result is kept for a while and must not change."""
         if applied.effects or applied.result.tables:
             self.changes += 1
-            self._waiting.append(applied)
-            if len(self._waiting) >= _WAITING_ANSWERS:
+            self._pending.append(applied)
+            if len(self._pending) >= _MAX_PENDING:
                 self.catch_up()
 
     def of(self, sequence: int) -> tuple[H, list[int]]:
-        """Return a sequence's table, and the holders of the tier that it is in; an empty one if there is none."""
+        """Return the holders of a sequence's tier and its table, which is empty if the sequence is unknown."""
         return self._tables.get(sequence, (self._device, []))
 
     def catch_up(self) -> None:
-        """Make the changes that were received."""
-        waiting, self._waiting = self._waiting, []
-        for applied in waiting:
+        """Apply the changes of all received results."""
+        pending, self._pending = self._pending, []
+        for applied in pending:
             self.follow(applied)
 
     def copying(self) -> Iterator[None]:
-        """Copy all tables and pins that are not known yet, and report them to their holders, a slice at a time."""
-        yield from self._waiting_for_a_step()
+        """Copy all tables and pins that are not copied yet, and add them to the holders, in slices."""
+        yield from self._awaiting_step()
         self.catch_up()
         copied = 0
-        for number in list(self._state.sequences):
-            yield from self._waiting_for_a_step()
-            sequence = self._state.sequences.get(number)
-            if sequence is not None and number not in self._tables:
+        for sequence_id in list(self._state.sequences):
+            yield from self._awaiting_step()
+            sequence = self._state.sequences.get(sequence_id)
+            if sequence is not None and sequence_id not in self._tables:
                 holders = self._host if sequence.swapped else self._device
-                self._tables[number] = (holders, list(sequence.table))
-                copied = yield from self._reporting(holders, list(sequence.table), number, copied)
+                self._tables[sequence_id] = (holders, list(sequence.table))
+                copied = yield from self._adding(holders, list(sequence.table), sequence_id, copied)
         for pin in list(self._state.pins):
-            yield from self._waiting_for_a_step()
+            yield from self._awaiting_step()
             if pin in self._state.pins and pin not in self._pins:
                 self._pins[pin] = list(self._state.pins[pin])
-                copied = yield from self._reporting(self._device, list(self._state.pins[pin]), PIN, copied)
+                copied = yield from self._adding(self._device, list(self._state.pins[pin]), PIN_HOLDER, copied)
         yield
         self.catch_up()
 
-    def _waiting_for_a_step(self) -> Iterator[None]:
-        """Let a Step that is half applied come to its end: its answer says how tables were before it."""
+    def _awaiting_step(self) -> Iterator[None]:
+        """Pause until a partially applied Step is complete, because its result assumes the tables before it."""
         while self._state.stepping:
             yield
             self.catch_up()
 
-    def _reporting(self, holders: H, table: list[int], holder: int, done: int) -> Generator[None, None, int]:
-        """Report a copied table, pausing whenever a slice is full; return how full the last one is."""
+    def _adding(self, holders: H, table: list[int], holder: int, done: int) -> Generator[None, None, int]:
+        """Add a copied table to the holders, pausing after each full slice; return the entries of the last slice."""
         entries = iter(table)
         while part := list(islice(entries, _SLICE - done)):
             holders.change(part, 1, holder)
@@ -103,7 +102,10 @@ class TableFollower(Generic[H]):
         return done + 1 if done + 1 < _SLICE else 0
 
     def follow(self, applied: AppliedStep) -> None:
-        """Change the known tables as an answer says. Its tables are those of forks, swaps, extends and allocates."""
+        """Apply the changes of a result to the copied tables.
+
+        The tables of a result are in the order of forks, swaps, extends and allocates.
+        """
         tables = iter(applied.result.tables)
         for effect in map(effect_of, applied.effects):
             match effect:
@@ -143,11 +145,11 @@ class TableFollower(Generic[H]):
     def _change_pins(self, change: PinChange, blocks: Iterable[int]) -> None:
         match change:
             case Pin(pin_id):
-                # One that was copied between two slices of its Step is there already, as tables may be.
-                self._device.change(self._pins.get(pin_id, ()), -1, PIN)
+                # A pin, like a table, may have been copied between two slices of its Step.
+                self._device.change(self._pins.get(pin_id, ()), -1, PIN_HOLDER)
                 self._pins[pin_id] = list(blocks)
-                self._device.change(blocks, 1, PIN)
+                self._device.change(blocks, 1, PIN_HOLDER)
             case Unpin(pin_id) if pin_id in self._pins:
-                self._device.change(self._pins.pop(pin_id), -1, PIN)
+                self._device.change(self._pins.pop(pin_id), -1, PIN_HOLDER)
             case Reset():
                 self.resets += 1

@@ -1,44 +1,44 @@
-"""The cached blocks: at count 0 with a key, least recently released first."""
+"""The cached blocks: reference count 0 and a key, least recently released first."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 
 class CachedQueue:
-    """A queue that a block can leave from the middle: a ring of links through entry 0.
+    """A doubly linked queue of block ids from which any block can be removed in constant time.
 
-    A block is in it if the one before it is followed by it. The links that a block leaves behind never say so.
-    `number` counts the blocks.
+    The links form a ring through entry 0. A block is in the queue if its predecessor links to it; stale links of
+    removed blocks never do. `size` counts the blocks.
     """
 
     def __init__(self) -> None:
-        self.number = 0
-        self._following = [0]
-        self._preceding = [0]
+        self.size = 0
+        self._next = [0]
+        self._previous = [0]
 
     def __contains__(self, block: int) -> bool:
-        return self._following[self._preceding[block]] == block
+        return self._next[self._previous[block]] == block
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the blocks in their order. The queue must not change meanwhile."""
-        block = self._following[0]
+        """Yield the blocks in order. The queue must not change during the iteration."""
+        block = self._next[0]
         while block:
             yield block
-            block = self._following[block]
+            block = self._next[block]
 
     @property
     def first(self) -> int:
-        """The block that is evicted next; 0 if there is none."""
-        return self._following[0]
+        """The block that is evicted next; 0 if the queue is empty."""
+        return self._next[0]
 
-    def grow(self, number: int) -> None:
-        """Make room for the links of so many more blocks."""
-        self._following += [0] * number
-        self._preceding += [0] * number
+    def grow(self, count: int) -> None:
+        """Add links for `count` more block ids."""
+        self._next += [0] * count
+        self._previous += [0] * count
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """Add blocks at the end."""
-        following, preceding = self._following, self._preceding
+        """Append blocks."""
+        following, preceding = self._next, self._previous
         last = preceding[0]
         for block in blocks:
             following[last] = block
@@ -46,30 +46,30 @@ class CachedQueue:
             last = block
         following[last] = 0
         preceding[0] = last
-        self.number += len(blocks)
+        self.size += len(blocks)
 
-    def leave(self, block: int) -> None:
-        """Remove a block. Raises KeyError where it is not in the queue."""
-        following, preceding = self._following, self._preceding
+    def remove(self, block: int) -> None:
+        """Remove a block. Raises KeyError if it is not in the queue."""
+        following, preceding = self._next, self._previous
         before, after = preceding[block], following[block]
         if following[before] != block or not block:
             raise KeyError(block)
         following[before], preceding[after] = after, before
-        self.number -= 1
+        self.size -= 1
 
     def clearing(self, entries: int) -> Iterator[None]:
-        """Give the memory of the links back, pausing after so many entries."""
-        self.number = 0
-        for links in (self._following, self._preceding):
+        """Free the memory of the links, pausing after each `entries` entries."""
+        self.size = 0
+        for links in (self._next, self._previous):
             while links:
                 del links[-entries:]
                 yield
 
     def is_linked(self, block: int) -> bool:
-        """Return whether the links after a block of the queue lead back to it."""
-        return self._preceding[self._following[block]] == block
+        """Return whether the successor of a queued block links back to it."""
+        return self._previous[self._next[block]] == block
 
     def violations(self) -> list[str]:
-        """Compare the number of blocks with the links."""
-        counted = len(list(islice(self, len(self._following))))
-        return [f"{self.number} blocks are cached, counting says otherwise"] if counted != self.number else []
+        """Compare `size` with the number of linked blocks."""
+        linked = len(list(islice(self, len(self._next))))
+        return [f"the cached queue counts {self.size} blocks, but links {linked}"] if linked != self.size else []

@@ -1,10 +1,10 @@
-"""What a check of a tier finds."""
+"""The result of checking a tier."""
 
 from typing import NamedTuple
 
 
 class BlockFault(NamedTuple):
-    """An inconsistency in the records of a tier. `block` is 0 where it is no single one."""
+    """An inconsistency in the records of a tier. `block` is 0 if the fault concerns no single block."""
 
     block: int
-    sentence: str
+    message: str

@@ -1,19 +1,20 @@
-"""The free list: blocks at count 0 without a key, in the order in which they will be handed out."""
+"""The free list: blocks with reference count 0 and without a key, in the order in which they are handed out."""
 
 from array import array
 from collections.abc import Iterable
 
-# Blocks that were handed out and are still in the array of free ones, at most, while there are more of the others.
-_LONGEST_GONE = 4000
-# Free blocks that are searched in one go.
+# Handed-out entries that may remain before the head of the array. Beyond this, they are removed once they outnumber
+# the free ones.
+_MAX_STALE = 4000
+# Free blocks that are searched at a time.
 _SEARCHED = 65_536
 
 
 class FreeList:
-    """A queue of blocks.
+    """A FIFO queue of free blocks.
 
-    Numbers in an array, not objects in a deque: after a long life those lie scattered over the memory, and each grant
-    would wait for it. What is before the head has been handed out.
+    It is an array of numbers because the objects of a deque scatter over memory, so that each grant misses the cache.
+    Entries before `head` have been handed out.
     """
 
     def __init__(self) -> None:
@@ -24,32 +25,32 @@ class FreeList:
         return len(self.blocks) - self.head
 
     def take(self) -> int:
-        """Take the next block; 0 if there is none."""
+        """Take the next block; 0 if the list is empty."""
         if self.head == len(self.blocks):
             return 0
         block = self.blocks[self.head]
         self.head += 1
         return block
 
-    def take_many(self, number: int) -> list[int]:
-        """Take the next `number` blocks. The caller has checked that there are enough."""
-        blocks = self.blocks[self.head : self.head + number].tolist()
-        self.head += number
+    def take_many(self, count: int) -> list[int]:
+        """Take the next `count` blocks. The caller has checked that there are enough."""
+        blocks = self.blocks[self.head : self.head + count].tolist()
+        self.head += count
         return blocks
 
     def extend(self, blocks: Iterable[int]) -> None:
-        """Add blocks at the end."""
+        """Append blocks."""
         self.blocks.extend(blocks)
-        if self.head > _LONGEST_GONE and 2 * self.head > len(self.blocks):
+        if self.head > _MAX_STALE and 2 * self.head > len(self.blocks):
             del self.blocks[: self.head]
             self.head = 0
 
     def in_order(self) -> "array[int]":
-        """Return a copy of the queue."""
+        """Return a copy of the free blocks in order."""
         return self.blocks[self.head :]
 
     def remove(self, block: int) -> None:
-        """Remove a block, however often it is in the queue. Searches the whole queue."""
+        """Remove every occurrence of a block. Takes time by the length of the list."""
         blocks, wanted = self.blocks, array("i", (block,)).tobytes()
         width, start = blocks.itemsize, self.head
         while start < len(blocks):
@@ -64,6 +65,6 @@ class FreeList:
                 start += _SEARCHED
 
     def clear(self) -> None:
-        """Empty the queue and give its memory back."""
+        """Empty the list and free its memory."""
         self.blocks = array("i")
         self.head = 0

@@ -1,1 +1,1 @@
-"""The verbs of a pool, one function each: all or nothing, a refusal leaves every count and order as it was."""
+"""The verbs of a pool, one function each. A refused verb changes nothing."""

@@ -1,4 +1,4 @@
-"""allocate: the first sequence of a group finds its prefix in the cache, in either tier, and gets its first blocks."""
+"""allocate: begins a group with the cached prefix of its prompt, from either tier, and its first blocks."""
 
 from collections.abc import Generator, Iterable
 from itertools import islice
@@ -8,13 +8,13 @@ from blocks import Allocate, Copy, StepItem, TableChange, prefix_keys
 from kvmanager import limits, parts
 from kvmanager.applied import Outcome
 from kvmanager.effects import Allocation
-from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks
+from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, shortage
 from kvmanager.parts import Parts, parts_of, pop_parts
 from kvmanager.pool_state import PoolState, SequenceTable
 
 
 class Hit(NamedTuple):
-    """A block of a prompt's cached prefix: its key, and where it is. One of the two ids is 0."""
+    """A block of a prompt's cached prefix. One of the two ids is 0."""
 
     key: bytes
     device_block: int
@@ -22,41 +22,42 @@ class Hit(NamedTuple):
 
 
 def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Parts:
-    """Begin a group: take the cached prefix, and blocks for what will be computed next."""
+    """Begin a group: acquire the cached prefix, and blocks for the tokens that are computed next."""
     _check(state, item)
     sequence = SequenceTable(item.sequence, item.group, item.request_id, item.salt, state.resets, state.root(item.salt))
-    sequence.prompt = len(item.token_ids)
+    sequence.prompt_tokens = len(item.token_ids)
     hits: list[Hit] = []
     missed = yield from _finding_prefix(state, hits, sequence.root, item)
-    seen = len(outcome.evicted)
+    evicted_before = len(outcome.evicted)
     if hits:
-        yield from _taking_prefix(state, sequence, hits, outcome)
-    room = min(sequence.prompt, sequence.computed + item.compute_tokens)
+        yield from _acquiring_prefix(state, sequence, hits, outcome)
+    room = min(sequence.prompt_tokens, sequence.computed_tokens + item.compute_tokens)
     for done in state.granting(sequence.table, state.blocks_for(room) - len(sequence.table), outcome):
-        state.under_way += sequence.table[len(state.under_way) :]
+        state.in_flight += sequence.table[len(state.in_flight) :]
         yield done
-    for some in pop_parts(hits):  # so many at once take long to be given back
+    for some in pop_parts(hits):  # in parts, because freeing a long list takes long
         yield len(some) // 4
-    state.under_way.clear()
-    _begin(state, sequence, missed, item, outcome, seen)
+    state.in_flight.clear()
+    _add_sequence(state, sequence, missed, item, outcome, evicted_before)
 
 
 def _check(state: PoolState, item: Allocate) -> None:
     state.check_new(item.sequence)
     if item.group in state.groups:
-        raise IdInUse(f"group {item.group} exists")
+        raise IdInUse(f"group {item.group} already exists")
     if not item.token_ids or item.compute_tokens < 1 or item.spare_blocks < 0:
-        raise InvalidItem("token_ids and compute_tokens must not be empty, spare_blocks not negative")
-    if len(item.token_ids) > limits.MAX_TABLE_BLOCKS * state.block_size:
-        raise InvalidItem(f"a prompt of {len(item.token_ids)} tokens is longer than any table can be")
+        raise InvalidItem("token_ids must not be empty, compute_tokens at least 1, spare_blocks at least 0")
+    longest = limits.MAX_TABLE_BLOCKS * state.block_size
+    if len(item.token_ids) > longest:
+        raise InvalidItem(f"token_ids must have at most {longest} tokens, not {len(item.token_ids)}")
 
 
 def _finding_prefix(
     state: PoolState, hits: list[Hit], root: bytes, item: Allocate
 ) -> Generator[int, None, bytes | None]:
-    """Find the longest cached prefix that leaves a token to compute; return the first key that is not found.
+    """Append the longest cached prefix that leaves a token to compute to `hits`; return the first key not found.
 
-    It reserves and refreshes nothing. Raises OutOfBlocks where the prompt does not fit beside it.
+    Nothing is reserved or refreshed. Raises OutOfBlocks if the prompt does not fit beside the hits.
     """
     keys = prefix_keys(root, item.token_ids, state.block_size)
     on_device, idle, missed, found = 0, 0, None, parts.PART
@@ -65,18 +66,18 @@ def _finding_prefix(
         missed = _extend_prefix(state, hits, islice(keys, parts.PART))
         found = len(hits) - before
         new = [hit.device_block for hit in hits[before:] if hit.device_block]
-        # Hits that nobody holds are no space for others.
-        on_device, idle = on_device + len(new), idle + sum(state.device.count(block) == 0 for block in new)
+        # Hits without a holder are available, but must not be counted as space for the rest of the prompt.
+        on_device, idle = on_device + len(new), idle + sum(state.device.ref_count(block) == 0 for block in new)
         yield found
     state.check_shares(len(hits))
     needed = state.blocks_for(len(item.token_ids)) - on_device + item.spare_blocks
     if needed > state.device.available - idle:
-        raise OutOfBlocks(f"{needed} blocks are needed, {state.device.available - idle} are free")
+        raise OutOfBlocks(shortage(needed, state.device.available - idle))
     return missed
 
 
 def _extend_prefix(state: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> bytes | None:
-    """Look for a prompt's next blocks, and return the first key that is not found."""
+    """Append the blocks of `keys` to `hits` up to the first key that is not found, which is returned."""
     device, host = state.device.keys, state.host.keys
     for key in keys:
         if (block := device.find(key)) is not None:
@@ -88,32 +89,36 @@ def _extend_prefix(state: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> 
     return None
 
 
-def _taking_prefix(state: PoolState, sequence: SequenceTable, hits: list[Hit], outcome: Outcome) -> Parts:
-    for some in parts_of(hits):  # all of them before anything is granted, or a grant could evict them
-        state.under_way += _hold_hits(state, some)
+def _acquiring_prefix(state: PoolState, sequence: SequenceTable, hits: list[Hit], outcome: Outcome) -> Parts:
+    for some in parts_of(hits):  # hold all hits before any grant, so that no grant evicts them
+        state.in_flight += _hold_hits(state, some)
         yield len(some)
     for some in parts_of(hits):
-        brought_back = [hit.device_block or _bring_back(state, hit, outcome) for hit in some]
-        state.under_way += [block for block, hit in zip(brought_back, some, strict=True) if not hit.device_block]
-        sequence.table += brought_back
+        blocks = [hit.device_block or _promote(state, hit, outcome) for hit in some]
+        state.in_flight += [block for block, hit in zip(blocks, some, strict=True) if not hit.device_block]
+        sequence.table += blocks
         yield len(some)
-    sequence.committed, sequence.key = len(hits), hits[-1].key
-    sequence.computed = len(hits) * state.block_size
+    sequence.committed_blocks, sequence.last_key = len(hits), hits[-1].key
+    sequence.computed_tokens = len(hits) * state.block_size
 
 
-def _begin(
-    state: PoolState, sequence: SequenceTable, missed: bytes | None, item: Allocate, outcome: Outcome, seen: int
+def _add_sequence(
+    state: PoolState,
+    sequence: SequenceTable,
+    missed: bytes | None,
+    item: Allocate,
+    outcome: Outcome,
+    evicted_before: int,
 ) -> None:
-    """Add a sequence that has its table; the evictions for it begin after the first `seen` ones."""
-    cached_tokens = sequence.computed
-    sequence.room = len(sequence.table) * state.block_size
+    cached_tokens = sequence.computed_tokens
+    sequence.room_tokens = len(sequence.table) * state.block_size
     state.add(sequence)
     outcome.hit_tokens += cached_tokens
     outcome.query_tokens += len(item.token_ids)
-    outcome.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room, cached_tokens))
-    hits, prompt = sequence.committed, len(item.token_ids)
+    outcome.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room_tokens, cached_tokens))
+    hits, prompt = sequence.committed_blocks, len(item.token_ids)
     allocation = Allocation(item.request_id, prompt, cached_tokens, hits, missed, item.waited_seconds)
-    evicted = outcome.evicted[seen:]
+    evicted = outcome.evicted[evicted_before:]
     outcome.effects.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, allocation))
 
 
@@ -128,7 +133,8 @@ def _hold_hits(state: PoolState, hits: list[Hit]) -> list[int]:
     return held
 
 
-def _bring_back(state: PoolState, hit: Hit, outcome: Outcome) -> int:
+def _promote(state: PoolState, hit: Hit, outcome: Outcome) -> int:
+    """Grant a device block for the contents of a host block."""
     block = state.grant_one(outcome)
     state.device.keys.seal(block, hit.key)
     outcome.sealed_blocks.append(block)

@@ -1,4 +1,4 @@
-"""extend: room for more tokens, and copy-on-write."""
+"""extend: adds room for tokens, with copy-on-write."""
 
 from collections.abc import Generator
 from typing import NamedTuple
@@ -15,7 +15,7 @@ _EXTEND = StepItem.EXTEND
 
 
 class _Write(NamedTuple):
-    """A block to make writable: a new entry of the table, or the replacement of a shared or keyed one."""
+    """A table entry to make writable: a new one, or one whose shared or keyed block is replaced by a copy."""
 
     sequence: SequenceTable
     entry: int
@@ -23,33 +23,33 @@ class _Write(NamedTuple):
 
 
 def extend(state: PoolState, item: Extend, outcome: Outcome) -> Parts | None:
-    """Make room in all named sequences of a group, or in none.
+    """Add room to all listed sequences of a group, or to none.
 
-    Any block between the old room and the new length that is shared or keyed is replaced by a copy, last block or not;
-    the last holder of a block without a key keeps it.
+    Every shared or keyed block between the old room and the new length is replaced by a copy. Of the holders of an
+    unkeyed block, the last one keeps it.
     """
     if len(item.rooms) == 1:
-        ((number, tokens),) = item.rooms
-        sequence = state.sequences.get(number)
+        ((sequence_id, tokens),) = item.rooms
+        sequence = state.sequences.get(sequence_id)
         if sequence is None or sequence.swapped or sequence.group != item.group:
-            sequence = _member(state, item.group, number)  # says what is wrong
-        if sequence.room == len(sequence.table) * state.block_size:
+            sequence = _member(state, item.group, sequence_id)  # raises the refusal
+        if sequence.room_tokens == len(sequence.table) * state.block_size:
             return _append(state, sequence, tokens, outcome)
-    rooms = [(_member(state, item.group, number), tokens) for number, tokens in item.rooms]
-    if len({number for number, _ in item.rooms}) < len(rooms):
+    rooms = [(_member(state, item.group, sequence_id), tokens) for sequence_id, tokens in item.rooms]
+    if len({sequence_id for sequence_id, _ in item.rooms}) < len(rooms):
         raise InvalidItem("a sequence is listed twice")
     return _rewriting(state, rooms, outcome)
 
 
-def _member(state: PoolState, group: int, number: int) -> SequenceTable:
-    member = state.on_device(number)
+def _member(state: PoolState, group: int, sequence_id: int) -> SequenceTable:
+    member = state.on_device(sequence_id)
     if member.group != group:
-        raise InvalidItem(f"sequence {number} is not of group {group}")
+        raise InvalidItem(f"sequence {sequence_id} is not in group {group}")
     return member
 
 
 def _append(state: PoolState, sequence: SequenceTable, tokens: int, outcome: Outcome) -> Parts | None:
-    """Extend one sequence whose blocks are all granted in full: nearly every extend is this one, by one block."""
+    """Extend one sequence that needs no copy: the usual extend, by one block."""
     table = sequence.table
     first = len(table)
     needed = blocks_for(tokens, state.block_size) - first
@@ -58,40 +58,40 @@ def _append(state: PoolState, sequence: SequenceTable, tokens: int, outcome: Out
     room = (first + needed) * state.block_size
     if room > MAX_ROOM_TOKENS or first + needed > limits.MAX_TABLE_BLOCKS:
         state.check_available(needed)
-        raise InvalidItem(f"room for {room} tokens is more than any sequence can have")
+        raise InvalidItem(_too_long(state, tokens))
     if needed > 1:
         return _appending(state, sequence, needed, outcome)
-    seen = len(outcome.evicted)
+    evicted_before = len(outcome.evicted)
     blocks = [state.grant_one(outcome)]
     table += blocks
-    sequence.room = room
-    number = sequence.id
-    evicted = outcome.evicted[seen:] if len(outcome.evicted) > seen else ()
-    outcome.tables.append(TableChange(number, first, blocks, room))
-    outcome.effects.append((_EXTEND, number, sequence.group, blocks, evicted, None))
+    sequence.room_tokens = room
+    sequence_id = sequence.id
+    evicted = outcome.evicted[evicted_before:] if len(outcome.evicted) > evicted_before else ()
+    outcome.tables.append(TableChange(sequence_id, first, blocks, room))
+    outcome.effects.append((_EXTEND, sequence_id, sequence.group, blocks, evicted, None))
     return None
 
 
 def _appending(state: PoolState, sequence: SequenceTable, needed: int, outcome: Outcome) -> Parts:
     state.check_available(needed)
-    first, seen = len(sequence.table), len(outcome.evicted)
+    first, evicted_before = len(sequence.table), len(outcome.evicted)
     yield from state.granting(sequence.table, needed, outcome)
     blocks = sequence.table[first:]
-    sequence.room = len(sequence.table) * state.block_size
-    outcome.tables.append(TableChange(sequence.id, first, blocks, sequence.room))
-    outcome.effects.append((_EXTEND, sequence.id, sequence.group, blocks, outcome.evicted[seen:], None))
+    sequence.room_tokens = len(sequence.table) * state.block_size
+    outcome.tables.append(TableChange(sequence.id, first, blocks, sequence.room_tokens))
+    outcome.effects.append((_EXTEND, sequence.id, sequence.group, blocks, outcome.evicted[evicted_before:], None))
 
 
 def _rewriting(state: PoolState, rooms: list[tuple[SequenceTable, int]], outcome: Outcome) -> Parts:
-    # Counted before they are listed: a length out of all bounds must not cost memory.
+    # Counted before they are listed, because an excessive length must not use memory.
     state.check_available(sum(max(0, state.blocks_for(tokens) - len(member.table)) for member, tokens in rooms))
     longest = max((tokens for _, tokens in rooms), default=0)
     if state.blocks_for(longest) > min(limits.MAX_TABLE_BLOCKS, MAX_ROOM_TOKENS // state.block_size):
-        raise InvalidItem(f"room for {longest} tokens is more than any sequence can have")
-    writes = yield from _planned_writes(state, rooms)
+        raise InvalidItem(_too_long(state, longest))
+    writes = yield from _planning_writes(state, rooms)
     state.check_available(len(writes))
-    old_rooms = [sequence.room for sequence, _ in rooms]
-    seen = len(outcome.evicted)
+    old_rooms = [sequence.room_tokens for sequence, _ in rooms]
+    evicted_before = len(outcome.evicted)
     granted: list[int] = []
     writes.reverse()
     for part in pop_parts(writes):
@@ -99,23 +99,28 @@ def _rewriting(state: PoolState, rooms: list[tuple[SequenceTable, int]], outcome
         yield len(part)
     for (sequence, tokens), old_room in zip(rooms, old_rooms, strict=True):
         if tokens > old_room:
-            sequence.room = len(sequence.table) * state.block_size
+            sequence.room_tokens = len(sequence.table) * state.block_size
             first = old_room // state.block_size
-            outcome.tables.append(TableChange(sequence.id, first, sequence.table[first:], sequence.room))
+            outcome.tables.append(TableChange(sequence.id, first, sequence.table[first:], sequence.room_tokens))
     if granted:
         first_sequence = rooms[0][0]
-        evicted = outcome.evicted[seen:]
+        evicted = outcome.evicted[evicted_before:]
         outcome.effects.append((_EXTEND, first_sequence.id, first_sequence.group, granted, evicted, None))
 
 
-def _planned_writes(state: PoolState, rooms: list[tuple[SequenceTable, int]]) -> Generator[int, None, list[_Write]]:
-    """List what has to be granted, changing nothing. Holders that move to a copy no longer count as sharing."""
+def _too_long(state: PoolState, tokens: int) -> str:
+    longest = min(limits.MAX_TABLE_BLOCKS, MAX_ROOM_TOKENS // state.block_size) * state.block_size
+    return f"tokens must be at most {longest}, not {tokens}"
+
+
+def _planning_writes(state: PoolState, rooms: list[tuple[SequenceTable, int]]) -> Generator[int, None, list[_Write]]:
+    """Return the blocks to grant, changing nothing. Holders that move to a copy no longer count as sharing."""
     moved: dict[int, int] = {}
     writes = []
     for sequence, tokens in rooms:
-        if tokens <= sequence.room:
+        if tokens <= sequence.room_tokens:
             continue
-        for part in parts_of(range(sequence.room // state.block_size, state.blocks_for(tokens))):
+        for part in parts_of(range(sequence.room_tokens // state.block_size, state.blocks_for(tokens))):
             for index in part:
                 if index >= len(sequence.table):
                     writes.append(_Write(sequence, index, replaces=False))
@@ -127,7 +132,7 @@ def _planned_writes(state: PoolState, rooms: list[tuple[SequenceTable, int]]) ->
 
 
 def _needs_copy(state: PoolState, block: int, moved: int) -> bool:
-    return state.device.count(block) - moved > 1 or state.device.key(block) is not None
+    return state.device.ref_count(block) - moved > 1 or state.device.key(block) is not None
 
 
 def _make_writable(state: PoolState, write: _Write, outcome: Outcome) -> int:
@@ -140,7 +145,7 @@ def _make_writable(state: PoolState, write: _Write, outcome: Outcome) -> int:
     outcome.copies.append(Copy(source, block))
     if not state.device.marks.is_indexable(source):
         state.device.marks.unindex(block)
-    if state.device.count(source) > 1:
+    if state.device.ref_count(source) > 1:
         state.device.release((source,))
     else:
         state.release_after_step((source,))

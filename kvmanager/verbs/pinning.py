@@ -1,9 +1,9 @@
-"""pin, unpin, reset: what operators do to the prefix cache."""
+"""pin, unpin, reset: operators' changes to the prefix cache."""
 
 from blocks import Pin, PinChange, Reset, StepItem, Unpin
 from kvmanager import limits
 from kvmanager.applied import Outcome
-from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin
+from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin, counted
 from kvmanager.parts import Parts, parts_of
 from kvmanager.pool_state import PoolState, SequenceTable
 
@@ -22,29 +22,32 @@ def change_pins(state: PoolState, item: PinChange, outcome: Outcome) -> Parts:
 def _pin(state: PoolState, item: Pin, outcome: Outcome) -> Parts:
     sequence = state.on_device(item.sequence)
     if not item.pin_id:
-        raise InvalidItem("pin_id is empty")
+        raise InvalidItem("pin_id must not be empty")
     if item.pin_id in state.pins:
-        raise IdInUse(f"pin {item.pin_id!r} exists")
-    if not 1 <= item.block_count <= sequence.committed:
-        raise InvalidItem(f"block_count is {item.block_count}, but {sequence.committed} blocks have keys")
+        raise IdInUse(f"pin {item.pin_id!r} already exists")
+    if not 1 <= item.block_count <= sequence.committed_blocks:
+        committed = sequence.committed_blocks
+        raise InvalidItem(
+            f"block_count must be between 1 and {committed}, the committed blocks, not {item.block_count}"
+        )
     if len(state.pins) >= limits.MAX_PINS:
-        raise InvalidItem(f"the pool has {limits.MAX_PINS} pins, which is all that it may have")
+        raise InvalidItem(f"the pool already has {limits.MAX_PINS} pins, which is the maximum")
     state.check_shares(item.block_count)
     blocks = sequence.table[: item.block_count]
     yield from _checking_others_fit(state, blocks)
     for part in parts_of(blocks):
         state.device.hold(part)
-        state.under_way += part
+        state.in_flight += part
         yield len(part)
-    state.under_way.clear()
+    state.in_flight.clear()
     state.pins[item.pin_id] = blocks
     outcome.effects.append((StepItem.PIN, sequence.id, sequence.group, blocks, (), item))
 
 
 def _checking_others_fit(state: PoolState, blocks: list[int]) -> Parts:
-    """Raise PinTooLarge where a live group could then not have in the device what it has now.
+    """Raise PinTooLarge if the present blocks of a live group would not fit into the device beside all pins.
 
-    What a group may still grow to is known to its engine alone, which checks that before it asks.
+    Only the engine knows how far a group may grow, so it checks that before it sends the pin.
     """
     pinned = bytearray(state.device.total + 1)
     for pin in (*state.pins.values(), blocks):
@@ -56,7 +59,7 @@ def _checking_others_fit(state: PoolState, blocks: list[int]) -> Parts:
     for group_part in parts_of(list(state.groups)):
         for group in group_part:
             members = state.members(group)
-            if sum(len(member.table) for member in members) > rest:  # else it fits, whatever is pinned or shared of it
+            if sum(len(member.table) for member in members) > rest:  # else it fits, even if nothing is pinned or shared
                 yield from _checking_fits(state, group, members, pinned, rest)
         yield len(group_part)
 
@@ -71,20 +74,20 @@ def _checking_fits(state: PoolState, group: int, members: list[SequenceTable], p
                 held[block] = 1
             yield len(part)
     if needed > rest:
-        raise PinTooLarge(f"group {group} has {needed} blocks that are not pinned, but only {rest} would be left")
+        raise PinTooLarge(f"group {group} has {counted(needed, 'unpinned block')}, but only {rest} would remain")
 
 
 def _unpin(state: PoolState, item: Unpin, outcome: Outcome) -> Parts:
     if item.pin_id not in state.pins:
-        raise UnknownPin(f"there is no pin {item.pin_id!r}")
+        raise UnknownPin(f"pin {item.pin_id!r} does not exist")
     blocks = state.pins.pop(item.pin_id)
     outcome.effects.append((StepItem.PIN, 0, 0, blocks[::-1], (), item))
     return state.releasing(blocks)
 
 
 def _reset(state: PoolState, item: Reset, outcome: Outcome) -> Parts:
-    """Forget all keys in both tiers. What sequences that began before it still commit is never found after it."""
+    """Remove all keys from the indexes of both tiers. Sequences that began before never match sequences after it."""
     state.resets += 1
-    yield from state.device.forgetting_keys()
-    yield from state.host.forgetting_keys()
+    yield from state.device.resetting_keys()
+    yield from state.host.resetting_keys()
     outcome.effects.append((StepItem.PIN, 0, 0, (), (), item))

@@ -1,8 +1,8 @@
-"""swap_out and swap_in: a group moves to the other tier, all of it or nothing.
+"""swap_out and swap_in: move a whole group to the other tier.
 
-Tables of the group that share a block go on sharing it there. A keyed block whose key the other tier has already is
-shared with what is there, not copied again; a copy carries the key along. A block that no key leads to (keyed before a
-reset, or blamed by an audit) is shared with nothing, and no key leads to its copy.
+Blocks that tables of the group share stay shared. A keyed block whose key the target tier has already is replaced by
+that block instead of being copied; copies keep their keys. An unindexed block (keyed before a reset, or marked by an
+audit) is always copied, and its copy is not indexed either.
 """
 
 from collections.abc import Callable, Generator
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from blocks import Copy, StepItem, TableChange
 from kvmanager.applied import Outcome
-from kvmanager.errors import InvalidItem, OutOfBlocks
+from kvmanager.errors import InvalidItem, OutOfBlocks, shortage
 from kvmanager.parts import Parts, parts_of
 from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.tier import Seal, Tier
@@ -18,34 +18,33 @@ from kvmanager.tier.tier import Seal, Tier
 
 @dataclass
 class _Route:
-    """Where the blocks of a group go.
+    """The mapping of a group's blocks to blocks of the target tier.
 
-    `there` are those that the target tier has, `to_copy` those that need a block of it, and `twins` those with the same
-    key as one of these.
+    `cached` maps blocks to target blocks with the same key, `to_copy` the blocks to copy to granted ones. `duplicates`
+    maps blocks to the block in `to_copy` with the same key.
     """
 
-    there: dict[int, int] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)
     to_copy: dict[int, int] = field(default_factory=dict)
-    twins: dict[int, int] = field(default_factory=dict)
+    duplicates: dict[int, int] = field(default_factory=dict)
 
     def target(self, block: int) -> int:
-        """Return the block of the target tier."""
-        return self.there.get(block) or self.to_copy[self.twins.get(block, block)]
+        return self.cached.get(block) or self.to_copy[self.duplicates.get(block, block)]
 
 
 def swap_out(state: PoolState, group: int, outcome: Outcome) -> Parts:
-    """Move a group to the host tier. A full host tier refuses: the group is then computed again instead."""
+    """Move a group to the host tier. Raises OutOfBlocks if it is full; the engine then recomputes the group instead."""
     members = _members(state, group, swapped=False)
     route = _Route()
     yield from _planning(route, members, state.device, state.host)
     yield from _moving(route, members, state, state.host.grant_many)
-    state.host.take_evictions()  # nobody hears of them: what the host tier has cached is a second chance, no promise
+    state.host.take_evictions()  # not reported, because nothing depends on the cached blocks of the host tier
     for part in parts_of(route.to_copy.items()):
         outcome.device_to_host += _copies(part)
         outcome.host_sealed += _carry_keys(part, state.device, state.host)
         yield len(part)
-    yield from state.releasing([])  # the old tables; last: a block may lose its key with its last holder
-    _tell(StepItem.SWAP_OUT, members, outcome)
+    yield from state.releasing([])  # the old tables; last, because a block may lose its key on release
+    _record_move(StepItem.SWAP_OUT, members, outcome)
 
 
 def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
@@ -53,9 +52,9 @@ def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
     members = _members(state, group, swapped=True)
     route = _Route()
     yield from _planning(route, members, state.host, state.device)
-    seen = len(outcome.evicted)
-    tables = yield from _moving(route, members, state, lambda number: state.grant(number, outcome))
-    state.host_under_way.clear()
+    evicted_before = len(outcome.evicted)
+    tables = yield from _moving(route, members, state, lambda count: state.grant(count, outcome))
+    state.host_in_flight.clear()
     for table in tables:
         state.release_host_after_step(reversed(table))
     for part in parts_of(route.to_copy.items()):
@@ -64,7 +63,7 @@ def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
             outcome.sealed_blocks.append(block)
             outcome.sealed_keys.append(key)
         yield len(part)
-    _tell(StepItem.SWAP_IN, members, outcome, seen)
+    _record_move(StepItem.SWAP_IN, members, outcome, evicted_before)
 
 
 def _members(state: PoolState, group: int, *, swapped: bool) -> list[SequenceTable]:
@@ -75,7 +74,7 @@ def _members(state: PoolState, group: int, *, swapped: bool) -> list[SequenceTab
 
 
 def _planning(route: _Route, members: list[SequenceTable], source: Tier, target: Tier) -> Parts:
-    """Plan the move. Raises OutOfBlocks when the target tier has no room for it."""
+    """Fill `route`, changing no tier. Raises OutOfBlocks if the target tier has too few blocks."""
     first_of_key: dict[bytes, int] = {}
     seen = bytearray(source.total + 1)
     idle: set[int] = set()
@@ -85,63 +84,63 @@ def _planning(route: _Route, members: list[SequenceTable], source: Tier, target:
                 continue
             seen[block] = 1
             key = source.key(block) if source.marks.is_indexable(block) else None
-            there = None if key is None else target.keys.find(key)
-            if there is not None:
-                route.there[block] = there
-                if not target.count(there):
-                    idle.add(there)
+            cached = None if key is None else target.keys.find(key)
+            if cached is not None:
+                route.cached[block] = cached
+                if not target.ref_count(cached):
+                    idle.add(cached)
             elif key is not None and first_of_key.setdefault(key, block) != block:
-                route.twins[block] = first_of_key[key]
+                route.duplicates[block] = first_of_key[key]
             else:
                 route.to_copy[block] = 0
         yield len(part)
     needed, available = len(route.to_copy), target.available - len(idle)
     if needed > available:
-        raise OutOfBlocks(f"{needed} blocks are needed in the other tier, {available} are free")
+        raise OutOfBlocks(f"{shortage(needed, available)} in the other tier")
 
 
 def _moving(
     route: _Route, members: list[SequenceTable], state: PoolState, grant: Callable[[int], list[int]]
 ) -> Generator[int, None, list[list[int]]]:
-    """Give the members their tables in the target tier, and return the old ones, which are still held: `under_way`."""
+    """Replace the members' tables by those of the target tier; return the old tables, whose blocks are in flight."""
     swapped = members[0].swapped
     target = state.device if swapped else state.host
-    here, there = state.host_under_way, state.under_way
+    source_in_flight, target_in_flight = state.host_in_flight, state.in_flight
     if not swapped:
-        here, there = there, here
+        source_in_flight, target_in_flight = target_in_flight, source_in_flight
     tables = [member.table for member in members]
     for part in parts_of(block for table in tables for block in table):
-        found = [route.there[block] for block in part if block in route.there]
-        target.hold(found)  # before anything is granted, or a grant could evict them
-        there += found
+        found = [route.cached[block] for block in part if block in route.cached]
+        target.hold(found)  # before any grant, so that no grant evicts them
+        target_in_flight += found
         yield len(part)
     for part in parts_of(list(route.to_copy)):
         blocks = grant(len(part))
         route.to_copy.update(zip(part, blocks, strict=True))
-        there += blocks
+        target_in_flight += blocks
         yield len(part)
-    new_tables = yield from _new_tables(route, tables, target, there)
-    there.clear()
+    new_tables = yield from _new_tables(route, tables, target, target_in_flight)
+    target_in_flight.clear()
     for member, new_table in zip(members, new_tables, strict=True):
         member.table = new_table
         member.swapped = not swapped
-    for table in reversed(tables):  # what comes first is given back first, and `releasing` begins at the end
-        here += table
+    for table in reversed(tables):  # `releasing` begins at the end, and the first table is released first
+        source_in_flight += table
     return tables
 
 
 def _new_tables(
     route: _Route, tables: list[list[int]], target: Tier, held: list[int]
 ) -> Generator[int, None, list[list[int]]]:
-    """Translate tables, and hold what they have for each entry; `held` has the granted blocks once."""
-    counted = bytearray(target.total + 1)  # the grant has counted one holder
+    """Translate tables, and hold the new blocks for each entry. Granted blocks are in `held` once already."""
+    counted = bytearray(target.total + 1)  # granted blocks whose first holder is assigned
     new_tables = []
     for table in tables:
         new_table: list[int] = []
         for part in parts_of(table):
             for block in part:
                 moved = route.target(block)
-                if block not in route.there:
+                if block not in route.cached:
                     if counted[moved]:
                         target.hold((moved,))
                         held.append(moved)
@@ -168,9 +167,11 @@ def _carry_keys(moves: list[tuple[int, int]], source: Tier, target: Tier) -> lis
     return seals
 
 
-def _tell(item: StepItem, members: list[SequenceTable], outcome: Outcome, seen: int | None = None) -> None:
-    evicted = [] if seen is None else outcome.evicted[seen:]
+def _record_move(
+    item: StepItem, members: list[SequenceTable], outcome: Outcome, evicted_before: int | None = None
+) -> None:
+    evicted = [] if evicted_before is None else outcome.evicted[evicted_before:]
     for member in members:
-        outcome.tables.append(TableChange(member.id, 0, member.table[:], member.room))
+        outcome.tables.append(TableChange(member.id, 0, member.table[:], member.room_tokens))
         outcome.effects.append((item, member.id, member.group, member.table[:], evicted, None))
         evicted = []

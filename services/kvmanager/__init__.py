@@ -1,1 +1,1 @@
-"""The KV manager as a service."""
+"""The KV manager service."""

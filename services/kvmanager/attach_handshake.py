@@ -1,4 +1,4 @@
-"""The beginning of an Attach stream: Register, a report in pages, and its adoption, with signs of progress."""
+"""The handshake of an Attach stream: Register, a report in pages, and its adoption, with progress messages."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
@@ -11,23 +11,23 @@ from services.runtime.errors import UnexpectedMessage
 from services.wire.attach import kind_of, only_field, read_register
 from services.wire.report import ReportReader
 
-# Well within what engines wait for a sign of progress.
+# Well below the engines' timeout for progress messages.
 _PROGRESS_SECONDS = 1.0
-_POLITE_SECONDS = 0.001
+_PAUSE_SECONDS = 0.001
 
 Requests = AsyncIterator[bytes]
 
 
 class AttachHandshake:
-    """One engine's way to its session. Attaches under way take turns, slice by slice.
+    """One engine's handshake. Concurrent handshakes alternate, slice by slice.
 
-    `report` is what was adopted, `replaced` the session in whose place the new one is.
+    `report` is the adopted report, `session` the new session, `replaced` the session that it replaced.
     """
 
     def __init__(self, manager: KVManager, clock: Callable[[], float]) -> None:
         self._manager = manager
         self._clock = clock
-        self._told = clock()
+        self._last_progress = clock()
         self._pages = 0
         self._result: Any = None
         self.session: Session | None = None
@@ -35,7 +35,7 @@ class AttachHandshake:
         self.report = PoolReport()
 
     async def progress(self, requests: Requests) -> AsyncGenerator[pb.PoolResponse]:
-        """Read and adopt, and yield a message from time to time; at the end there is a session.
+        """Read and adopt the report, and yield a progress message every second; set `session` at the end.
 
         Raises UnexpectedMessage, InvalidField, InvalidRegistration, InvalidReport, StaleIncarnation, SessionReplaced
         and DecodeError.
@@ -48,37 +48,37 @@ class AttachHandshake:
             last = False
             while not last:
                 data = await next_message(requests, "report")
-                async for sign in self._in_slices(reader.add(only_field(data, "report"))):
+                async for message in self._in_slices(reader.add(only_field(data, "report"))):
                     self._manager.check_latest(registration)
-                    yield sign
+                    yield message
                 last = self._result
                 self._pages += 1
-                await asyncio.sleep(self._politeness())
-            async for sign in self._in_slices(freezing(adopt(spec, reader.report))):
+                await asyncio.sleep(self._pause_seconds())
+            async for message in self._in_slices(freezing(adopt(spec, reader.report))):
                 self._manager.check_latest(registration)
-                yield sign
+                yield message
             self.replaced = self._manager.find_session(spec.engine_id)
             self.session = self._manager.attach(spec, self._result, registration)
         finally:
             self._manager.unregister(registration)
 
     async def _in_slices(self, work: Generator[None, None, Any]) -> AsyncIterator[pb.PoolResponse]:
-        for _ in self._keeping(work):
-            await asyncio.sleep(self._politeness())
-            if self._clock() - self._told >= _PROGRESS_SECONDS:
-                self._told = self._clock()
+        for _ in self._storing_result(work):
+            await asyncio.sleep(self._pause_seconds())
+            if self._clock() - self._last_progress >= _PROGRESS_SECONDS:
+                self._last_progress = self._clock()
                 yield pb.PoolResponse(attaching=pb.Attaching(pages=self._pages))
 
-    def _keeping(self, work: Generator[None, None, Any]) -> Generator[None, None, None]:
+    def _storing_result(self, work: Generator[None, None, Any]) -> Generator[None, None, None]:
         self._result = yield from work
 
-    def _politeness(self) -> float:
-        """Return how long to pause between two slices: not at all while no engine can be waiting."""
-        return _POLITE_SECONDS if self._manager.sessions() else 0
+    def _pause_seconds(self) -> float:
+        """Return the pause between two slices: 0 if no engine is attached, because then no Step can wait."""
+        return _PAUSE_SECONDS if self._manager.sessions() else 0
 
 
 async def next_message(requests: Requests, kind: str) -> bytes:
-    """Return the next message of a stream. Raises UnexpectedMessage unless it is of this kind."""
+    """Return the next message of a stream. Raises UnexpectedMessage unless it is of kind `kind`."""
     async for data in requests:
         if kind_of(data) == kind:
             return data

@@ -1,4 +1,4 @@
-"""The audit that never ends: every pool in turn, a slice at a time, while the engines get their answers."""
+"""Audits every pool in turn, in slices, while Steps are answered in between."""
 
 import asyncio
 import logging
@@ -8,25 +8,25 @@ from contextlib import aclosing, closing
 from kvmanager import Event, KVManager, Session, Violation
 from services.kvmanager.slices import run_in_slices
 
-# Between two slices, each of a third of a millisecond: well below one per cent of a core.
+# Between two slices of a third of a millisecond each: well below one per cent of a core.
 _SLICE_PAUSE_SECONDS = 0.05
-# While a pool is audited its Steps cost a little more, so it rests for some times as long as its audit took.
-_RESTS = 4
-_LEAST_REST_SECONDS = 1.0
-# Violations of one audit that are logged with the block's history; the others are counted.
-_TOLD_VIOLATIONS = 10
-_TOLD_EVENTS = 10
+# Pause after all audits as a multiple of their time, because Steps are slower during an audit.
+_PAUSE_FACTOR = 4
+_MIN_PAUSE_SECONDS = 1.0
+# Violations of one audit that are logged with the events of the block; the others are only counted.
+_LOGGED_VIOLATIONS = 10
+_LOGGED_EVENTS = 10
 
 log = logging.getLogger("quire.kvmanager")
 
 
 class Auditor:
-    """Audits all pools, and tells what it found."""
+    """Audits all pools, and logs the violations."""
 
     def __init__(self, manager: KVManager, clock: Callable[[], float]) -> None:
         self._manager = manager
         self._clock = clock
-        self._asked = asyncio.Lock()  # each audit under way makes every Step dearer
+        self._requested = asyncio.Lock()  # one at a time, because every audit in progress slows down Steps
 
     async def run(self) -> None:
         """Audit the pools one after the other, until cancelled."""
@@ -34,11 +34,11 @@ class Auditor:
             begun = self._clock()
             for session in self._manager.sessions():
                 await self._audit(session, _SLICE_PAUSE_SECONDS)
-            await asyncio.sleep(max(_LEAST_REST_SECONDS, _RESTS * (self._clock() - begun)))
+            await asyncio.sleep(max(_MIN_PAUSE_SECONDS, _PAUSE_FACTOR * (self._clock() - begun)))
 
     async def audit(self, session: Session) -> list[Violation]:
-        """Audit one pool now, with no more pauses than others need to get their answers."""
-        async with self._asked:
+        """Audit one pool now, pausing only to let other calls run."""
+        async with self._requested:
             return await self._audit(session, 0)
 
     async def _audit(self, session: Session, pause_seconds: float) -> list[Violation]:
@@ -46,7 +46,7 @@ class Auditor:
         async with aclosing(self._slices(session, pause_seconds)) as slices:
             async for found in slices:
                 violations += found
-        await self._tell(session, violations)
+        await self._log(session, violations)
         return violations
 
     async def _slices(self, session: Session, pause_seconds: float) -> AsyncGenerator[list[Violation]]:
@@ -55,28 +55,28 @@ class Auditor:
                 yield found
                 await asyncio.sleep(pause_seconds)
 
-    async def _tell(self, session: Session, violations: list[Violation]) -> None:
+    async def _log(self, session: Session, violations: list[Violation]) -> None:
         engine_id = session.pool.spec.engine_id
-        for block, host, sentence in violations[:_TOLD_VIOLATIONS]:
+        for block, host, message in violations[:_LOGGED_VIOLATIONS]:
             events = await run_in_slices(
-                self._manager.ledger.block_events(engine_id, block, host=host, most=_TOLD_EVENTS)
+                self._manager.ledger.block_events(engine_id, block, host=host, count=_LOGGED_EVENTS)
             )
             withheld = "; it is withheld" if block else ""
-            told = {"engine": engine_id, "block": block, "host": host, "request_ids": _requests(events)}
-            sentences = (engine_id, sentence, withheld, _told(events))
-            log.error("audit of engine %s: %s%s. Last events of it: %s", *sentences, extra=told)
-        if len(violations) > _TOLD_VIOLATIONS:
-            log.error("audit of engine %s: %d more violations", engine_id, len(violations) - _TOLD_VIOLATIONS)
+            extra = {"engine": engine_id, "block": block, "host": host, "request_ids": _requests(events)}
+            values = (engine_id, message, withheld, _listed(events))
+            log.error("audit of engine %s: %s%s; last events of the block: %s", *values, extra=extra)
+        if len(violations) > _LOGGED_VIOLATIONS:
+            log.error("audit of engine %s: %d further violations", engine_id, len(violations) - _LOGGED_VIOLATIONS)
 
 
 def _requests(events: Iterable[Event]) -> list[str]:
     return list(dict.fromkeys(event.request_id for event in events if event.request_id))
 
 
-def _told(events: Iterable[Event]) -> str:
-    return ", ".join(_sentence(event) for event in events) or "none"
+def _listed(events: Iterable[Event]) -> str:
+    return ", ".join(_event_text(event) for event in events) or "none"
 
 
-def _sentence(event: Event) -> str:
+def _event_text(event: Event) -> str:
     item = event.item.name.lower() if event.item else ""
     return f"{event.number} (step {event.step}, {item} of sequence {event.sequence}, request {event.request_id!r})"

@@ -1,4 +1,4 @@
-"""How long blocks live and how often they are found again, as histograms: under vLLM's names, with vLLM's buckets."""
+"""Histograms of block lifetimes and prefix cache hits, with vLLM's metric names and buckets."""
 
 import random
 import time
@@ -16,50 +16,50 @@ _SECONDS = (
 
 
 class BlockLifetimeMetrics:
-    """Follows a sample of every pool's lives."""
+    """Samples the block lifetimes of every pool."""
 
     def __init__(self, registry: CollectorRegistry, share: float) -> None:
-        """`share` of all lives is followed, 0 to 1; the histograms have no series while it is 0."""
+        """Sample the share `share` of all lifetimes, 0 to 1. The histograms have no series if it is 0."""
         self._share = share
-        self._lives: dict[Session, BlockLifetimes] = {}
-        self._histograms = [  # in the order of what is observed
+        self._lifetimes: dict[Session, BlockLifetimes] = {}
+        self._histograms = [  # in the order of LifetimeSamples
             Histogram(registry, name, meaning, POOL_LABELS, _SECONDS)
             for name, meaning in (
                 (
                     "quire_kv_block_lifetime_seconds",
-                    "Seconds from when a block was handed out until it was handed out again; of a sample.",
+                    "Seconds between two grants of a block; sampled.",
                 ),
                 (
                     "quire_kv_block_idle_before_evict_seconds",
-                    "Seconds of that after the block was last handed out or found in the prefix cache; of a sample.",
+                    "Seconds between the last grant or prefix cache hit of a block and its next grant; sampled.",
                 ),
                 (
                     "quire_kv_block_reuse_gap_seconds",
-                    "Seconds between two times that a block was found in the prefix cache; of a sample.",
+                    "Seconds between two prefix cache hits of a block; sampled.",
                 ),
             )
         ]
 
-    def attached(self, session: Session) -> None:
-        """Follow a new session's pool; the lives of what it holds already are unknown."""
+    def on_attach(self, session: Session) -> None:
+        """Follow a new session's pool. The lifetimes of blocks in use are not sampled."""
         if self._share:
-            self._lives[session] = BlockLifetimes(self._share, random.random)
+            self._lifetimes[session] = BlockLifetimes(self._share, random.random)
             for histogram in self._histograms:
                 histogram.labels(*pool_labels(session))
 
-    def stepped(self, session: Session, applied: AppliedStep) -> None:
-        """Take in what a Step has just done."""
-        observed = self._lives[session].on_step(applied, time.monotonic()) if session in self._lives else None
-        if observed is None:
+    def on_step(self, session: Session, applied: AppliedStep) -> None:
+        """Observe the lifetimes that a Step ended."""
+        samples = self._lifetimes[session].on_step(applied, time.monotonic()) if session in self._lifetimes else None
+        if samples is None:
             return
-        for histogram, values in zip(self._histograms, observed, strict=True):
+        for histogram, values in zip(self._histograms, samples, strict=True):
             if values:
                 series = histogram.labels(*pool_labels(session))
                 for value in values:
                     series.observe(value)
 
-    def detached(self, session: Session) -> None:
-        """Forget a session that is shown no longer, and its series."""
-        self._lives.pop(session, None)
+    def on_detach(self, session: Session) -> None:
+        """Remove a session and its series."""
+        self._lifetimes.pop(session, None)
         for histogram in self._histograms:
             histogram.remove(*pool_labels(session))

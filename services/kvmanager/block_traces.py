@@ -1,7 +1,7 @@
-"""The KV manager's part of traces: one span for each time that a traced request holds blocks.
+"""Trace spans of the KV manager: one span for each time that a traced request holds blocks.
 
-It begins with the grant, and ends when the last of the group's sequences has given its blocks back, which is with the
-Step after the request's end, or with its preemption.
+A span begins with the allocate of a group and ends when its last sequence is freed, which is in the Step after the
+request's end, or at its preemption.
 """
 
 from collections.abc import Mapping
@@ -16,23 +16,23 @@ _SWAPS = {StepItem.SWAP_OUT: "swap out", StepItem.SWAP_IN: "swap in"}
 
 
 @dataclass(eq=False)
-class _Holding:
-    """A traced group that has blocks."""
+class _TracedGroup:
+    """A traced group that holds blocks."""
 
-    group: int
+    id: int
     span: Span
     sequences: set[int] = field(default_factory=set)
 
 
 class BlockTraces:
-    """Follows the traced groups of all engines through their Steps. Others cost a look at two empty things."""
+    """Follows the traced groups of all engines. Steps without traced groups cost two lookups in empty dicts."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
-        self._engines: dict[str, dict[int, _Holding]] = {}  # by engine, then by sequence
+        self._engines: dict[str, dict[int, _TracedGroup]] = {}  # by engine, then by sequence
 
-    def applied(self, session: Session, step: Step, trace_parents: Mapping[int, str], applied: AppliedStep) -> None:
-        """Take in a Step that was done, and its traced allocates' parents by their positions."""
+    def on_step(self, session: Session, step: Step, trace_parents: Mapping[int, str], applied: AppliedStep) -> None:
+        """Receive an applied Step, and the trace parents of its traced allocates by position."""
         engine_id = session.pool.spec.engine_id
         if held := self._engines.get(engine_id):
             self._follow(held, step, applied)
@@ -42,20 +42,20 @@ class BlockTraces:
             refused = applied.result.refused
             tables = {table.sequence: table for table in applied.result.tables}
             for index, parent in trace_parents.items():
-                if (StepItem.ALLOCATE, index) not in refused:  # else it is asked again: Explain has it all
+                if (StepItem.ALLOCATE, index) not in refused:  # refused allocates are repeated; Explain lists them
                     self._allocated(engine_id, step.allocates[index], parent, tables)
 
-    def forget_others(self, session: Session) -> None:
-        """End what a session's pool has nothing of any more: all of it where the pool was dropped."""
+    def end_missing(self, session: Session) -> None:
+        """End the spans of sequences that are missing from a session's new pool."""
         held = self._engines.get(session.pool.spec.engine_id, {})
         for sequence in [one for one in held if one not in session.pool.sequences]:
-            _give_back(held, sequence, "the pool changed")
+            _release(held, sequence, "the pool changed")
 
-    def dropped(self, session: Session) -> None:
-        """End what a pool held that was dropped."""
+    def on_detach(self, session: Session) -> None:
+        """End all spans of a dropped pool."""
         held = self._engines.pop(session.pool.spec.engine_id, {})
         for sequence in list(held):
-            _give_back(held, sequence, "the pool was dropped")
+            _release(held, sequence, "the pool was dropped")
 
     def _allocated(self, engine_id: str, allocate: Allocate, parent: str, tables: Mapping[int, TableChange]) -> None:
         table = tables[allocate.sequence]
@@ -69,38 +69,38 @@ class BlockTraces:
         }
         span = self._tracing.start_span("hold blocks", parent, attributes)
         if span is not NO_SPAN:
-            holding = _Holding(allocate.group, span, {allocate.sequence})
-            self._engines.setdefault(engine_id, {})[allocate.sequence] = holding
+            group = _TracedGroup(allocate.group, span, {allocate.sequence})
+            self._engines.setdefault(engine_id, {})[allocate.sequence] = group
 
-    def _follow(self, held: dict[int, _Holding], step: Step, applied: AppliedStep) -> None:
+    def _follow(self, held: dict[int, _TracedGroup], step: Step, applied: AppliedStep) -> None:
         for fork in step.forks:
-            if (holding := held.get(fork.parent)) is not None:
-                held[fork.child] = holding
-                holding.sequences.add(fork.child)
+            if (group := held.get(fork.parent)) is not None:
+                held[fork.child] = group
+                group.sequences.add(fork.child)
         for free in step.frees:
             if free.sequence in held:
                 _free(held, free)
         if not step.swap_outs and not step.swap_ins:
             return
         refused = applied.result.refused
-        groups = {holding.group: holding for holding in held.values()}
+        groups = {group.id: group for group in held.values()}
         for item, swapped in ((StepItem.SWAP_OUT, step.swap_outs), (StepItem.SWAP_IN, step.swap_ins)):
-            for index, group in enumerate(swapped):
-                if (item, index) not in refused and group in groups:
-                    groups[group].span.add_event(_SWAPS[item])
+            for index, group_id in enumerate(swapped):
+                if (item, index) not in refused and group_id in groups:
+                    groups[group_id].span.add_event(_SWAPS[item])
 
 
-def _free(held: dict[int, _Holding], free: Free) -> None:
+def _free(held: dict[int, _TracedGroup], free: Free) -> None:
     reason = free.reason.name.lower()
     attributes: dict[str, Any] = {"quire.kv.sequence": free.sequence, "quire.kv.reason": reason}
     if free.preempted_for_group:
         attributes["quire.kv.preempted_for_group"] = free.preempted_for_group
     held[free.sequence].span.add_event("preempt" if free.reason is FreeReason.PREEMPTED else "free", attributes)
-    _give_back(held, free.sequence)
+    _release(held, free.sequence)
 
 
-def _give_back(held: dict[int, _Holding], sequence: int, fault: str = "") -> None:
-    holding = held.pop(sequence)
-    holding.sequences.discard(sequence)
-    if not holding.sequences:
-        holding.span.end(fault)
+def _release(held: dict[int, _TracedGroup], sequence: int, fault: str = "") -> None:
+    group = held.pop(sequence)
+    group.sequences.discard(sequence)
+    if not group.sequences:
+        group.span.end(fault)

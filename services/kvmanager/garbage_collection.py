@@ -1,9 +1,9 @@
-"""Keeps Python's garbage collector from walking through all tables again and again.
+"""Keeps Python's garbage collector from traversing all tables repeatedly.
 
-A full collection looks at every entry of every table: at a million held blocks that holds everybody up for ten
-milliseconds and more. So what survives the collection of the two young generations, some thousands of objects, is set
-aside at once, and there is nothing left for a full one. It is given back like everything else when its last reference
-goes. Only cycles stay: all is looked through when the last engine has left, and once an hour.
+A full collection traverses every entry of every table, which blocks the event loop for more than ten milliseconds at a
+million held blocks. Objects that survive a collection of the young generations are therefore frozen at once, so that
+full collections have nothing to traverse. Frozen objects are still freed by reference counting; only cycles remain.
+They are collected when the last engine has detached, and once an hour.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from kvmanager import KVManager
 _Result = TypeVar("_Result")
 
 _PERIOD_SECONDS = 1.0
-# Some calls leave cycles behind: about one object for four calls.
-_LOOK_THROUGH_SECONDS = 3600.0
+# Some calls leave cycles: about one object for four calls.
+_FULL_COLLECTION_SECONDS = 3600.0
 
 
 @contextmanager
 def freeze_survivors() -> Iterator[None]:
-    """Let collections inside the context pass over whatever has survived one that was not the youngest's alone."""
-    gc.callbacks.append(_set_aside)
+    """Freeze, inside the context, the survivors of every collection except those of the youngest generation."""
+    gc.callbacks.append(_freeze_on_collection)
     try:
         yield
     finally:
-        gc.callbacks.remove(_set_aside)
+        gc.callbacks.remove(_freeze_on_collection)
 
 
 def freezing(work: Generator[None, None, _Result]) -> Generator[None, None, _Result]:
-    """Do work whose results stay, and whose lists have a million entries: set them aside before they are collected."""
+    """Run work whose results are long-lived and large, freezing them after each slice, before they are traversed."""
     while True:
         try:
             next(work)
@@ -43,27 +43,27 @@ def freezing(work: Generator[None, None, _Result]) -> Generator[None, None, _Res
         yield
 
 
-def _set_aside(phase: str, facts: dict[str, int]) -> None:
-    if phase == "stop" and facts["generation"] > 0:
+def _freeze_on_collection(phase: str, info: dict[str, int]) -> None:
+    if phase == "stop" and info["generation"] > 0:
         gc.freeze()
 
 
 async def run_collections(
     manager: KVManager, clock: Callable[[], float], period_seconds: float = _PERIOD_SECONDS
 ) -> None:
-    """Set survivors aside, and look through all of them at times, until cancelled. `clock` is in seconds."""
-    looked_through_at, any_since = clock(), False
+    """Freeze survivors and run full collections until cancelled. `clock` is in seconds."""
+    last_full_collection, was_attached = clock(), False
     with freeze_survivors():
         while True:
             attached = bool(manager.sessions())
-            if (any_since and not attached) or clock() - looked_through_at >= _LOOK_THROUGH_SECONDS:
+            if (was_attached and not attached) or clock() - last_full_collection >= _FULL_COLLECTION_SECONDS:
                 collect_all()
-                looked_through_at = clock()
-            any_since = attached
+                last_full_collection = clock()
+            was_attached = attached
             await asyncio.sleep(period_seconds)
 
 
 def collect_all() -> None:
-    """Collect everything that nothing refers to but itself."""
+    """Collect all unreachable cycles, including frozen objects."""
     gc.unfreeze()
     gc.collect()

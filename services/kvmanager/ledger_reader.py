@@ -1,4 +1,4 @@
-"""Reading the ledger while it is being written: a little at a time, so that no engine waits for a reader."""
+"""Reads the ledger in slices, so that readers do not delay Steps."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,44 +10,44 @@ from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import InvalidField
 from services.wire.ledger import event_message
 
-# Events that a watcher is handed before the ledger is asked again whether the next ones are still kept.
+# Events that are sent to a watcher before the ledger is read again.
 _PAGE = 100
-# Slices of an explanation between two pauses; each of them looks at one Step, or writes one event.
+# Slices of an explanation between two pauses; each slice reads one entry or makes one event.
 _SLICES = 50
 
 
 class LedgerReader:
-    """The readers of one ledger. Nothing waits for them; each looks for itself at what has come."""
+    """Serves the watchers of one ledger, and explanations. Recording never waits for a reader."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._news: set[asyncio.Event] = set()  # one for each watcher
+        self._watchers: set[asyncio.Event] = set()
 
-    def tell(self) -> None:
-        """Say that something may have been recorded."""
+    def notify(self) -> None:
+        """Wake the watchers after events may have been recorded."""
         self._ledger.flush()
-        for news in self._news:
-            news.set()
+        for recorded in self._watchers:
+            recorded.set()
 
     async def watch(self, from_event: int) -> AsyncGenerator[pb.WatchEventsResponse, None]:
-        """Yield kept events from a number on (0: the oldest), then those that come, and say where some were skipped.
+        """Yield the kept events from a number on (0 for the oldest), then new ones, with a message for each gap.
 
-        Raises InvalidField for a number that no event has had, except for the next one.
+        Raises InvalidField if the number is higher than that of the next event.
         """
         if not 0 <= from_event <= self._ledger.next_number:
-            following = self._ledger.next_number
-            raise InvalidField(f"from_event is {from_event}, but the next event will be {following}", "from_event")
-        news = asyncio.Event()
-        self._news.add(news)
+            next_number = self._ledger.next_number
+            raise InvalidField(f"from_event must be between 0 and {next_number}, not {from_event}", "from_event")
+        recorded = asyncio.Event()
+        self._watchers.add(recorded)
         try:
-            async for message in self._follow(from_event or self._ledger.first_kept, news):
+            async for message in self._follow(from_event or self._ledger.first_kept, recorded):
                 yield message
         finally:
-            self._news.remove(news)
+            self._watchers.remove(recorded)
 
-    async def _follow(self, number: int, news: asyncio.Event) -> AsyncGenerator[pb.WatchEventsResponse, None]:
+    async def _follow(self, number: int, recorded: asyncio.Event) -> AsyncGenerator[pb.WatchEventsResponse, None]:
         while True:
-            news.clear()
+            recorded.clear()
             page = self._ledger.events(number, _PAGE)
             if page.first > number:
                 yield pb.WatchEventsResponse(skipped_to=page.first)
@@ -56,10 +56,10 @@ class LedgerReader:
                 number = event.number + 1
                 yield pb.WatchEventsResponse(event=event_message(event))
             if number == self._ledger.next_number:
-                await news.wait()
+                await recorded.wait()
 
     async def explain(self, request_id: str) -> pb.ExplainResponse:
-        """Explain a request, letting others work in between. Raises UnknownRequest."""
+        """Explain a request in slices. Raises UnknownRequest."""
         explanation = await run_in_slices(self._ledger.explaining(request_id), _SLICES)
         message = pb.ExplainResponse(summary=summary(explanation))
         for start in range(0, len(explanation.events), _SLICES):

@@ -1,6 +1,6 @@
-"""What the KV manager shows to Prometheus: the blocks of every pool, and how long Steps take.
+"""The KV manager's Prometheus metrics: the blocks of every pool, and the time of Steps.
 
-The names and labels are vLLM's, under the prefix `quire_`, where vLLM has the metric.
+Metrics that vLLM has use its names and labels with the prefix `quire_`.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from services.runtime.metrics.histograms import Histogram
 
 _STEP_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 
-# Slices of counting slots between two pauses take some 0.5 ms. A Step goes through the event loop several times, and
-# comes through a pause of a millisecond.
-_SLICES_AT_ONCE = 8
-_POLITE_SECONDS = 0.001
+# Slices between two pauses take some 0.5 ms. A Step needs several turns of the event loop, for which a pause of a
+# millisecond is enough.
+_SLICES_TOGETHER = 8
+_PAUSE_SECONDS = 0.001
 
 _Values = dict[tuple[str, ...], float]
 
-# Name, meaning, labels beside model_name and engine, and the values by those labels: of a session, and of what its
-# slots are good for.
+# Name, help text, labels besides model_name and engine, and a function from a session and its slots to the values by
+# these labels.
 _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Values]], ...] = (
     (
         "quire_kv_blocks",
-        "Blocks by state: free, cached (nobody holds it, but it can be hit), held, withheld by the audit.",
+        "Blocks by state: free, cached (no holder, but may be hit), held, withheld by the audit.",
         ("tier", "state"),
         lambda session, _: {
             (tier, state): number
@@ -41,7 +41,7 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Valu
     ),
     (
         "quire_kv_pool_blocks",
-        "Blocks of the pool, in whatever state.",
+        "Blocks of the pool in all states.",
         ("tier",),
         lambda session, _: {(tier,): blocks.total for tier, blocks in _tiers(session).items()},
     ),
@@ -53,43 +53,43 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Valu
     ),
     (
         "quire_kv_held_tokens",
-        "Tokens computed in held blocks, those of shared blocks counted once.",
+        "Computed tokens in held blocks; tokens of shared blocks count once.",
         (),
         lambda _, slots: {(): slots.tokens},
     ),
     (
         "quire_kv_held_slots",
-        "Tokens that held blocks could take.",
+        "Slots in held blocks, one slot per token.",
         (),
         lambda session, _: {(): session.pool.device.counts.held * session.pool.spec.block_size},
     ),
     (
         "quire_kv_slots",
-        "The same slots by kind: tokens computed, reserved for the running prefill, lookahead, internal.",
+        "Slots in held blocks by kind: computed tokens, reserved for the running prefill, lookahead, internal.",
         ("kind",),
         lambda _, slots: {(kind,): number for kind, number in slots._asdict().items()},
     ),
     (
         "quire_kv_shared_blocks",
-        "Blocks held more than once.",
+        "Blocks with more than one holder.",
         (),
         lambda session, _: {(): session.pool.device.shared},
     ),
     (
         "quire_kv_saved_blocks",
-        "Blocks that sharing saves: holders beyond the first, summed over blocks.",
+        "Blocks saved by sharing: holders beyond the first, summed over blocks.",
         (),
         lambda session, _: {(): session.pool.device.saved},
     ),
     (
         "quire_kv_pinned_blocks",
-        "Blocks that pins hold, whoever else holds them.",
+        "Pinned blocks.",
         (),
         lambda session, _: {(): session.pool.pinned_blocks},
     ),
     (
         "quire_kv_pool_connected",
-        "1 while the engine's stream is there, 0 while its broken stream's lease runs.",
+        "1 while the engine is connected, 0 while it is disconnected and its lease has not expired.",
         (),
         lambda session, _: {(): session.connected},
     ),
@@ -101,41 +101,41 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Valu
     ),
 )
 
-# The same for what only grows while a pool is attached.
+# The same for values that only grow while a pool is attached.
 _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Values]], ...] = (
     (
         "quire_prefix_cache_queries",
-        "Tokens of allocated prompts that were looked for in the prefix cache.",
+        "Prompt tokens of allocates, looked up in the prefix cache.",
         (),
         lambda session, _: {(): session.totals.prefix_query_tokens},
     ),
     (
         "quire_prefix_cache_hits",
-        "Tokens of allocated prompts that were found in the prefix cache.",
+        "Prompt tokens of allocates, found in the prefix cache.",
         (),
         lambda session, _: {(): session.totals.prefix_hit_tokens},
     ),
     (
         "quire_kv_granted_blocks",
-        "Blocks handed out.",
+        "Blocks granted.",
         (),
         lambda session, _: {(): session.totals.granted_blocks},
     ),
     (
         "quire_kv_evicted_blocks",
-        "Cached blocks that lost their contents because their space was needed.",
+        "Cached blocks evicted by grants.",
         (),
         lambda session, _: {(): session.totals.evicted_blocks},
     ),
     (
         "quire_kv_copied_blocks",
-        "Blocks copied before they were written to, because they were shared or keyed.",
+        "Blocks copied on write, because they were shared or keyed.",
         (),
         lambda session, _: {(): session.totals.copied_blocks},
     ),
     (
         "quire_kv_moved_blocks",
-        "Blocks copied between the tiers: to the host by swaps and instead of being forgotten, and back.",
+        "Blocks copied between the tiers: to the host by swaps and evictions, to the device by swaps and hits.",
         ("to",),
         lambda session, _: {
             ("host",): session.totals.to_host_blocks,
@@ -144,35 +144,35 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Va
     ),
     (
         "quire_kv_refusals",
-        "Items of Steps that were refused, by reason.",
+        "Refused items of Steps by reason.",
         ("reason",),
         lambda session, _: {(reason.name.lower(),): session.totals.refusals[reason] for reason in StepRefusal},
     ),
     (
         "quire_kv_audits",
-        "Audits of the pool's books that came to their end.",
+        "Completed audits of the pool.",
         (),
         lambda session, _: {(): session.totals.audits},
     ),
     (
         "quire_kv_audit_violations",
-        "Faults of the pool's books that audits found. The blocks to blame are withheld.",
+        "Violations found by audits. The faulty blocks are withheld.",
         (),
         lambda session, _: {(): session.totals.audit_violations},
     ),
 )
 
 
-# What outlives pools, so it has no label for the engine: engines come and go.
-_LIFE_COUNTERS = (
-    ("quire_kv_attaches", "Times that an engine attached its pool, for the first time or again."),
-    ("quire_kv_broken_streams", "Streams of engines that broke, so that their leases began."),
-    ("quire_kv_expired_leases", "Pools that were dropped because no engine came back within the lease."),
+# Counters that outlive pools. They have no engine label, because its values would accumulate.
+_LIFECYCLE_COUNTERS = (
+    ("quire_kv_attaches", "Attaches of engines, first and repeated."),
+    ("quire_kv_broken_streams", "Lost streams of engines; each begins a lease."),
+    ("quire_kv_expired_leases", "Pools dropped because their engines did not attach again within the lease."),
 )
 
 
-class _Reading:
-    """All figures of one pool at one moment."""
+class _PoolReading:
+    """The values of one pool at one moment."""
 
     def __init__(self, session: Session, slots: Slots) -> None:
         self.session = session
@@ -181,16 +181,17 @@ class _Reading:
 
 
 class KVManagerMetrics(PoolObserver, Collector):
-    """Looks at the attached pools whenever it is scraped, and keeps a histogram of their Steps.
+    """Reads the attached pools at each scrape, and keeps a histogram of Step times.
 
-    A pool's series begin with its session and end with it: what only grows starts anew when an engine attaches again.
+    A pool's series exist as long as its session. The histogram starts again with each session, the counters with each
+    incarnation of the engine.
     """
 
     def __init__(self, sample: float = 0.0) -> None:
-        """`sample` is the share of blocks whose lives are followed, 0 to 1."""
+        """`sample` is the share of block lifetimes that are sampled, 0 to 1."""
         self.registry = CollectorRegistry()
         self._sessions: dict[str, Session] = {}
-        self._readings: list[_Reading] | None = None
+        self._readings: list[_PoolReading] | None = None
         self._step_seconds = Histogram(
             self.registry,
             "quire_kv_step_seconds",
@@ -198,61 +199,61 @@ class KVManagerMetrics(PoolObserver, Collector):
             POOL_LABELS,
             _STEP_SECONDS,
         )
-        self._sessions_begun, self._broken_streams, self._expired_leases = (
-            Counter(name, meaning, POOL_LABELS[:1], registry=self.registry) for name, meaning in _LIFE_COUNTERS
+        self._attaches, self._broken_streams, self._expired_leases = (
+            Counter(name, meaning, POOL_LABELS[:1], registry=self.registry) for name, meaning in _LIFECYCLE_COUNTERS
         )
         self._block_lifetimes = BlockLifetimeMetrics(self.registry, sample)
         self.registry.register(self)
 
-    def attached(self, session: Session) -> None:
-        """Show a pool, in the place of an older one of the engine."""
-        for counter in (self._sessions_begun, self._broken_streams, self._expired_leases):
+    def on_attach(self, session: Session) -> None:
+        """Add a pool's series, replacing those of the engine's older pool."""
+        for counter in (self._attaches, self._broken_streams, self._expired_leases):
             counter.labels(session.pool.spec.model)
-        self._sessions_begun.labels(session.pool.spec.model).inc()
+        self._attaches.labels(session.pool.spec.model).inc()
         replaced = self._sessions.get(session.pool.spec.engine_id)
         if replaced:
-            self._forget(replaced)
+            self._remove(replaced)
         self._sessions[session.pool.spec.engine_id] = session
         self._step_seconds.labels(*pool_labels(session))
-        self._block_lifetimes.attached(session)
+        self._block_lifetimes.on_attach(session)
 
-    def stepped(self, session: Session, applied: AppliedStep, seconds: float) -> None:
+    def on_step(self, session: Session, applied: AppliedStep, seconds: float) -> None:
         """Count a Step."""
         self._step_seconds.labels(*pool_labels(session)).observe(seconds)
-        self._block_lifetimes.stepped(session, applied)
+        self._block_lifetimes.on_step(session, applied)
 
-    def lost(self, session: Session) -> None:
-        """Count a broken stream."""
+    def on_disconnect(self, session: Session) -> None:
+        """Count a lost stream."""
         self._broken_streams.labels(session.pool.spec.model).inc()
 
-    def expired(self, session: Session) -> None:
-        """Count a lease that nobody came back within."""
+    def on_lease_expired(self, session: Session) -> None:
+        """Count an expired lease."""
         self._expired_leases.labels(session.pool.spec.model).inc()
 
-    def detached(self, session: Session) -> None:
-        """Show a pool no longer; one that was replaced is not shown any more already."""
+    def on_detach(self, session: Session) -> None:
+        """Remove a pool's series, unless the session was replaced."""
         if self._sessions.get(session.pool.spec.engine_id) is session:
-            self._forget(session)
+            self._remove(session)
 
-    def _forget(self, session: Session) -> None:
+    def _remove(self, session: Session) -> None:
         del self._sessions[session.pool.spec.engine_id]
         self._step_seconds.remove(*pool_labels(session))
-        self._block_lifetimes.detached(session)
+        self._block_lifetimes.on_detach(session)
 
     async def prepare(self) -> None:
-        """Read all pools for the next `collect`, a slice at a time: Steps are answered in between."""
+        """Read all pools for the next `collect`, in slices."""
         readings = []
         for session in list(self._sessions.values()):
-            slots = await run_in_slices(session.pool.count_slots(), _SLICES_AT_ONCE, _POLITE_SECONDS)
-            readings.append(_Reading(session, slots))
+            slots = await run_in_slices(session.pool.count_slots(), _SLICES_TOGETHER, _PAUSE_SECONDS)
+            readings.append(_PoolReading(session, slots))
             await asyncio.sleep(0)
         self._readings = readings
 
     def collect(self) -> Iterator[Metric]:
-        """Show the pools as they were read, or as they are now where nobody prepared for it."""
+        """Yield the metrics as read by `prepare`, or as they are now if it was not called."""
         readings, self._readings = self._readings, None
         if readings is None:
-            readings = [_Reading(session, session.pool.slots()) for session in self._sessions.values()]
+            readings = [_PoolReading(session, session.pool.slots()) for session in self._sessions.values()]
         yield _cache_config(readings)
         for name, meaning, labels, _ in _GAUGES:
             yield _filled(GaugeMetricFamily(name, meaning, labels=(*POOL_LABELS, *labels)), name, readings)
@@ -260,12 +261,12 @@ class KVManagerMetrics(PoolObserver, Collector):
             yield _filled(CounterMetricFamily(name, meaning, labels=(*POOL_LABELS, *labels)), name, readings)
 
     def describe(self) -> Iterable[Metric]:
-        """Name what `collect` gives, without looking at any pool."""
+        """Yield the metrics of `collect`."""
         return self.collect()
 
 
 def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily, name: str, readings: Iterable[_Reading]
+    family: GaugeMetricFamily | CounterMetricFamily, name: str, readings: Iterable[_PoolReading]
 ) -> GaugeMetricFamily | CounterMetricFamily:
     for reading in readings:
         for labels, value in reading.values[name].items():
@@ -273,8 +274,8 @@ def _filled(
     return family
 
 
-def _cache_config(readings: Iterable[_Reading]) -> InfoMetricFamily:
-    family = InfoMetricFamily("quire_cache_config", "How the pool is made.", labels=POOL_LABELS)
+def _cache_config(readings: Iterable[_PoolReading]) -> InfoMetricFamily:
+    family = InfoMetricFamily("quire_cache_config", "Configuration of the pool.", labels=POOL_LABELS)
     for reading in readings:
         spec = reading.session.pool.spec
         family.add_metric(

@@ -1,4 +1,4 @@
-"""Observers of the KV manager at work, and the labels of their series."""
+"""The interface of the KV manager's observers, and the labels of a pool's metrics."""
 
 from kvmanager import AppliedStep, Session
 
@@ -6,24 +6,24 @@ POOL_LABELS = ("model_name", "engine")
 
 
 def pool_labels(session: Session) -> tuple[str, str]:
-    """Return the labels' values for a session's pool."""
+    """Return the label values of a session's pool."""
     return session.pool.spec.model, session.pool.spec.engine_id
 
 
 class PoolObserver:
     """Receives events of sessions and their Steps, on the event loop; this default ignores them."""
 
-    def attached(self, session: Session) -> None:
-        """A session began; it may replace another one of the same engine."""
+    def on_attach(self, session: Session) -> None:
+        """A session began; it may replace another session of the same engine."""
 
-    def stepped(self, session: Session, applied: AppliedStep, seconds: float) -> None:
-        """A Step was read, applied and answered in so many seconds."""
+    def on_step(self, session: Session, applied: AppliedStep, seconds: float) -> None:
+        """A Step was read and applied in `seconds`."""
 
-    def lost(self, session: Session) -> None:
-        """The stream of a session broke; its lease begins."""
+    def on_disconnect(self, session: Session) -> None:
+        """The stream of a session was lost; its lease begins."""
 
-    def expired(self, session: Session) -> None:
-        """The lease of a session is over, and nobody has come back. It is detached next."""
+    def on_lease_expired(self, session: Session) -> None:
+        """The lease of a session expired. `on_detach` follows."""
 
-    def detached(self, session: Session) -> None:
+    def on_detach(self, session: Session) -> None:
         """A session ended."""

@@ -1,4 +1,4 @@
-"""Sentences about what happened to blocks: of one event, and of all that a request went through."""
+"""Renders events, and the explanation of a request, as English sentences."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -7,18 +7,27 @@ from typing import Any
 
 from blocks import FreeReason, StepItem
 from kvmanager import Event, Explanation, PoolChange
-from kvmanager.history.explanation import Admitted, Done, Finding, Forgotten, Refusals, Standing, Victim
+from kvmanager.errors import counted
+from kvmanager.history.explanation import (
+    Admitted,
+    Finding,
+    HistoryTruncated,
+    Refusals,
+    RequestStatus,
+    StateChange,
+    Victim,
+)
 
-# Where gateways ask for keys, engines know a request as tenant/id.
-_TENANT_IN_WORDS = re.compile(r"\brequest [A-Za-z0-9._-]{1,64}/(?=\S)")
-_MOST_RANGES = 4
-_LONGEST_NAME = 12
+# If gateways require API keys, the request ids of engines are tenant/id.
+_TENANT_PREFIX = re.compile(r"\brequest [A-Za-z0-9._-]{1,64}/(?=\S)")
+_MAX_RANGES = 4
+_MAX_NAME_LENGTH = 12
 
-_DONE = {
-    StepItem.COMMIT: "{who} filled {blocks}, which can be found by {its} key from now on",
-    StepItem.SWAP_OUT: "{who} moved to host memory, into {blocks}",
-    StepItem.SWAP_IN: "{who} came back from host memory, into {blocks}",
-    StepItem.EXTEND: "{who} was granted {blocks}",
+_EFFECTS = {
+    StepItem.COMMIT: "{sequence} committed {blocks} to the prefix cache",
+    StepItem.SWAP_OUT: "{sequence} was swapped out to host memory: {blocks}",
+    StepItem.SWAP_IN: "{sequence} was swapped in from host memory: {blocks}",
+    StepItem.EXTEND: "{sequence} was granted {blocks}",
 }
 _ENDS_OF_SEQUENCES = {
     FreeReason.FINISHED: "finished",
@@ -33,13 +42,13 @@ _ENDS_OF_REQUESTS = {
     FreeReason.FAILED: "It failed",
     FreeReason.PRUNED: "Its last sequence was pruned",
 }
-_STANDINGS = {
-    Standing.NEVER_ADMITTED: ["It has not been admitted."],
-    Standing.NOT_ADMITTED_AGAIN: ["It has not been admitted again."],
-    Standing.POOL_DROPPED: ["Its pool was dropped while it held blocks."],
-    Standing.SWAPPED_OUT: ["It is swapped out now."],
-    Standing.HOLDS_BLOCKS: ["It holds {blocks} now."],
-    Standing.ENDED: [],
+_STATUSES = {
+    RequestStatus.NEVER_ADMITTED: ["It has not been admitted."],
+    RequestStatus.NOT_ADMITTED_AGAIN: ["It has not been admitted again."],
+    RequestStatus.POOL_DROPPED: ["Its pool was dropped while it held blocks."],
+    RequestStatus.SWAPPED_OUT: ["It is swapped out."],
+    RequestStatus.HOLDS_BLOCKS: ["It holds {blocks} now."],
+    RequestStatus.ENDED: [],
 }
 _CHANGES = {
     PoolChange.ATTACHED: "The engine attached its pool.",
@@ -50,90 +59,96 @@ _CHANGES = {
 
 
 def request_name(request_id: str) -> str:
-    """Return a request's name without its tenant's."""
+    """Return a request id without its tenant prefix."""
     return request_id.partition("/")[2] or request_id
 
 
 def without_tenants(text: str) -> str:
-    """Return an explanation that names no tenants."""
-    return _TENANT_IN_WORDS.sub("request ", text)
+    """Return an explanation without the tenant prefixes of its request ids."""
+    return _TENANT_PREFIX.sub("request ", text)
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Write an event for the page: number, step, words, and the sequence that it speaks of (0: none)."""
+    """Return an event for the page: number, step, text, and sequence (0 if none)."""
     return {"event": event.number, "step": event.step, "sequence": event.sequence, "text": sentence(event)}
 
 
 def sentence(event: Event) -> str:
-    """Say in one sentence what happened."""
+    """Return the sentence for an event."""
     if event.change:
         return _CHANGES[event.change].format(blocks=_blocks(event.ranges))
     if event.refusal:
-        verb = event.item.name.lower() if event.item else "verb"
-        return f"The {verb} of {_who(event)} was refused: {event.detail}."
-    text = _effect(event)
-    return f"{text[0].upper()}{text[1:]}{_evicted(event)}."
+        item = event.item.name.lower() if event.item else "item"
+        return f"The {item} of {_sequence(event)} was refused: {event.detail}."
+    return f"{_capitalized(_effect(event))}{_evicted(event)}."
 
 
 def _effect(event: Event) -> str:
-    who, blocks = _who(event), _blocks(event.ranges)
+    sequence, blocks = _sequence(event), _blocks(event.ranges)
     match event.item:
         case StepItem.ALLOCATE:
-            cached = f", {event.cached_tokens} of its tokens were cached" if event.cached_tokens else ""
-            return f"{who} began with {blocks}{cached}"
+            cached = f", with {counted(event.cached_tokens, 'cached token')}" if event.cached_tokens else ""
+            return f"{sequence} was allocated {blocks}{cached}"
         case StepItem.FORK:
-            return f"{who} was forked: both have {blocks}"
+            return f"{sequence} was forked: both sequences share {blocks}"
         case StepItem.FREE:
             end = _ENDS_OF_SEQUENCES[event.free_reason] if event.free_reason else "ended"
-            return f"{who} {end} and gave back {blocks}"
+            return f"{sequence} {end} and released {blocks}"
         case StepItem.PIN:
-            return f"{who} was pinned: {blocks}" if event.sequence else f"pins were changed: {blocks}"
+            return _pin_change(event, sequence, blocks)
         case StepItem.COMMIT | StepItem.SWAP_OUT | StepItem.SWAP_IN | StepItem.EXTEND:
-            its = "its" if _number(event.ranges) == 1 else "their"
-            return _DONE[event.item].format(who=who, blocks=blocks, its=its)
+            return _EFFECTS[event.item].format(sequence=sequence, blocks=blocks)
         case _:
-            return f"{who}: {blocks}"
+            return f"{sequence}: {blocks}"
 
 
-def _who(event: Event) -> str:
+def _pin_change(event: Event, sequence: str, blocks: str) -> str:
+    if not event.ranges:
+        return "the prefix cache was reset"
+    pinned = verb(_count(event.ranges))
+    return f"{blocks} of {sequence} {pinned} pinned" if event.sequence else f"{blocks} {pinned} unpinned"
+
+
+def _sequence(event: Event) -> str:
     name = f"sequence {event.sequence}" if event.sequence else f"group {event.group}"
     request = request_name(event.request_id)
-    shown = request if len(request) <= _LONGEST_NAME else f"{request[:_LONGEST_NAME]}…"
+    shown = request if len(request) <= _MAX_NAME_LENGTH else f"{request[:_MAX_NAME_LENGTH]}…"
     return f"{name} ({shown})" if request else name
 
 
 def _evicted(event: Event) -> str:
     if not event.evicted:
         return ""
-    return f"; the contents of {counted(len(event.evicted), 'cached block')} were given up for it"
+    evicted = len(event.evicted)
+    return f"; {counted(evicted, 'cached block')} {verb(evicted)} evicted for it"
 
 
-def _number(ranges: Sequence[tuple[int, int]]) -> int:
+def _count(ranges: Sequence[tuple[int, int]]) -> int:
     return sum(last - first + 1 for first, last in ranges)
 
 
 def _blocks(ranges: Sequence[tuple[int, int]]) -> str:
     if not ranges:
-        return "no block"
-    number = _number(ranges)
-    if number == 1:
+        return "no blocks"
+    count = _count(ranges)
+    if count == 1:
         return f"block {ranges[0][0]}"
-    listed = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MOST_RANGES]]
-    more = f" and {len(ranges) - _MOST_RANGES} more ranges" if len(ranges) > _MOST_RANGES else ""
-    return f"{number} blocks ({', '.join(listed)}{more})"
+    listed = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MAX_RANGES]]
+    more = f" and {len(ranges) - _MAX_RANGES} more ranges" if len(ranges) > _MAX_RANGES else ""
+    return f"{count} blocks ({', '.join(listed)}{more})"
 
 
 # Explanations.
 
 
 def summary(explanation: Explanation) -> str:
-    """Say what happened to a request's blocks and why."""
+    """Return the explanation of a request as text."""
     sentences = [sentence for finding in explanation.findings for sentence in _sentences(finding)]
-    # What happens to a group happens to each of its sequences, and is said once.
+    # Events of a group repeat for each of its sequences; the sentence is written once.
     sentences = [sentence for sentence, _ in groupby(sentences)]
-    sentences += [text.format(blocks=counted(explanation.blocks, "block")) for text in _STANDINGS[explanation.standing]]
-    if explanation.most_blocks:
-        sentences.append(f"It held at most {counted(explanation.most_blocks, 'block')}.")
+    sentences += [text.format(blocks=counted(explanation.blocks, "block")) for text in _STATUSES[explanation.status]]
+    if explanation.max_blocks:
+        sentences.append(f"It held at most {counted(explanation.max_blocks, 'block')}.")
     return " ".join(sentences)
 
 
@@ -144,12 +159,12 @@ def _sentences(finding: Finding) -> list[str]:
         case Refusals(events):
             return [_refusals(events)]
         case Victim(event):
-            blocks = counted(_number(event.ranges), "block")
-            return [f"For it {_owner(event)} was preempted in step {event.step}, which had {blocks}."]
-        case Forgotten(event):
-            return [f"What came before event {event.number} is no longer kept."]
-        case Done(event, served):
-            return [_done(event, served)]
+            text = f"{_owner(event)} was preempted for it in step {event.step}"
+            return [f"{_capitalized(text)} and released {counted(_count(event.ranges), 'block')}."]
+        case HistoryTruncated(event):
+            return [f"Events before number {event.number} are no longer kept."]
+        case StateChange(event, preempted_for):
+            return [_state_change(event, preempted_for)]
 
 
 def _admission(admitted: Admitted) -> str:
@@ -158,38 +173,39 @@ def _admission(admitted: Admitted) -> str:
     if admitted.refused_since is not None:
         parts.append(f"{counted(event.step - admitted.refused_since, 'step')} after it was first refused")
     if event.waited_seconds:
-        parts.append(f"after a wait of {event.waited_seconds:.3g} seconds")
+        parts.append(f"queued for {event.waited_seconds:.3g} seconds")
     return f"{', '.join(parts)}."
 
 
 def _prefix(admitted: Admitted) -> str:
     admission, evictor = admitted.admission, admitted.evictor
-    found = f"{admission.cached_tokens} of its {counted(admission.prompt_tokens, 'prompt token')} were found"
+    cached, prompt = admission.cached_tokens, counted(admission.prompt_tokens, "prompt token")
+    found = f"{cached} of its {prompt} {verb(cached)} cached"
     if admission.missed is None:
         return f"{found}."
-    cause = "was not there, and no eviction is known"
+    cause = "was not cached, and no eviction is recorded"
     if evictor and evictor.item:
-        verb = evictor.item.name.lower()
-        cause = f"had been evicted in step {evictor.step} for the {verb} of {_owner(evictor)}"
+        item = evictor.item.name.lower()
+        cause = f"was evicted in step {evictor.step} for the {item} of {_owner(evictor)}"
     return f"{found}: block {admission.hit_blocks + 1} of its prefix {cause}."
 
 
 def _refusals(events: Sequence[Event]) -> str:
     first, last = events[0], events[-1]
-    verb = last.item.name.lower() if last.item else ""
+    item = last.item.name.lower() if last.item else ""
     reason = last.refusal.name.lower() if last.refusal else ""
     when = f"{len(events)} times in steps {first.step} to {last.step}" if len(events) > 1 else f"in step {first.step}"
-    return f"Its {verb} was refused as {reason} {when}: {last.detail}."
+    return f"Its {item} was refused as {reason} {when}: {last.detail}."
 
 
-def _done(event: Event, served: str) -> str:
+def _state_change(event: Event, preempted_for: str) -> str:
     if event.item is StepItem.SWAP_OUT:
         return f"It was swapped out to host memory in step {event.step}."
     if event.item is StepItem.SWAP_IN:
-        return f"It was swapped back in in step {event.step}."
+        return f"It was swapped in from host memory in step {event.step}."
     if event.free_reason is None or event.free_reason is FreeReason.PREEMPTED:
-        whom = f"request {served}" if served else f"group {event.preempted_for_group}"
-        return f"It was preempted in step {event.step} for {whom}."
+        other = f"request {preempted_for}" if preempted_for else f"group {event.preempted_for_group}"
+        return f"It was preempted in step {event.step} for {other}."
     return f"{_ENDS_OF_REQUESTS[event.free_reason]} in step {event.step}."
 
 
@@ -200,23 +216,22 @@ def _owner(event: Event) -> str:
 # Parts of sentences.
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _capitalized(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
-def verb(number: int, one: str = "was", more: str = "were") -> str:
-    """Return the verb that goes with so many."""
-    return one if number == 1 else more
+def verb(count: int, singular: str = "was", plural: str = "were") -> str:
+    """Return the verb form for a count."""
+    return singular if count == 1 else plural
 
 
 def joined(parts: list[str]) -> str:
-    """Join parts as in a sentence."""
+    """Join parts with commas and a final "and"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def listed(blocks: Iterable[int]) -> str:
-    """Name blocks by their ids, runs of them by their first and last."""
+    """Return blocks by their ids, with ranges for consecutive ids."""
     ids = list(blocks)
     if len(ids) == 1:
         return f"block {ids[0]}"

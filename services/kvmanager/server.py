@@ -1,4 +1,4 @@
-"""The KV manager's bare server."""
+"""The KV manager's server."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from services.runtime.service import Readiness
 from services.runtime.tls import ServerContext, listening_files, server_tls
 from services.runtime.tracing.export import create_tracing
 
-if TYPE_CHECKING:  # what the page needs is imported only where it is asked for
+if TYPE_CHECKING:  # the page's dependencies are imported only if it is served
     from services.runtime.http.server import HttpServer
 
 log = logging.getLogger("quire.kvmanager")
@@ -32,10 +32,10 @@ class KVManagerService:
     name = kvmanager_pb2.DESCRIPTOR.services_by_name["KVManager"].full_name
 
     def __init__(self, settings: KVManagerSettings, observer: PoolObserver | None = None) -> None:
-        """Make the server; it listens from `start` on. `observer` hears of its work.
+        """Create the server; it listens from `start` on. `observer` receives its events.
 
-        Raises InvalidSetting when it is to record or to send traces, but cannot, when a file of TLS is wrong, or when
-        it would be open to others than this machine.
+        Raises InvalidSetting if records or traces cannot be written, a TLS file is invalid, or the server would be
+        reachable from other machines without TLS.
         """
         settings.check_exposure()
         self._settings = settings
@@ -62,7 +62,7 @@ class KVManagerService:
         kvmanager_pb2_grpc.add_KVManagerServicer_to_server(self._servicer, self.server)
 
     async def start(self) -> str:
-        """Listen; the service is ready at once. Raises AddressUnavailable."""
+        """Listen and become ready; return the address. Raises AddressUnavailable."""
         address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
         if self._settings.map_listen:
@@ -75,10 +75,10 @@ class KVManagerService:
 
         context = self._map_tls.context if self._map_tls else None
         self._map = block_map_server(self.manager, time.monotonic, local=exposure.is_local(listen), context=context)
-        log.info("kvmanager shows its blocks at %s", await self._map.start(listen))
+        log.info("block map at %s", await self._map.start(listen))
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run the background tasks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._servicer.run())
             tasks.create_task(run_collections(self.manager, time.monotonic))
@@ -86,13 +86,13 @@ class KVManagerService:
                 tasks.create_task(self._map_tls.reload_on_change())
 
     async def drain(self) -> None:
-        """Wait until every engine has left, or the grace time is over."""
+        """Wait until all engines have detached, at most for the grace time."""
         self.readiness.retire()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._servicer.all_left(), self._settings.grace_seconds)
+            await asyncio.wait_for(self._servicer.wait_detached(), self._settings.grace_seconds)
 
     async def stop(self) -> None:
-        """Close the servers, and the records."""
+        """Close the servers, the records and the traces."""
         if self._map:
             await self._map.stop()
         await self.server.stop(grace=0)

@@ -10,13 +10,13 @@ from services.runtime.tracing.export import OTLP_ENDPOINT
 
 @dataclass(frozen=True)
 class KVManagerSettings:
-    """Where the KV manager listens, how long it lets its engines leave, and what it records."""
+    """Settings of the KV manager: addresses, leases, TLS, metrics, logs and records."""
 
     listen: str = setting("127.0.0.1:50053", "Address to listen on: host:port or unix:/path.")
     map_listen: str = setting(
         "127.0.0.1:8053", "Address of the page that shows blocks live: host:port. Empty: none.", may_be_empty=True
     )
-    # Three times the time after which a silent engine's stream counts as broken: see services.runtime.transport.
+    # Three times the time after which an unresponsive engine's stream is closed: see services.runtime.transport.
     lease_seconds: float = setting(30.0, "Seconds that the pool of an engine is kept after its stream broke.", least=0)
     tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
     tls_key: str = setting("", exposure.TLS_KEY)

@@ -1,4 +1,4 @@
-"""Long work on the event loop, a slice at a time: between slices, others get their answers."""
+"""Runs long work on the event loop in slices, so that other calls are answered in between."""
 
 import asyncio
 from collections.abc import Generator
@@ -6,16 +6,16 @@ from typing import TypeVar
 
 _Result = TypeVar("_Result")
 
-# Of a Step, between which others only take their turn: a long prompt's Step has some.
-_HASTY_SLICES = 4
-_POLITE_SECONDS = 0.001
+# Slices of a Step without a timed pause: the Step of a long prompt has a few.
+_FAST_SLICES = 4
+_PAUSE_SECONDS = 0.001
 
 
 async def run_in_slices(work: Generator[None, None, _Result], together: int = 1, pause_seconds: float = 0) -> _Result:
-    """Do some work, so many slices between two pauses, and return what it gives.
+    """Run work with `together` slices between two pauses, and return its result.
 
-    A pause of 0 lets those go on who can go on now. An engine's call goes through the event loop several times, and
-    would meet a slice each time; a pause of a millisecond lets it come through.
+    A pause of 0 seconds runs the callbacks that are ready. An engine's call needs several turns of the event loop and
+    would wait for a slice at each; a pause of a millisecond is enough for the whole call.
     """
     while True:
         try:
@@ -28,7 +28,7 @@ async def run_in_slices(work: Generator[None, None, _Result], together: int = 1,
 
 
 async def run_step_in_slices(work: Generator[None, None, _Result]) -> _Result:
-    """Do an engine's work: at once what is one slice, with others between what is some, politely what is many."""
+    """Run the work of a Step and return its result: without timed pauses for its first slices, with them for more."""
     slices = 0
     while True:
         try:
@@ -37,4 +37,4 @@ async def run_step_in_slices(work: Generator[None, None, _Result]) -> _Result:
             result: _Result = end.value
             return result
         slices += 1
-        await asyncio.sleep(0 if slices <= _HASTY_SLICES else _POLITE_SECONDS)
+        await asyncio.sleep(0 if slices <= _FAST_SLICES else _PAUSE_SECONDS)

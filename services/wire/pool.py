@@ -46,9 +46,9 @@ def sequences_message(
             group=sequence.group,
             request_id=sequence.request_id,
             block_ids=sequence.table,
-            computed_tokens=sequence.computed,
-            room_tokens=sequence.room,
-            committed_tokens=sequence.committed * block_size,
+            computed_tokens=sequence.computed_tokens,
+            room_tokens=sequence.room_tokens,
+            committed_tokens=sequence.committed_blocks * block_size,
         )
         entries, written = entries + len(sequence.table), written + 1
         if not written % _PAGE_SEQUENCES:
@@ -67,5 +67,5 @@ def block_map_message(tier: Tier, first: int, count: int) -> Generator[None, Non
             yield
         some = blocks[start : start + _PAGE_BLOCKS]
         page.states.extend([_STATES[state_of(tier, block)] for block in some])
-        page.counts.extend([tier.count(block) for block in some])
+        page.counts.extend([tier.ref_count(block) for block in some])
     return page

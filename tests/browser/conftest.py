@@ -118,7 +118,7 @@ def manager() -> Iterator[Callable[..., RunningService]]:
 
 
 def map_url(service: RunningService) -> str:
-    return service.output.wait_for("kvmanager shows its blocks at ").split(" at ")[1]
+    return service.output.wait_for("block map at ").split(" at ")[1]
 
 
 @pytest.fixture

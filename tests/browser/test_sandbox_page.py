@@ -39,7 +39,7 @@ def begin(watched: Watched, tokens: int) -> None:
 
 def choose_size(watched: Watched, size: int) -> None:
     watched.page.select_option("#size", str(size))
-    watched.page.wait_for_selector(f"#blocks-told >> text=block size {size}")
+    watched.page.wait_for_selector(f"#blocks-note >> text=block size {size}")
 
 
 def newest(watched: Watched) -> str:
@@ -59,7 +59,7 @@ def test_the_teaching_texts_beam_example_takes_twelve_blocks_not_sixteen(sandbox
         str(number): [1, 2, 3, 4, 3 + 2 * number, 4 + 2 * number] for number in range(1, 5)
     }
     press(sandbox, "write to last block 2")
-    assert newest(sandbox) == "Sequence 2 wrote its last token anew, in place: nobody else holds block 8."
+    assert newest(sandbox) == "Sequence 2 rewrote its last token in place, because block 8 has no other holder."
 
 
 def test_a_fork_that_writes_gets_a_copy_of_the_one_block(sandbox: Watched) -> None:
@@ -68,12 +68,12 @@ def test_a_fork_that_writes_gets_a_copy_of_the_one_block(sandbox: Watched) -> No
     press(sandbox, "fork 1")
     press(sandbox, "write to last block 2")
     assert newest(sandbox) == (
-        "Sequence 2 wrote its last token anew; it wrote into block 2, which sequence 1 holds too: copied to block 3."
+        "Sequence 2 rewrote its last token; block 2 is shared with sequence 1 and was copied to block 3."
     )
     assert sandbox.evaluate(SEQUENCES) == {"1": [1, 2], "2": [1, 3]}
     assert "Four score and seven" in sandbox.page.inner_text("[data-sequence='1'] .table")
     press(sandbox, "free 1")
-    assert newest(sandbox) == "Sequence 1 was freed: block 1 is still held by others and block 2 is free."
+    assert newest(sandbox) == "Sequence 1 was freed: block 1 is still held by other sequences and block 2 is free."
 
 
 def test_contiguous_reservation_is_computed_for_the_same_sequences(sandbox: Watched) -> None:
@@ -97,7 +97,7 @@ def test_contiguous_reservation_is_computed_for_the_same_sequences(sandbox: Watc
     assert sandbox.evaluate(f"() => ({POLICY})('max')") == {
         "used": 72, "reserved": 96, "internal": 792, "external": 64, "free": 0,
     }  # fmt: skip
-    assert "1 sequence would have no room" in sandbox.page.inner_text("[data-policy=max]")
+    assert "1 sequence would wait for memory" in sandbox.page.inner_text("[data-policy=max]")
     assert sandbox.evaluate(f"() => ({POLICY})('paged')")["used"] == 24
 
 
@@ -125,7 +125,7 @@ def test_an_operation_that_does_not_fit_is_refused_with_the_reason(sandbox: Watc
     for tokens in (80, 80, 80):
         begin(sandbox, tokens)
     begin(sandbox, 20)
-    assert newest(sandbox) == "Refused: 5 blocks are needed, 4 are free."
+    assert newest(sandbox) == "Refused: 5 blocks are needed, 4 are available."
     assert sandbox.page.get_attribute("#log li:first-child", "class") == "refused"
     assert len(sandbox.evaluate(SEQUENCES)) == 3
     press(sandbox, "append 1")

@@ -77,6 +77,6 @@ def test_85_of_two_calls_under_way_for_the_last_block_one_wins_and_the_other_is_
     winner, loser = next_answer(link), next_answer(link)
     assert winner.tables == (TableChange(2, 0, [6], 2, 0),)
     assert loser.tables == ()
-    assert [refusal.detail for refusal in loser.refusals] == ["1 blocks are needed, 0 are free"]
+    assert [refusal.detail for refusal in loser.refusals] == ["1 block is needed, 0 are available"]
     assert manager.pool().violations() == []
     assert answer(link, Step(4)).available_blocks == 0

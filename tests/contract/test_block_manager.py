@@ -99,7 +99,12 @@ class TestVerbs:
     def test_the_pool_has_what_was_asked_for(self, manager: Manager, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(3, [1, 2, 3])]))
         sequence = manager.pool().sequences[3]
-        assert (sequence.group, sequence.request_id, sequence.table, sequence.room) == (3, "request 3", [1, 2], 4)
+        assert (sequence.group, sequence.request_id, sequence.table, sequence.room_tokens) == (
+            3,
+            "request 3",
+            [1, 2],
+            4,
+        )
         assert manager.pool().spec.block_size == BLOCK
         assert manager.pool().spec.device_blocks == BLOCKS
 
@@ -108,16 +113,24 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("step", "item", "words"),
         [
-            (Step(9, commits=[Commit(5, 0, [1, 2])]), StepItem.COMMIT, "no sequence 5"),
-            (Step(9, commits=[Commit(1, 0, [1])]), StepItem.COMMIT, "not a whole number of blocks"),
-            (Step(9, commits=[Commit(1, 1, [1, 2])]), StepItem.COMMIT, "first_index is 1"),
-            (Step(9, frees=[Free(5, FreeReason.FAILED)]), StepItem.FREE, "no sequence 5"),
-            (Step(9, extends=[Extend(1, [(1, 13)])]), StepItem.EXTEND, "5 blocks are needed, 4 are free"),
-            (Step(9, extends=[Extend(2, [(1, 5)])]), StepItem.EXTEND, "not of group 2"),
-            (Step(9, allocates=[allocate(1, [1])]), StepItem.ALLOCATE, "sequence 1 exists"),
+            (Step(9, commits=[Commit(5, 0, [1, 2])]), StepItem.COMMIT, "sequence 5 does not exist"),
+            (
+                Step(9, commits=[Commit(1, 0, [1])]),
+                StepItem.COMMIT,
+                "token_ids must fill whole blocks of 2, not have 1 token",
+            ),
+            (Step(9, commits=[Commit(1, 1, [1, 2])]), StepItem.COMMIT, "first_index must be 0"),
+            (Step(9, frees=[Free(5, FreeReason.FAILED)]), StepItem.FREE, "sequence 5 does not exist"),
+            (Step(9, extends=[Extend(1, [(1, 13)])]), StepItem.EXTEND, "5 blocks are needed, 4 are available"),
+            (Step(9, extends=[Extend(2, [(1, 5)])]), StepItem.EXTEND, "not in group 2"),
+            (Step(9, allocates=[allocate(1, [1])]), StepItem.ALLOCATE, "sequence 1 already exists"),
             (Step(9, allocates=[allocate(2, [])]), StepItem.ALLOCATE, "must not be empty"),
-            (Step(9, allocates=[allocate(2, [5] * 7, spare=1)]), StepItem.ALLOCATE, "5 blocks are needed, 4 are free"),
-            (Step(9, lengths=[Length(1, 5)]), StepItem.LENGTH, "there is room for 4"),
+            (
+                Step(9, allocates=[allocate(2, [5] * 7, spare=1)]),
+                StepItem.ALLOCATE,
+                "5 blocks are needed, 4 are available",
+            ),
+            (Step(9, lengths=[Length(1, 5)]), StepItem.LENGTH, "tokens must be between 0 and 4"),
         ],
     )
     def test_a_refused_item_is_named_and_nothing_of_it_is_done(
@@ -145,7 +158,7 @@ class TestAnswers:
             link.blocks.send(Step(number, frees=[Free(number, FreeReason.FINISHED)]))
         results = [next_answer(link) for _ in range(1, 60)]
         assert [result.step for result in results] == list(range(1, 60))
-        assert all(f"no sequence {result.step}" in result.refusals[0].detail for result in results)
+        assert all(f"sequence {result.step} does not exist" in result.refusals[0].detail for result in results)
         assert link.blocks.receive() is None
 
     def test_step_numbers_may_have_gaps(self, link: Link) -> None:

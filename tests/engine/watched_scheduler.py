@@ -240,8 +240,8 @@ class WatchedScheduler(Scheduler):
         assert pool.sequences.keys() == here.keys()
         for sequence, held in pool.sequences.items():
             ours = here[sequence]
-            assert (ours.table, ours.room, ours.swapped) == (held.table, held.room, held.swapped)
-            assert ours.committed == held.committed or ours.finish is not None
+            assert (ours.table, ours.room, ours.swapped) == (held.table, held.room_tokens, held.swapped)
+            assert ours.committed == held.committed_blocks or ours.finish is not None
         view = self._view
         assert (view.available, view.available_host) == (pool.device.available, pool.host.available)
         self._check_pins(pool)

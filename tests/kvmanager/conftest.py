@@ -67,13 +67,13 @@ class Driver:
 
     def commit(self, sequence, tokens):
         """Commit what of a sequence's tokens fills blocks and is not committed yet."""
-        first, size = self.pool.sequences[sequence].committed, self.pool.spec.block_size
+        first, size = self.pool.sequences[sequence].committed_blocks, self.pool.spec.block_size
         return self.accept(commits=[Commit(sequence, first, tokens[first * size : len(tokens) // size * size])])
 
     def prefill(self, sequence, tokens, **options):
         """Allocate and commit."""
         table = self.allocate(sequence, tokens, **options)
-        if len(tokens) // self.pool.spec.block_size > self.pool.sequences[sequence].committed:
+        if len(tokens) // self.pool.spec.block_size > self.pool.sequences[sequence].committed_blocks:
             self.commit(sequence, tokens)
         return table
 
@@ -111,10 +111,10 @@ class Driver:
         return list(self.pool.sequences[sequence].table)
 
     def room(self, sequence):
-        return self.pool.sequences[sequence].room
+        return self.pool.sequences[sequence].room_tokens
 
     def counts(self, blocks):
-        return [self.device.count(block) for block in blocks]
+        return [self.device.ref_count(block) for block in blocks]
 
     def keyed(self, blocks):
         return [self.device.key(block) is not None for block in blocks]

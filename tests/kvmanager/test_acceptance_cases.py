@@ -216,7 +216,7 @@ def test_69_a_grant_whose_answer_was_lost_is_undone_by_the_report_and_made_once(
     assert engine.pool.device.counts == (8, 2, 0, 0)
     applied = engine.accept(allocates=[allocate(2, ids(0, 5))])
     assert (applied.hit_tokens, applied.granted_blocks) == (4, 1)
-    assert [engine.pool.device.count(block) for block in applied.result.tables[0].block_ids] == [1, 1, 1]
+    assert [engine.pool.device.ref_count(block) for block in applied.result.tables[0].block_ids] == [1, 1, 1]
     assert list(engine.pool.sequences) == [2]
 
 

@@ -158,7 +158,7 @@ class TestHostHits:
         small.cache(2, ids(50, 8))
         applied = small.accept(allocates=[item(3, [1, 2, 9])])
         assert (applied.hit_tokens, len(applied.result.host_to_device)) == (2, 1)
-        assert small.host.count(1) == 1
+        assert small.host.ref_count(1) == 1
 
     def test_a_hit_in_the_device_is_not_copied_from_the_host(self, small):
         small.prefill(1, [1, 2])
@@ -178,7 +178,7 @@ class TestHostHits:
     def test_what_was_brought_back_is_committed_and_the_chain_goes_on(self, demoted):
         demoted.allocate(3, [1, 2, 3, 4, 5, 6])
         sequence = demoted.pool.sequences[3]
-        assert (sequence.committed, sequence.computed) == (2, 4)
+        assert (sequence.committed_blocks, sequence.computed_tokens) == (2, 4)
         (seal,) = demoted.commit(3, [1, 2, 3, 4, 5, 6]).sealed
         assert seal.key == block_key(KEYS[1], [5, 6])
 

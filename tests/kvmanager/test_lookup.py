@@ -20,9 +20,9 @@ def cache(manager, session, number, tokens, salt=b""):
     """Compute the tokens and give them back: their whole blocks stay cached."""
     size = session.pool.spec.block_size
     manager.apply(session, Step(3 * number, allocates=[Allocate(1, 1, "a", salt, tokens, len(tokens))]))
-    whole = tokens[session.pool.sequences[1].committed * size : len(tokens) // size * size]
+    whole = tokens[session.pool.sequences[1].committed_blocks * size : len(tokens) // size * size]
     if whole:
-        first = session.pool.sequences[1].committed
+        first = session.pool.sequences[1].committed_blocks
         assert not manager.apply(session, Step(3 * number + 1, commits=[Commit(1, first, whole)])).result.refusals
     manager.apply(session, Step(3 * number + 2, frees=[Free(1, FreeReason.FINISHED)]))
 

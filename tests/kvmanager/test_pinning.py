@@ -130,7 +130,7 @@ class TestPinTooLarge:
 
     def test_the_refusal_names_the_group_and_both_numbers(self, waiting):
         (refusal,) = waiting.apply(pins=[Pin("p", 2, 2)]).result.refusals
-        assert refusal.detail == "group 1 has 3 blocks that are not pinned, but only 2 would be left"
+        assert refusal.detail == "group 1 has 3 unpinned blocks, but only 2 would remain"
 
     def test_a_group_may_pin_all_of_its_own_blocks(self, new_pool):
         pool = new_pool(2, 2)

@@ -400,22 +400,22 @@ letters = st.integers(0, 1)
 
 
 def holder_too_many(tier, block):
-    tier._counts[block] += 1
+    tier._ref_counts[block] += 1
 
 
 def holder_too_few(tier, block):
-    tier._counts[block] -= 1
+    tier._ref_counts[block] -= 1
 
 
 def other_key(tier, block):
-    tier.keys.of[block] = b"no block's"
+    tier.keys.by_block[block] = b"no block's"
 
 
 # Each with whether it can be done to a block; all are found, whatever else is so, by looking at that block.
 DAMAGES = {
     holder_too_many: lambda tier, block: True,
-    holder_too_few: lambda tier, block: tier.count(block) > 0,
-    other_key: lambda tier, block: not tier.count(block) and tier.key(block) is not None,
+    holder_too_few: lambda tier, block: tier.ref_count(block) > 0,
+    other_key: lambda tier, block: not tier.ref_count(block) and tier.key(block) is not None,
 }
 
 
@@ -634,7 +634,7 @@ class RandomSteps(RuleBasedStateMachine):
     def check_state(self, applied):
         pool, twin = self.pool, self.twin
         assert {
-            number: (one.group, one.table, one.room, one.computed, one.committed, one.swapped)
+            number: (one.group, one.table, one.room_tokens, one.computed_tokens, one.committed_blocks, one.swapped)
             for number, one in pool.sequences.items()
         } == {
             number: (one.group, one.table, one.room, one.computed, one.committed, one.swapped)
@@ -655,7 +655,7 @@ class RandomSteps(RuleBasedStateMachine):
         blocks = range(1, twin.total + 1)
         holders = self.twin.holders(twin)
         counts = [holders.count(block) for block in blocks]
-        assert [tier.count(block) for block in blocks] == counts
+        assert [tier.ref_count(block) for block in blocks] == counts
         assert tier.eviction_order() == twin.order
         assert tier.evictions == []
         free, held = len(twin.keyless()), sum(count > 0 for count in counts)

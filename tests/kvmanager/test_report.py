@@ -30,14 +30,18 @@ def random_step(pool, draw, number):  # noqa: C901  (a case for each verb)
     lengths = []
     for sequence in pool.sequences.values():
         match draw.choice(("commit", "extend", "fork", "free", "swap", "pin", "length", "nothing")):
-            case "commit" if sequence.room // SIZE > sequence.committed:
-                tokens = [draw.randint(0, 1) for _ in range((sequence.room // SIZE - sequence.committed) * SIZE)]
-                items["commits"].append(Commit(sequence.id, sequence.committed, tokens))
+            case "commit" if sequence.room_tokens // SIZE > sequence.committed_blocks:
+                tokens = [
+                    draw.randint(0, 1) for _ in range((sequence.room_tokens // SIZE - sequence.committed_blocks) * SIZE)
+                ]
+                items["commits"].append(Commit(sequence.id, sequence.committed_blocks, tokens))
             case "extend":
-                items["extends"].append(Extend(sequence.group, [(sequence.id, sequence.room + draw.randint(1, 3))]))
+                items["extends"].append(
+                    Extend(sequence.group, [(sequence.id, sequence.room_tokens + draw.randint(1, 3))])
+                )
             case "fork":
                 items["forks"].append(
-                    Fork(sequence.id, number * 10 + len(items["forks"]), draw.randint(1, sequence.room))
+                    Fork(sequence.id, number * 10 + len(items["forks"]), draw.randint(1, sequence.room_tokens))
                 )
             case "free":
                 items["frees"].append(Free(sequence.id, FreeReason.FINISHED))
@@ -45,10 +49,10 @@ def random_step(pool, draw, number):  # noqa: C901  (a case for each verb)
                 items["swap_ins" if sequence.swapped else "swap_outs"].append(sequence.group)
             case "pin" if pool.state.pins and draw.random() < 0.5:
                 items["pins"].append(Unpin(draw.choice(sorted(pool.state.pins))))
-            case "pin" if sequence.committed:
-                items["pins"].append(Pin(f"pin-{number}-{sequence.id}", sequence.id, sequence.committed))
+            case "pin" if sequence.committed_blocks:
+                items["pins"].append(Pin(f"pin-{number}-{sequence.id}", sequence.id, sequence.committed_blocks))
             case "length":
-                lengths.append((sequence.id, draw.randint(0, sequence.room)))
+                lengths.append((sequence.id, draw.randint(0, sequence.room_tokens)))
     if draw.random() < 0.1:
         items["pins"].append(Reset())
     prompt = [draw.randint(0, 1) for _ in range(draw.randint(1, 7))]
@@ -185,30 +189,30 @@ def first(report, **changes):
 
 
 CONTRADICTIONS = {
-    "is in two places": lambda report: report.device.release_order.append(report.sequences[0].block_ids[0]),
-    "in no table and in no order": lambda report: report.device.release_order.pop(),
-    "host: 1 blocks are in no table": lambda report: report.host.release_order.pop(),
-    "device has no block 13": lambda report: report.device.release_order.append(13),
-    "device has no block 0": lambda report: first(report, block_ids=[0]),
-    "host has no block 7": lambda report: report.host.withheld.append(7),
+    "is listed in two states": lambda report: report.device.release_order.append(report.sequences[0].block_ids[0]),
+    "device: 1 block missing from tables and release order": lambda report: report.device.release_order.pop(),
+    "host: 1 block missing from tables": lambda report: report.host.release_order.pop(),
+    "device block must be between 1 and 12, not 13": lambda report: report.device.release_order.append(13),
+    "device block must be between 1 and 12, not 0": lambda report: first(report, block_ids=[0]),
+    "host block must be between 1 and 6, not 7": lambda report: report.host.withheld.append(7),
     "has two keys": lambda report: report.device.unindexed.update(report.device.keyed),
-    "or one that is none": lambda report: report.device.keyed.update({report.device.release_order[0]: b"short"}),
+    "or an invalid one": lambda report: report.device.keyed.update({report.device.release_order[0]: b"short"}),
     "a committed block has no key": lambda report: first(report, committed_blocks=3),
     "blocks for 9 tokens": lambda report: first(report, room_tokens=9),
-    "a table that cannot be": lambda report: first(report, computed_tokens=7),
-    "listed twice, or is no id": lambda report: first(report, sequence=2),
+    "has 7 of 6 tokens computed": lambda report: first(report, computed_tokens=7),
+    "listed twice, or is not a valid id": lambda report: first(report, sequence=2),
     "shares block 3, which has no key": lambda report: report.sequences.append(
         replace(report.sequences[0], sequence=9, group=9)
     ),
-    "or one block twice": lambda report: report.pins.update(pin=[1, 1]),
-    "last_applied_step is -1": lambda report: setattr(report, "last_step", -1),
-    "or -4 tokens of a prompt": lambda report: first(report, prompt_tokens=-4),
+    "or a block twice": lambda report: report.pins.update(pin=[1, 1]),
+    "last_applied_step must be at least 0, not -1": lambda report: setattr(report, "last_step", -1),
+    "or -4 prompt tokens": lambda report: first(report, prompt_tokens=-4),
     "partly swapped out": lambda report: first(report, group=2),
-    "a key that nobody finds, but is in no table": lambda report: report.device.unindexed.update(
+    "is listed as unindexed, but is in no table": lambda report: report.device.unindexed.update(
         {report.device.release_order[0]: bytes(32)}
     ),
-    "resets is -1": lambda report: setattr(report, "resets", -1),
-    "began after 1 resets of 0": lambda report: first(report, resets=1),
+    "resets must be at least 0, not -1": lambda report: setattr(report, "resets", -1),
+    "resets must be between 0 and 0, not 1": lambda report: first(report, resets=1),
     "a block without a key": lambda report: report.pins.update(other=[report.sequences[0].block_ids[2]]),
 }
 

@@ -75,7 +75,7 @@ class TestSwapOut:
         assert applied.result.tables == (TableChange(2, 0, [1, 2, 4], room_tokens=6),)
         assert applied.result.device_to_host == ((4, 4),)
         assert applied.host_sealed == []
-        assert [swapped.host.count(block) for block in (1, 2, 3, 4)] == [2, 2, 1, 1]
+        assert [swapped.host.ref_count(block) for block in (1, 2, 3, 4)] == [2, 2, 1, 1]
 
     def test_a_cached_host_block_is_shared_too_and_not_evicted_for_what_comes_with_it(self, new_pool):
         pool = new_pool(8, 2, host_blocks=2)
@@ -118,7 +118,7 @@ class TestSwapOut:
         pool = new_pool(8, 2, host_blocks=2)
         pool.prefill(1, FIVE)
         (refusal,) = pool.apply(swap_outs=[1]).result.refusals
-        assert refusal.detail == "3 blocks are needed in the other tier, 2 are free"
+        assert refusal.detail == "3 blocks are needed, 2 are available in the other tier"
 
     def test_cached_host_blocks_make_room_least_recently_used_first_and_nobody_hears_of_it(self, new_pool):
         pool = new_pool(8, 2, host_blocks=2)
@@ -161,7 +161,7 @@ class TestSwapOut:
         applied = small.swap_out(1)
         assert applied.result.device_to_host == ((1, 1), (2, 2))
         assert [small.table(sequence) for sequence in (1, 2, 3)] == [[1], [1, 2], [1]]
-        assert [small.host.count(block) for block in (1, 2)] == [3, 1]
+        assert [small.host.ref_count(block) for block in (1, 2)] == [3, 1]
         assert (small.host.shared, small.host.saved) == (1, 2)
 
     def test_two_blocks_of_a_group_with_one_key_are_copied_once(self, small):
@@ -174,7 +174,7 @@ class TestSwapOut:
         applied = small.swap_out(1)
         assert len(applied.result.device_to_host) == 2
         assert small.table(1) == small.table(2) == [1, 2]
-        assert [small.host.count(block) for block in (1, 2)] == [2, 2]
+        assert [small.host.ref_count(block) for block in (1, 2)] == [2, 2]
 
     def test_ten_groups_that_share_a_prefix_of_a_hundred_blocks_fit_into_150_host_blocks(self, new_pool):
         pool = new_pool(200, 2, host_blocks=150)
@@ -195,7 +195,7 @@ class TestSwapOut:
         small.fork(1, 2, 2)
         small.swap_out(1)
         small.free(1)
-        assert small.host.count(1) == 1
+        assert small.host.ref_count(1) == 1
         small.free(2)
         assert small.host.counts == (6, 0, 0, 0)
 
@@ -215,7 +215,7 @@ class TestSwapOut:
         small.allocate(1, FIVE)
         small.accept(lengths=[Length(1, 5)])
         small.swap_out(1)
-        assert small.pool.sequences[1].computed == 5
+        assert small.pool.sequences[1].computed_tokens == 5
         assert small.pool.computed_tokens() == 0
         small.swap_in(1)
         assert small.pool.computed_tokens() == 5

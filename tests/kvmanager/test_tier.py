@@ -49,7 +49,7 @@ def test_blocks_without_key_go_before_all_cached_ones_each_kind_in_order_of_rele
 def test_a_hit_leaves_the_middle_of_the_order_and_nothing_else_moves(five_cached):
     five_cached.hold([3])
     assert five_cached.eviction_order() == [1, 2, 4, 5]
-    assert five_cached.count(3) == 1
+    assert five_cached.ref_count(3) == 1
     assert five_cached.counts == (0, 4, 1, 0)
 
 
@@ -151,7 +151,7 @@ def forget_a_holder(tier):
 
 
 def lose_a_block(tier):
-    tier.cached.leave(2)
+    tier.cached.remove(2)
 
 
 def queue_a_block_twice(tier):
@@ -159,11 +159,11 @@ def queue_a_block_twice(tier):
 
 
 def drop_a_key(tier):
-    tier.keys.of[2] = None
+    tier.keys.by_block[2] = None
 
 
 def drop_from_the_index(tier):
-    tier.keys.discard(2)
+    tier.keys.unindex(2)
 
 
 def miscount_savings(tier):

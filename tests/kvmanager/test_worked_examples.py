@@ -66,7 +66,7 @@ def test_four_sequences_share_the_16_blocks_of_a_prompt_of_256_tokens():
     assert (walk.held, walk.unshared) == (16, 64)
     walk.step(frees=[Free(sample, FreeReason.FINISHED) for sample in (1, 2, 3, 4)])
     walk.step(allocates=[Allocate(5, 5, "another request", b"", prompt, 1)])
-    assert walk.pool.sequences[5].computed == 256, "and find them again when all have left"
+    assert walk.pool.sequences[5].computed_tokens == 256, "and find them again when all have left"
 
 
 def test_two_samples_of_figure_8_of_the_paper_copy_the_last_block_on_the_first_write():
@@ -75,7 +75,7 @@ def test_two_samples_of_figure_8_of_the_paper_copy_the_last_block_on_the_first_w
     walk.step(allocates=[Allocate(1, 1, "request", b"", prompt, 7)])
     walk.step(commits=[Commit(1, 0, prompt[:4])], forks=[Fork(1, 2, 7)])
     assert walk.table(1) == walk.table(2)
-    assert [walk.pool.device.count(block) for block in walk.table(1)] == [2, 2]
+    assert [walk.pool.device.ref_count(block) for block in walk.table(1)] == [2, 2]
     first = walk.step(extends=[Extend(1, [(1, 8)])])
     assert [tuple(copy) for copy in first.result.copies] == [(walk.table(2)[1], walk.table(1)[1])]
     second = walk.step(extends=[Extend(1, [(2, 8)])])

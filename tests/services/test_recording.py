@@ -187,9 +187,9 @@ def test_nothing_is_recorded_by_default(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     session = KVManager(epoch=1).attach(SPEC)
     recorder = OperationsRecorder(KVManagerSettings().record_folder, KVManagerSettings().record_megabytes)
-    recorder.began(session, PoolReport())
-    recorder.applied(session, Step(1), session.pool.apply(Step(1)))
-    recorder.ended(session)
+    recorder.begin(session, PoolReport())
+    recorder.record(session, Step(1), session.pool.apply(Step(1)))
+    recorder.end(session)
     recorder.close()
     RequestsRecorder(EngineSettings().record_requests).close()
     assert list(tmp_path.iterdir()) == []
@@ -289,12 +289,12 @@ def test_a_deleted_folder_ends_the_record_and_not_the_session(tmp_path: Path, ca
     recorder = OperationsRecorder(str(tmp_path / "records"), 1)
     (tmp_path / "records").rmdir()
     session = KVManager(epoch=1).attach(SPEC)
-    recorder.began(session, PoolReport())
-    recorder.applied(session, Step(1), session.pool.apply(Step(1)))
-    recorder.ended(session)
+    recorder.begin(session, PoolReport())
+    recorder.record(session, Step(1), session.pool.apply(Step(1)))
+    recorder.end(session)
     recorder.close()
     (said,) = caplog.messages
-    assert said.startswith("nothing is recorded of session 1 of engine host:unix:/tmp/engine: [Errno 2]")
+    assert said.startswith("session 1 of engine host:unix:/tmp/engine is not recorded: [Errno 2]")
 
 
 def test_each_session_is_recorded_to_a_file_named_after_engine_and_session(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_each_session_is_recorded_to_a_file_named_after_engine_and_session(tmp_p
     manager = KVManager(epoch=1)
     for _ in range(2):
         session = manager.attach(SPEC, Pool(SPEC))
-        recorder.began(session, PoolReport())
+        recorder.begin(session, PoolReport())
     recorder.close()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert [name.split("-")[1] for name in names] == ["host_unix_tmp_engine"] * 2
@@ -313,7 +313,7 @@ def test_each_session_is_recorded_to_a_file_named_after_engine_and_session(tmp_p
 def test_a_record_file_that_cannot_be_created_is_refused_by_name() -> None:
     with pytest.raises(InvalidSetting, match="record_requests is '/dev/null/file', which cannot be created"):
         RequestsRecorder("/dev/null/file")
-    with pytest.raises(InvalidSetting, match="record_folder is '/dev/null/folder', where no file can be made"):
+    with pytest.raises(InvalidSetting, match="record_folder must be a folder for new files, not '/dev/null/folder'"):
         OperationsRecorder("/dev/null/folder", 1)
 
 

@@ -1,1 +1,1 @@
-"""The live block map: a page that shows pools while they work, and a sandbox to drive one by hand."""
+"""The live block map: a page that shows pools in operation, and a sandbox to operate one by hand."""

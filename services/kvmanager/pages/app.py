@@ -1,4 +1,4 @@
-"""The paths of the block map's server: pages, what they ask, and what every answer has."""
+"""The block map's routes: pages, and the JSON API of their scripts."""
 
 import asyncio
 import json
@@ -28,8 +28,8 @@ from services.runtime.errors import InvalidField, ServiceError
 from services.runtime.http.server_sent_events import ServerSentEvents
 from services.runtime.statuses import retry_headers, status_of
 
-_MOST_BODY_BYTES = 16 * 1024
-_MOST_BODY_SECONDS = 10.0
+_MAX_BODY_BYTES = 16 * 1024
+_MAX_BODY_SECONDS = 10.0
 
 log = logging.getLogger("quire.kvmanager")
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class BlockMapApp:
-    """Answers for one KV manager. `local`: nobody but this machine is to reach it."""
+    """The application of one KV manager. If `local`, only requests to this machine's own names are served."""
 
     def __init__(self, manager: KVManager, clock: Callable[[], float], *, local: bool) -> None:
         self._manager = manager
@@ -50,33 +50,33 @@ class BlockMapApp:
             Route("/api/pools/{engine:path}/sequences", self.list_sequences),
             Route("/api/pools/{engine:path}/sequences/{sequence:int}", self.get_sequence),
             Route("/api/pools/{engine:path}/blocks/{block:int}", self.get_block),
-            Route("/api/sandbox", self.begin_sandbox, methods=["POST"]),
+            Route("/api/sandbox", self.create_sandbox, methods=["POST"]),
             Route("/api/sandbox/{name}", self.get_sandbox),
             Route("/api/sandbox/{name}/operations", self.operate, methods=["POST"]),
             Route("/api/sandbox/{name}/undo", self.undo, methods=["POST"]),
             Route("/api/sandbox/{name}/reset", self.reset, methods=["POST"]),
         ]
-        faults: dict[Any, Any] = {
-            **dict.fromkeys((ServiceError, KVManagerError), _on_refusal),
-            UnknownSandbox: _on_missing,
-            HTTPException: _on_fault,
+        handlers: dict[Any, Any] = {
+            **dict.fromkeys((ServiceError, KVManagerError), _on_error),
+            UnknownSandbox: _on_unknown_sandbox,
+            HTTPException: _on_http_error,
             Exception: _on_bug,
         }
-        self.asgi = Guard(Starlette(routes=routes, exception_handlers=faults), local=local)
+        self.asgi = Guard(Starlette(routes=routes, exception_handlers=handlers), local=local)
 
     # Pools
 
     async def list_pools(self, _request: Request) -> Response:
-        """List the pools that there are."""
+        """List the pools."""
         return _json({"pools": [pool_json(session) for session in self._manager.sessions()]})
 
     async def watch(self, request: Request) -> Response:
-        """Stream a pool's map: all of it, then what changes."""
+        """Stream a pool's map, then its changes."""
         messages = self._live.watch(request.path_params["engine"])
         return ServerSentEvents(await anext(messages), messages, {"cache-control": "no-store"})
 
     async def list_sequences(self, request: Request) -> Response:
-        """List a pool's latest sequences."""
+        """List the latest sequences of a pool."""
         session = self._manager.session(request.path_params["engine"])
         return _json({"sequences": details.sequences_json(session)})
 
@@ -86,39 +86,39 @@ class BlockMapApp:
         return _json(await details.sequence_json(self._manager, session, request.path_params["sequence"]))
 
     async def get_block(self, request: Request) -> Response:
-        """Describe a block, of the host tier with `?tier=host`."""
+        """Describe a block of the device tier, or with `?tier=host` of the host tier."""
         session = self._manager.session(request.path_params["engine"])
         tier = request.query_params.get("tier", "device")
         if tier not in ("device", "host"):
-            raise InvalidField(f"tier is {tier[:20]!r}, it must be device or host", "tier")
+            raise InvalidField(f"tier must be device or host, not {tier[:20]!r}", "tier")
         block = request.path_params["block"]
         return _json(await details.block_json(self._manager, session, block, host=tier == "host"))
 
     # Sandboxes
 
-    async def begin_sandbox(self, request: Request) -> Response:
-        """Make a sandbox."""
-        beginning = await _body(request, operations.NEW_SANDBOX)
-        return self._sandbox(self._sandboxes.begin(beginning.block_size))
+    async def create_sandbox(self, request: Request) -> Response:
+        """Create a sandbox."""
+        new = await _body(request, operations.NEW_SANDBOX)
+        return self._sandbox(self._sandboxes.create(new.block_size))
 
     async def get_sandbox(self, request: Request) -> Response:
-        """Show a sandbox."""
+        """Describe a sandbox."""
         return self._sandbox(request.path_params["name"])
 
     async def operate(self, request: Request) -> Response:
-        """Do an operation in a sandbox."""
+        """Run an operation in a sandbox."""
         operation = await _body(request, operations.OPERATION)
         self._sandboxes.get(request.path_params["name"]).operate(operation)
         return self._sandbox(request.path_params["name"])
 
     async def undo(self, request: Request) -> Response:
-        """Take back a sandbox's last operation."""
+        """Undo a sandbox's last operation."""
         name = request.path_params["name"]
         self._sandboxes.replace(name, await run_in_slices(self._sandboxes.get(name).undone()))
         return self._sandbox(name)
 
     async def reset(self, request: Request) -> Response:
-        """Begin a sandbox anew."""
+        """Reset a sandbox to an empty pool."""
         name = request.path_params["name"]
         self._sandboxes.replace(name, Sandbox(self._sandboxes.get(name).pool.block_size))
         return self._sandbox(name)
@@ -128,15 +128,17 @@ class BlockMapApp:
 
 
 async def _body(request: Request, adapter: TypeAdapter[T]) -> T:
-    """Read a small body of JSON. Raises HTTPException, or InvalidField naming what is wrong with it."""
+    """Read a small JSON body. Raises HTTPException, or InvalidField with the name of the invalid field."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")
     body = b""
-    async with asyncio.timeout(_MOST_BODY_SECONDS):
+    async with asyncio.timeout(_MAX_BODY_SECONDS):
         async for part in request.stream():
             body += part
-            if len(body) > _MOST_BODY_BYTES:
-                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the body is too large")
+            if len(body) > _MAX_BODY_BYTES:
+                raise HTTPException(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body must have at most {_MAX_BODY_BYTES} bytes"
+                )
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
@@ -150,25 +152,25 @@ def _json(value: Mapping[str, Any], status: int = HTTPStatus.OK) -> Response:
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
 
 
-def _refusal(status: int, text: str, field: str = "", headers: Mapping[str, str] | None = None) -> Response:
+def _error(status: int, text: str, field: str = "", headers: Mapping[str, str] | None = None) -> Response:
     response = _json({"error": {"message": text, "field": field}}, status)
     response.headers.update(headers or {})
     return response
 
 
-async def _on_refusal(_request: Request, error: Exception) -> Response:
-    return _refusal(status_of(error).http, str(error), getattr(error, "field", ""), retry_headers(error))
+async def _on_error(_request: Request, error: Exception) -> Response:
+    return _error(status_of(error).http, str(error), getattr(error, "field", ""), retry_headers(error))
 
 
-async def _on_missing(_request: Request, error: Exception) -> Response:
-    return _refusal(HTTPStatus.NOT_FOUND, str(error))
+async def _on_unknown_sandbox(_request: Request, error: Exception) -> Response:
+    return _error(HTTPStatus.NOT_FOUND, str(error))
 
 
-async def _on_fault(_request: Request, error: Exception) -> Response:
+async def _on_http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _refusal(error.status_code, error.detail)
+    return _error(error.status_code, error.detail)
 
 
 async def _on_bug(_request: Request, error: Exception) -> Response:
-    log.error("the block map failed", exc_info=error)
-    return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log says why")
+    log.error("block map request failed", exc_info=error)
+    return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal server error, see the log")

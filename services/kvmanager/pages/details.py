@@ -1,4 +1,4 @@
-"""What the page shows of one block and of one sequence. No salt, no token and no tenant is among it."""
+"""Details of one block or one sequence for the page, without salts, tokens and tenants."""
 
 from typing import Any
 
@@ -7,30 +7,30 @@ from services.kvmanager.renderer import event_json, request_name, summary, witho
 from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import InvalidField
 
-_MOST_EVENTS = 10
-_MOST_SEQUENCES = 500
-# Of an explanation or of a search, each some microseconds, between two pauses.
+_MAX_EVENTS = 10
+_MAX_SEQUENCES = 500
+# Slices of an explanation or a search, of some microseconds each, between two pauses.
 _SLICES = 50
 
 
 async def block_json(manager: KVManager, session: Session, block: int, *, host: bool) -> dict[str, Any]:
-    """Describe a block: its state, key and holders, and the last events that touched it. Raises InvalidField."""
+    """Describe a block: its state, key, holders and latest events. Raises InvalidField."""
     pool = session.pool
     tier = pool.host if host else pool.device
     if not 1 <= block <= tier.total:
-        raise InvalidField(f"block is {block}, but there are 1 to {tier.total}", "block")
-    places = await run_in_slices(entries_of(pool.state, block, host=host))
-    events_of_block = manager.ledger.block_events(pool.spec.engine_id, block, host=host, most=_MOST_EVENTS)
+        raise InvalidField(f"block must be between 1 and {tier.total}, not {block}", "block")
+    entries = await run_in_slices(entries_of(pool.state, block, host=host))
+    events_of_block = manager.ledger.block_events(pool.spec.engine_id, block, host=host, count=_MAX_EVENTS)
     events = await run_in_slices(events_of_block, _SLICES)
     key = tier.key(block)
     return {
         "block": block,
         "tier": "host" if host else "device",
         "state": state_of(tier, block).name.lower(),
-        "count": tier.count(block),
+        "count": tier.ref_count(block),
         "key": key.hex() if key else "",
         "block_size": pool.spec.block_size,
-        "holders": [_holder(pool, *place) for place in places if place.sequence in pool.sequences],
+        "holders": [_holder(pool, *entry) for entry in entries if entry.sequence in pool.sequences],
         "pins": 0 if host else sum(block in blocks for blocks in pool.state.pins.values()),
         "events": [event_json(event) for event in reversed(events)],
     }
@@ -42,9 +42,9 @@ def _holder(pool: Pool, number: int, logical: int, tokens: int) -> dict[str, Any
 
 
 def sequences_json(session: Session) -> list[dict[str, Any]]:
-    """List the sequences, those that began last first, up to a bound."""
+    """List the latest sequences, newest first, up to a bound."""
     sequences = session.pool.sequences
-    latest = list(sequences)[: -_MOST_SEQUENCES - 1 : -1]
+    latest = list(sequences)[: -_MAX_SEQUENCES - 1 : -1]
     return [_sequence(sequences[number]) for number in latest]
 
 
@@ -55,31 +55,31 @@ def _sequence(sequence: SequenceTable) -> dict[str, Any]:
         "request": request_name(sequence.request_id),
         "tier": "host" if sequence.swapped else "device",
         "blocks": len(sequence.table),
-        "tokens": sequence.computed,
-        "room": sequence.room,
+        "tokens": sequence.computed_tokens,
+        "room": sequence.room_tokens,
     }
 
 
 async def sequence_json(manager: KVManager, session: Session, number: int) -> dict[str, Any]:
-    """Describe a sequence: its block table with counts, and its explanation; of one that has ended, that it has."""
+    """Describe a live sequence with its block table and explanation; an ended one as not live."""
     pool = session.pool
     sequence = pool.sequences.get(number)
     if sequence is None:
         return {"sequence": number, "live": False}
     try:
         explanation = await run_in_slices(manager.ledger.explaining(sequence.request_id), _SLICES)
-        said = without_tenants(summary(explanation))
+        explained = without_tenants(summary(explanation))
     except UnknownRequest:
-        said = "What happened to it is no longer kept."
+        explained = "Its events are no longer kept."
     tier = pool.host if sequence.swapped else pool.device
     return _sequence(sequence) | {
         "live": True,
         "block_size": pool.spec.block_size,
         "table": sequence.table[:],
-        "counts": [tier.count(block) for block in sequence.table],
+        "counts": [tier.ref_count(block) for block in sequence.table],
         "keyed": [int(tier.key(block) is not None) for block in sequence.table],
-        "committed": sequence.committed,
-        "prompt": sequence.prompt,
+        "committed": sequence.committed_blocks,
+        "prompt": sequence.prompt_tokens,
         "siblings": [one for one in pool.groups.get(sequence.group, []) if one != number],
-        "explain": said,
+        "explain": explained,
     }

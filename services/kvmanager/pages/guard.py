@@ -1,4 +1,4 @@
-"""What every answer of the block map has, and who gets none."""
+"""Security headers of the block map, and the check of the Host header."""
 
 import ipaddress
 from http import HTTPStatus
@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# All that the pages have comes from here, and nobody puts them into a frame.
+# The pages load resources only from this server, and must not be framed.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -25,9 +25,10 @@ _HEADERS = [
 
 
 class Guard:
-    """An application around another. `local`: it is asked by no other name than this machine's own.
+    """Middleware that adds security headers.
 
-    Else a page from elsewhere, whose name was made to lead here, could read what is shown.
+    If `local`, it rejects requests with other host names than this machine's, because otherwise a foreign page could
+    read the block map by DNS rebinding.
     """
 
     def __init__(self, app: ASGIApp, *, local: bool) -> None:
@@ -35,17 +36,17 @@ class Guard:
         self._local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Serve one request."""
 
-        async def send_on(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
         app = self._app
         if self._local and not _is_this_machine(Headers(scope=scope).get("host", "")):
-            app = PlainTextResponse("this is not what is served here", HTTPStatus.MISDIRECTED_REQUEST)
-        await app(scope, receive, send_on)
+            app = PlainTextResponse("unknown host", HTTPStatus.MISDIRECTED_REQUEST)
+        await app(scope, receive, send_with_headers)
 
 
 def _is_this_machine(host: str) -> bool:

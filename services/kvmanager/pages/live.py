@@ -1,7 +1,7 @@
-"""Live maps: one for each pool that somebody looks at, whoever looks. Nothing is computed while nobody does.
+"""Live maps: one for each watched pool. Without watchers, nothing is computed.
 
-A watcher gets the whole map, then what changes, ten times a second at most. All watchers of a pool get the same bytes;
-who is too far behind gets the whole map anew.
+A watcher receives the whole map, then the changes at most ten times a second. All watchers of a pool receive the same
+bytes; a watcher that is too far behind receives the whole map again.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from services.kvmanager.renderer import event_json
 from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import Overloaded, UnsupportedField
 
-# Together with what a browser needs to draw it, about what an eye can follow.
+# With the browser's drawing time, about the fastest rate that a person can follow.
 _TICK_SECONDS = 0.1
-# Waste is summed over all sequences at once: once a second.
-_TICKS_PER_SUM = 10
-# Messages that are kept for watchers who are behind: five seconds.
+# Slots are counted once a second, because this iterates over all sequences.
+_TICKS_PER_COUNT = 10
+# Messages that are kept for slow watchers: five seconds.
 _KEPT_MESSAGES = 50
-# Of a whole map, in one message: 88 KiB.
+# Blocks of a whole map in one message: 88 KiB.
 _PAGE_BLOCKS = 16384
-# 4 MiB of a map and 8 MiB of owners, more than a page can show.
-_MOST_BLOCKS = 1 << 20
-_MOST_WATCHERS = 16
-# Events of one tick that are told; what came before them is skipped, as nobody could read it.
-_MOST_EVENTS = 12
+# 4 MiB of map and 8 MiB of owners, more than a page can show.
+_MAX_BLOCKS = 1 << 20
+_MAX_WATCHERS = 16
+# Latest events that are sent in one tick; earlier ones are skipped, because nobody could read them.
+_MAX_EVENTS = 12
 _HEARTBEAT_SECONDS = 15.0
 
 log = logging.getLogger("quire.kvmanager")
@@ -40,12 +40,12 @@ Messages = AsyncGenerator[bytes, None]
 
 
 def message(kind: str, value: Any) -> bytes:
-    """Write one server-sent event."""
+    """Encode a server-sent event."""
     return f"event: {kind}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
 
 
 def counts_json(session: Session) -> dict[str, Any]:
-    """Count a pool's blocks and sequences."""
+    """Return the counts of a pool's blocks and sequences."""
     pool = session.pool
     return {
         "device": pool.device.counts._asdict(),
@@ -74,7 +74,7 @@ def pool_json(session: Session) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class _LivePool:
-    """The map of one session's pool, and what has changed of late. `version` counts messages."""
+    """The map of one session's pool, and the latest change messages. `version` counts all messages."""
 
     manager: KVManager
     session: Session
@@ -86,7 +86,7 @@ class _LivePool:
     def __post_init__(self) -> None:
         self._map = self.manager.open_map(self.session)
         self._changed = asyncio.Event()
-        self._drawn = asyncio.Event()
+        self._built = asyncio.Event()
         self._next_event = self.manager.ledger.next_number
         self._counts: dict[str, Any] = {}
         self._ticks = 0
@@ -96,19 +96,19 @@ class _LivePool:
     async def _run(self) -> None:
         try:
             await run_in_slices(self._map.building())
-            self._drawn.set()
+            self._built.set()
             while self.manager.is_live(self.session):
                 await asyncio.sleep(_TICK_SECONDS)
                 await self._tick()
         except Exception:
-            log.exception("the block map of engine %s ends", self.session.pool.spec.engine_id)
+            log.exception("block map of engine %s failed", self.session.pool.spec.engine_id)
         finally:
             self.ended = True
-            self._drawn.set()
-            self._tell()
+            self._built.set()
+            self._notify()
 
     def close(self) -> None:
-        """Follow the pool no longer."""
+        """Stop following the pool."""
         self.task.cancel()
         self.manager.close_map(self.session, self._map)
 
@@ -117,32 +117,32 @@ class _LivePool:
         events = self._events()
         changes = await run_in_slices(self._map.updating())
         counts = counts_json(self.session)
-        news: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         if events:
-            news["events"] = events
+            changed["events"] = events
         if counts != self._counts:
-            self._counts = news["counts"] = counts
+            self._counts = changed["counts"] = counts
         for tier, cells in changes._asdict().items():
             if cells:
-                news[tier] = b64encode(cells.tobytes()).decode()
-        if self._ticks % _TICKS_PER_SUM == 0 and (slots := self.session.pool.slots()._asdict()) != self._slots:
-            self._slots = news["slots"] = slots
-        if news:
-            self._add(news, changes)
+                changed[tier] = b64encode(cells.tobytes()).decode()
+        if self._ticks % _TICKS_PER_COUNT == 0 and (slots := self.session.pool.slots()._asdict()) != self._slots:
+            self._slots = changed["slots"] = slots
+        if changed:
+            self._add(changed, changes)
 
-    def _add(self, news: dict[str, Any], changes: MapChanges) -> None:
+    def _add(self, value: dict[str, Any], changes: MapChanges) -> None:
         self.version += 1
         changed, whole = (len(one.device) + len(one.host) for one in (changes, self._map))
         if changed > max(whole, _PAGE_BLOCKS):
-            self.messages.clear()  # the whole map is shorter, and comes in pages
+            self.messages.clear()  # the whole map is shorter, and is sent in pages
         else:
-            self.messages.append(message("changes", news))
-        self._tell()
+            self.messages.append(message("changes", value))
+        self._notify()
 
     def _events(self) -> list[dict[str, Any]]:
-        """Return what the ledger has had of this pool since the last tick, or the last of it."""
+        """Return the latest events of this pool since the last tick."""
         ledger, engine_id = self.manager.ledger, self.session.pool.spec.engine_id
-        page = ledger.events(max(self._next_event, ledger.next_number - _MOST_EVENTS), _MOST_EVENTS)
+        page = ledger.events(max(self._next_event, ledger.next_number - _MAX_EVENTS), _MAX_EVENTS)
         events = [event for event in page.events if event.engine_id == engine_id]
         self._next_event = ledger.next_number
         for event in events:
@@ -151,14 +151,14 @@ class _LivePool:
                     self._map.touch(range(first, last + 1), host=event.change is PoolChange.HOST_WITHHELD)
         return [event_json(event) for event in events]
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def watch(self) -> Messages:
-        """Yield the map, then what changes, until the pool is no longer this one."""
+        """Yield the map, then its changes, until the session ends."""
         version = -1
-        await self._drawn.wait()
+        await self._built.wait()
         while not self.ended:
             changed = self._changed
             if version < self.version - len(self.messages):
@@ -172,11 +172,11 @@ class _LivePool:
                 try:
                     await asyncio.wait_for(changed.wait(), _HEARTBEAT_SECONDS)
                 except TimeoutError:
-                    yield b": nothing has changed\n\n"
+                    yield b": no changes\n\n"
 
     def _whole(self) -> Iterator[bytes]:
         slots = self.session.pool.slots()._asdict()
-        # The next ticks tell what is other than they told before; what is told here may be other than that.
+        # Cleared, because these counts may be newer than those that the next tick would compare with.
         self._counts, self._slots = {}, {}
         yield message("pool", pool_json(self.session) | {"slots": slots})
         for tier, cells in (("device", self._map.device), ("host", self._map.host)):
@@ -187,7 +187,7 @@ class _LivePool:
 
 
 class LiveMaps:
-    """The live maps of all pools that somebody looks at."""
+    """The live maps of all watched pools."""
 
     def __init__(self, manager: KVManager) -> None:
         self._manager = manager
@@ -195,17 +195,17 @@ class LiveMaps:
 
     @property
     def watchers(self) -> int:
-        """How many look."""
+        """Number of watchers."""
         return sum(pool.watchers for pool in self._pools.values())
 
     async def watch(self, engine_id: str) -> Messages:
-        """Yield messages of an engine's pool, and of the one that replaces it, until it has none.
+        """Yield messages of an engine's pool, and of its successors, until the engine has none.
 
-        Raises UnknownPool; Overloaded where too many look; UnsupportedField for a pool that is too large to be shown.
+        Raises UnknownPool, Overloaded if there are too many watchers, and UnsupportedField if the pool is too large.
         """
         session = self._manager.session(engine_id)
-        if self.watchers >= _MOST_WATCHERS:
-            raise Overloaded(f"{_MOST_WATCHERS} pages are being shown already")
+        if self.watchers >= _MAX_WATCHERS:
+            raise Overloaded(f"{_MAX_WATCHERS} pages are open, which is the maximum")
         with suppress(UnknownPool):
             while True:
                 async with aclosing(self._watch(session)) as messages:
@@ -216,9 +216,9 @@ class LiveMaps:
 
     async def _watch(self, session: Session) -> Messages:
         spec = session.pool.spec
-        if spec.device_blocks + spec.host_blocks > _MOST_BLOCKS:
-            fault = f"a pool of {spec.device_blocks + spec.host_blocks} blocks is not shown, {_MOST_BLOCKS} at most"
-            raise UnsupportedField(fault, "engine")
+        if spec.device_blocks + spec.host_blocks > _MAX_BLOCKS:
+            size = spec.device_blocks + spec.host_blocks
+            raise UnsupportedField(f"a pool must have at most {_MAX_BLOCKS} blocks to be shown, not {size}", "engine")
         pool = self._pools.get(session)
         if pool is None:
             pool = self._pools[session] = _LivePool(self._manager, session)

@@ -1,4 +1,4 @@
-"""The files of the page, read once: they are few and small."""
+"""The static files of the pages, read once at startup."""
 
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
@@ -20,7 +20,7 @@ Page = Callable[[Request], Awaitable[Response]]
 
 
 def static_routes() -> dict[str, Page]:
-    """Return what answers each path."""
+    """Return the handler of each path."""
     folder = resources.files(__package__) / "page"
     files = [file for file in folder.iterdir() if file.name.endswith(tuple(_TYPES))]
     return {_NAMES.get(file.name, f"/{file.name}"): _page(file.name, file.read_bytes()) for file in files}
@@ -28,7 +28,7 @@ def static_routes() -> dict[str, Page]:
 
 def _page(name: str, contents: bytes) -> Page:
     kind = _TYPES[name[name.rindex(".") :]]
-    # Asked for each time, and mostly not sent again: a page and its scripts are always of one version.
+    # Revalidated on each load, so that a page and its scripts always have the same version.
     headers = {"etag": f'"{sha256(contents).hexdigest()[:16]}"', "cache-control": "no-cache"}
 
     async def answer(request: Request) -> Response:

@@ -53,7 +53,7 @@ class Engine:
         return self.step(allocates=[item])
 
     def commit(self, sequence, tokens):
-        first = self.session.pool.sequences[sequence].committed
+        first = self.session.pool.sequences[sequence].committed_blocks
         whole = tokens[first * SIZE : len(tokens) // SIZE * SIZE]
         return self.step(commits=[Commit(sequence, first, whole)])
 

@@ -60,22 +60,22 @@ DAMAGES = {
     "a cached block is released": (5, lambda pool: pool.device.release([5])),
     "a holder is forgotten": (2, lambda pool: pool.device.hold([2])),
     "a cached block is held by nobody": (5, lambda pool: pool.device.hold([5])),
-    "a cached block is lost": (5, lambda pool: pool.device.cached.leave(5)),
+    "a cached block is lost": (5, lambda pool: pool.device.cached.remove(5)),
     "a free block is lost": (6, lambda pool: pool.device.free.remove(6)),
     "a cached block is queued as free": (5, lambda pool: pool.device.free.extend([5])),
     "a held block is queued as free": (3, lambda pool: pool.device.free.extend([3])),
     "a free block is queued twice": (7, lambda pool: pool.device.free.extend([7])),
     "a held block is queued as cached": (2, lambda pool: pool.device.cached.extend([2])),
     "a free block is queued as cached": (7, lambda pool: pool.device.cached.extend([7])),
-    "a cached block loses its key": (5, lambda pool: pool.device.keys.of.__setitem__(5, None)),
-    "a held block loses its key": (2, lambda pool: pool.device.keys.of.__setitem__(2, None)),
-    "a free block has a key": (7, lambda pool: pool.device.keys.of.__setitem__(7, b"key")),
-    "a key leaves the index": (5, lambda pool: pool.device.keys.discard(5)),
+    "a cached block loses its key": (5, lambda pool: pool.device.keys.by_block.__setitem__(5, None)),
+    "a held block loses its key": (2, lambda pool: pool.device.keys.by_block.__setitem__(2, None)),
+    "a free block has a key": (7, lambda pool: pool.device.keys.by_block.__setitem__(7, b"key")),
+    "a key leaves the index": (5, lambda pool: pool.device.keys.unindex(5)),
     "a key leads to another block": (2, lambda pool: leads(pool, key_of(pool, 5), 2)),
     "a key that no block has is found": (2, lambda pool: leads(pool, b"no block's", 2)),
     "a held block has another key than its sequence": (
         2,
-        lambda pool: (pool.device.keys.of.__setitem__(2, b"x"), leads(pool, b"x", 2)),
+        lambda pool: (pool.device.keys.by_block.__setitem__(2, b"x"), leads(pool, b"x", 2)),
     ),
     "a withheld block is queued": (5, lambda pool: pool.device.marks.set(5, WITHHELD)),
     "a withheld block is held": (3, lambda pool: pool.device.marks.set(3, WITHHELD)),
@@ -100,8 +100,8 @@ def test_damage_is_seen_and_the_block_is_named(lived_in, damage):
     found = violations_of(manager, session)
     named = [one for one in found if one.block == block and one.host == (damage in IN_HOST)]
     assert named, found
-    assert all(str(block) in one.sentence for one in named)
-    assert all(one.sentence.startswith("host: ") for one in named if one.host)
+    assert all(str(block) in one.message for one in named)
+    assert all(one.message.startswith("host: ") for one in named if one.host)
     assert len(found) == len(set(found))
 
 
@@ -109,7 +109,7 @@ SUMS = {
     "saved": lambda pool: setattr(pool.device, "saved", pool.device.saved + 1),
     "shared": lambda pool: setattr(pool.device, "shared", pool.device.shared + 1),
     "in its group": lambda pool: pool.groups[1].remove(2),
-    "sum to": lambda pool: setattr(pool.device.cached, "number", pool.device.cached.number + 1),
+    "sum to": lambda pool: setattr(pool.device.cached, "size", pool.device.cached.size + 1),
 }
 
 
@@ -117,7 +117,7 @@ SUMS = {
 def test_a_wrong_sum_is_seen_where_no_single_block_is_to_blame(lived_in, said):
     manager, session = lived_in
     SUMS[said](session.pool)
-    assert [(one.block, said in one.sentence) for one in violations_of(manager, session)] == [(0, True)]
+    assert [(one.block, said in one.message) for one in violations_of(manager, session)] == [(0, True)]
 
 
 def test_a_table_that_changes_without_a_word_is_seen_in_the_midst_of_an_audit(lived_in):
@@ -126,7 +126,7 @@ def test_a_table_that_changes_without_a_word_is_seen_in_the_midst_of_an_audit(li
     for _ in range(6):
         assert next(slices) == []
     session.pool.sequences[1].table[2] = 6
-    session.pool.device._counts[6], session.pool.device._counts[3] = 1, 1
+    session.pool.device._ref_counts[6], session.pool.device._ref_counts[3] = 1, 1
     session.pool.device.free.remove(6)
     assert [one for found in slices for one in found]
 
@@ -191,7 +191,7 @@ def test_a_wrong_count_is_seen_in_the_midst_of_steps_and_no_other_block_is_blame
     manager, session = manager_with(30)
     manager.apply(session, Step(1, allocates=[Allocate(5, 5, "kept", b"other", [1] * 3, 3)]))
     block = session.pool.sequences[5].table[0]
-    session.pool.device._counts[block] += 1
+    session.pool.device._ref_counts[block] += 1
     number, found = 1, []
     for slice_ in manager.audit(session):
         found += slice_
@@ -278,7 +278,7 @@ def test_what_waits_for_the_next_slice_stays_short(lived_in):
     for number in range(100, 1100):
         allocates = [Allocate(number, number, "x", b"", [7, 7], 2)]
         manager.apply(session, Step(number, frees=[Free(number - 1, FreeReason.FINISHED)], allocates=allocates))
-        assert len(session.audits[0]._tables._waiting) < 32
+        assert len(session.audits[0]._tables._pending) < 32
     assert [one for found in slices for one in found] == []
 
 

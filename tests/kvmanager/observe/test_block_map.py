@@ -16,7 +16,7 @@ def short_slices(monkeypatch):
     """So that Steps come between them even in a tiny pool."""
     for module in (block_map, table_follower):
         monkeypatch.setattr(module, "_SLICE", 3)
-    monkeypatch.setattr(block_map, "_SEARCHED_TOGETHER", 1)
+    monkeypatch.setattr(block_map, "_SLICE_SEARCHED", 1)
 
 
 def expected(pool, *, host):
@@ -39,7 +39,7 @@ def expected(pool, *, host):
 
 
 def cells(numbers):
-    return [Cell.of(packed) for packed in numbers[1:]]
+    return [Cell.unpack(packed) for packed in numbers[1:]]
 
 
 def test_an_empty_pools_blocks_are_free():

@@ -63,14 +63,14 @@ async def running() -> AsyncIterator[tuple[KVManagerService, pb_grpc.KVManagerSt
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits follow each other without rest."""
-    monkeypatch.setattr(auditor, "_LEAST_REST_SECONDS", 0)
+    monkeypatch.setattr(auditor, "_MIN_PAUSE_SECONDS", 0)
     monkeypatch.setattr(auditor, "_SLICE_PAUSE_SECONDS", 0)
 
 
 @pytest.fixture
 def at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The audit that never ends rests: what is found is found by those that are asked for."""
-    monkeypatch.setattr(auditor, "_LEAST_REST_SECONDS", 1000)
+    monkeypatch.setattr(auditor, "_MIN_PAUSE_SECONDS", 1000)
 
 
 def prompt(sequence: int) -> pb.Allocate:
@@ -109,12 +109,12 @@ def test_damage_is_found_logged_with_its_history_counted_and_taken_out(caplog: p
     with caplog.at_level(logging.ERROR, logger="quire.kvmanager"):
         asyncio.run(play())
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == ("audit of engine engine: saved is 1, the tables say 0. Last events of it: none"), (
+    assert said[0] == ("audit of engine engine: saved is 1, but the tables give 0; last events of the block: none"), (
         "what is no single block's fault"
     )
     assert said[2] == (
-        "audit of engine engine: block 2 has count 2 but 1 holders; it is withheld. "
-        "Last events of it: 2 (step 1, allocate of sequence 1, request 'request-1')"
+        "audit of engine engine: block 2 has reference count 2 but 1 holder; it is withheld; "
+        "last events of the block: 2 (step 1, allocate of sequence 1, request 'request-1')"
     )
     assert len(said) == 3
 

@@ -31,7 +31,7 @@ def test_registration_names_the_managers_life_and_counts_sessions(stream: Callab
     assert first.lease.ToSeconds() == 0
 
 
-NEW_SANDBOXS = {
+HANDSHAKES = {
     "a step first": ([{"step": pb.Step(step=1)}], INVALID, "expected register, got step", ""),
     "a report first": ([{"report": pb.ReportPage(last=True)}], INVALID, "expected register, got report", ""),
     "an empty message first": ([{}], INVALID, "expected register, got an empty message", ""),
@@ -57,25 +57,25 @@ NEW_SANDBOXS = {
     "a report that contradicts itself": (
         [{"register": register()}, {"report": pb.ReportPage(release_order=[*range(1, 20), 1], last=True)}],
         INVALID,
-        "device block 1 is in two places",
+        "device block 1 is listed in two states",
         "",
     ),
     "a report that leaves blocks out": (
         [{"register": register()}, {"report": pb.ReportPage(release_order=[1])}, {"report": pb.ReportPage(last=True)}],
         INVALID,
-        "device: 19 blocks are in no table and in no order",
+        "device: 19 blocks missing from tables and release order",
         "",
     ),
     "more blocks than can be": (
         [{"register": register(device_blocks=2**31 - 1)}],
         INVALID,
-        "device_blocks is 2147483647, it must be at most 16777216",
+        "device_blocks must be at most 16777216, not 2147483647",
         "",
     ),
     "blocks of too many tokens": (
         [{"register": register(block_size=65537)}],
         INVALID,
-        "block_size is 65537, it must be at most 65536",
+        "block_size must be at most 65536, not 65537",
         "",
     ),
     "a name too long for a message": (
@@ -84,14 +84,19 @@ NEW_SANDBOXS = {
         "engine_id must have at most 200 characters, not 201",
         "",
     ),
-    "no blocks": ([{"register": register(device_blocks=0)}], INVALID, "device_blocks is 0, it must be at least 1", ""),
-    "blocks of no tokens": ([{"register": register(block_size=0)}], INVALID, "block_size is 0, it must be at l", ""),
-    "no incarnation": ([{"register": register(incarnation=0)}], INVALID, "incarnation is 0, it must be at least 1", ""),
-    "no engine id": ([{"register": register(engine_id="")}], INVALID, "engine_id is empty", ""),
+    "no blocks": ([{"register": register(device_blocks=0)}], INVALID, "device_blocks must be at least 1, not 0", ""),
+    "blocks of no tokens": (
+        [{"register": register(block_size=0)}],
+        INVALID,
+        "block_size must be at least 1, not 0",
+        "",
+    ),
+    "no incarnation": ([{"register": register(incarnation=0)}], INVALID, "incarnation must be at least 1, not 0", ""),
+    "no engine id": ([{"register": register(engine_id="")}], INVALID, "engine_id must not be empty", ""),
 }
 
 
-@pytest.mark.parametrize(("messages", "code", "reason", "field"), NEW_SANDBOXS.values(), ids=NEW_SANDBOXS.keys())
+@pytest.mark.parametrize(("messages", "code", "reason", "field"), HANDSHAKES.values(), ids=HANDSHAKES.keys())
 def test_a_stream_that_begins_wrongly_is_refused_and_leaves_no_pool(
     stub: kvmanager_pb2_grpc.KVManagerStub,
     stream: Callable[[], Stream],
@@ -130,7 +135,7 @@ def test_a_report_may_come_in_several_empty_pages(stream: Callable[[], Stream]) 
 STEPS = {
     "a report instead": ({"report": pb.ReportPage(last=True)}, INVALID, "expected step, got report", ""),
     "an empty message": ({}, INVALID, "expected step, got an empty message", ""),
-    "a number seen before": ({"step": pb.Step(step=1)}, INVALID, "step 1 came after step 1", ""),
+    "a number seen before": ({"step": pb.Step(step=1)}, INVALID, "step must be higher than 1, not 1", ""),
     "an extend of uneven arrays": (
         {"step": pb.Step(step=2, extends=pb.Extends(groups=[1], sequences=[1], room_tokens=[5, 6]))},
         INVALID,

@@ -35,9 +35,9 @@ def test_the_explanation_of_a_request_that_waited_was_admitted_and_finished(engi
         ("FREE", True),
     ]
     assert summary(explanation) == (
-        "Its allocate was refused as out_of_blocks 2 times in steps 2 to 3: 3 blocks are needed, 2 are free. "
-        "It was admitted by engine engine in step 5, 3 steps after it was first refused, after a wait of 0.25 seconds. "
-        "0 of its 12 prompt tokens were found: block 1 of its prefix was not there, and no eviction is known. "
+        "Its allocate was refused as out_of_blocks 2 times in steps 2 to 3: 3 blocks are needed, 2 are available. "
+        "It was admitted by engine engine in step 5, 3 steps after it was first refused, queued for 0.25 seconds. "
+        "0 of its 12 prompt tokens were cached: block 1 of its prefix was not cached, and no eviction is recorded. "
         "It finished in step 7. "
         "It held at most 4 blocks."
     )
@@ -48,7 +48,7 @@ def test_the_explanation_of_a_hit_says_how_much_was_found(engine):
     engine.cache(1, shared)
     engine.allocate(2, [*shared, 99])
     assert said(engine, "r2") == (
-        "It was admitted by engine engine in step 4. 8 of its 9 prompt tokens were found. "
+        "It was admitted by engine engine in step 4. 8 of its 9 prompt tokens were cached. "
         "It holds 3 blocks now. It held at most 3 blocks."
     )
 
@@ -63,8 +63,8 @@ def test_the_explanation_of_a_miss_names_the_verb_that_evicted_the_block(engine)
     engine.allocate(4, [*shared, 99])
     text = said(engine, "r4")
     assert (
-        "8 of its 17 prompt tokens were found: "
-        "block 3 of its prefix had been evicted in step 5 for the extend of request r2."
+        "8 of its 17 prompt tokens were cached: "
+        "block 3 of its prefix was evicted in step 5 for the extend of request r2."
     ) in text
 
 
@@ -75,7 +75,7 @@ def test_the_last_of_several_evictions_of_a_block_is_the_one_that_is_told(engine
         engine.allocate(20 + round_, prompt(1000 * (round_ + 1), 32))
         engine.free(20 + round_)
     engine.allocate(30, [*shared, 1])
-    assert "had been evicted in step 14 for the allocate of request r22." in said(engine, "r30")
+    assert "was evicted in step 14 for the allocate of request r22." in said(engine, "r30")
 
 
 def test_the_stories_of_a_preemption_name_each_other(engine):
@@ -84,8 +84,8 @@ def test_the_stories_of_a_preemption_name_each_other(engine):
     engine.extend(1, 20)
     engine.step(frees=[Free(2, FreeReason.PREEMPTED, 1)], extends=[Extend(1, [(1, 20)])])
     assert said(engine, "r1").endswith(
-        "Its extend was refused as out_of_blocks in step 3: none of 8 blocks is free. "
-        "For it request r2 was preempted in step 4, which had 4 blocks. "
+        "Its extend was refused as out_of_blocks in step 3: none of the 8 blocks is available. "
+        "Request r2 was preempted for it in step 4 and released 4 blocks. "
         "It holds 5 blocks now. It held at most 5 blocks."
     )
     assert said(engine, "r2").endswith(
@@ -110,9 +110,9 @@ def test_the_explanation_of_a_swap_says_when_and_where():
     engine = Engine(host_blocks=4)
     engine.allocate(1, prompt(0, 8))
     engine.step(swap_outs=[1])
-    assert "It was swapped out to host memory in step 2. It is swapped out now." in said(engine, "r1")
+    assert "It was swapped out to host memory in step 2. It is swapped out." in said(engine, "r1")
     engine.step(swap_ins=[1])
-    assert "It was swapped back in in step 3. It holds 2 blocks now." in said(engine, "r1")
+    assert "It was swapped in from host memory in step 3. It holds 2 blocks now." in said(engine, "r1")
 
 
 def test_the_explanation_of_a_request_whose_pool_was_dropped_says_so(engine):
@@ -124,7 +124,7 @@ def test_the_explanation_of_a_request_whose_pool_was_dropped_says_so(engine):
 def test_the_explanation_of_a_request_that_was_only_refused_says_that_it_was_not_admitted(engine):
     engine.allocate(1, prompt(0, 100))
     assert said(engine, "r1") == (
-        "Its allocate was refused as out_of_blocks in step 1: 25 blocks are needed, 8 are free. "
+        "Its allocate was refused as out_of_blocks in step 1: 25 blocks are needed, 8 are available. "
         "It has not been admitted."
     )
 
@@ -135,7 +135,7 @@ def test_an_explanation_whose_beginning_is_no_longer_kept_says_so():
     engine.extend(1, 12)
     engine.free(1)
     assert said(engine, "r1") == (
-        "What came before event 3 is no longer kept. It finished in step 3. It held at most 3 blocks."
+        "Events before number 3 are no longer kept. It finished in step 3. It held at most 3 blocks."
     )
 
 
@@ -152,7 +152,7 @@ def test_a_request_on_two_engines_has_one_explanation():
 def test_a_request_of_which_nothing_is_kept_is_unknown(engine, request_id):
     engine.allocate(1, prompt(0, 8))
     engine.step(pins=[Reset()])
-    with pytest.raises(UnknownRequest, match="oldest kept one is number 1"):
+    with pytest.raises(UnknownRequest, match="oldest event kept is number 1"):
         engine.ledger.explain(request_id)
 
 

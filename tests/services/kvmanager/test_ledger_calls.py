@@ -231,16 +231,16 @@ def test_a_request_that_was_refused_admitted_with_hits_preempted_and_finished_is
     assert [event.step for event in events] == [4, 6, 7, 10, 11]
     assert events == [event for event in watch().events(12) if event.request_id == "request-2"]
     assert summary == (
-        "Its allocate was refused as out_of_blocks in step 4: 5 blocks are needed, 2 are free. "
-        "It was admitted by engine engine in step 6, 2 steps after it was first refused, after a wait of 0.25 seconds. "
-        "8 of its 26 prompt tokens were found: block 3 of its prefix was not there, and no eviction is known. "
+        "Its allocate was refused as out_of_blocks in step 4: 5 blocks are needed, 2 are available. "
+        "It was admitted by engine engine in step 6, 2 steps after it was first refused, queued for 0.25 seconds. "
+        "8 of its 26 prompt tokens were cached: block 3 of its prefix was not cached, and no eviction is recorded. "
         "It was preempted in step 7 for request request-1. "
-        "It was admitted again by engine engine in step 10, after a wait of 0.25 seconds. "
-        "8 of its 26 prompt tokens were found: block 3 of its prefix was not there, and no eviction is known. "
+        "It was admitted again by engine engine in step 10, queued for 0.25 seconds. "
+        "8 of its 26 prompt tokens were cached: block 3 of its prefix was not cached, and no eviction is recorded. "
         "It finished in step 11. "
         "It held at most 7 blocks."
     )
-    assert "For it request request-2 was preempted in step 7, which had 7 blocks." in explain(manager, 1)[1]
+    assert "Request request-2 was preempted for it in step 7 and released 7 blocks." in explain(manager, 1)[1]
 
 
 def test_a_request_whose_prefix_was_evicted_is_told_for_whom(manager: Stub, attached: Stream) -> None:
@@ -252,7 +252,7 @@ def test_a_request_whose_prefix_was_evicted_is_told_for_whom(manager: Stub, atta
     attached.step(allocates=[allocate(3, [7] * 9)])
     events, summary = explain(manager, 3)
     assert [event.cached_tokens for event in events] == [4]
-    assert "block 2 of its prefix had been evicted in step 4 for the allocate of request request-2." in summary
+    assert "block 2 of its prefix was evicted in step 4 for the allocate of request request-2." in summary
 
 
 def test_a_request_of_which_nothing_is_kept_is_not_found(manager: Stub) -> None:

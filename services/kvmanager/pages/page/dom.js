@@ -1,4 +1,4 @@
-// Makes elements. All text goes in as text: nothing that comes from a server is ever read as HTML.
+// Creates elements. All text is inserted as text: nothing from a server is parsed as HTML.
 
 export const find = (selector, within = document) => within.querySelector(selector);
 
@@ -17,11 +17,11 @@ const plain = new Intl.NumberFormat("en");
 export const number = (value) => plain.format(value);
 export const counted = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 
-// A bar of parts that sum to something, with a row of labels. Parts: { name, value, title, style }.
-export function drawBar(place, parts, total) {
+// Draws a bar of parts with a row of labels. Parts: { name, value, title, style, quiet }; a quiet part is hidden at 0.
+export function drawBar(container, parts, total) {
   const shown = parts.filter((part) => part.value > 0 || !part.quiet);
-  if (place.childElementCount !== 2) place.replaceChildren(make("div", { class: "parts" }), make("ul", { class: "labels" }));
-  const [row, labels] = place.children;
+  if (container.childElementCount !== 2) container.replaceChildren(make("div", { class: "parts" }), make("ul", { class: "labels" }));
+  const [row, labels] = container.children;
   sync(row, shown, () => make("span"), (element, part) => {
     element.className = `part ${part.style}`;
     element.style.flexGrow = total ? part.value / total : 0;
@@ -37,9 +37,9 @@ export function drawBar(place, parts, total) {
   });
 }
 
-// Gives a parent as many children as there are values, and lets each show its value.
+// Creates or removes children so that there is one for each value, and updates each with its value.
 export function sync(parent, values, create, show) {
   while (parent.childElementCount > values.length) parent.lastElementChild.remove();
   while (parent.childElementCount < values.length) parent.append(create());
-  values.forEach((value, place) => show(parent.children[place], value, place));
+  values.forEach((value, index) => show(parent.children[index], value, index));
 }

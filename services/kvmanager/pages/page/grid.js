@@ -1,11 +1,11 @@
-// A tier's blocks on a canvas: only what can be seen is drawn, and of that only what has changed.
+// A tier's blocks on a canvas. Only visible blocks are drawn, and after changes only the changed ones.
 
-import { CACHED, HELD, WITHHELD, countOf, isPinned, ownerOf, stateOf, told } from "./cells.js";
+import { CACHED, HELD, WITHHELD, countOf, isPinned, ownerOf, stateOf, describe } from "./cells.js";
 
 const SIZES = [2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36];
-const LEAST_FIT = 3; // smaller ones are for those who ask for them
+const MIN_FIT = 3; // smaller cells only by zooming out
 const FLASH_MS = 700;
-const MOST_FLASHES = 1500;
+const MAX_FLASHES = 1500;
 const STYLES = ["free", "cached", "held", "shared2", "shared3", "shared5", "withheld"];
 
 export class BlockGrid {
@@ -21,7 +21,7 @@ export class BlockGrid {
     this.onSelect = onSelect;
     this.cells = new Uint32Array(1);
     this.bySequence = false;
-    this.zoom = 0; // a cell's side in pixels; 0: what fits
+    this.zoom = 0; // a cell's side in pixels; 0: fit all blocks
     this.highlight = new Set();
     this.selected = 0;
     this.cursor = 0;
@@ -69,18 +69,18 @@ export class BlockGrid {
     else this.drawAll();
   }
 
-  // Pairs of a block and what it is now.
+  // Applies pairs of a block and its new number.
   change(pairs) {
-    for (let place = 0; place < pairs.length; place += 2) this.cells[pairs[place]] = pairs[place + 1];
-    if (pairs.length / 2 > MOST_FLASHES || this.flashes.size > 2 * MOST_FLASHES) {
+    for (let index = 0; index < pairs.length; index += 2) this.cells[pairs[index]] = pairs[index + 1];
+    if (pairs.length / 2 > MAX_FLASHES || this.flashes.size > 2 * MAX_FLASHES) {
       this.flashes.clear();
       this.drawAll();
       return;
     }
     const now = performance.now();
-    for (let place = 0; place < pairs.length; place += 2) {
-      this.drawOne(pairs[place], 1);
-      this.flashes.set(pairs[place], now);
+    for (let index = 0; index < pairs.length; index += 2) {
+      this.drawOne(pairs[index], 1);
+      this.flashes.set(pairs[index], now);
     }
     if (!this.still.matches) this.animate();
   }
@@ -126,7 +126,7 @@ export class BlockGrid {
     const width = this.scroll.clientWidth, height = this.scroll.clientHeight;
     if (!width || !height || !this.total) return;
     const fits = (size) => Math.ceil(this.total / Math.floor(width / size)) * size <= height;
-    this.size = this.zoom || LEAST_FIT;
+    this.size = this.zoom || MIN_FIT;
     if (!this.zoom) while (this.size < SIZES.at(-1) && fits(this.size + 1)) this.size++;
     this.columns = Math.max(1, Math.floor(width / this.size));
     this.rows = Math.ceil(this.total / this.columns);
@@ -150,7 +150,7 @@ export class BlockGrid {
     const top = this.scroll.scrollTop, columns = this.columns, dimming = this.highlight.size > 0;
     const first = Math.floor(top / size) * columns + 1;
     const last = Math.min(this.total, Math.ceil((top + canvas.height) / size) * columns);
-    const buckets = new Map(); // a colour is set once for all blocks of it
+    const buckets = new Map(); // by colour, because setting the colour is slow
     for (let block = first; block <= last; block++) {
       const style = this.colourOf(block);
       const bucket = buckets.get(style);
@@ -193,7 +193,7 @@ export class BlockGrid {
     if (block === this.selected) this.drawRing(block, 2.5);
   }
 
-  // What is told without colour too, where there is room for it.
+  // Signs that repeat the colour's meaning, if the cells are large enough.
   drawSigns(block) {
     const cell = this.cells[block], state = stateOf(cell), { context, size } = this;
     if (state === HELD && countOf(cell) < 2 && !isPinned(cell)) return;
@@ -252,7 +252,7 @@ export class BlockGrid {
     }
   }
 
-  // Neighbouring ids get hues and lightnesses that are far apart.
+  // Consecutive ids get distant hues and lightnesses.
   colourOfSequence(id) {
     const light = (this.dark ? 52 : 42) + (id % 3) * 11;
     return `hsl(${Math.round(id * 137.5) % 360} 58% ${light}%)`;
@@ -274,7 +274,7 @@ export class BlockGrid {
     const block = this.blockAt(event);
     this.tip.hidden = !block;
     if (!block) return;
-    this.tip.textContent = told(block, this.cells[block], this.tier);
+    this.tip.textContent = describe(block, this.cells[block], this.tier);
     const left = Math.min(event.clientX + 14, innerWidth - this.tip.offsetWidth - 8);
     this.tip.style.transform = `translate(${left}px, ${event.clientY + 16}px)`;
   }
@@ -299,7 +299,7 @@ export class BlockGrid {
     if (block < 1 || block > this.total) return;
     this.cursor = block;
     this.cursorShown = this.canvas.matches(":focus-visible");
-    this.spoken.textContent = told(block, this.cells[block], this.tier);
+    this.spoken.textContent = describe(block, this.cells[block], this.tier);
     if (this.cursorShown) this.reveal(block);
     this.drawAll();
   }

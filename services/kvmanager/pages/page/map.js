@@ -6,7 +6,7 @@ import { Feed, ask } from "./feed.js";
 import { BlockGrid } from "./grid.js";
 import { blockPanel, emptyPanel, eventLine, sequencePanel } from "./panel.js";
 
-const MOST_EVENTS = 200;
+const MAX_EVENTS = 200;
 const REFRESH_MS = 1000;
 
 const LEGEND = [
@@ -25,16 +25,16 @@ const grids = Object.fromEntries(["device", "host"].map((tier) => [tier, new Blo
 
 const api = (rest) => `/api/pools/${encodeURIComponent(pool.engine)}/${rest}`;
 
-const hear = {
+const handlers = {
   pools(pools) {
     const names = pools.map((one) => one.engine);
     const choice = find("#pool");
     if (names.join("\n") !== [...choice.options].map((option) => option.value).join("\n"))
       choice.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
   },
-  pool(news) {
-    pool = news;
-    slots = news.slots;
+  pool(message) {
+    pool = message;
+    slots = message.slots;
     find("#pool").value = pool.engine;
     find("#meta").textContent = [pool.model, `block size ${pool.block_size}`].filter(Boolean).join(" · ");
     find("#host").hidden = !pool.host_blocks;
@@ -46,14 +46,14 @@ const hear = {
     for (const tier of Object.keys(grids)) grids[tier].show(maps[tier]);
     stale = true;
   },
-  changes(news) {
-    if (news.counts) showCounts(news.counts);
-    if (news.slots) {
-      slots = news.slots;
+  changes(changes) {
+    if (changes.counts) showCounts(changes.counts);
+    if (changes.slots) {
+      slots = changes.slots;
       showSlots();
     }
-    for (const tier of Object.keys(grids)) if (news[tier]) grids[tier].change(decoded(news[tier]));
-    if (news.events && !paused) showEvents(news.events);
+    for (const tier of Object.keys(grids)) if (changes[tier]) grids[tier].change(decoded(changes[tier]));
+    if (changes.events && !paused) showEvents(changes.events);
     stale = true;
   },
   state(kind, text) {
@@ -61,7 +61,7 @@ const hear = {
     status.className = document.documentElement.dataset.state = kind;
     find("span", status).textContent = text;
     find("#waiting").hidden = kind === "live" || pool !== null;
-    find("#waiting").textContent = `${text[0].toUpperCase()}${text.slice(1)}. This page goes on by itself.`;
+    find("#waiting").textContent = `${text[0].toUpperCase()}${text.slice(1)}. This page reconnects automatically.`;
     document.body.classList.toggle("stale", kind !== "live");
     refresh();
   },
@@ -72,29 +72,29 @@ function showCounts(counts) {
   pool.counts = counts;
   const { free, cached, held, withheld } = counts.device;
   drawBar(find("#blocks-bar"), [
-    { name: "held by one", value: held - counts.shared, style: "held", title: "Blocks that one table entry or pin holds" },
-    { name: "shared", value: counts.shared, style: "shared2", title: "Blocks that several hold, stored once" },
-    { name: "cached", value: cached, style: "cached", title: "Nobody holds them, but their contents can be found" },
-    { name: "free", value: free, style: "free", title: "Nobody holds them, and they have no contents" },
+    { name: "held by one", value: held - counts.shared, style: "held", title: "Blocks with one holder: a table entry or a pin" },
+    { name: "shared", value: counts.shared, style: "shared2", title: "Blocks with several holders, stored once" },
+    { name: "cached", value: cached, style: "cached", title: "Blocks without a holder, whose contents can be hit" },
+    { name: "free", value: free, style: "free", title: "Blocks without a holder and without contents" },
     { name: "withheld", value: withheld, style: "withheld", title: "Taken out of circulation by the audit", quiet: true },
   ], pool.device_blocks);
   find("#blocks-total").textContent = `${number(pool.device_blocks)} in all`;
-  find("#device small").textContent = `${number(pool.device_blocks)} blocks, ${number(free + cached)} can be handed out`;
+  find("#device small").textContent = `${number(pool.device_blocks)} blocks, ${number(free + cached)} available`;
   if (pool.host_blocks) {
     const host = counts.host;
     find("#host small").textContent = `${number(pool.host_blocks)} blocks: ${STATES.filter((state) => host[state]).map((state) => `${number(host[state])} ${state}`).join(", ")}`;
   }
   for (const figure of document.querySelectorAll("[data-figure]")) figure.textContent = number(counts[figure.dataset.figure]);
-  if (!counts.connected) hear.state("waiting", "the engine's stream broke; its pool is kept for a while");
+  if (!counts.connected) handlers.state("waiting", "the engine is disconnected; its pool is kept until the lease expires");
 }
 
 function showSlots() {
   const total = slots.tokens + slots.reserved + slots.lookahead + slots.internal;
   drawBar(find("#slots-bar"), [
-    { name: "tokens", value: slots.tokens, style: "held", title: "Slots whose keys and values are computed, those of shared blocks counted once" },
-    { name: "reserved", value: slots.reserved, style: "reserved", title: "Will be written by the prefill that runs" },
-    { name: "lookahead", value: slots.lookahead, style: "lookahead", title: "In blocks that were granted ahead" },
-    { name: "internal", value: slots.internal, style: "internal", title: "Left in blocks that are begun: internal fragmentation" },
+    { name: "tokens", value: slots.tokens, style: "held", title: "Slots with computed keys and values; slots of shared blocks count once" },
+    { name: "reserved", value: slots.reserved, style: "reserved", title: "Slots that the running prefill will write" },
+    { name: "lookahead", value: slots.lookahead, style: "lookahead", title: "Slots in blocks that were granted ahead" },
+    { name: "internal", value: slots.internal, style: "internal", title: "Unused slots in partially filled blocks: internal fragmentation" },
   ], total);
   find("#slots-total").textContent = total ? `${(100 * slots.tokens / total).toFixed(1)} % hold tokens` : "none held";
 }
@@ -102,10 +102,10 @@ function showSlots() {
 function showEvents(events) {
   const list = find("#events");
   list.prepend(...events.map(eventLine).reverse());
-  while (list.childElementCount > MOST_EVENTS) list.lastElementChild.remove();
+  while (list.childElementCount > MAX_EVENTS) list.lastElementChild.remove();
 }
 
-// Details and lists are asked for again while things change, once a second.
+// Details and lists are reloaded once a second while there are changes.
 async function refresh() {
   if (!stale || document.hidden || document.documentElement.dataset.state !== "live") return;
   stale = false;
@@ -153,7 +153,7 @@ async function showSelection() {
     children = [make("h2", {}, "Details"), make("p", { class: "none" }, `${error.message}.`)];
   }
   const panel = find("#panel");
-  if (panel.matches(":active")) return (stale = true); // a button that went while it is pressed would get no click
+  if (panel.matches(":active")) return (stale = true); // replacing a pressed button would lose the click
   const focused = [...panel.querySelectorAll("button")].indexOf(document.activeElement);
   panel.classList.remove("over");
   panel.dataset.sequence = wanted.sequence || "";
@@ -162,7 +162,7 @@ async function showSelection() {
   if (focused >= 0) panel.querySelectorAll("button")[focused]?.focus();
 }
 
-// What was said of it last stays there.
+// The last details stay visible.
 function showEnded(sequence) {
   for (const grid of Object.values(grids)) grid.mark([]);
   const panel = find("#panel");
@@ -171,7 +171,7 @@ function showEnded(sequence) {
   panel.classList.add("over");
 }
 
-const closeButton = () => make("button", { class: "close", "aria-label": "End the selection", onclick: () => choose(null) }, "×");
+const closeButton = () => make("button", { class: "close", "aria-label": "Clear the selection", onclick: () => choose(null) }, "×");
 
 function choose(wanted) {
   selection = wanted;
@@ -201,7 +201,7 @@ find("#zoom-fit").addEventListener("click", () => Object.values(grids).forEach((
 find("#pause").addEventListener("click", (event) => {
   paused = !paused;
   event.target.setAttribute("aria-pressed", paused);
-  event.target.textContent = paused ? "go on" : "pause";
+  event.target.textContent = paused ? "resume" : "pause";
 });
 document.addEventListener("keydown", (event) => {
   if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey) return;
@@ -212,9 +212,9 @@ document.addEventListener("keydown", (event) => {
 });
 
 showSelection();
-const feed = new Feed(hear);
-// Pools that come and go are seen in the choice, too.
-setInterval(() => document.hidden || ask("/api/pools").then((news) => hear.pools(news.pools), () => {}), 5000);
+const feed = new Feed(handlers);
+// Keeps the list of pools up to date.
+setInterval(() => document.hidden || ask("/api/pools").then((body) => handlers.pools(body.pools), () => {}), 5000);
 
-// For whoever wants to compare what is drawn with what the KV manager says.
+// For tests that compare the drawn map with the KV manager's counts.
 window.blockMap = { grids, tally: (tier) => tally(grids[tier].cells), get pool() { return pool; } };

@@ -1,10 +1,10 @@
-// What the page says of one block, or of one sequence.
+// The details of one block or one sequence.
 
 import { counted, make, number } from "./dom.js";
 
-const MOST_ENTRIES = 400;
+const MAX_ENTRIES = 400;
 
-const STATES = { free: "Nobody holds it, and it has no contents that could be found.", cached: "Nobody holds it, but its contents can be found by their key until the space is needed.", held: "", withheld: "The audit took it out of circulation." };
+const STATES = { free: "It has no holder and no key.", cached: "It has no holder, but its contents can be hit until it is evicted.", held: "", withheld: "The audit withheld it because of a fault." };
 
 export function blockPanel(block, choose) {
   const { holders, pins } = block;
@@ -21,11 +21,11 @@ export function blockPanel(block, choose) {
           make("button", { onclick: () => choose(holder.sequence) }, `sequence ${holder.sequence}`),
           make("span", {}, `${holder.request} · logical block ${holder.logical}`),
           fillBar(holder.tokens, block.block_size))))
-      : make("p", { class: "none" }, pins ? "Only a pin holds it." : "None."),
+      : make("p", { class: "none" }, pins ? "None: its only holders are pins." : "None."),
     make("h3", {}, "Key"),
-    block.key ? make("p", { class: "key" }, block.key) : make("p", { class: "none" }, "None: it is not full, or its tokens are not computed."),
+    block.key ? make("p", { class: "key" }, block.key) : make("p", { class: "none" }, "None: it is not full, or its tokens are not computed yet."),
     make("h3", {}, "Last events"),
-    block.events.length ? make("ol", { class: "told" }, ...block.events.map(eventLine)) : make("p", { class: "none" }, "None that are kept."),
+    block.events.length ? make("ol", { class: "history" }, ...block.events.map(eventLine)) : make("p", { class: "none" }, "No events are kept."),
   ];
 }
 
@@ -36,19 +36,19 @@ export function sequencePanel(sequence, chooseBlock, chooseSequence) {
     make("h2", {}, `Sequence ${sequence.sequence}`, make("small", {}, ` request ${sequence.request}`)),
     make("dl", { class: "facts" },
       ...fact("tokens computed", `${number(tokens)} of room for ${number(sequence.room)}`),
-      ...fact("blocks", `${number(table.length)} in ${sequence.tier} memory, ${number(shared)} shared, ${number(sequence.committed)} keyed as its own prefix`),
+      ...fact("blocks", `${number(table.length)} in ${sequence.tier} memory, ${number(shared)} shared, ${number(sequence.committed)} committed`),
       ...(sequence.siblings.length ? fact("of the same request", make("span", {}, ...sequence.siblings.slice(0, 24).map((one) =>
         make("button", { onclick: () => chooseSequence(one) }, String(one))))) : [])),
     make("h3", {}, "Block table", make("small", {}, " logical → physical")),
-    make("ol", { class: "strip" }, ...table.slice(0, MOST_ENTRIES).map((block, index) => {
+    make("ol", { class: "strip" }, ...table.slice(0, MAX_ENTRIES).map((block, index) => {
       const fill = Math.max(0, Math.min(size, tokens - index * size));
       const count = counts[index];
       const title = `logical ${index} → block ${block}: ${fill} of ${size} tokens${count > 1 ? `, held ${count} times` : ""}${keyed[index] ? ", has a key" : ""}`;
       return make("li", {}, make("button", { title, class: count > 1 ? "shared" : "", onclick: () => chooseBlock(sequence.tier, block) },
         make("small", {}, String(index)), make("b", {}, String(block)), level(fill / size), count > 1 ? make("i", {}, `×${count}`) : ""));
     })),
-    table.length > MOST_ENTRIES ? make("p", { class: "none" }, `and ${number(table.length - MOST_ENTRIES)} more`) : "",
-    make("h3", {}, "What happened to it"),
+    table.length > MAX_ENTRIES ? make("p", { class: "none" }, `and ${number(table.length - MAX_ENTRIES)} more`) : "",
+    make("h3", {}, "Explanation"),
     make("p", { class: "explain" }, sequence.explain),
   ];
 }
@@ -56,7 +56,7 @@ export function sequencePanel(sequence, chooseBlock, chooseSequence) {
 export function emptyPanel() {
   return [
     make("h2", {}, "Details"),
-    make("p", { class: "none" }, "Click a block, or a sequence of the list below. With the keyboard: Tab into the grid, arrow keys, Enter; Escape ends a selection."),
+    make("p", { class: "none" }, "Click a block, or a sequence in the list below. With the keyboard: Tab into the grid, arrow keys, Enter; Escape clears the selection."),
   ];
 }
 

@@ -1,4 +1,4 @@
-// The sandbox: a pool driven by hand. The server does what is asked for; this page shows it.
+// The sandbox: a pool operated by hand. The server runs the operations; this page shows the results.
 
 import { counted, drawBar, find, make, number, sync } from "./dom.js";
 import { ask, send } from "./feed.js";
@@ -6,9 +6,9 @@ import { ask, send } from "./feed.js";
 const PLAY_MS = 1400;
 const POLICIES = [
   ["paged", "Paged", "blocks on demand, shared where they can be"],
-  ["exact", "Exact", "one slab of the final length, foreseen (Orca Oracle)"],
-  ["pow2", "Power of two", "the next one above the final length (Orca Pow2)"],
-  ["max", "Maximum length", "whatever comes (Orca Max)"],
+  ["exact", "Exact", "one slab of the final length, known in advance (Orca Oracle)"],
+  ["pow2", "Power of two", "the next power of two above the final length (Orca Pow2)"],
+  ["max", "Maximum length", "one slab of the maximum length (Orca Max)"],
 ];
 const KEY = "quire-sandbox";
 
@@ -28,15 +28,15 @@ async function begin() {
   show(await send("/api/sandbox", { block_size: size }));
 }
 
-// Asks, and shows the answer; a sandbox that is gone is begun anew.
+// Sends a request and shows the response; creates a new sandbox if this one does not exist any more.
 function act(path, body) {
   turn = turn.then(async () => {
     try {
       show(await send(`/api/sandbox/${name}${path}`, body));
     } catch (error) {
       stop();
-      if (error.message.includes("is gone")) await begin().catch(() => say("away", "the KV manager does not answer"));
-      else say("away", error instanceof TypeError ? "the KV manager does not answer" : error.message);
+      if (error.message.includes("does not exist any more")) await begin().catch(() => say("away", "the KV manager is not reachable"));
+      else say("away", error instanceof TypeError ? "the KV manager is not reachable" : error.message);
     }
   });
   return turn;
@@ -44,10 +44,10 @@ function act(path, body) {
 
 const operate = (operation, more = {}) => act("/operations", { operation, ...more });
 
-function show(news) {
-  const before = state && state.name === news.name ? state : null;
-  state = news;
-  name = news.name;
+function show(next) {
+  const before = state && state.name === next.name ? state : null;
+  state = next;
+  name = next.name;
   sessionStorage.setItem(KEY, name);
   find("#size").value = state.block_size;
   find("#new input").max = state.longest;
@@ -67,14 +67,14 @@ function showBlocks(before) {
   const { counts } = state;
   const table = new Set(state.sequences.find((one) => one.sequence === chosen)?.table);
   sync(find("#pool64"), state.blocks, () => make("button", { onclick: (event) => chooseHolder(Number(event.currentTarget.dataset.block)) },
-    make("span", { class: "ink" }), make("b"), make("i")), (element, block, place) => {
-    const old = before?.blocks[place];
+    make("span", { class: "ink" }), make("b"), make("i")), (element, block, index) => {
+    const old = before?.blocks[index];
     const fresh = old && (old.count !== block.count || old.state !== block.state || old.fill !== block.fill);
     const many = block.count > 4 ? "n5" : block.count > 2 ? "n3" : block.count > 1 ? "n2" : "";
-    const marks = table.size ? (table.has(block.block) ? "told" : "dim") : "";
+    const marks = table.size ? (table.has(block.block) ? "chosen" : "dim") : "";
     element.className = [block.state, many, marks].filter(Boolean).join(" ");
     if (fresh) {
-      void element.offsetWidth; // begins the animation anew
+      void element.offsetWidth; // restarts the animation
       element.classList.add("fresh");
     }
     element.dataset.block = block.block;
@@ -84,7 +84,7 @@ function showBlocks(before) {
     element.children[1].textContent = block.block;
     element.children[2].textContent = block.count > 1 ? `×${block.count}` : block.state === "cached" ? "•" : "";
   });
-  find("#blocks-told").textContent = `block size ${state.block_size}; colour rises with the fill, ×n is the reference count, • cached`;
+  find("#blocks-note").textContent = `block size ${state.block_size}; the coloured height shows the fill, ×n the reference count, • cached blocks`;
   drawBar(find("#blocks-bar"), [
     { name: "held by one", value: counts.held - counts.shared, style: "held" },
     { name: "shared", value: counts.shared, style: "shared2" },
@@ -93,7 +93,7 @@ function showBlocks(before) {
   ], state.blocks.length);
 }
 
-// A click on a block shows who holds it; a click on it again, the next one of them.
+// A click on a block selects its first holder; a further click, the next one.
 function chooseHolder(block) {
   const { holders } = state.blocks[block - 1];
   chosen = holders.length ? holders[(holders.indexOf(chosen) + 1) % holders.length] : 0;
@@ -104,7 +104,7 @@ function chooseHolder(block) {
 function showSequences() {
   const cards = find("#cards");
   if (!state.sequences.length) {
-    cards.replaceChildren(make("p", { class: "none" }, "None yet. Begin with a new sequence, fork it, and append to the fork."));
+    cards.replaceChildren(make("p", { class: "none" }, "None yet. Create a new sequence, fork it, and append to the fork."));
     return;
   }
   cards.replaceChildren(...state.sequences.map(card));
@@ -117,10 +117,10 @@ function card(one) {
   return make("article", { class: `sequence${id === chosen ? " chosen" : ""}`, "data-sequence": id },
     make("div", { class: "top" },
       make("b", {}, `Sequence ${id}`, make("small", {}, ` ${counted(one.tokens, "token")}${one.parent ? `, forked from ${one.parent}` : ""}`)),
-      button("append", "Let it go on by so many tokens", () => operate("append", { sequence: id, tokens: Number(amount.value) || 1 })), amount,
-      button("fork", "Another sequence with all that this one has", () => operate("fork", { sequence: id })),
-      button("write to last block", "Write its last token anew", () => operate("write", { sequence: id })),
-      button("free", "Give its blocks back", () => operate("free", { sequence: id }))),
+      button("append", "Append this number of tokens", () => operate("append", { sequence: id, tokens: Number(amount.value) || 1 })), amount,
+      button("fork", "Fork: add a sequence that shares all blocks", () => operate("fork", { sequence: id })),
+      button("write to last block", "Rewrite the last token", () => operate("write", { sequence: id })),
+      button("free", "Free the sequence", () => operate("free", { sequence: id }))),
     make("ol", { class: "table" }, ...one.table.map((block, index) => {
       const fill = Math.min(size, one.tokens - index * size);
       const count = state.blocks[block - 1].count;
@@ -146,17 +146,17 @@ function showPolicies() {
     head.children[0].textContent = title;
     head.children[1].textContent = meaning;
     head.children[2].firstChild.textContent = taken ? `${((100 * row.used) / taken).toFixed(1)} %` : "–";
-    head.children[2].title = "Share of the slots that cannot be given to others which holds tokens";
+    head.children[2].title = "Share of the unavailable slots that hold tokens";
     drawBar(body.children[0], [
       { name: "used", value: row.used, style: "held", title: "Slots that hold tokens" },
-      { name: "reserved", value: row.reserved, style: "reserved", title: "Will hold tokens of the same sequence" },
-      { name: "internal", value: row.internal, style: "internal", title: "Never used: internal fragmentation" },
-      { name: "external", value: row.external, style: "external", title: "Free, but in holes too small for the next slab" },
+      { name: "reserved", value: row.reserved, style: "reserved", title: "Slots that will hold tokens of the same sequence" },
+      { name: "internal", value: row.internal, style: "internal", title: "Slots that are never used: internal fragmentation" },
+      { name: "external", value: row.external, style: "external", title: "Free slots in holes that are too small for the next slab" },
       { name: "free", value: row.free, style: "free" },
     ], slots);
     body.children[1].textContent = kind === "paged"
       ? counts.saved ? `sharing saves ${counted(counts.saved, "block")}: ${number(tokens)} tokens are held in ${number(row.used)} slots` : ""
-      : row.waiting ? `${counted(row.waiting, "sequence")} would have no room and wait` : "";
+      : row.waiting ? `${counted(row.waiting, "sequence")} would wait for memory` : "";
   });
 }
 
@@ -168,7 +168,7 @@ function showLog() {
 function stop() {
   clearInterval(playing);
   playing = 0;
-  find("#play").textContent = "play it";
+  find("#play").textContent = "play all";
 }
 
 find("#new").addEventListener("submit", (event) => {
@@ -192,9 +192,9 @@ find("#reset").addEventListener("click", () => act("/reset"));
 find("#size").addEventListener("change", () => {
   stop();
   chosen = 0;
-  turn = turn.then(begin).catch(() => say("away", "the KV manager does not answer"));
+  turn = turn.then(begin).catch(() => say("away", "the KV manager is not reachable"));
 });
 
-// A page that is loaded again goes on with its pool, while there is one.
+// After a reload, the page continues with its sandbox, if it still exists.
 const kept = sessionStorage.getItem(KEY);
-turn = (kept ? ask(`/api/sandbox/${kept}`).then(show, begin) : begin()).catch(() => say("away", "the KV manager does not answer"));
+turn = (kept ? ask(`/api/sandbox/${kept}`).then(show, begin) : begin()).catch(() => say("away", "the KV manager is not reachable"));

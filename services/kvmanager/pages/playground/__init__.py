@@ -1,1 +1,1 @@
-"""A pool that a person drives by hand, beside what contiguous reservation would hold of the same sequences."""
+"""The sandbox: a pool operated by hand, compared with contiguous reservation for the same sequences."""

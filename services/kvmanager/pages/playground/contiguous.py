@@ -1,8 +1,8 @@
-"""What contiguous reservation would hold for the same sequences, as the PagedAttention paper's Figure 2 counts it.
+"""Memory use of contiguous reservation for the same sequences, as in Figure 2 of the PagedAttention paper.
 
-Each sequence gets one slab when it begins, in the first hole that is large enough, and shares nothing. What has no room
-waits, and takes what is given back in its order. Three ways to choose a slab: the longest that a sequence may
-become (Orca's Max), the next power of two above what it will become (Pow2), and exactly that (Oracle).
+Each sequence gets one slab when it begins, in the first hole that is large enough, and shares nothing. Sequences
+without a slab wait in order for freed memory. Three policies choose the size of a slab: the maximum length (Orca's
+Max), the next power of two above the final length (Pow2), and the final length (Oracle).
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Demand(NamedTuple):
-    """What a sequence has now, and what it will have in the end, in tokens."""
+    """The present and the final length of a sequence, in tokens."""
 
     sequence: int
     tokens: int
@@ -19,10 +19,10 @@ class Demand(NamedTuple):
 
 
 class ContiguousSlots(NamedTuple):
-    """What slots are good for. They sum to the memory's size.
+    """Breakdown of the slots of the memory, without `waiting`, which counts sequences without a slab.
 
-    `used` hold tokens, `reserved` will, `internal` never will, `external` are free, but in holes that are too small for
-    the next slab, `free` are the rest. `waiting` counts sequences that have no room, and is no slot.
+    `used` slots hold tokens, `reserved` ones will, `internal` ones never will. `external` slots are free, but in holes
+    too small for the next slab; `free` slots are the rest.
     """
 
     used: int
@@ -40,22 +40,22 @@ class _Slab:
 
 
 def next_power_of_two(tokens: int) -> int:
-    """Return the least power of two that is not below `tokens`."""
+    """Return the smallest power of two that is at least `tokens`."""
     return 1 << max(tokens - 1, 0).bit_length()
 
 
 class ContiguousMemory:
-    """Slabs of sequences in one stretch of slots. `size_of` says from the final length how large a slab is."""
+    """Slabs of sequences in contiguous memory. `size_of` returns the size of a slab for a final length."""
 
     def __init__(self, slots: int, size_of: Callable[[int], int]) -> None:
-        """Begin with one hole."""
+        """Start with all slots free."""
         self._slots = slots
         self._size_of = size_of
         self._slabs: dict[int, _Slab] = {}
-        self._last_size = size_of(1)  # of the slab that was asked for last: what the next one may be
+        self._last_size = size_of(1)  # size of the latest requested slab, assumed for the next one
 
     def follow(self, demands: Iterable[Demand]) -> ContiguousSlots:
-        """Give back what has ended, make room for what began or outgrew its slab, and count."""
+        """Free the slabs of ended sequences, allocate those of new or outgrown ones, and return the breakdown."""
         wanted = {one.sequence: one for one in demands}
         for sequence in list(self._slabs):
             if sequence not in wanted or self._slabs[sequence].size < self._size_of(wanted[sequence].final):
@@ -69,7 +69,7 @@ class ContiguousMemory:
         return self._counted(wanted)
 
     def slabs(self) -> list[tuple[int, int, int]]:
-        """Return sequence, first slot and size of each slab, in order of their places."""
+        """Return sequence, first slot and size of each slab, in order of their first slots."""
         return sorted(
             ((sequence, slab.start, slab.size) for sequence, slab in self._slabs.items()), key=lambda one: one[1]
         )
@@ -101,7 +101,7 @@ class ContiguousMemory:
 
 
 def policies(longest: int) -> dict[str, Callable[[int], int]]:
-    """Return the three ways by their names; `longest` is what a sequence may become at most."""
+    """Return the slab size functions by policy name. `longest` is the maximum length of a sequence."""
     return {
         "max": lambda _: longest,
         "pow2": lambda final: min(next_power_of_two(final), longest),

@@ -1,73 +1,75 @@
-"""What happened in a sandbox, as a person reads it in the log. `holders` has the sequences of each block, as before."""
+"""Messages of the sandbox's log. `holders` maps each block to its sequences before the operation."""
 
 from collections.abc import Mapping, Sequence
 
 from blocks import FreeReason
 from kvmanager import BlockState, Tier, state_of
-from services.kvmanager.renderer import counted, joined, listed, verb
+from kvmanager.errors import counted
+from services.kvmanager.renderer import joined, listed, verb
 
 Holders = Mapping[int, Sequence[int]]
 
 
-def began(number: int, tokens: int, shared: Sequence[int], granted: Sequence[int]) -> str:
-    """Tell of a sequence that began, with blocks that it found and such that were granted."""
-    text = f"Sequence {number} began with {counted(tokens, 'token')}"
+def began(sequence_id: int, tokens: int, shared: Sequence[int], granted: Sequence[int]) -> str:
+    """Return the message for a new sequence with its cached and its granted blocks."""
+    text = f"Sequence {sequence_id} began with {counted(tokens, 'token')}"
     if not shared:
         return f"{text} in {listed(granted)}."
-    text += f": {listed(shared)} already had its beginning and {verb(len(shared))} shared"
+    text += f": its prefix was cached in {listed(shared)}, which {verb(len(shared))} shared"
     return f"{text}, {listed(granted)} {verb(len(granted))} granted."
 
 
-def grew(number: int, tokens: int, before: list[int], table: list[int], holders: Holders) -> str:
-    """Tell of a sequence that got tokens, from its block tables before and after."""
+def grew(sequence_id: int, tokens: int, before: list[int], table: list[int], holders: Holders) -> str:
+    """Return the message for appended tokens, from the block tables before and after."""
     granted = table[len(before) :]
     replaced = [(old, new) for old, new in zip(before, table, strict=False) if old != new]
-    text = f"Sequence {number} got {counted(tokens, 'token')} more"
-    text += "".join(_copied(number, old, new, holders) for old, new in replaced)
+    text = f"Sequence {sequence_id} grew by {counted(tokens, 'token')}"
+    text += "".join(_copied(sequence_id, old, new, holders) for old, new in replaced)
     if granted:
         text += f"; {listed(granted)} {verb(len(granted))} granted"
     elif not replaced:
-        text += f", for which its block {table[-1]} had room"
+        text += f", which fit into block {table[-1]}"
     return f"{text}."
 
 
-def forked(number: int, child: int, table: list[int], device: Tier) -> str:
-    """Tell of a sequence that was forked, from the table that both have."""
-    counts = sorted({device.count(block) for block in table})
-    told = f"count {counts[0]}" if len(counts) == 1 else f"counts {counts[0]} to {counts[-1]}"
-    both = f"both have {listed(table)}, now of {told}"
-    return f"Sequence {child} was forked from {number}: {both}; nothing was copied."
+def forked(sequence_id: int, child: int, table: list[int], device: Tier) -> str:
+    """Return the message for a fork, from the table that both sequences share."""
+    counts = sorted({device.ref_count(block) for block in table})
+    shown = f"reference count {counts[0]}" if len(counts) == 1 else f"reference counts {counts[0]} to {counts[-1]}"
+    shared = f"both share {listed(table)}, now with {shown}"
+    return f"Sequence {child} was forked from {sequence_id}: {shared}; no block was copied."
 
 
-def rewrote(number: int, old: int, new: int, holders: Holders, *, copied: bool) -> str:
-    """Tell of a last token that was written anew, from the last block before and after."""
-    text = f"Sequence {number} wrote its last token anew"
+def rewrote(sequence_id: int, old: int, new: int, holders: Holders, *, copied: bool) -> str:
+    """Return the message for a rewritten last token, from the last block before and after."""
+    text = f"Sequence {sequence_id} rewrote its last token"
     if copied:
-        return f"{text}{_copied(number, old, new, holders)}."
+        return f"{text}{_copied(sequence_id, old, new, holders)}."
     if old != new:
-        return f"{text}; it was the only one in block {old}, so there was nothing to copy: block {new} was granted."
-    return f"{text}, in place: nobody else holds block {old}."
+        return f"{text}, the only one in block {old}, so no copy was needed: block {new} was granted."
+    return f"{text} in place, because block {old} has no other holder."
 
 
-def ended(number: int, reason: FreeReason, table: list[int], device: Tier) -> str:
-    """Tell of a sequence that gave its blocks back, and where they are now."""
-    places: dict[str, list[int]] = {}
+def ended(sequence_id: int, reason: FreeReason, table: list[int], device: Tier) -> str:
+    """Return the message for a freed sequence, with the present states of its blocks."""
+    states: dict[str, list[int]] = {}
     for block in table:
         state = state_of(device, block)
-        places.setdefault("still held by others" if state is BlockState.HELD else state.name.lower(), []).append(block)
-    parts = [f"{listed(blocks)} {verb(len(blocks), 'is', 'are')} {place}" for place, blocks in places.items()]
-    return f"Sequence {number} {'was pruned' if reason is FreeReason.PRUNED else 'was freed'}: {joined(parts)}."
+        name = "still held by other sequences" if state is BlockState.HELD else state.name.lower()
+        states.setdefault(name, []).append(block)
+    parts = [f"{listed(blocks)} {verb(len(blocks), 'is', 'are')} {name}" for name, blocks in states.items()]
+    return f"Sequence {sequence_id} {'was pruned' if reason is FreeReason.PRUNED else 'was freed'}: {joined(parts)}."
 
 
-def given_up(evicted: list[int]) -> str:
-    """Tell whose contents a grant has cost."""
-    return f"For it the contents of {listed(evicted)} were given up."
+def evicted(blocks: list[int]) -> str:
+    """Return the message for evicted blocks."""
+    return f"{listed(blocks).capitalize()} {verb(len(blocks))} evicted."
 
 
-def _copied(number: int, old: int, new: int, holders: Holders) -> str:
-    others = [str(other) for other in holders[old] if other != number]
+def _copied(sequence_id: int, old: int, new: int, holders: Holders) -> str:
+    others = [str(other) for other in holders[old] if other != sequence_id]
     if others:
         several = len(others) > 1
-        who = f"sequence{'s' if several else ''} {joined(others)} {'hold' if several else 'holds'} too"
-        return f"; it wrote into block {old}, which {who}: copied to block {new}"
-    return f"; block {old} can be found by its key and is not overwritten: copied to block {new}"
+        holders_text = f"sequence{'s' if several else ''} {joined(others)}"
+        return f"; block {old} is shared with {holders_text} and was copied to block {new}"
+    return f"; block {old} is in the prefix cache and was copied to block {new}"

@@ -1,13 +1,13 @@
-"""What a person can do in the sandbox, as JSON says it."""
+"""The sandbox's operations as JSON."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter
 
-_MOST_TOKENS = 100_000  # more than any sandbox has room for, so that its own refusal is seen
-_MOST_TEXT = 4000
+_MAX_TOKENS = 100_000  # more than the sandbox's own limit, so that its message is shown
+_MAX_TEXT = 4000
 
-Tokens = Annotated[StrictInt, Field(ge=1, le=_MOST_TOKENS)]
+Tokens = Annotated[StrictInt, Field(ge=1, le=_MAX_TOKENS)]
 SequenceId = Annotated[StrictInt, Field(ge=1, le=(1 << 31) - 1)]
 
 
@@ -16,19 +16,19 @@ class _Operation(BaseModel):
 
 
 class NewOperation(_Operation):
-    """A sequence begins with so many tokens, or with a text, a token for each word.
+    """Begins a sequence with `tokens` tokens, or with a text that has a token for each word.
 
-    `final` is how many tokens it will have in the end, which only contiguous reservation wants to know.
+    `final` is its final length in tokens, which contiguous reservation uses.
     """
 
     operation: Literal["new"]
     tokens: Tokens | None = None
-    text: Annotated[str, Field(max_length=_MOST_TEXT)] = ""
+    text: Annotated[str, Field(max_length=_MAX_TEXT)] = ""
     final: Tokens | None = None
 
 
 class AppendOperation(_Operation):
-    """A sequence goes on by so many tokens."""
+    """Appends tokens to a sequence."""
 
     operation: Literal["append"]
     sequence: SequenceId
@@ -36,28 +36,28 @@ class AppendOperation(_Operation):
 
 
 class ForkOperation(_Operation):
-    """Another sequence begins with all that a sequence has."""
+    """Forks a sequence."""
 
     operation: Literal["fork"]
     sequence: SequenceId
 
 
 class WriteOperation(_Operation):
-    """The last token of a sequence is written anew."""
+    """Rewrites the last token of a sequence."""
 
     operation: Literal["write"]
     sequence: SequenceId
 
 
 class FreeOperation(_Operation):
-    """A sequence gives its blocks back."""
+    """Frees a sequence."""
 
     operation: Literal["free"]
     sequence: SequenceId
 
 
 class BeamOperation(_Operation):
-    """The next step of the example of a beam search."""
+    """Runs the next step of the beam search example."""
 
     operation: Literal["beam"]
 
@@ -66,7 +66,7 @@ Operation = NewOperation | AppendOperation | ForkOperation | WriteOperation | Fr
 
 
 class NewSandbox(_Operation):
-    """What a sandbox is made with."""
+    """The properties of a new sandbox."""
 
     block_size: Literal[4, 16] = 16
 

@@ -1,4 +1,4 @@
-"""One person's pool, an operation at a time, and what contiguous reservation would hold beside it."""
+"""A sandbox: a pool operated by hand, with undo and a comparison to contiguous reservation."""
 
 from collections.abc import Generator
 
@@ -8,11 +8,11 @@ from services.kvmanager.pages.playground.beam import BeamExample
 from services.kvmanager.pages.playground.contiguous import ContiguousMemory, Demand, policies
 from services.kvmanager.pages.playground.sandbox_pool import BLOCKS, OperationRefused, SandboxLog, SandboxPool
 
-_MOST_OPERATIONS = 400
+_MAX_OPERATIONS = 400
 
 
 class Sandbox:
-    """A driven pool, and all that an undo goes back in. `block_size` in tokens."""
+    """A sandbox pool with its log, contiguous memories and operations. `block_size` is in tokens."""
 
     def __init__(self, block_size: int) -> None:
         self.log = SandboxLog()
@@ -20,30 +20,33 @@ class Sandbox:
         self.beam = BeamExample()
         self.words: dict[str, int] = {}
         self.done: list[op.Operation] = []
-        ways = policies(self.pool.longest)
-        self.memories = {name: ContiguousMemory(BLOCKS * block_size, size_of) for name, size_of in ways.items()}
+        sizes = policies(self.pool.longest)
+        self.memories = {name: ContiguousMemory(BLOCKS * block_size, size_of) for name, size_of in sizes.items()}
         self._follow()
 
     def operate(self, operation: op.Operation) -> None:
-        """Do an operation, or say in the log why it was refused."""
-        if len(self.done) >= _MOST_OPERATIONS:
-            self.log.say("These are as many operations as a sandbox remembers: begin anew.", refused=True)
+        """Run an operation, or log its refusal."""
+        if len(self.done) >= _MAX_OPERATIONS:
+            self.log.say(
+                f"The sandbox has reached its maximum of {_MAX_OPERATIONS} operations. Reset it to continue.",
+                refused=True,
+            )
             return
         try:
             self._do(operation)
         except OperationRefused as refused:
             self.log.say(f"Refused: {refused}.", refused=True)
-        self.done.append(operation)  # also if refused: done once more, it uses up the same ids
+        self.done.append(operation)  # even if refused, because a replay must use the same ids
         self.log.next_operation()
         self._follow()
 
     def undone(self) -> "Generator[None, None, Sandbox]":
-        """Return, in slices, a sandbox in which all but the last operation were done: same operations, same ids."""
-        again = Sandbox(self.pool.block_size)
+        """Return, in slices, a new sandbox that has replayed all operations but the last, with the same ids."""
+        replayed = Sandbox(self.pool.block_size)
         for operation in self.done[:-1]:
-            again.operate(operation)
+            replayed.operate(operation)
             yield
-        return again
+        return replayed
 
     def _do(self, operation: op.Operation) -> None:
         match operation:
@@ -63,7 +66,7 @@ class Sandbox:
     def _tokens(self, new: op.NewOperation) -> list[int]:
         words = new.text.split()
         if bool(words) == (new.tokens is not None):
-            raise OperationRefused("say how many tokens the sequence begins with, or give a text")
+            raise OperationRefused("give either a number of tokens or a text")
         for word in words:
             if word not in self.words:
                 (self.words[word],) = self.pool.new_tokens(1)

@@ -1,4 +1,4 @@
-"""A pool of 64 blocks that is driven by hand: the real core, and a log of what it does."""
+"""A pool of 64 blocks that is operated by hand: the real core, with a log."""
 
 from dataclasses import dataclass
 from itertools import count, islice
@@ -9,22 +9,22 @@ from kvmanager import AppliedStep, Pool, PoolSpec
 from services.kvmanager.pages.playground import log_messages
 
 BLOCKS = 64
-# In blocks: what a sequence may become, and what contiguous reservation has to reckon with.
-_LONGEST_BLOCKS = 20
-_MOST_SEQUENCES = 48
-_LINES = 200
-# Blocks that a sequence is expected to grow by where nobody says.
+# Maximum length of a sequence in blocks, which contiguous reservation must assume.
+_MAX_SEQUENCE_BLOCKS = 20
+_MAX_SEQUENCES = 48
+_MAX_LINES = 200
+# Expected growth of a sequence in blocks, if no final length is given.
 _EXPECTED_BLOCKS = 2
-_FIRST_PASSING = 1_000_000
+_FIRST_TEMPORARY = 1_000_000
 
 
 class OperationRefused(Exception):
-    """Something that cannot be done, and why; nothing of it was done."""
+    """An operation was refused and changed nothing; the message is the reason."""
 
 
 @dataclass
 class SequenceText:
-    """A sequence beside the core: its tokens, its length in the end, and the sequence that it was forked from."""
+    """The tokens of a sequence, its final length, and the sequence from which it was forked."""
 
     token_ids: list[int]
     final: int
@@ -33,7 +33,7 @@ class SequenceText:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of the log: which operation, what happened, and whether it was refused."""
+    """A line of the log: the number of the operation, the message, and whether it is a refusal."""
 
     operation: int
     text: str
@@ -41,134 +41,134 @@ class LogLine:
 
 
 class SandboxLog:
-    """The latest lines, of the operation under way and those before it."""
+    """The latest lines of the log."""
 
     def __init__(self) -> None:
         self.lines: list[LogLine] = []
         self._operation = 1
 
     def say(self, text: str, *, refused: bool = False) -> None:
-        """Write a line."""
+        """Append a line."""
         self.lines.append(LogLine(self._operation, text, refused))
-        del self.lines[:-_LINES]
+        del self.lines[:-_MAX_LINES]
 
     def next_operation(self) -> None:
-        """Count the operation under way as done."""
+        """Start the next operation."""
         self._operation += 1
 
 
 class SandboxPool:
-    """A pool, and the texts of its sequences. `block_size` in tokens. What cannot be done raises OperationRefused."""
+    """A pool with the texts of its sequences. Invalid operations raise OperationRefused. `block_size` is in tokens."""
 
     def __init__(self, block_size: int, log: SandboxLog) -> None:
         self.block_size = block_size
-        self.longest = _LONGEST_BLOCKS * block_size
+        self.longest = _MAX_SEQUENCE_BLOCKS * block_size
         self.core = Pool(PoolSpec("sandbox", 1, "sandbox", block_size, BLOCKS))
         self.texts: dict[int, SequenceText] = {}
         self.say = log.say
         self._steps, self._ids, self._tokens = count(1), count(1), count(1)
-        self._passing = count(_FIRST_PASSING)  # sequences that are gone with the Step that they began in
+        self._temporary = count(_FIRST_TEMPORARY)  # sequences that are freed in the Step of their fork
 
-    def new_tokens(self, number: int) -> list[int]:
-        """Return so many tokens that no sequence has had."""
-        return list(islice(self._tokens, number))
+    def new_tokens(self, count: int) -> list[int]:
+        """Return `count` unused tokens."""
+        return list(islice(self._tokens, count))
 
-    def text(self, number: int) -> SequenceText:
-        """Return what there is of a sequence."""
-        if number not in self.texts:
-            raise OperationRefused(f"there is no sequence {number}")
-        return self.texts[number]
+    def text(self, sequence_id: int) -> SequenceText:
+        """Return the text of a sequence."""
+        if sequence_id not in self.texts:
+            raise OperationRefused(f"sequence {sequence_id} does not exist")
+        return self.texts[sequence_id]
 
     def holders(self) -> dict[int, list[int]]:
-        """Return which sequences hold each held block."""
+        """Return the sequences that hold each held block."""
         holders: dict[int, list[int]] = {}
-        for number, sequence in self.core.sequences.items():
+        for sequence_id, sequence in self.core.sequences.items():
             for block in sequence.table:
-                holders.setdefault(block, []).append(number)
+                holders.setdefault(block, []).append(sequence_id)
         return holders
 
     def begin_sequence(self, token_ids: list[int], final: int | None = None) -> int:
-        """Let a sequence begin; return its id."""
+        """Begin a sequence; return its id."""
         self._check_room(len(token_ids), len(self.texts) + 1)
-        number = next(self._ids)
+        sequence_id = next(self._ids)
         expected = final or min(len(token_ids) + _EXPECTED_BLOCKS * self.block_size, self.longest)
         if not len(token_ids) <= expected <= self.longest:
             raise OperationRefused(
-                f"a final length of {expected} tokens is not within {len(token_ids)} to {self.longest}"
+                f"the final length must be between {len(token_ids)} and {self.longest} tokens, not {expected}"
             )
-        item = Allocate(number, number, f"sequence-{number}", b"", token_ids, len(token_ids))
+        item = Allocate(sequence_id, sequence_id, f"sequence-{sequence_id}", b"", token_ids, len(token_ids))
         applied = self._apply(allocates=[item])
         (table,) = applied.result.tables
-        self.texts[number] = SequenceText(token_ids, expected)
+        self.texts[sequence_id] = SequenceText(token_ids, expected)
         cached = table.cached_tokens // self.block_size
-        told = log_messages.began(number, len(token_ids), table.block_ids[:cached], table.block_ids[cached:])
-        self.say(" ".join([told, *_cost(applied)]))
-        self._computed([number])
-        return number
+        began = log_messages.began(sequence_id, len(token_ids), table.block_ids[:cached], table.block_ids[cached:])
+        self.say(" ".join([began, *_evictions(applied)]))
+        self._commit([sequence_id])
+        return sequence_id
 
-    def grow(self, numbers: list[int], tokens: int) -> None:
-        """Let sequences of one group go on by so many tokens each, all or none."""
-        lengths = {number: len(self.text(number).token_ids) for number in numbers}
+    def grow(self, sequence_ids: list[int], tokens: int) -> None:
+        """Append `tokens` tokens to each of several sequences of one group, or to none."""
+        lengths = {sequence_id: len(self.text(sequence_id).token_ids) for sequence_id in sequence_ids}
         self._check_room(max(lengths.values()) + tokens, 0)
-        rooms = [(number, length + tokens) for number, length in lengths.items()]
-        tables = {number: list(self._table(number)) for number in numbers}
+        rooms = [(sequence_id, length + tokens) for sequence_id, length in lengths.items()]
+        tables = {sequence_id: list(self._table(sequence_id)) for sequence_id in sequence_ids}
         holders = self.holders()
-        applied = self._apply(extends=[Extend(self.core.sequences[numbers[0]].group, rooms)])
-        for number in numbers:
-            text = self.text(number)
+        applied = self._apply(extends=[Extend(self.core.sequences[sequence_ids[0]].group, rooms)])
+        for sequence_id in sequence_ids:
+            text = self.text(sequence_id)
             text.token_ids += self.new_tokens(tokens)
             text.final = max(text.final, len(text.token_ids))
-            self.say(log_messages.grew(number, tokens, tables[number], self._table(number), holders))
-        self._computed_at_cost(numbers, applied)
+            self.say(log_messages.grew(sequence_id, tokens, tables[sequence_id], self._table(sequence_id), holders))
+        self._commit_and_log(sequence_ids, applied)
 
-    def fork(self, number: int) -> int:
-        """Let another sequence begin with all that a sequence has; return its id."""
-        text = self.text(number)
+    def fork(self, sequence_id: int) -> int:
+        """Fork a sequence; return the id of the child."""
+        text = self.text(sequence_id)
         self._check_room(0, len(self.texts) + 1)
         child = next(self._ids)
-        self._apply(forks=[Fork(number, child, len(text.token_ids))])
-        self.texts[child] = SequenceText(list(text.token_ids), text.final, number)
-        self.say(log_messages.forked(number, child, self._table(child), self.core.device))
+        self._apply(forks=[Fork(sequence_id, child, len(text.token_ids))])
+        self.texts[child] = SequenceText(list(text.token_ids), text.final, sequence_id)
+        self.say(log_messages.forked(sequence_id, child, self._table(child), self.core.device))
         self._set_lengths([child])
         return child
 
-    def write(self, number: int) -> None:
-        """Cut the last token off, by a fork that is gone at once, and write another one in its place."""
-        text, holders = self.text(number), self.holders()
-        length, last, device = len(text.token_ids), self._table(number)[-1], self.core.device
+    def write(self, sequence_id: int) -> None:
+        """Replace the last token: truncate the sequence by a temporary fork, then extend it again."""
+        text, holders = self.text(sequence_id), self.holders()
+        length, last, device = len(text.token_ids), self._table(sequence_id)[-1], self.core.device
         if length == 1:
             raise OperationRefused(
-                f"sequence {number} has one token alone, and would be empty without it: free it instead"
+                f"sequence {sequence_id} has only one token and would be empty without it: free it instead"
             )
-        if (device.count(last) > 1 or device.key(last)) and not device.available:
-            raise OperationRefused(f"block {last} would have to be copied, and no block is free")
+        if (device.ref_count(last) > 1 or device.key(last)) and not device.available:
+            raise OperationRefused(f"block {last} must be copied, but no block is available")
         applied = self._apply(
-            forks=[Fork(number, passing := next(self._passing), length - 1)],
-            frees=[Free(passing, FreeReason.PRUNED)],
-            extends=[Extend(self.core.sequences[number].group, [(number, length)])],
+            forks=[Fork(sequence_id, temporary := next(self._temporary), length - 1)],
+            frees=[Free(temporary, FreeReason.PRUNED)],
+            extends=[Extend(self.core.sequences[sequence_id].group, [(sequence_id, length)])],
         )
         (text.token_ids[-1],) = self.new_tokens(1)
-        new, copied = self._table(number)[-1], bool(applied.result.copies)
-        self.say(log_messages.rewrote(number, last, new, holders, copied=copied))
-        self._computed_at_cost([number], applied)
+        new, copied = self._table(sequence_id)[-1], bool(applied.result.copies)
+        self.say(log_messages.rewrote(sequence_id, last, new, holders, copied=copied))
+        self._commit_and_log([sequence_id], applied)
 
-    def free(self, numbers: list[int], reason: FreeReason) -> None:
-        """Let sequences give their blocks back."""
-        for number in numbers:
-            table = list(self._table(number))
-            self._apply(frees=[Free(number, reason)])
-            del self.texts[number]
-            self.say(log_messages.ended(number, reason, table, self.core.device))
+    def free(self, sequence_ids: list[int], reason: FreeReason) -> None:
+        """Free sequences."""
+        for sequence_id in sequence_ids:
+            table = list(self._table(sequence_id))
+            self._apply(frees=[Free(sequence_id, reason)])
+            del self.texts[sequence_id]
+            self.say(log_messages.ended(sequence_id, reason, table, self.core.device))
 
     def _check_room(self, tokens: int, sequences: int) -> None:
         if tokens > self.longest:
-            raise OperationRefused(f"{tokens} tokens are more than the {self.longest} that a sequence may become here")
-        if sequences > _MOST_SEQUENCES:
-            raise OperationRefused(f"there are {_MOST_SEQUENCES} sequences already, which is all that fits on the page")
+            raise OperationRefused(f"a sequence must have at most {self.longest} tokens, not {tokens}")
+        if sequences > _MAX_SEQUENCES:
+            raise OperationRefused(f"there are already {_MAX_SEQUENCES} sequences, which is the maximum")
 
-    def _table(self, number: int) -> list[int]:
-        self.text(number)
-        return self.core.sequences[number].table
+    def _table(self, sequence_id: int) -> list[int]:
+        self.text(sequence_id)
+        return self.core.sequences[sequence_id].table
 
     def _apply(self, **items: Any) -> AppliedStep:
         applied = self.core.apply(Step(next(self._steps), **items))
@@ -176,26 +176,25 @@ class SandboxPool:
             raise OperationRefused(applied.result.refusals[0].detail)
         return applied
 
-    def _computed_at_cost(self, numbers: list[int], applied: AppliedStep) -> None:
-        for told in _cost(applied):
-            self.say(told)
-        self._computed(numbers)
+    def _commit_and_log(self, sequence_ids: list[int], applied: AppliedStep) -> None:
+        for line in _evictions(applied):
+            self.say(line)
+        self._commit(sequence_ids)
 
-    def _computed(self, numbers: list[int]) -> None:
-        """Give whole blocks their keys, and say how many tokens there are: the engine has computed them."""
+    def _commit(self, sequence_ids: list[int]) -> None:
+        """Commit whole blocks and set the lengths, as an engine does after computing the tokens."""
         commits, size = [], self.block_size
-        for number in numbers:
-            sequence, tokens = self.core.sequences[number], self.text(number).token_ids
-            first, whole = sequence.committed, len(tokens) // size
+        for sequence_id in sequence_ids:
+            sequence, tokens = self.core.sequences[sequence_id], self.text(sequence_id).token_ids
+            first, whole = sequence.committed_blocks, len(tokens) // size
             if whole > first:
-                commits.append(Commit(number, first, tokens[first * size : whole * size]))
+                commits.append(Commit(sequence_id, first, tokens[first * size : whole * size]))
         self._apply(commits=commits)
-        self._set_lengths(numbers)
+        self._set_lengths(sequence_ids)
 
-    def _set_lengths(self, numbers: list[int]) -> None:
-        self._apply(lengths=[(number, len(self.text(number).token_ids)) for number in numbers])
+    def _set_lengths(self, sequence_ids: list[int]) -> None:
+        self._apply(lengths=[(sequence_id, len(self.text(sequence_id).token_ids)) for sequence_id in sequence_ids])
 
 
-def _cost(applied: AppliedStep) -> list[str]:
-    """Tell what was given up for a grant, if anything was."""
-    return [log_messages.given_up([block for block, _ in applied.evicted])] if applied.evicted else []
+def _evictions(applied: AppliedStep) -> list[str]:
+    return [log_messages.evicted([block for block, _ in applied.evicted])] if applied.evicted else []

@@ -186,7 +186,7 @@ def test_a_mismatch_of_operations_is_reported_with_its_step_and_exit_status_1(tm
     path = saved(entries, tmp_path)
     result = replay(path)
     assert result.exit_code == 1
-    assert "The replay differs after 10 steps: step 110 parts from the record" in result.stdout
+    assert "The replay differs after 10 steps: step 110 differs from the record" in result.stdout
     as_json = replay(path, "--json")
     assert as_json.exit_code == 1
     assert json.loads(as_json.stdout)["parted_at"] == 110

@@ -37,7 +37,7 @@ def stub(manager: RunningService) -> Stub:
 
 @pytest.fixture
 def http(manager: RunningService) -> Iterator[httpx.Client]:
-    url = manager.output.wait_for("kvmanager shows its blocks at ").split(" at ")[1]
+    url = manager.output.wait_for("block map at ").split(" at ")[1]
     with httpx.Client(base_url=url, timeout=CALL_SECONDS) as client:
         yield client
 
@@ -113,7 +113,7 @@ class Map:
         """Count the blocks of the map by state."""
         counts = dict.fromkeys(("free", "cached", "held", "withheld"), 0)
         for packed in self.cells[tier][1:]:
-            counts[Cell.of(packed).state.name.lower()] += 1
+            counts[Cell.unpack(packed).state.name.lower()] += 1
         return counts
 
 
@@ -134,15 +134,15 @@ def test_a_map_is_told_as_a_whole_then_by_what_changes(http: httpx.Client, engin
     with Map(http) as shown:
         shown.drawn()
         assert shown.states() == {"free": 17, "cached": 0, "held": 3, "withheld": 0}
-        assert Cell.of(shown.cells["device"][1]) == Cell(BlockState.HELD, False, False, 1, 1)
+        assert Cell.unpack(shown.cells["device"][1]) == Cell(BlockState.HELD, False, False, 1, 1)
         engine.step(commits=commits((1, 0, [1] * 8)), forks=[pb.Fork(parent=1, child=2, length=9)])
         shown.read_until(lambda shown: shown.counts["shared"] == 3)
-        assert Cell.of(shown.cells["device"][1]) == Cell(BlockState.HELD, True, False, 2, 0)
+        assert Cell.unpack(shown.cells["device"][1]) == Cell(BlockState.HELD, True, False, 2, 0)
         engine.step(frees=[pb.Free(sequence=one, reason=pb.FREE_REASON_FINISHED) for one in (1, 2)])
         shown.read_until(lambda shown: shown.counts["device"]["held"] == 0)
         assert shown.states() == {"free": 18, "cached": 2, "held": 0, "withheld": 0} == shown.counts["device"]
         # In the same message: what has happened is told with what it has changed.
-        assert "Sequence 1 (request-1) finished and gave back 3 blocks (1-3)." in shown.told
+        assert "Sequence 1 (request-1) finished and released 3 blocks (1-3)." in shown.told
 
 
 def test_a_map_of_many_blocks_comes_in_pages_and_of_both_tiers(
@@ -211,7 +211,7 @@ def test_a_block_is_described_with_its_holders_key_and_last_events(http: httpx.C
     assert [event["text"].split(":")[0] for event in block["events"]] == [
         "Sequence 1 (request-1) was forked",
         "Sequence 1 (request-1) was pinned",
-        "Sequence 1 (request-1) filled 2 blocks (1-2), which can be found by their key from now on.",
+        "Sequence 1 (request-1) committed 2 blocks (1-2) to the prefix cache.",
         "Sequence 1 (request-1) began with 3 blocks (1-3).",
     ]
     assert http.get("/api/pools/engine/blocks/3").json()["holders"][0]["tokens"] == 1
@@ -311,7 +311,7 @@ def test_it_answers_to_the_names_of_this_machine(http: httpx.Client, host: str) 
 
 def test_watching_ends_when_the_manager_does(service: Callable[..., RunningService]) -> None:
     one = service("kvmanager", "--listen", "127.0.0.1:0", "--grace-seconds", "0", "--map-listen", "127.0.0.1:0")
-    url = one.output.wait_for("kvmanager shows its blocks at ").split(" at ")[1]
+    url = one.output.wait_for("block map at ").split(" at ")[1]
     stream = Stream(Stub(one.channel)).attach()
     with httpx.Client(base_url=url, timeout=CALL_SECONDS) as client, Map(client) as shown:
         shown.drawn()
@@ -334,7 +334,7 @@ def test_the_step_path_goes_on_while_maps_come_and_go(http: httpx.Client, engine
 
 
 def test_the_port_of_another_process_is_told(manager: RunningService) -> None:
-    taken = manager.output.wait_for("kvmanager shows its blocks at ").split("http://")[1]
+    taken = manager.output.wait_for("block map at ").split("http://")[1]
     process = launch("kvmanager", "--listen", "127.0.0.1:0", "--map-listen", taken)
     output, _ = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 1
@@ -356,7 +356,7 @@ def test_with_a_certificate_the_page_is_encrypted_and_asks_for_one_where_the_por
     )
     # The port of gRPC has no TLS over a Unix socket; the page has.
     one = service("kvmanager", "--listen", f"unix:{tmp_path}/k.sock", "--map-listen", "localhost:0", *files)
-    url = one.output.wait_for("kvmanager shows its blocks at ").split(" at ")[1].replace("127.0.0.1", "localhost")
+    url = one.output.wait_for("block map at ").split(" at ")[1].replace("127.0.0.1", "localhost")
     assert url.startswith("https://")
     trusting = ssl.create_default_context(cafile=authority.ca)
     with pytest.raises(httpx.TransportError):

@@ -125,5 +125,5 @@ def test_what_is_no_record_is_refused_with_one_sentence_that_says_where(
 def test_the_snapshot_of_another_pool_is_refused() -> None:
     entries, _ = a_record(1)
     entries[0].header.pool.block_size = 0
-    with pytest.raises(InvalidRecord, match=r"entry 1: header\.pool: block_size is 0, it must be at least 1"):
+    with pytest.raises(InvalidRecord, match=r"entry 1: header\.pool: block_size must be at least 1, not 0"):
         replayed(content(entries))
