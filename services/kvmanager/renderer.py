@@ -19,7 +19,7 @@ from kvmanager.history.explanation import (
 )
 
 # If gateways require API keys, the request ids of engines are tenant/id.
-_TENANT_PREFIX = re.compile(r"\brequest [A-Za-z0-9._-]{1,64}/(?=\S)")
+_TENANT_PREFIX = re.compile(r"\b([Rr]equest) [A-Za-z0-9._-]{1,64}/(?=\S)")
 _MAX_RANGES = 4
 _MAX_NAME_LENGTH = 12
 
@@ -65,7 +65,7 @@ def request_name(request_id: str) -> str:
 
 def without_tenants(text: str) -> str:
     """Return an explanation without the tenant prefixes of its request ids."""
-    return _TENANT_PREFIX.sub("request ", text)
+    return _TENANT_PREFIX.sub(r"\1 ", text)
 
 
 def event_json(event: Event) -> dict[str, Any]:

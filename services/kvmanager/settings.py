@@ -14,26 +14,26 @@ class KVManagerSettings:
 
     listen: str = setting("127.0.0.1:50053", "Address to listen on: host:port or unix:/path.")
     map_listen: str = setting(
-        "127.0.0.1:8053", "Address of the page that shows blocks live: host:port. Empty: none.", may_be_empty=True
+        "127.0.0.1:8053", "Address of the live block map page: host:port. Empty: none.", may_be_empty=True
     )
     # Three times the time after which an unresponsive engine's stream is closed: see services.runtime.transport.
-    lease_seconds: float = setting(30.0, "Seconds that the pool of an engine is kept after its stream broke.", least=0)
+    lease_seconds: float = setting(30.0, "Seconds that the pool of a disconnected engine is kept.", least=0)
     tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
     tls_key: str = setting("", exposure.TLS_KEY)
     tls_client_ca: str = setting("", exposure.TLS_CLIENT_CA)
     insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who can connect can use it"))
     metrics_compat: str = setting("none", METRICS_COMPAT, choices=COMPAT)
     kv_cache_metrics_sample: float = setting(
-        0.01, "Share of blocks whose lives the metrics tell of: how long, and how often found again.", least=0, most=1
+        0.01, "Share of block lifetimes that the metrics sample, 0 to 1.", least=0, most=1
     )
-    grace_seconds: float = setting(45.0, "Seconds that attached engines have to leave after SIGTERM.", least=0)
+    grace_seconds: float = setting(45.0, "Seconds that attached engines have to detach after SIGTERM.", least=0)
     log_format: str = logs.format_setting()
     log_level: str = logs.level_setting()
     otlp_endpoint: str = setting("", OTLP_ENDPOINT)
     record_folder: str = setting(
-        "", "Folder for records of all operations, token ids included, a file for each session. Empty: none."
+        "", "Folder for records of all operations, including token ids, one file per session. Empty: none."
     )
-    record_megabytes: int = setting(256, "MiB that one such file may have; then its recording stops.", least=1)
+    record_megabytes: int = setting(256, "Maximum size of one such file in MiB; recording stops there.", least=1)
 
     def __post_init__(self) -> None:
         check(self)

@@ -192,7 +192,7 @@ def test_a_number_that_no_event_has_is_refused(
     with pytest.raises(grpc.RpcError) as caught:
         watch(from_event).read(1)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.details() == f"from_event is {from_event}, but the next event will be 2"
+    assert caught.value.details() == f"from_event must be between 0 and 2, not {from_event}"
     assert dict(caught.value.trailing_metadata())[FIELD_METADATA] == "from_event"
 
 

@@ -184,7 +184,7 @@ def test_more_watchers_than_there_is_room_for_are_refused_and_there_is_room_agai
 ) -> None:
     shown = [Map(http).__enter__() for _ in range(16)]
     refused = http.get("/api/pools/engine/live")
-    assert (refused.status_code, refused.json()["error"]["message"]) == (429, "16 pages are being shown already")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (429, "16 pages are open, which is the maximum")
     assert refused.headers["retry-after"] == "1"
     shown.pop().__exit__(None, None, None)
     shown.append(Map(http).__enter__())
@@ -196,7 +196,7 @@ def test_a_pool_that_is_too_large_to_be_shown_is_refused(http: httpx.Client, str
     stream().attach(device_blocks=(1 << 20) + 1)
     refused = http.get("/api/pools/engine/live")
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == "a pool of 1048577 blocks is not shown, 1048576 at most"
+    assert refused.json()["error"]["message"] == "a pool must have at most 1048576 blocks to be shown, not 1048577"
 
 
 def test_a_block_is_described_with_its_holders_key_and_last_events(http: httpx.Client, engine: Stream) -> None:
@@ -252,27 +252,27 @@ def test_no_tenant_is_named_anywhere(http: httpx.Client, engine: Stream) -> None
         engine.step(commits=commits((1, 0, [1] * 60)), pins=PINS)
         engine.step(frees=[pb.Free(sequence=1, reason=pb.FREE_REASON_PREEMPTED, preempted_for_group=2)])
         engine.step(allocates=[allocate(2, "umbrella")])
-        shown.read_until(lambda shown: any("began" in text and "r2" in text for text in shown.told))
+        shown.read_until(lambda shown: any("was allocated" in text and "r2" in text for text in shown.told))
         told = [
             *shown.told,
             http.get("/api/pools/engine/sequences/2").text,
             http.get("/api/pools/engine/sequences").text,
         ]
     told += [http.get(f"/api/pools/engine/blocks/{block}").text for block in range(1, 21)]
-    assert "For it request r1 was preempted" in " ".join(told)
+    assert "Request r1 was preempted for it" in " ".join(told)
     assert [text for text in told if "acme" in text or "umbrella" in text] == []
 
 
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
-        ("/api/pools/nobody/live", 404, "no engine 'nobody' is attached (attached: engine)"),
-        ("/api/pools/nobody/sequences", 404, "no engine 'nobody' is attached (attached: engine)"),
-        ("/api/pools/engine/blocks/0", 400, "block is 0, but there are 1 to 20"),
-        ("/api/pools/engine/blocks/21", 400, "block is 21, but there are 1 to 20"),
-        ("/api/pools/engine/blocks/1?tier=host", 400, "block is 1, but there are 1 to 0"),
-        ("/api/pools/engine/blocks/1?tier=attic", 400, "tier is 'attic', it must be device or host"),
-        ("/api/sandbox/none", 404, "this sandbox is gone: begin a new one"),
+        ("/api/pools/nobody/live", 404, "engine 'nobody' is not attached (attached: engine)"),
+        ("/api/pools/nobody/sequences", 404, "engine 'nobody' is not attached (attached: engine)"),
+        ("/api/pools/engine/blocks/0", 400, "block must be between 1 and 20, not 0"),
+        ("/api/pools/engine/blocks/21", 400, "block must be between 1 and 20, not 21"),
+        ("/api/pools/engine/blocks/1?tier=host", 400, "block must be between 1 and 0, not 1"),
+        ("/api/pools/engine/blocks/1?tier=attic", 400, "tier must be device or host, not 'attic'"),
+        ("/api/sandbox/none", 404, "this sandbox does not exist any more: create a new one"),
         ("/nothing", 404, "Not Found"),
     ],
 )
@@ -368,5 +368,5 @@ def test_with_a_certificate_the_page_is_encrypted_and_asks_for_one_where_the_por
 def test_grpc_alone_is_served_where_the_page_is_not_wanted(service: Callable[..., RunningService]) -> None:
     one = service("kvmanager", "--listen", "127.0.0.1:0")
     assert pools(Stub(one.channel)) == []
-    assert not [line for line in one.output.lines if "shows its blocks" in line]
+    assert not [line for line in one.output.lines if "block map" in line]
     assert isinstance(one.channel, grpc.Channel)
