@@ -201,7 +201,7 @@ def test_a_wait_that_is_no_duration_is_refused(attached: Stream, waited: dict[st
     attached.send(step=pb.Step(step=1, allocates=[allocate(1, [7] * 4, waited=waited)]))
     code, message, field = attached.refusal()
     assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "step.allocates.waited")
-    assert message.startswith("step.allocates.waited is")
+    assert message.startswith("step.allocates.waited must be")
 
 
 # Explaining

@@ -19,34 +19,34 @@ def shown(metrics: KVManagerMetrics) -> Scrape:
 def test_an_engine_that_attaches_again_is_shown_once_and_from_the_beginning() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     first = manager.attach(spec("one", 1, 8, "old"))
-    metrics.attached(first)
-    metrics.stepped(first, manager.apply(first, Step(1)), 0.01)
+    metrics.on_attach(first)
+    metrics.on_step(first, manager.apply(first, Step(1)), 0.01)
     assert shown(metrics).values("quire_kv_step_seconds_count", "model_name") == {"old": 1}
 
     second = manager.attach(spec("one", 2, 9, "new"))
-    metrics.attached(second)
+    metrics.on_attach(second)
     for _ in range(2):
         assert shown(metrics).values("quire_kv_pool_blocks", "model_name") == {"new": 9}
         assert shown(metrics).values("quire_kv_step_seconds_count", "model_name") == {"new": 0}
-        metrics.detached(first)  # its stream breaks later than the new one begins
+        metrics.on_detach(first)  # its stream breaks later than the new one begins
 
 
 def test_engines_are_shown_side_by_side_until_they_leave() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     sessions = [manager.attach(spec(name, 1, blocks, "model")) for name, blocks in (("one", 8), ("two", 9))]
     for session in sessions:
-        metrics.attached(session)
+        metrics.on_attach(session)
     assert shown(metrics).values("quire_kv_pool_blocks", "engine") == {"one": 8, "two": 9}
-    metrics.detached(sessions[0])
+    metrics.on_detach(sessions[0])
     assert shown(metrics).values("quire_kv_pool_blocks", "engine") == {"two": 9}
-    metrics.detached(sessions[1])
+    metrics.on_detach(sessions[1])
     assert not shown(metrics).has("quire_kv_pool_blocks")
 
 
 def test_a_pool_with_a_host_tier_shows_both_and_what_moves_between_them() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     session = manager.attach(PoolSpec("one", 1, "fingerprint", 2, 4, host_blocks=3, model="model"))
-    metrics.attached(session)
+    metrics.on_attach(session)
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "r", b"", [1, 2, 3], 3)]))
     manager.apply(session, Step(2, swap_outs=[1]))
     swapped = shown(metrics)
@@ -60,7 +60,7 @@ def test_a_pool_with_a_host_tier_shows_both_and_what_moves_between_them() -> Non
 def test_a_pool_whose_stream_broke_is_shown_as_not_connected() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     session = manager.attach(spec("one", 1, 8, "model"))
-    metrics.attached(session)
+    metrics.on_attach(session)
     assert shown(metrics).value("quire_kv_pool_connected") == 1
     manager.mark_disconnected(session)
     assert shown(metrics).value("quire_kv_pool_connected") == 0
@@ -69,7 +69,7 @@ def test_a_pool_whose_stream_broke_is_shown_as_not_connected() -> None:
 def test_the_slots_of_held_blocks_are_shown_by_what_they_are_good_for() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     session = manager.attach(PoolSpec("one", 1, "fingerprint", 4, 20, model="model"))
-    metrics.attached(session)
+    metrics.on_attach(session)
 
     def slots() -> dict[str, float]:
         values = shown(metrics).values("quire_kv_slots", "kind")
@@ -92,10 +92,10 @@ def test_what_becomes_of_sessions_is_counted_for_longer_than_they_live() -> None
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     for _ in range(2):
         session = manager.attach(spec("one", 1, 8, "model"))
-        metrics.attached(session)
-        metrics.lost(session)
-    metrics.expired(session)
-    metrics.detached(session)
+        metrics.on_attach(session)
+        metrics.on_disconnect(session)
+    metrics.on_lease_expired(session)
+    metrics.on_detach(session)
     names = ("quire_kv_attaches_total", "quire_kv_broken_streams_total", "quire_kv_expired_leases_total")
     assert [shown(metrics).values(name, "model_name") for name in names] == [{"model": 2}, {"model": 2}, {"model": 1}]
 
@@ -109,24 +109,24 @@ def test_lives_of_blocks_are_observed_and_their_series_begin_and_end_with_a_sess
 
     for incarnation in (1, 2):
         session = manager.attach(PoolSpec("one", incarnation, "fingerprint", 2, 3, model="model"))
-        metrics.attached(session)
+        metrics.on_attach(session)
         assert counts() == [{"one": 0}] * 3
         for number in range(1, 5):
             prompt = Allocate(number, number, "r", b"", [1, 1, number], 3)
-            metrics.stepped(session, manager.apply(session, Step(2 * number, allocates=[prompt])), 0.01)
+            metrics.on_step(session, manager.apply(session, Step(2 * number, allocates=[prompt])), 0.01)
             commit = [Commit(number, 0, [1, 1])] if number == 1 else []
             step = Step(2 * number + 1, commits=commit, frees=[Free(number, FreeReason.FINISHED)])
-            metrics.stepped(session, manager.apply(session, step), 0.01)
+            metrics.on_step(session, manager.apply(session, step), 0.01)
         # Three blocks: one is found three times, the others are handed out in turn, four times in all.
         assert counts() == [{"one": 2}, {"one": 2}, {"one": 2}]
-    metrics.detached(session)
+    metrics.on_detach(session)
     assert counts() == [{}] * 3
 
 
 def test_no_lives_are_followed_where_none_are_asked_for() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics(sample=0)
     session = manager.attach(spec("one", 1, 8, "model"))
-    metrics.attached(session)
+    metrics.on_attach(session)
     step = Step(1, allocates=[Allocate(1, 1, "r", b"", [1], 1)])
-    metrics.stepped(session, manager.apply(session, step), 0.01)
+    metrics.on_step(session, manager.apply(session, step), 0.01)
     assert not shown(metrics).has("quire_kv_block_lifetime_seconds_count")

@@ -210,9 +210,9 @@ def test_a_block_is_described_with_its_holders_key_and_last_events(http: httpx.C
     ]
     assert [event["text"].split(":")[0] for event in block["events"]] == [
         "Sequence 1 (request-1) was forked",
-        "Sequence 1 (request-1) was pinned",
+        "Block 1 of sequence 1 (request-1) was pinned.",
         "Sequence 1 (request-1) committed 2 blocks (1-2) to the prefix cache.",
-        "Sequence 1 (request-1) began with 3 blocks (1-3).",
+        "Sequence 1 (request-1) was allocated 3 blocks (1-3).",
     ]
     assert http.get("/api/pools/engine/blocks/3").json()["holders"][0]["tokens"] == 1
     assert http.get("/api/pools/engine/blocks/20").json()["state"] == "free"
