@@ -1,7 +1,7 @@
-"""Languages that an output must belong to, as the engine sees them; whoever compiles them plugs in what follows one.
+"""Constraints on outputs (guided decoding). Compilers of constraints implement these protocols.
 
-A mask is one plain value: a bit for each token of a vocabulary, the lowest bit of a byte first, set where the token can
-follow. Tokens beyond its end cannot.
+A mask has one bit for each token of a vocabulary, the lowest bit of a byte first. A set bit allows the token. Tokens
+beyond the end of the mask are not allowed.
 """
 
 from collections.abc import Iterable
@@ -9,27 +9,27 @@ from typing import Protocol
 
 
 class ConstraintState(Protocol):
-    """One output on its way through a language. Owned by the sequence whose tokens it is given."""
+    """State of one output under its constraint. The sequence that receives the tokens owns it."""
 
     @property
     def complete(self) -> bool:
-        """Whether the output belongs to the language, and nothing can follow but its end. Asked after `allowed`."""
+        """Whether the output is complete, so that only an end-of-sequence token may follow. Read after `allowed`."""
 
     def allowed(self) -> bytes:
-        """Return the mask of what can follow; where the output may end, with the end-of-sequence tokens.
+        """Return the mask of tokens that may come next, including end-of-sequence tokens where the output may end.
 
-        Never empty: raises ConstraintFailed where nothing is left, or where finding out takes too much.
+        Never empty: raises ConstraintFailed if no token is left or if computing the mask exceeds its limits.
         """
 
     def advance(self, token_id: int) -> None:
-        """Go on by a token. Raises ConstraintFailed where it cannot follow; the state is of no use then."""
+        """Consume a token. Raises ConstraintFailed if the token may not follow; the state is unusable afterwards."""
 
     def copy(self) -> "ConstraintState":
-        """Return a state that goes its own way from here."""
+        """Return an independent copy."""
 
 
 class Constraint(Protocol):
-    """A language, compiled for the tokens of one vocabulary. It never changes, so requests can share it."""
+    """A constraint compiled for one vocabulary. Immutable, so requests can share it."""
 
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
@@ -39,6 +39,6 @@ def allows_any(mask: bytes, banned: Iterable[int]) -> bool:
     """Return whether a mask allows a token that is not banned."""
     bits = int.from_bytes(mask, "little")
     for token in banned:
-        if 0 <= token < 8 * len(mask):  # beyond it, a number of as many bits would be made for nothing
+        if 0 <= token < 8 * len(mask):  # larger ids would only build a huge integer
             bits &= ~(1 << token)
     return bits != 0

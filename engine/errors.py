@@ -1,36 +1,36 @@
-"""What an engine refuses.
+"""Errors of the engine.
 
 EngineError
-├── RequestRefused           a submission that is not taken; names the field to blame
-│   ├── RequestExists        the id is live
+├── RequestRefused           a submission is refused; `field` names the offending field
+│   ├── RequestExists        a live request has the same id
 │   ├── InvalidRequest       a field is out of range, or the request can never fit
-│   ├── UnsupportedField        a part of the contract that this engine does not serve
+│   ├── UnsupportedField     a field that this engine does not support
 │   ├── QueueFull            too many requests wait
-│   ├── EngineUnavailable    draining, or without its block manager for too long
-│   └── SubmissionFailed     reading it raised what nobody had foreseen
-├── PinRefused               a prefix that is not pinned; names the field to blame
+│   ├── EngineUnavailable    draining, or disconnected from its block manager for too long
+│   └── SubmissionFailed     parsing the submission raised an unexpected error
+├── PinRefused               a prefix is not pinned; `field` names the offending field
 │   ├── InvalidPin           a field is out of range
 │   ├── PinExists            the name is in use for another prefix
-│   ├── PinTooLarge          the pool has no room for it beside what is live
-│   ├── UnknownPin           nothing is pinned under the name
-│   ├── PinFailed            the step that computed it failed
-│   └── PinUnavailable       draining, or without the block manager for too long
-├── ModelUnsupported         a model that cannot be served, with the reason
-├── BackendUnavailable       an attention backend that cannot run here, with the reason
-├── ConstraintFailed         an output cannot go on in its language; ends one request
-└── EngineBroken             the engine cannot go on
-    ├── BlockManagerBroken   an answer of the block manager that contradicts the engine's own tables
-    ├── CopyFailed           a copy of blocks was not made: what they hold is unknown
-    └── DeviceLost           the device fails whatever it is asked for, until the process has ended
+│   ├── PinTooLarge          the pool has no room for it beside the live requests
+│   ├── UnknownPin           no prefix is pinned under the name
+│   ├── PinFailed            the step that computed the prefix failed
+│   └── PinUnavailable       draining, or disconnected from the block manager for too long
+├── ModelUnsupported         the model cannot be served
+├── BackendUnavailable       the attention backend cannot run here
+├── ConstraintFailed         an output cannot continue under its constraint; ends one request
+└── EngineBroken             the engine cannot continue
+    ├── BlockManagerBroken   a result of the block manager contradicts the engine's tables
+    ├── CopyFailed           a copy of blocks failed, so their contents are unknown
+    └── DeviceLost           the device fails every call until the process ends
 """
 
 
 class EngineError(Exception):
-    """Base of everything that the engine refuses."""
+    """Base of all errors of the engine."""
 
 
 class _FieldRefused(EngineError):
-    """`field` is the path of the field to blame, empty when none is."""
+    """`field` is the path of the offending field, empty if there is none."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -38,11 +38,11 @@ class _FieldRefused(EngineError):
 
 
 class RequestRefused(_FieldRefused):
-    """A submission is not taken."""
+    """A submission is refused."""
 
 
 class RequestExists(RequestRefused):
-    """A request of this id is live."""
+    """A live request has the same id."""
 
 
 class InvalidRequest(RequestRefused):
@@ -50,19 +50,19 @@ class InvalidRequest(RequestRefused):
 
 
 class UnsupportedField(RequestRefused):
-    """A field asks for what this engine does not serve."""
+    """A field that this engine does not support is set."""
 
 
 class QueueFull(RequestRefused):
-    """Too many requests wait already."""
+    """Too many requests wait."""
 
 
 class EngineUnavailable(RequestRefused):
-    """The engine takes no requests now."""
+    """The engine accepts no requests now."""
 
 
 class SubmissionFailed(RequestRefused):
-    """Reading a submission raised what nobody had foreseen: a bug, which this request alone has met."""
+    """Parsing a submission raised an unexpected error: a bug that affects this request only."""
 
 
 class PinRefused(_FieldRefused):
@@ -78,19 +78,19 @@ class PinExists(PinRefused):
 
 
 class PinTooLarge(PinRefused):
-    """The pool has no room for it beside what is live."""
+    """The pool has no room for the prefix beside the live requests."""
 
 
 class UnknownPin(PinRefused):
-    """Nothing is pinned under the name."""
+    """No prefix is pinned under the name."""
 
 
 class PinFailed(PinRefused):
-    """The step that computed it failed."""
+    """The step that computed the prefix failed."""
 
 
 class PinUnavailable(PinRefused):
-    """The engine pins nothing now: it is draining, or was without its block manager for too long."""
+    """The engine pins nothing now: it is draining, or was disconnected from its block manager for too long."""
 
 
 class ModelUnsupported(EngineError):
@@ -98,27 +98,27 @@ class ModelUnsupported(EngineError):
 
 
 class BackendUnavailable(EngineError):
-    """The attention backend cannot run on this machine, or not with such blocks; the message says why."""
+    """The attention backend cannot run on this machine, or not with this block size; the message says why."""
 
 
 class ConstraintFailed(EngineError):
-    """An output cannot go on in the language that it must belong to, or finding out how takes too much.
+    """An output cannot continue under its constraint, or evaluating the constraint exceeds its limits.
 
-    It is the matter of one request; no step fails by it.
+    Affects one request; no step fails by it.
     """
 
 
 class EngineBroken(EngineError):
-    """The engine cannot go on: it is the failure of no step, and ends the engine's incarnation."""
+    """The engine cannot continue. The error ends the engine's incarnation and belongs to no single step."""
 
 
 class BlockManagerBroken(EngineBroken):
-    """The block manager refused what can never be refused, or answered a question that was not asked."""
+    """The block manager refused an item that must succeed, or answered a step that is not in flight."""
 
 
 class CopyFailed(EngineBroken):
-    """A copy of blocks was not made, so what they hold is not what the block manager's books say."""
+    """A copy of blocks failed, so their contents differ from the block manager's tables."""
 
 
 class DeviceLost(EngineBroken):
-    """The device answers every call with an error, also those that have nothing to do with what went wrong."""
+    """The device fails every call, including calls unrelated to the original error."""

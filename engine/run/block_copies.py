@@ -1,4 +1,4 @@
-"""Makes the copies of plans, and lets a step wait for those whose blocks it touches."""
+"""Runs the block copies of plans, and delays steps until copies of their blocks are done."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -13,25 +13,25 @@ from engine.schedule.step_plan import Copies, Work
 
 
 class _InFlight(NamedTuple):
-    """A list of copies between the tiers that was not seen to end, and the device blocks that it reads and writes."""
+    """Copies between the tiers in flight, and the device blocks that they read and write."""
 
     event: Event
     reads: frozenset[int]
     writes: frozenset[int]
 
     def conflicts_with(self, reads: Set[int], writes: Set[int]) -> bool:
-        """Return whether work with these device blocks must wait for it. Two may read a block at the same time."""
+        """Return whether work on these device blocks must wait. Two readers of a block do not conflict."""
         return not (self.writes.isdisjoint(reads) and self.writes.isdisjoint(writes) and self.reads.isdisjoint(writes))
 
 
 class BlockCopies:
-    """The copies of one engine, in the order of the answers that asked for them.
+    """The block copies of one engine, in the order of the results that requested them.
 
-    Those between the tiers run on the copy stream, beside the steps. What touches their device blocks next waits for
-    them; what touches others does not. Nothing but these copies touches host blocks, and they run one after the other,
-    so host blocks are not watched. Copies within the device run where the steps do.
+    Copies between the tiers run on the copy stream, concurrently with steps. Later work on their device blocks waits
+    for them; other work does not. Host blocks are touched by these copies only, which run one after the other, so they
+    need no tracking. Copies within the device run on the compute stream.
 
-    Every method raises CopyFailed as soon as it is known that a copy failed.
+    Each method raises CopyFailed as soon as a copy is known to have failed.
     """
 
     def __init__(self, backend: AttentionBackend, stream: CopyStream, block_size: int) -> None:
@@ -42,11 +42,11 @@ class BlockCopies:
 
     @property
     def in_flight(self) -> int:
-        """Lists of copies that were not seen to end when copies were last made."""
+        """Number of copy lists in flight at the latest `make`."""
         return len(self._in_flight)
 
     def make(self, answers: Iterable[Copies]) -> None:
-        """Make the copies of each answer, list by list; those between the tiers may be under way afterwards."""
+        """Run the copies of each result, list by list. Copies between the tiers may still be in flight afterwards."""
         with _failures():
             self._prune_finished()
             for copies in answers:
@@ -55,7 +55,7 @@ class BlockCopies:
                 self._copy_blocks(copies.device_to_device)
 
     def wait_for(self, work: Iterable[Work]) -> None:
-        """Let work that is computed next begin after the copies that write what it reads or touch what it writes."""
+        """Delay work launched next until copies that conflict with it are done."""
         if not self._in_flight:
             return
         reads: set[int] = set()
@@ -101,8 +101,7 @@ def _destinations(copies: Sequence[Copy]) -> frozenset[int]:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Whatever goes wrong with a copy, the contents of blocks are not what the books say."""
     try:
         yield
     except Exception as failure:
-        raise CopyFailed(f"a copy of blocks failed: {failure}") from failure
+        raise CopyFailed(f"block copy failed: {failure}") from failure

@@ -1,4 +1,4 @@
-"""Finds out which requests a failure of the sampling belongs to, so that the others get their tokens."""
+"""Finds the requests that a sampling failure belongs to, so that the others get their tokens."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,10 +12,10 @@ Sampler = Callable[[torch.Tensor, Sequence[Work]], list[Sampled]]
 def sample_separately(
     logits: torch.Tensor, work: Sequence[Work], sampler: Sampler, failure: Exception
 ) -> list[Sampled]:
-    """Return what the logits of a step bring where sampling them together raised `failure`: each work by itself.
+    """Return the results of a step whose batched sampling raised `failure`: each request is sampled separately.
 
-    No row depends on another, so whoever can be sampled gets the tokens that it would have had. A Sampled of the others
-    has the fault. Raises the failure where not even the largest logits can be found: then it is the device's.
+    Rows are independent, so the other requests get the same tokens. The Sampled of a failed request has the fault.
+    Raises `failure` if even an argmax fails, because then the device failed.
     """
     try:
         logits.argmax(dim=-1).tolist()

@@ -1,9 +1,8 @@
-"""Changes logits by what was already said, or by token id, all rows of a batch at once.
+"""Applies rules to logits, by earlier tokens or by token id, for all rows of a batch at once.
 
-The order is that of vLLM's `Sampler`: first the tokens that cannot be chosen (by the language of the output, by
-allowed tokens, by min_tokens), then bias, repetition penalty over prompt and output, frequency and presence penalties
-over the output. So a penalty multiplies a bias too. Each rule costs only the rows that ask for
-it, and changes no other.
+The order is that of vLLM's `Sampler`: first banned tokens (by constraint, allowed tokens and min_tokens), then bias,
+then repetition penalty over prompt and output, then frequency and presence penalties over the output. So a penalty
+scales a bias too. A rule costs only the rows that use it, and changes no other row.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -13,29 +12,29 @@ import torch
 
 from engine.schedule.step_plan import RowRules
 
-# Larger than any logit, and small enough that no sum of these leaves float32.
-_LARGEST = 1e9
+# Larger than any logit, and small enough that sums stay finite in float32.
+_MAX_LOGIT = 1e9
 
 _Rule = tuple[Callable[[RowRules], bool], Callable[[torch.Tensor, list[RowRules]], torch.Tensor]]
 
 
 def apply_rules(logits: torch.Tensor, rules: Sequence[RowRules | None]) -> torch.Tensor:
-    """Return `[rows, vocabulary]` float32 logits changed as each row's rules say; `logits` stay as they are."""
+    """Return `[rows, vocabulary]` float32 logits after each row's rules; `logits` is not modified."""
     for applies, apply in _RULES:
-        concerned = [(row, one) for row, one in enumerate(rules) if one is not None and applies(one)]
-        if concerned:
-            rows = torch.tensor([row for row, _ in concerned], device=logits.device)
-            logits = logits.index_copy(0, rows, apply(logits[rows], [one for _, one in concerned]))
+        affected = [(row, one) for row, one in enumerate(rules) if one is not None and applies(one)]
+        if affected:
+            rows = torch.tensor([row for row, _ in affected], device=logits.device)
+            logits = logits.index_copy(0, rows, apply(logits[rows], [one for _, one in affected]))
     return logits
 
 
 def _penalize(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
-    said = _counts(logits, [one.output for one in rules])
-    known = said + _counts(logits, [one.prompt for one in rules])
-    repetition = _column(logits, [max(one.rules.repetition_penalty, 1 / _LARGEST) for one in rules])
+    generated = _counts(logits, [one.output for one in rules])
+    known = generated + _counts(logits, [one.prompt for one in rules])
+    repetition = _column(logits, [max(one.rules.repetition_penalty, 1 / _MAX_LOGIT) for one in rules])
     logits = torch.where(known > 0, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-    logits = logits - said * _column(logits, [one.rules.frequency_penalty for one in rules])
-    return logits - (said > 0) * _column(logits, [one.rules.presence_penalty for one in rules])
+    logits = logits - generated * _column(logits, [one.rules.frequency_penalty for one in rules])
+    return logits - (generated > 0) * _column(logits, [one.rules.presence_penalty for one in rules])
 
 
 def _add_bias(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
@@ -49,16 +48,16 @@ def _ban(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
     banned = torch.tensor([bool(one.rules.allowed_token_ids) for one in rules], device=logits.device)
     banned = banned[:, None].repeat(1, vocabulary)
     banned[_index(logits, [one.rules.allowed_token_ids for one in rules])] = False
-    # A model may declare end-of-sequence tokens that it has not.
+    # A model may declare end-of-sequence tokens outside its vocabulary.
     known = [[token for token in one.banned_token_ids if 0 <= token < vocabulary] for one in rules]
     banned[_index(logits, known)] = True
     return logits.masked_fill(banned, float("-inf"))
 
 
-def _keep_to_masks(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
+def _apply_masks(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
     vocabulary = logits.shape[-1]
     width = -(-vocabulary // 8)
-    # The vocabulary of a mask may be smaller than that of the model, whose rest cannot be chosen, or larger.
+    # The vocabulary of a mask may be smaller than the model's, whose other tokens are then banned, or larger.
     packed = bytearray().join(one.mask[:width].ljust(width, b"\0") for one in rules)
     masks = torch.frombuffer(packed, dtype=torch.uint8).to(logits.device).view(len(rules), width, 1)
     bits = masks >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
@@ -66,7 +65,7 @@ def _keep_to_masks(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
 
 
 _RULES: tuple[_Rule, ...] = (
-    (lambda one: bool(one.mask), _keep_to_masks),
+    (lambda one: bool(one.mask), _apply_masks),
     (lambda one: bool(one.rules.allowed_token_ids or one.banned_token_ids), _ban),
     (lambda one: bool(one.rules.logit_bias), _add_bias),
     (lambda one: one.rules.penalizes, _penalize),
@@ -74,19 +73,19 @@ _RULES: tuple[_Rule, ...] = (
 
 
 def _counts(logits: torch.Tensor, token_ids: list[tuple[int, ...]]) -> torch.Tensor:
-    """Count how often each row has each token of the vocabulary; float32, so exact up to 16 million."""
+    """Count the occurrences of each token in each row; float32, so exact up to 16 million."""
     counts = torch.zeros_like(logits)
     tokens = _index(logits, token_ids)
     return counts.index_put_(tokens, torch.ones(len(tokens[0]), device=logits.device), accumulate=True)
 
 
 def _index(logits: torch.Tensor, token_ids: Sequence[Collection[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where the tokens of each row are in `logits`: row numbers, and token ids."""
+    """Return row numbers and token ids of each row's tokens, as indices into `logits`."""
     rows = [row for row, tokens in enumerate(token_ids) for _ in range(len(tokens))]
     places = torch.tensor([rows, list(chain.from_iterable(token_ids))], dtype=torch.int64).to(logits.device)
     return places[0], places[1]
 
 
 def _column(logits: torch.Tensor, values: list[float]) -> torch.Tensor:
-    bounded = [min(max(value, -_LARGEST), _LARGEST) for value in values]
+    bounded = [min(max(value, -_MAX_LOGIT), _MAX_LOGIT) for value in values]
     return torch.tensor(bounded, dtype=torch.float32, device=logits.device)[:, None]

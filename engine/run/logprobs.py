@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: of those that stand in the text, and of the most likely ones beside them."""
+"""Log-probabilities of tokens, and of the most likely tokens at the same position."""
 
 from collections.abc import Sequence
 
@@ -7,27 +7,27 @@ import torch
 from engine.schedule.request import MAX_LOGPROBS
 from engine.schedule.step_plan import Sampled
 
-# A long prompt is scored in pieces: the log-softmax of all its rows at once would take as much memory as its logits.
-_ROWS_AT_ONCE = 128
+# A long prompt is scored in chunks, because the log-softmax of all rows would take as much memory as the logits.
+_CHUNK_ROWS = 128
 
 
 def score(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[Sampled]:
-    """Return for each row of `[rows, vocabulary]` logits its token's log-probability, and so many most likely tokens.
+    """Return the log-probability of each row's token, and of the `counts` most likely tokens.
 
-    Of tokens with equal logits the smaller id comes first.
+    `logits` is `[rows, vocabulary]`. Of tokens with equal logits the smaller id comes first.
     """
     scored: list[Sampled] = []
-    for start in range(0, len(token_ids), _ROWS_AT_ONCE):
-        end = start + _ROWS_AT_ONCE
-        scored += _score_piece(logits[start:end], token_ids[start:end], counts[start:end])
+    for start in range(0, len(token_ids), _CHUNK_ROWS):
+        end = start + _CHUNK_ROWS
+        scored += _score_chunk(logits[start:end], token_ids[start:end], counts[start:end])
     return scored
 
 
-def _score_piece(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[Sampled]:
+def _score_chunk(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[Sampled]:
     logprobs = logits.float().log_softmax(dim=-1)
     chosen = torch.tensor(token_ids, device=logits.device)[:, None]
     own = logprobs.gather(-1, chosen)[:, 0].tolist()
-    # Always as many as can be asked for, so that a row depends on no other: topk breaks ties as its size tells it to.
+    # Always the maximum, so that rows are independent: how topk breaks ties depends on k.
     values, ids = logprobs.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
     tops = zip(ids.tolist(), values.tolist(), strict=True)
     return [

@@ -1,9 +1,8 @@
-"""The engine's loop: plan, launch, publish, with the block manager asked while the step runs.
+"""The engine's loop: plan, launch, publish; the block manager answers while the step runs.
 
-Where the scheduler plans ahead, the next step is launched behind the one under way before that has brought its tokens,
-so that the device has always something to do. What it computes for a sequence that turns out to have ended is dropped.
-The blocks of such a sequence are given back only then, and whatever is launched later runs after what was launched
-before: nobody else's contents can be overwritten.
+If the scheduler plans ahead, the next step is launched before the step in flight has returned its tokens, so that the
+device never idles. Results for a sequence that turns out to have ended are discarded. Its blocks are released only
+then, and later launches run after earlier ones, so no other sequence's contents are overwritten.
 """
 
 from collections.abc import Callable
@@ -19,11 +18,11 @@ from engine.schedule.step_plan import Launched, Runner, Sampled, StepPlan
 
 
 class StepTimes(NamedTuple):
-    """Where the time of a step went, in seconds.
+    """Durations of one step, in seconds.
 
-    `ran` is from its launch, or from the end of the step before it, until its tokens were there; `sample` is the part
-    of that which its sampling took. `plan` went into laying out steps and asking for blocks since the last step ended,
-    and `publish` into taking in what this one brought. Where the next step is launched ahead, it runs during both.
+    `ran`: from its launch, or the end of the step before it, until its tokens arrived; `sample`: the part spent
+    sampling. `plan`: planning and block requests since the last step ended; `publish`: processing of its results. A
+    step launched ahead runs during both.
     """
 
     ran: float
@@ -33,15 +32,15 @@ class StepTimes(NamedTuple):
 
     @property
     def forward(self) -> float:
-        """What is neither of these: copies and the model."""
+        """Time of copies and the model: `ran` without `sample`."""
         return max(0.0, self.ran - self.sample)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn of the loop brought: outputs, and whether anything moved; if not, the loop may sleep.
+    """Result of one turn of the loop: outputs, and whether there was progress. Without progress the loop may sleep.
 
-    `step` says where the time of the step went that ended in it, None if none did.
+    `step` has the durations of the step that ended, None if none did.
     """
 
     outputs: list[Output]
@@ -63,40 +62,40 @@ class _Failed:
 
 
 @dataclass(frozen=True)
-class _Flight:
-    """A step that was launched, as it was planned then."""
+class _LaunchedStep:
+    """A launched step, with its plan at that time."""
 
     plan: StepPlan
     launched: Launched
-    begun: float
+    started: float
 
 
 class Engine:
-    """Turns requests into tokens. One thread calls it; whoever owns that thread waits when a turn made no progress."""
+    """Turns requests into tokens. Called by one thread, which waits after a turn without progress."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, blocks: BlockManager, clock: Callable[[], float]) -> None:
-        """Put the parts together. `clock` gives seconds, never going back."""
+        """`clock` returns monotonic seconds."""
         self.scheduler = scheduler
         self.blocks = blocks
         self.last_failure: Exception | None = None
         self._runner = runner
         self._clock = clock
-        self._ahead: _Flight | None = None  # the next step, where it was launched already
-        self._ended = -inf  # when the latest step did
-        self._planning = 0.0  # seconds spent on it since then
+        self._ahead: _LaunchedStep | None = None  # the next step, if it was launched ahead
+        self._ended = -inf  # end of the latest step
+        self._planning = 0.0  # seconds spent planning since then
 
     def turn(self) -> Turn:
-        """Take in answers, end at most one step, and ask for what the next one needs.
+        """Apply results, end at most one step, and request blocks for the next one.
 
-        Raises EngineBroken: then it cannot go on.
+        Raises EngineBroken if the engine cannot continue.
         """
-        begun = self._clock()
+        started = self._clock()
         answered = self._receive()
-        flight, plan = self._begin(begun)
+        flight, plan = self._begin(started)
         step = self.scheduler.build_step(plan) if self.blocks.ready else None
         if step is not None:
             self.blocks.send(step)
-        self._planning += self._clock() - begun
+        self._planning += self._clock() - started
         if plan is not None and flight is None:
             flight = self._launch(plan)
         times = None
@@ -107,7 +106,7 @@ class Engine:
         return Turn(outputs, bool(answered or plan or step or outputs), times)
 
     def take_failure(self) -> Exception | None:
-        """Return what made the latest step that failed fail, and forget it."""
+        """Return and clear the exception of the latest failed step."""
         failure, self.last_failure = self.last_failure, None
         return failure
 
@@ -119,35 +118,35 @@ class Engine:
                 answered += 1
         except Reattached as reattached:
             self.scheduler.rollback_step(reattached.available_blocks, reattached.available_host_blocks, reattached.pins)
-            answered += 1  # answers may be there already: the loop must not sleep before it has looked
+            answered += 1  # results may have arrived: the loop must not sleep before the next receive
         return answered
 
-    def _begin(self, now: float) -> tuple[_Flight | None, StepPlan | None]:
-        """Return the step that was launched ahead and what is left of its plan, or the plan of a new step."""
+    def _begin(self, now: float) -> tuple[_LaunchedStep | None, StepPlan | None]:
+        """Return the step launched ahead and the valid part of its plan, or the plan of a new step."""
         flight, self._ahead = self._ahead, None
         return flight, self.scheduler.adopt(flight.plan, now) if flight else self.scheduler.plan(now)
 
-    def _launch(self, plan: StepPlan) -> _Flight:
-        """Launch a step; a failure is kept until its end. Raises EngineBroken."""
-        begun = self._clock()
+    def _launch(self, plan: StepPlan) -> _LaunchedStep:
+        """Launch a step. A failure is raised by its `result`, except EngineBroken."""
+        started = self._clock()
         try:
-            return _Flight(plan, self._runner.launch(plan), begun)
+            return _LaunchedStep(plan, self._runner.launch(plan), started)
         except EngineBroken:
             raise
         except Exception as failure:
-            return _Flight(plan, _Failed(failure), begun)
+            return _LaunchedStep(plan, _Failed(failure), started)
 
-    def _launch_ahead(self, plan: StepPlan, flight: _Flight) -> None:
+    def _launch_ahead(self, plan: StepPlan, flight: _LaunchedStep) -> None:
         if isinstance(flight.launched, _Failed):
             return
-        begun = self._clock()
+        started = self._clock()
         ahead = self.scheduler.plan_ahead(plan)
-        self._planning += self._clock() - begun
+        self._planning += self._clock() - started
         if ahead is not None:
             self._ahead = self._launch(ahead)
 
-    def _end(self, flight: _Flight, plan: StepPlan) -> StepTimes:
-        """Publish what a step brought for what is left of its plan; return where its time went.
+    def _end(self, flight: _LaunchedStep, plan: StepPlan) -> StepTimes:
+        """Publish the results for the valid part of a plan; return the durations.
 
         Raises EngineBroken.
         """
@@ -163,19 +162,19 @@ class Engine:
             self.scheduler.fail(plan, f"step {plan.step} failed: {failure}")
         else:
             ran = self._seconds(flight)
-            self.scheduler.publish(plan, _kept(flight.plan, plan, results), self._ended)
+            self.scheduler.publish(plan, _adopted_results(flight.plan, plan, results), self._ended)
             self.scheduler.costs.observe(flight.plan, ran)
         planning, self._planning = self._planning, 0.0
         return StepTimes(ran, planning, sampling, self._clock() - self._ended)
 
-    def _seconds(self, flight: _Flight) -> float:
-        """Return how long a step ran: it began when it was launched, or when the one before it had ended."""
-        begun, self._ended = max(flight.begun, self._ended), self._clock()
-        return self._ended - begun
+    def _seconds(self, flight: _LaunchedStep) -> float:
+        """Return how long a step ran, from its launch or the end of the step before it."""
+        started, self._ended = max(flight.started, self._ended), self._clock()
+        return self._ended - started
 
 
-def _kept(launched: StepPlan, adopted: StepPlan, results: list[Sampled]) -> list[Sampled]:
-    """Return of what a step brought that for the work that was adopted."""
+def _adopted_results(launched: StepPlan, adopted: StepPlan, results: list[Sampled]) -> list[Sampled]:
+    """Return the results of the adopted work."""
     if launched is adopted:
         return results
     adopted_ids, sampled = {work.sequence for work in adopted.work}, iter(results)

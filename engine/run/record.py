@@ -1,8 +1,8 @@
-"""Records of requests: when each arrived, which blocks it shares with which others, and how long it became.
+"""Records of requests: arrival, shared blocks and lengths.
 
-No token ids are in it: blocks are named by keys, hashes chained over a secret of the record, the request's salt, and
-all tokens up to the block's end. Who does not know the secret, which is not in the record, cannot tell by guessing
-which tokens a key stands for. Files and clocks belong to whoever writes the record and reads it.
+Records have no token ids. Blocks are identified by keys: hashes chained over a secret of the record, the request's salt
+and all tokens up to the end of the block. The secret is not part of the record, so tokens cannot be guessed from keys.
+The caller owns files and clocks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group
 from engine.schedule.sequence_group import Sequence as EngineSequence
 
-# Of a key: 64 bits, enough to tell apart what one record can hold.
+# 64 bits distinguish the blocks of one record.
 _KEY_BYTES = 8
 
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """The engine that was recorded: what a replay takes where nothing else is asked for."""
+    """Settings of the recorded engine: the defaults of a replay."""
 
     block_size: int
     device_blocks: int
@@ -35,11 +35,11 @@ class RecordSettings:
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """A request that ended. Steps are the engine's, lengths in tokens.
+    """An ended request. Steps are the engine's, lengths are in tokens.
 
-    `number` counts requests in the order of their arrival. `keys` are those of the full blocks of prompt and output
-    together. `prompt_tokens` counts what was known when it came, `max_tokens` what it was allowed to generate beyond
-    that, `output_tokens` what it did.
+    `number` counts requests in order of arrival. `keys` are those of the full blocks of prompt and output.
+    `prompt_tokens` counts the tokens known at arrival, `output_tokens` the generated ones, and `max_tokens` is their
+    limit.
     """
 
     number: int
@@ -54,17 +54,17 @@ class RecordedRequest:
     finish: str
 
     @property
-    def possible(self) -> bool:
-        """Whether a request can have these lengths."""
+    def is_valid(self) -> bool:
+        """Whether the lengths are consistent."""
         known = self.prompt_tokens + self.output_tokens
         return self.prompt_tokens > 0 <= self.output_tokens <= self.max_tokens and known >= len(self.keys)
 
 
 class RequestsRecord:
-    """Describes the requests of one scheduler when they have ended."""
+    """Describes the requests of one scheduler after they ended."""
 
     def __init__(self, scheduler: Scheduler, secret: bytes) -> None:
-        """Begin a record of this scheduler's requests. `secret` is random, and known to nobody else."""
+        """`secret` is random and known only to this record."""
         capacity, limits = scheduler.capacity, scheduler.limits
         self.settings = RecordSettings(
             capacity.block_size,
@@ -79,9 +79,9 @@ class RequestsRecord:
         self._secret = secret
 
     def ended(self, group: Group, arrival_step: int, end_step: int) -> list[RecordedRequest]:
-        """Describe a request that ended, each sample for itself: they have the keys of the prompt in common.
+        """Describe an ended request, one entry for each sample. Samples share the keys of the prompt.
 
-        What had ended before the request came here is left out.
+        Samples that had ended before the request arrived are left out.
         """
         samples = [member for member in group.samples if member.index not in group.request.ended]
         return [self._sample(member, arrival_step, end_step) for member in samples]

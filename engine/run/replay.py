@@ -1,4 +1,4 @@
-"""What a record of requests is run with: tokens made up from its keys, and a runner that computes nothing."""
+"""Replay of a record of requests: tokens generated from its keys, and a runner that computes nothing."""
 
 from array import array
 from collections.abc import Sequence
@@ -7,19 +7,19 @@ from itertools import count
 from engine.run.record import RecordedRequest
 from engine.schedule.step_plan import Done, Sampled, StepPlan, Work
 
-# It ends a request before its limit. Made-up tokens are never it.
+# Ends a request before its limit. Synthetic tokens start above it.
 STOP_TOKEN = 0
 
 
 class SyntheticTokens:
-    """Makes up tokens so that blocks of equal keys have equal tokens, and all others different ones.
+    """Generates tokens such that blocks with equal keys have equal tokens, and all others differ.
 
-    Every token of a block is the number of its key, in order of appearance. A rest that fills no block, of which no key
-    is known, has a number of its own, and so is shared with nobody.
+    All tokens of a block are the number of its key, in order of appearance. The tokens after the last full block, which
+    have no key, get a unique number, so they are never shared.
     """
 
     def __init__(self, block_size: int) -> None:
-        """Begin for a record of this block size, in tokens."""
+        """`block_size` is that of the record, in tokens."""
         self._block_size = block_size
         self._numbers: dict[int, int] = {}
         self._next = count(STOP_TOKEN + 1)
@@ -37,24 +37,24 @@ class SyntheticTokens:
 
 
 class ReplayRunner:
-    """Executes plans by looking up the tokens that come next; it computes nothing.
+    """Executes plans by looking up the next tokens; it computes nothing.
 
-    A request is known by the seed of its sampling: its place in `tokens`.
+    The seed of its sampling parameters identifies a request.
     """
 
     def __init__(self) -> None:
         self._tokens: dict[int, tuple[Sequence[int], bool]] = {}
 
     def add(self, seed: int, tokens: Sequence[int], *, stops: bool) -> None:
-        """Say what the request of this seed consists of, its output included; if it `stops`, before its limit."""
+        """Add a request: its tokens, output included, and whether it `stops` before its limit."""
         self._tokens[seed] = (tokens, stops)
 
     def remove(self, seed: int) -> None:
-        """The request of this seed has ended."""
+        """Remove an ended request."""
         del self._tokens[seed]
 
     def launch(self, plan: StepPlan) -> Done:
-        """Bring the next token of each work that samples."""
+        """Return the next token of each sampling work."""
         return Done([Sampled(self._token(work)) for work in plan.work if work.samples])
 
     def _token(self, work: Work) -> int:

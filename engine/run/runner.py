@@ -33,64 +33,66 @@ class ModelRunner:
         decoder: Decoder | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Put the parts together. Without a `copy_stream` it is the one for the model's device.
+        """Combine the parts. `copy_stream` defaults to the one for the model's device.
 
-        A `decoder` runs the model's steps instead of its modules, over the cache of the same backend. By the `clock`,
-        in seconds, the sampling is measured on a CPU.
+        A `decoder` replaces the model's modules; it uses the cache of the same backend. On a CPU, `clock` (seconds)
+        measures the sampling.
         """
         self._decoder = decoder or ModulesDecoder(loaded, backend)
         self._block_size = block_size
         self._device: torch.device = loaded.model.device
-        self._drawn = _Drawn({})
+        self._latest = _LatestTokens({})
         self._timer = SampleTimer(self._device, clock)
         self._copies = BlockCopies(backend, copy_stream or copy_stream_for(self._device), block_size)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        """Begin to copy blocks and to compute the fed tokens, behind the steps launched before. Raises CopyFailed.
+        """Start block copies and the forward pass, behind the steps launched before. Raises CopyFailed.
 
-        On a GPU all of it is queued on the current stream, where each token is drawn by nothing but numbers; else the
-        step has ended when this returns.
+        On a GPU all work is queued on the current stream, where only plain tokens are sampled; other steps have ended
+        when this returns.
         """
         self._copies.make(plan.copies)
         if not plan.work:
             return Done([])
         self._copies.wait_for(plan.work)
         logits = self.forward(plan.work)
-        begun = self._timer.mark()
+        started = self._timer.mark()
         if not all(map(_is_plain, plan.work)):
-            self._drawn = _Drawn({})
-            results = _brought(logits, plan.work)
-            return _Known(begun, self._timer.mark(), results)
+            self._latest = _LatestTokens({})
+            results = _results_of(logits, plan.work)
+            return _HostTokens(started, self._timer.mark(), results)
         rows = [row for work in plan.work for row in _rows(work)]
         try:
             tokens = sample_on_device(logits, [row.draw for row in rows if row.draw])
         except Exception as failure:
             results = sample_separately(logits, plan.work, outcomes, failure)
             self._remember_sampled(plan.work, upload([one.token_id for one in results], torch.int64, self._device))
-            return _Known(begun, self._timer.mark(), results)
+            return _HostTokens(started, self._timer.mark(), results)
         self._remember_sampled(plan.work, tokens)
-        return _DeviceTokens(begun, self._timer.mark(), Download(tokens))
+        return _DeviceTokens(started, self._timer.mark(), Download(tokens))
 
     def _remember_sampled(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
-        """Remember where the tokens of each sequence are: a step launched ahead may be fed them."""
+        """Keep the sampled tokens of each sequence on the device, as input of a step launched ahead."""
         sampling = [item for item in work if item.samples]
         places = accumulate((len(item.sample_indices) for item in sampling), initial=0)
-        self._drawn = _Drawn({item.sequence: place for item, place in zip(sampling, places, strict=False)}, tokens)
+        self._latest = _LatestTokens(
+            {item.sequence: place for item, place in zip(sampling, places, strict=False)}, tokens
+        )
 
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
-        """Return `[rows, vocabulary]` logits: for each work, those that score its prompt, then one for each sample."""
+        """Return `[rows, vocabulary]` logits: for each work, rows that score its prompt, then one for each sample."""
         token_ids = [token for item in work for token in item.token_ids]
         positions = [position for item in work for position in range(item.start, item.end)]
         return self._decoder.logits(
-            self._known(token_ids, work),
+            self._input_ids(token_ids, work),
             upload(positions, torch.int64, self._device),
-            upload(self._places(work), torch.int64, self._device),
+            upload(self._logit_indices(work), torch.int64, self._device),
             PagedBatch.of(work, self._block_size, self._device),
         )
 
-    def _places(self, work: tuple[Work, ...]) -> list[int]:
-        """Return the places in the flattened batch whose logits are needed."""
+    def _logit_indices(self, work: tuple[Work, ...]) -> list[int]:
+        """Return the indices in the flattened batch whose logits are needed."""
         places: list[int] = []
         fed = 0
         for item in work:
@@ -102,19 +104,19 @@ class ModelRunner:
                 places += [fed - 1] * len(item.sample_indices)
         return places
 
-    def _known(self, token_ids: list[int], work: tuple[Work, ...]) -> torch.Tensor:
-        """Return the fed tokens; those that are pending are on the device already."""
+    def _input_ids(self, token_ids: list[int], work: tuple[Work, ...]) -> torch.Tensor:
+        """Return the input token ids; pending ones are copied on the device from the latest step."""
         known = upload(token_ids, torch.int64, self._device)
         pending = [item.sequence for item in work if item.token_ids == (PENDING,)]
         if pending:
-            drawn = self._drawn.tokens[upload([self._drawn.rows[one] for one in pending], torch.int64, self._device)]
+            drawn = self._latest.tokens[upload([self._latest.rows[one] for one in pending], torch.int64, self._device)]
             places = [place for place, token in enumerate(token_ids) if token == PENDING]
             known[upload(places, torch.int64, self._device)] = drawn
         return known
 
 
-class _Drawn(NamedTuple):
-    """What the latest step sampled, on the device: `tokens` `[samples]` int64, and each sequence's first row of it."""
+class _LatestTokens(NamedTuple):
+    """Tokens sampled by the latest step, on the device: `tokens` `[samples]` int64, and each sequence's first row."""
 
     rows: dict[int, int]
     tokens: torch.Tensor = torch.empty(0, dtype=torch.int64)
@@ -124,16 +126,16 @@ class _Drawn(NamedTuple):
 class _Sampling:
     """A step whose sampling is between two marks."""
 
-    begun: Mark
+    started: Mark
     sampled: Mark
 
     def sample_seconds(self) -> float:
-        return seconds_between(self.begun, self.sampled)
+        return seconds_between(self.started, self.sampled)
 
 
 @dataclass(frozen=True)
 class _DeviceTokens(_Sampling):
-    """A step whose tokens come to the host once it has ended."""
+    """A step whose tokens are being copied to the host."""
 
     tokens: Download
 
@@ -142,8 +144,8 @@ class _DeviceTokens(_Sampling):
 
 
 @dataclass(frozen=True)
-class _Known(_Sampling):
-    """A step whose tokens the host has waited for."""
+class _HostTokens(_Sampling):
+    """A step whose tokens are on the host."""
 
     results: list[Sampled]
 
@@ -152,10 +154,10 @@ class _Known(_Sampling):
 
 
 class _Row(NamedTuple):
-    """What is made of one row of logits.
+    """One row of logits: sampled, scored, or expanded for a beam.
 
-    A token is drawn or known already, and scored where that is asked for; or it is the work of a beam, which goes on
-    with many.
+    A token is sampled (`draw`) or known (`token_id`), and scored if `logprobs` is set. A row of a `beam` has many
+    continuations instead.
     """
 
     draw: Draw | None = None
@@ -164,8 +166,8 @@ class _Row(NamedTuple):
     beam: Work | None = None
 
 
-def _brought(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
-    """Return the outcomes of the logits; what one request asks for may raise, without harm to the others."""
+def _results_of(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
+    """Return the results of the logits. An exception raised for one request does not affect the others."""
     try:
         return outcomes(logits, work)
     except Exception as failure:
@@ -173,7 +175,7 @@ def _brought(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
 
 
 def outcomes(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
-    """Make of the logits of `forward` what a step brings."""
+    """Return the results of a step from the logits of `forward`."""
     rows = [row for item in work for row in _rows(item)]
     beams = [row.beam for row in rows if row.beam is not None]
     if not beams:
@@ -190,7 +192,7 @@ def outcomes(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
 
 
 def _tokens(logits: torch.Tensor, rows: Sequence[_Row]) -> list[Sampled]:
-    """Return a token for each row that is no beam's, with its log-probabilities where they are asked for."""
+    """Return a token for each row that is not a beam's, with log-probabilities if requested."""
     draws = [row.draw for row in rows if row.draw]
     drawn = iter(sample(_select(logits, [row.draw is not None for row in rows]), draws) if draws else [])
     tokens = [next(drawn) if row.draw else row.token_id for row in rows]
@@ -202,7 +204,7 @@ def _tokens(logits: torch.Tensor, rows: Sequence[_Row]) -> list[Sampled]:
 
 
 def _is_plain(work: Work) -> bool:
-    """Return whether a work brings drawn tokens and nothing else."""
+    """Return whether the results are sampled tokens only, without scores or candidates."""
     return work.to_score is None and not work.candidates and (work.logprobs is None or not work.samples)
 
 
@@ -218,5 +220,5 @@ def _rows(work: Work) -> list[_Row]:
 
 
 def _select(logits: torch.Tensor, chosen: list[bool]) -> torch.Tensor:
-    """Return the rows that are chosen, without a copy where all are."""
+    """Return the chosen rows, without a copy if all are chosen."""
     return logits if all(chosen) else logits[torch.tensor(chosen, device=logits.device)]

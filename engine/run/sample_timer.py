@@ -1,4 +1,4 @@
-"""Measures how long the sampling of a step takes, without waiting for it."""
+"""Measures the duration of sampling without synchronizing with the device."""
 
 from collections.abc import Callable
 
@@ -10,15 +10,15 @@ Mark = float | torch.cuda.Event
 
 
 class SampleTimer:
-    """Makes marks between what a device is given to do: on a GPU events of the current stream, else times."""
+    """Records marks in the order of launched work: events of the current stream on a GPU, times on a CPU."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds; on a GPU it is not asked."""
+        """`clock` returns seconds; it is unused on a GPU."""
         self._on_gpu = device.type == "cuda"
         self._clock = clock
 
     def mark(self) -> Mark:
-        """Mark the place behind all that was asked for until now."""
+        """Record a mark behind all work launched so far."""
         if not self._on_gpu:
             return self._clock()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -27,7 +27,7 @@ class SampleTimer:
 
 
 def seconds_between(first: Mark, last: Mark) -> float:
-    """Return the seconds that the device took from one mark to a later one; wait until it has come there."""
+    """Return the device's seconds between two marks; wait until the later one is reached."""
     if isinstance(first, torch.cuda.Event):
         assert isinstance(last, torch.cuda.Event), "both marks are of one device"
         last.synchronize()

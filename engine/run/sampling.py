@@ -1,8 +1,8 @@
-"""Chooses tokens from logits, all rows of a batch at once.
+"""Samples tokens from logits, for all rows of a batch at once.
 
-Gumbel-max: the argmax of logits / temperature + g, with g drawn from the Gumbel distribution, is a sample of the
-softmax (Gumbel 1954; Maddison et al. 2014). g is a counter-based function of (seed, sample index, position, token id),
-so a result depends neither on the rest of the batch nor on what was drawn before, and a stream can go on elsewhere.
+Gumbel-max: the argmax of logits / temperature + g, with g from the Gumbel distribution, is a sample of the softmax
+(Gumbel 1954; Maddison et al. 2014). g is a counter-based function of (seed, sample index, position, token id). So a
+result depends neither on the rest of the batch nor on earlier samples, and a stream can continue on another engine.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from engine.schedule.step_plan import RowRules
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-# Colder than this nothing but the most likely token can win, and less is no number of float32.
-_LEAST_TEMPERATURE = 1e-30
-# Hotter than this all tokens that can be chosen are equally likely; an infinite divisor would make NaN of the others.
-_MOST_TEMPERATURE = 1e30
-_LARGEST_UNIFORM = 1 - 2.0**-24  # the largest float32 below 1, where the noise would be -inf
+# Below this only the most likely token can win, and float32 underflows.
+_MIN_TEMPERATURE = 1e-30
+# Above this all allowed tokens are equally likely; an infinite divisor would turn the others into NaN.
+_MAX_TEMPERATURE = 1e30
+_MAX_UNIFORM = 1 - 2.0**-24  # the largest float32 below 1; at 1 the noise would be -inf
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How one row is sampled: its parameters, the name of its random numbers, and what changes its logits before."""
+    """How one row is sampled: parameters, the counters of its random numbers, and the rules for its logits."""
 
     sampling: Sampling
     sample_index: int
@@ -40,9 +40,9 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def sample_on_device(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Return `[rows]` int64 token ids, one for each row of `[rows, vocabulary]` logits, where these are.
+    """Return `[rows]` int64 token ids, one for each row of `[rows, vocabulary]` logits, on the same device.
 
-    Nothing waits for the device unless rules change the logits.
+    Does not synchronize with the device unless rules change the logits.
     """
     logits = apply_rules(logits.float(), [draw.rules for draw in draws])
     chosen = _likeliest(logits)
@@ -54,26 +54,26 @@ def sample_on_device(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tenso
 
 
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Return `[rows]` int64: where each row is largest, the first place of several."""
+    """Return the `[rows]` int64 argmax of each row, the first of equal ones."""
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
-    # On a CPU NumPy's takes a tenth of the time of torch's: 0.2 ms, not 2, for 32 rows of 49,152.
+    # On a CPU, NumPy's argmax takes a tenth of torch's time: 0.2 ms instead of 2 for 32 rows of 49,152.
     return torch.from_numpy(logits.numpy().argmax(axis=-1))
 
 
 def _sample_rows(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    # Less the largest, since rules can make logits so large that a low temperature would take them out of float32.
+    # Subtract the maximum, because rules can make logits so large that a low temperature overflows float32.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / _column(
-        logits, [min(max(draw.sampling.temperature, _LEAST_TEMPERATURE), _MOST_TEMPERATURE) for draw in draws]
+        logits, [min(max(draw.sampling.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE) for draw in draws]
     )
     filtered = _filter(scaled, draws)
     return (filtered + gumbel_noise(draws, logits.shape[-1], logits.device)).argmax(dim=-1)
 
 
 def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    """Put -inf where min_p, then top_k, then top_p of the row forbid a token: the order of vLLM.
+    """Set tokens that min_p, then top_k, then top_p exclude to -inf, in vLLM's order.
 
-    top_p is a share of the probability that the two before it have left.
+    top_p applies to the probability that the first two filters keep.
     """
     parameters = [draw.sampling for draw in draws]
     if all(p.top_k == 0 and p.top_p == 1.0 and p.min_p == 0.0 for p in parameters):
@@ -85,8 +85,8 @@ def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     top_k = upload([p.top_k or logits.shape[-1] for p in parameters], torch.int64, logits.device)
     kept = ordered.masked_fill((probabilities < least) | (ranks >= top_k[:, None]), float("-inf"))
     probabilities = kept.softmax(dim=-1)
-    # A token stays while the more likely ones have not reached top_p yet, and the first always. A sum of 1 may be
-    # reached by rounding, so a top_p of 1 is no bound at all: a row must not depend on others having filters.
+    # A token is kept while the more likely ones sum to less than top_p; the first is always kept. Rounding may reach a
+    # sum of 1, so a top_p of 1 turns the filter off: a row must not depend on the filters of other rows.
     before = probabilities.cumsum(dim=-1) - probabilities
     top_p = _column(logits, [p.top_p if p.top_p < 1 else float("inf") for p in parameters])
     kept = kept.masked_fill((before >= top_p) & (ranks > 0), float("-inf"))
@@ -100,8 +100,8 @@ def gumbel_noise(draws: Sequence[Draw], vocabulary: int, device: torch.device) -
     token_ids = torch.arange(vocabulary, dtype=torch.int64, device=device)
     bits = _mix(state + token_ids * _signed(_GOLDEN))
     uniform = ((bits >> 11) & ((1 << 53) - 1)).to(torch.float64).add_(0.5).mul_(2.0**-53).to(torch.float32)
-    uniform.clamp_(max=_LARGEST_UNIFORM)
-    # log1p keeps the small uniforms exact: they make the large noise that wins.
+    uniform.clamp_(max=_MAX_UNIFORM)
+    # log1p keeps small uniforms exact: they produce the large noise that wins.
     return -torch.log(-torch.log1p(-uniform))
 
 
@@ -120,7 +120,7 @@ def _mix_integer(value: int) -> int:
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:
-    """Mix as `_mix_integer` does, on int64 tensors, whose products wrap around."""
+    """Apply `_mix_integer` to int64 tensors, whose products wrap around."""
     values = (values ^ _shift(values, 30)) * _signed(0xBF58476D1CE4E5B9)
     values = (values ^ _shift(values, 27)) * _signed(0x94D049BB133111EB)
     return values ^ _shift(values, 31)

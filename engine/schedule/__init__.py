@@ -1,1 +1,1 @@
-"""Which tokens are computed next, and in which blocks."""
+"""Scheduling: which tokens the next step computes, and in which blocks."""

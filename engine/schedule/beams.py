@@ -1,8 +1,8 @@
-"""Beam search: which continuations of a prompt are kept, and which of those that ended are the answers.
+"""Beam search: which continuations are kept, and which finished ones become answers.
 
-The rules, the scores and the ends are those of transformers' beam search, so that the answers are its answers. One step
-looks at the likeliest continuations of all beams together: the best that do not end go on, those that end become
-answers if they are among the first `width`.
+Rules, scores and termination are those of transformers' beam search, so that results are equal. A step compares the
+most likely continuations of all beams. The best unfinished ones stay beams. Finished ones become answers if they rank
+among the first `width`.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from engine.schedule.request import BeamSearch, FinishReason, Stopping, candidates_per_beam
 
-# What the runner brings for one beam: tokens and what they add to its log-probability, likeliest first.
+# Of one beam: tokens and their log-probabilities, most likely first.
 Candidates = Sequence[tuple[int, float]]
 
 
 class Continuation(NamedTuple):
-    """A beam of the next step: the one that it goes on from, its new token, and its log-probability with it."""
+    """A beam of the next step: index of its parent beam, its new token, and its cumulative log-probability."""
 
     parent: int
     token_id: int
@@ -24,7 +24,7 @@ class Continuation(NamedTuple):
 
 
 class BeamAnswer(NamedTuple):
-    """A text that ended. `score` is its log-probability over its length, in tokens, to the power of length_penalty."""
+    """A finished text. `score` is its log-probability divided by length (in tokens) to the power of length_penalty."""
 
     token_ids: tuple[int, ...]
     score: float
@@ -33,12 +33,12 @@ class BeamAnswer(NamedTuple):
 
 
 class Beams:
-    """The state of one search. It does not know where the beams keep their tokens."""
+    """The state of one search. Sequences hold the tokens of the beams."""
 
     def __init__(self, search: BeamSearch, stopping: Stopping) -> None:
-        """Begin with the prompt as the only beam."""
+        """Start with the prompt as the only beam."""
         self.width = search.width
-        self.logprobs = [0.0]  # of the beams that go on, likeliest first
+        self.logprobs = [0.0]  # of the live beams, most likely first
         self.answers: list[BeamAnswer] = []  # best first, `width` at most
         self.done = False
         self._search = search
@@ -46,13 +46,13 @@ class Beams:
 
     @property
     def candidates(self) -> int:
-        """How many continuations of each beam are looked at."""
+        """Number of continuations compared for each beam."""
         return candidates_per_beam(self._search, self._stopping)
 
     def advance(self, texts: Sequence[Sequence[int]], found: Sequence[Candidates]) -> list[Continuation]:
-        """Take in what was found for each beam, `texts` being what they generated; return the beams that go on.
+        """Process the candidates of each beam and return the beams of the next step, none if the search is done.
 
-        None goes on when the search is over.
+        `texts` are the generated tokens of each beam.
         """
         length = len(texts[0]) + 1
         best = nlargest(
@@ -65,18 +65,18 @@ class Beams:
             key=lambda one: (one.logprob, -one.parent, -one.token_id),
         )
         ends = [one for one in best[: self.width] if self._finish(one, length)]
-        going_on = [one for one in best if not self._finish(one, length)][: self.width]
+        survivors = [one for one in best if not self._finish(one, length)][: self.width]
         self.answers = nlargest(
             self.width,
             [*self.answers, *(self._answer(one, texts[one.parent], length) for one in ends)],
             key=lambda answer: answer.score,
         )
-        self.logprobs = [one.logprob for one in going_on]
-        self.done = not going_on or self._cannot_improve(length)
-        return [] if self.done else going_on
+        self.logprobs = [one.logprob for one in survivors]
+        self.done = not survivors or self._cannot_improve(length)
+        return [] if self.done else survivors
 
     def abandon(self) -> None:
-        """Give up whatever was found."""
+        """Discard all answers."""
         self.done, self.answers = False, []
 
     def _finish(self, one: Continuation, length: int) -> FinishReason | None:
@@ -86,17 +86,16 @@ class Beams:
 
     def _answer(self, one: Continuation, text: Sequence[int], length: int) -> BeamAnswer:
         finish = self._finish(one, length)
-        assert finish is not None, "only what ends is an answer"
+        assert finish is not None, "an answer has ended"
         stop_token = one.token_id if finish is FinishReason.STOP else None
         return BeamAnswer((*text, one.token_id), self._score(one.logprob, length), finish, stop_token)
 
     def _cannot_improve(self, length: int) -> bool:
-        """Return whether there are `width` answers that nothing is expected to beat, judging at the present length."""
+        """Return whether `width` answers exist and no beam is expected to beat the worst, at the current length."""
         if len(self.answers) < self.width:
             return False
         return self._search.early_stopping or self._score(self.logprobs[0], length) <= self.answers[-1].score
 
     def _score(self, logprob: float, length: int) -> float:
-        # With a penalty that is admitted no power leaves the doubles, so that the order is the quotients' own: taken by
-        # way of logarithms, scores that are nearly equal would become equal.
+        # MAX_LENGTH_PENALTY keeps the power within double precision. Logarithms would make nearly equal scores equal.
         return float(logprob / length**self._search.length_penalty)

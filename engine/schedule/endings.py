@@ -1,4 +1,4 @@
-"""How requests end, whatever state they are in."""
+"""Ends requests in any state."""
 
 from blocks import FreeReason
 from engine.errors import BlockManagerBroken, ConstraintFailed
@@ -19,18 +19,17 @@ _FREE_REASONS = {
 
 
 class RequestEndings:
-    """Ends groups and samples, and lets their blocks go."""
+    """Ends groups and samples, and releases their blocks."""
 
     def __init__(self, queue: RequestQueue, releases: Releases, pins: Pins, outputs: Outputs) -> None:
-        """Begin with no group at fault."""
         self._queue = queue
         self._releases = releases
         self._pins = pins
         self._outputs = outputs
-        self._faults: list[tuple[Group, Exception]] = []  # groups that cannot go on, and why
+        self._faults: list[tuple[Group, Exception]] = []  # failed groups and their exceptions
 
     def end(self, group: Group, reason: FinishReason) -> None:
-        """End the samples of a request that have not ended."""
+        """End all live samples of a request."""
         for member in group.live:
             member.end(reason)
         self.close(group)
@@ -42,26 +41,26 @@ class RequestEndings:
         self.end(group, FinishReason.FAILED)
 
     def fail_with(self, group: Group, fault: Exception) -> None:
-        """End a request for what was raised for it alone, unless it has ended."""
+        """Fail a request with an exception raised for it alone. No effect if it has ended."""
         if self._queue.by_request.get(group.request.request_id) is not group:
             return
         if isinstance(fault, ConstraintFailed):
-            detail = f"the constraint cannot be followed any further: {fault}"
+            detail = f"the output cannot continue under its constraint: {fault}"
             self.fail(group, Failure.CONSTRAINT, detail)
         else:
-            detail = f"the engine failed at this request: {type(fault).__name__}: {fault}"
+            detail = f"internal error in this request: {type(fault).__name__}: {fault}"
             self.fail(group, Failure.REQUEST, detail, fault)
 
     def record_fault(self, group: Group, fault: Exception) -> None:
-        """Note that a request cannot go on. Raises what no request is to blame for."""
+        """Record an exception raised for one request; `fail_faulty` fails it. Raises BlockManagerBroken again."""
         if isinstance(fault, BlockManagerBroken):
             raise fault
         self._faults.append((group, fault))
 
     def fail_faulty(self) -> bool:
-        """Fail the groups that cannot go on; return whether there were any.
+        """Fail the requests with recorded exceptions; return whether there were any.
 
-        That is at the end of a step, because work that follows may be of the same group.
+        Called at the end of a step, because later work of the step may belong to the same group.
         """
         faults, self._faults = self._faults, []
         for group, fault in faults:
@@ -69,13 +68,13 @@ class RequestEndings:
         return bool(faults)
 
     def release_sample(self, member: Sequence) -> None:
-        """Let a sample that has ended give its blocks back; a trunk is needed until the others are forked from it."""
+        """Release the blocks of a finished sample. An unforked trunk keeps them, because other samples fork from it."""
         group = member.group
         if member.finish is not None and not group.ended and (group.forked or member is not group.trunk):
             self._releases.release([member], _FREE_REASONS[member.finish])
 
     def close(self, group: Group) -> None:
-        """Output that a request has ended, and let its blocks go."""
+        """Output the end of a request and release its blocks."""
         if group.beams and not group.answers:
             group.answer(group.members[0].finish or FinishReason.FAILED, self._queue.sequence_ids)
         group.stats.end(len(group.blocks))
@@ -84,7 +83,7 @@ class RequestEndings:
         else:
             self._outputs.emit(Finished(group.request.request_id, group))
         if not self._queue.end(group):
-            return  # its blocks are under way: they go back when they come
+            return  # its allocation is in flight: `Scheduler.apply` releases the blocks
         for member in list(group.members):
             assert member.finish is not None, "it has ended"
             self._releases.release([member], _FREE_REASONS[member.finish])

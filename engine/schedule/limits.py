@@ -1,11 +1,11 @@
-"""Bounds of a step and of the queue."""
+"""Limits of a step and of the queue."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Preemption(Enum):
-    """How blocks are taken from a group. AUTO takes the cheaper way for each, by what both were measured to cost."""
+    """How preemption frees blocks. AUTO chooses the cheaper way for each group, by measured costs."""
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
@@ -14,14 +14,14 @@ class Preemption(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a step and of the queue.
+    """Limits of a step and of the queue. Raises ValueError, naming the field, if they are inconsistent.
 
-    `token_budget` bounds the tokens fed in one step, `max_sequences` the sequences that hold blocks, `max_waiting` the
-    queue. `preemption` is how blocks are taken from a group when others need them. `admission_watermark` is the
-    fraction of the pool that an admission leaves free while something runs. With `priority_aging`, in seconds, a
-    request of class p is served as if it had come p times as much later, whatever its class; 0: a class waits for those
-    before it. An isolated request keeps the others waiting for `isolation_seconds` at most. Raises ValueError, naming
-    the field, where they cannot work.
+    `token_budget` limits the tokens scheduled in one step, `max_sequences` the sequences that hold blocks,
+    `max_waiting` the queue. `admission_watermark` is the fraction of the pool that an admission leaves free while other
+    requests run.
+
+    With `priority_aging` (seconds), a request of priority p is ordered as if it had arrived p times that much later; 0
+    orders by priority first. An isolated request blocks the others for at most `isolation_seconds`.
     """
 
     token_budget: int = 512
@@ -35,16 +35,16 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("token_budget", "max_sequences", "max_waiting"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.token_budget < self.max_sequences:
             raise ValueError(
-                f"token_budget is {self.token_budget}, it must be at least max_sequences, {self.max_sequences}: "
-                "each decoding sequence takes one token of every step"
+                f"token_budget must be at least max_sequences ({self.max_sequences}), not {self.token_budget}: "
+                "each decoding sequence takes one token of each step"
             )
 
     def watermark(self, device_blocks: int) -> int:
-        """Return how many blocks an admission leaves free while something runs.
+        """Return the number of blocks that an admission leaves free while other requests run.
 
-        Rounded down: a block of a tiny pool is a large part of it, and a pool of some hundred has one to spare.
+        Rounded down, because one block is a large part of a tiny pool.
         """
         return int(self.admission_watermark * device_blocks)

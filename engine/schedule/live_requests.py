@@ -1,4 +1,4 @@
-"""Requests as those outside the engine see them: submitted, pinned, cancelled, failed."""
+"""Accepts, pins, cancels and fails requests by their ids."""
 
 from engine.errors import ConstraintFailed, EngineUnavailable, InvalidRequest, PinUnavailable, QueueFull, RequestExists
 from engine.schedule.endings import RequestEndings
@@ -10,10 +10,9 @@ from engine.schedule.sequence_group import Group
 
 
 class LiveRequests:
-    """Takes requests and pins in, and ends them by their ids. An engine that is `draining` takes none."""
+    """The API for requests and pins. A `draining` engine accepts none."""
 
     def __init__(self, queue: RequestQueue, view: PoolView, pins: Pins, endings: RequestEndings) -> None:
-        """Begin without requests."""
         self.draining = False
         self._queue = queue
         self._view = view
@@ -25,25 +24,27 @@ class LiveRequests:
         self.draining = True
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises a RequestRefused, and changes nothing, when it cannot be taken."""
+        """Queue a request. Raises RequestRefused and changes nothing if it is refused."""
         limits = self._queue.limits
         if self.draining:
             raise EngineUnavailable("the engine is draining")
         if request.request_id in self._queue.by_request:
-            raise RequestExists(f"request_id {request.request_id!r} is live", "request_id")
+            raise RequestExists(f"request_id {request.request_id!r} is in use by a live request", "request_id")
         most, field = limits.max_sequences, "beam_search.width" if request.beam_search else "sampling.sample_count"
-        least = 0 if request.ended else 1  # that nothing is left of it is another fault
+        least = 0 if request.ended else 1  # `check` refuses requests without a live sample
         if not least <= request.sequences <= most:
-            raise InvalidRequest(f"{field} is {request.sequences}, this engine runs 1 to {most} sequences", field)
+            raise InvalidRequest(
+                f"{field} must be between 1 and {most} (max_sequences), not {request.sequences}", field
+            )
         self._view.capacity.check(request)
         waiting = len(self._queue.waiting) + len(self._queue.admitting)
         if waiting >= limits.max_waiting:
-            raise QueueFull(f"{waiting} requests wait already, which is the limit")
+            raise QueueFull(f"the queue is full: {waiting} requests wait, the limit is {limits.max_waiting}")
         try:
             self._add(request)
         except ConstraintFailed as failed:
             raise InvalidRequest(
-                f"what was generated cannot go on in the constraint: {failed}", "samples.generated_token_ids"
+                f"the generated tokens violate the constraint: {failed}", "samples.generated_token_ids"
             ) from failed
 
     def _add(self, request: Request) -> None:
@@ -52,9 +53,9 @@ class LiveRequests:
     # Pins.
 
     def pin(self, name: str, token_ids: tuple[int, ...], salt: bytes, now: float) -> PinnedPrefix:
-        """Declare a prefix, whose whole blocks are then computed and pinned; doing so again changes nothing.
+        """Declare a prefix; its whole blocks are then computed and pinned. Repeating a declaration changes nothing.
 
-        Return it; its state changes. Raises a PinRefused, and changes nothing, when it cannot be taken.
+        The returned prefix changes state later. Raises PinRefused and changes nothing if it is refused.
         """
         if self.draining:
             raise PinUnavailable("the engine is draining")
@@ -68,25 +69,25 @@ class LiveRequests:
         self.cancel(self._pins.remove_pin(name).request_id)
 
     def reset(self, now: float) -> None:
-        """Forget the prefix cache with the next Step; what is pinned is computed anew, and pinned again."""
+        """Clear the prefix cache with the next Step; pinned prefixes are recomputed and pinned again."""
         for pin in self._pins.reset():
             self.cancel(pin.request_id)
             self._add(request_of(pin, now))
 
-    # Ends.
+    # Ending.
 
     def cancel(self, request_id: str) -> None:
-        """End a request; an unknown id is ignored. Its blocks go back with the next Step."""
+        """End a request; an unknown id is ignored. The next Step frees its blocks."""
         if (group := self._queue.by_request.get(request_id)) is not None:
             self._endings.end(group, FinishReason.CANCELLED)
 
     def cancel_all(self) -> None:
-        """End every live request. Their blocks go back with the next Step."""
+        """End all live requests. The next Step frees their blocks."""
         for group in self._all():
             self._endings.end(group, FinishReason.CANCELLED)
 
     def end_sample(self, request_id: str, index: int) -> None:
-        """End one sample of a request, as a stop does; what is unknown or has ended is ignored."""
+        """End one sample of a request, as a stop string does. Unknown or finished samples are ignored."""
         group = self._queue.by_request.get(request_id)
         if group is None or group.beams or not 0 <= index < len(group.members):
             return
@@ -102,34 +103,34 @@ class LiveRequests:
                 group.restart_from_trunk()
 
     def fail(self, request_id: str, fault: Exception) -> None:
-        """End a request for what was raised for it alone; an unknown id is ignored."""
+        """Fail a request with an exception raised for it alone; an unknown id is ignored."""
         if (group := self._queue.by_request.get(request_id)) is not None:
             self._endings.fail_with(group, fault)
 
     def fail_all(self, failure: Failure, detail: str) -> None:
-        """End every live request as failed."""
+        """End all live requests as failed."""
         for group in self._all():
             self._endings.fail(group, failure, detail)
 
     def fail_expired(self, now: float) -> None:
-        """End the requests whose deadline is over."""
+        """Fail the requests whose deadline has passed."""
         live = self._queue.by_request.values()
         late = [one for one in live if one.request.deadline is not None and one.request.deadline <= now]
         for group in late:
             if group.stats.scheduled_at is None:
-                self._endings.fail(group, Failure.DEADLINE_QUEUED, "its time was over in the queue")
+                self._endings.fail(group, Failure.DEADLINE_QUEUED, "deadline exceeded in the queue")
             else:
-                self._endings.fail(group, Failure.DEADLINE, "its time was over while it ran")
+                self._endings.fail(group, Failure.DEADLINE, "deadline exceeded while running")
 
     def withhold(self, blocks: int) -> None:
-        """Go on without blocks that an audit took out; requests that can never fit any more fail."""
+        """Remove `blocks` blocks that an audit withheld from the capacity; fail requests that no longer fit."""
         self._view.withhold(blocks)
         capacity = self._view.capacity
         for group in self._all():
-            # What is being computed to be pinned is counted as pinned already.
+            # Prefixes that are being computed already count as pinned.
             needed = 0 if group.request.prefill_only else capacity.max_blocks(group.request)
             if needed > (left := self._view.capacity.unpinned_blocks):
-                detail = f"it can need {needed} blocks, but {left} are left: others are withheld or pinned"
+                detail = f"the request can need {needed} blocks, but {left} are left: others are withheld or pinned"
                 self._endings.fail(group, Failure.BLOCK_MANAGER, detail)
 
     def _all(self) -> list[Group]:

@@ -1,4 +1,4 @@
-"""What is delivered of requests: their starts, scores, tokens and ends."""
+"""Outputs of requests: starts, scores, tokens and ends."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ class Started(NamedTuple):
 
     request_id: str
     cached_tokens: int
-    isolated: bool = False  # it is computed with no other in its batch, from the next turn on
+    isolated: bool = False  # from the next turn on it is alone in its batch
 
 
 class Scored(NamedTuple):
-    """Tokens of a request's prompt with their log-probabilities, the first of them at `position`."""
+    """Prompt tokens with their log-probabilities, starting at `position`."""
 
     request_id: str
     position: int
@@ -28,16 +28,16 @@ class Tokens(NamedTuple):
     request_id: str
     tokens: list[Sampled]
     sample: int = 0
-    end: Sequence | None = None  # the sample, if it ended with them
+    end: Sequence | None = None  # the sample, if these are its last tokens
 
     @property
     def token_ids(self) -> list[int]:
-        """Their ids."""
+        """Ids of the tokens."""
         return [token.token_id for token in self.tokens]
 
 
 class Finished(NamedTuple):
-    """A request ended; the group says how."""
+    """A request ended; the group has the reasons."""
 
     request_id: str
     group: Group
@@ -47,16 +47,16 @@ Output = Started | Scored | Tokens | Finished
 
 
 class Outputs:
-    """Outputs that nobody has taken yet."""
+    """Outputs that were not taken yet."""
 
     def __init__(self) -> None:
         self._pending: list[Output] = []
 
     def emit(self, output: Output) -> None:
-        """Add what is to be delivered next."""
+        """Append an output."""
         self._pending.append(output)
 
     def take(self) -> list[Output]:
-        """Return what was added since the last call."""
+        """Return the outputs since the last call."""
         outputs, self._pending = self._pending, []
         return outputs

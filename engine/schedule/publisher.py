@@ -1,4 +1,4 @@
-"""What becomes of what a step computed: lengths, scores and tokens, and the requests that end with them."""
+"""Processes the results of a step: lengths, scores, tokens and ended requests."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ from engine.schedule.step_plan import Sampled, StepPlan, Work
 
 
 class Publisher:
-    """Takes in what steps brought. What raises for one request ends that request at most."""
+    """Processes step results. An exception raised for one request ends at most that request."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Publisher:
         self._outputs = outputs
 
     def publish(self, plan: StepPlan, results: list[Sampled], now: float) -> None:
-        """Take in what a step computed."""
+        """Process the results of a step."""
         sampled = iter(results)
         found: dict[Group, list[Sampled]] = {}
         recomputed = 0
@@ -77,7 +77,7 @@ class Publisher:
         if group.ended:
             self._endings.close(group)
         elif not any(member.table for member in group.members):
-            group.restart_from_trunk()  # it was preempted while the step ran, and comes back with these tokens too
+            group.restart_from_trunk()  # preempted while the step ran; these tokens are recomputed too
 
     def _count_generated(self, group: Group, tokens: int, now: float) -> None:
         self._queue.totals.count_generated(tokens)
@@ -86,8 +86,7 @@ class Publisher:
         group.stats.count_token(now)
 
     def _advance_beams(self, group: Group, found: list[Sampled], now: float) -> None:
-        """Let a search take in what was found for each of its beams: they branch, or it is over."""
-        assert group.beams, "it is a search"
+        assert group.beams, "the group is a beam search"
         _check_faults(found)
         self._count_generated(group, len(found), now)
         texts = [beam.tokens[len(group.request.prompt) :] for beam in group.live]
@@ -98,7 +97,7 @@ class Publisher:
         self._queue.add_sequences(group.branch(kept, self._queue.sequence_ids))
         self._releases.release([one for one in group.members if one.finish is not None], FreeReason.PRUNED)
         if not any(beam.table for beam in group.live):
-            group.restart_from_trunk()  # it was preempted while the step ran, and comes back with these beams
+            group.restart_from_trunk()  # preempted while the step ran; these beams are recomputed
 
     def _publish_answers(self, group: Group) -> None:
         group.answer(FinishReason.STOP, self._queue.sequence_ids)
@@ -109,7 +108,6 @@ class Publisher:
 
 
 def _count_recomputed(sequence: Sequence, work: Work) -> int:
-    """Count what a request computed once more; return it."""
     recomputed = min(work.end, sequence.lost_tokens) - work.start
     if recomputed <= 0:
         return 0
@@ -118,7 +116,6 @@ def _count_recomputed(sequence: Sequence, work: Work) -> int:
 
 
 def _check_faults(results: Iterable[Sampled]) -> None:
-    """Raise what kept one of these from being sampled."""
     for one in results:
         if one.fault is not None:
             raise one.fault

@@ -1,4 +1,4 @@
-"""Requests as they come in."""
+"""Requests as submitted, and the checks of their fields."""
 
 import math
 from collections.abc import Iterable
@@ -9,19 +9,19 @@ from blocks import blocks_for
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 
-# So many of the most likely tokens can be asked for at each position.
+# Most likely tokens returned for each position.
 MAX_LOGPROBS = 20
-# In bytes. Gateways make ids of a tenant's name and a client's id, and salts likewise; block managers store both.
+# Gateways build ids from a tenant's name and a client's id, and salts likewise; block managers store both.
 MAX_REQUEST_ID_BYTES = 512
 MAX_SALT_BYTES = 480
-# The largest length_penalty, and the negative of the smallest: no length that a model can have leaves a double with it.
+# Bound on the absolute length_penalty, so that the power of any length is a finite double.
 MAX_LENGTH_PENALTY = 10.0
-# The continuations of one beam that a search may look at: more would hold up every step that it takes part in.
+# Continuations compared for each beam; more would slow down every step of the search.
 MAX_CANDIDATES = 4096
 
 
 class FinishReason(Enum):
-    """Why a sequence ended. No request ends with PRUNED: that is a beam that others outdid."""
+    """Why a sequence ended. PRUNED is for beams only, never for a request."""
 
     STOP = 1
     LENGTH = 2
@@ -31,21 +31,21 @@ class FinishReason(Enum):
 
 
 class Failure(Enum):
-    """What made a request fail."""
+    """Why a request failed."""
 
     STEP = 1
     BLOCK_MANAGER = 2
     DEADLINE = 3
     CONSTRAINT = 4
     DEADLINE_QUEUED = 5
-    REQUEST = 6  # what is done for it alone raised
+    REQUEST = 6  # an exception raised for this request alone
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one token is chosen from the logits: divided by temperature, filtered by min_p, then top_k, then top_p.
+    """Sampling parameters of one token: logits are divided by temperature, then filtered by min_p, top_k and top_p.
 
-    0 turns top_k off.
+    A top_k of 0 turns the filter off.
     """
 
     temperature: float = 1.0
@@ -56,17 +56,17 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken."""
+        """Whether the most likely token is chosen."""
         return self.temperature == 0.0
 
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """Keeps the `width` likeliest continuations instead of sampling.
+    """Keeps the `width` most likely continuations instead of sampling.
 
-    An answer's log-probability is divided by its length to the power of `length_penalty`, which is from
-    -MAX_LENGTH_PENALTY to MAX_LENGTH_PENALTY. With `early_stopping` the first `width` answers are taken; else the
-    search goes on while the likeliest beam could still become one of them.
+    An answer's log-probability is divided by its length to the power of `length_penalty`, which is between
+    -MAX_LENGTH_PENALTY and MAX_LENGTH_PENALTY. With `early_stopping` the search ends with the first `width` answers.
+    Otherwise it continues while the most likely beam could still become an answer.
     """
 
     width: int
@@ -76,10 +76,10 @@ class BeamSearch:
 
 @dataclass(frozen=True)
 class LogitRules:
-    """Changes logits by what was already said, or by token id, before Sampling is looked at.
+    """Changes to logits, by earlier tokens or by token id, applied before Sampling. The defaults change nothing.
 
-    The defaults change nothing. engine.logit_rules says in which order they apply. `logit_bias` has pairs of a token id
-    and what is added to its logit; `allowed_token_ids`, when not empty, are the only tokens that can be chosen.
+    engine.run.logit_rules defines their order. `logit_bias` has pairs of a token id and the bias added to its logit.
+    Only `allowed_token_ids` can be chosen unless it is empty.
     """
 
     repetition_penalty: float = 1.0
@@ -90,7 +90,7 @@ class LogitRules:
 
     @property
     def penalizes(self) -> bool:
-        """Whether logits depend on the tokens so far."""
+        """Whether logits depend on earlier tokens."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
 
@@ -101,7 +101,8 @@ NO_RULES = LogitRules()
 class Stopping:
     """When a sequence ends: after `max_tokens`, or with one of `token_ids`.
 
-    Before `min_tokens` none of those is chosen, nor of `ignored_token_ids`: end-of-sequence tokens that do not end it.
+    Before `min_tokens`, neither these nor `ignored_token_ids` (end-of-sequence tokens that do not end the sequence) are
+    chosen.
     """
 
     max_tokens: int
@@ -110,12 +111,15 @@ class Stopping:
     ignored_token_ids: frozenset[int] = frozenset()
 
     def banned_after(self, generated: int) -> frozenset[int]:
-        """Return the tokens that cannot be chosen after this many."""
+        """Return the tokens that cannot be chosen after `generated` tokens."""
         return self.token_ids | self.ignored_token_ids if generated < self.min_tokens else frozenset()
 
 
 def candidates_per_beam(search: BeamSearch, stopping: Stopping) -> int:
-    """Return how many continuations of each beam are looked at: even if all that can end do, `width` go on."""
+    """Return the number of continuations compared for each beam.
+
+    It is large enough that `width` unfinished ones remain if all stop tokens are among them.
+    """
     return max(2, 1 + len(stopping.token_ids)) * search.width
 
 
@@ -123,13 +127,17 @@ def candidates_per_beam(search: BeamSearch, stopping: Stopping) -> int:
 class Request:
     """A prompt to continue.
 
-    `arrival` and `deadline` are in seconds of the engine's clock; with the class, the arrival makes the order key.
-    `samples` has, for each sample wanted, the tokens that were generated before the request came here, and `ended` the
-    indices of those that ended there: nothing is generated for them.
-    With `prefill_only` it ends when K and V of its prompt are computed, and no token is sampled.
-    Log-probabilities are of each token generated, or of the prompt, and of so many of the most likely ones; None: none.
-    With `beam_search` the samples are its best answers. `constraint` is the language that each sample must belong to.
-    An `isolated` request is computed with no other in its batch until it has gained a token.
+    `arrival` and `deadline` are in seconds of the engine's clock. Priority and arrival form the order key.
+
+    `samples` has the tokens already generated for each sample, as after a failover. `ended` has the indices of samples
+    that have ended; nothing is generated for them. With `beam_search` the samples are its best answers.
+
+    `prefill_only` ends the request when K and V of its prompt are computed, without sampling.
+
+    `logprobs` and `prompt_logprobs` are the number of most likely tokens returned for each generated or prompt token,
+    besides the token itself; None returns no log-probabilities.
+
+    `constraint` applies to each sample. An `isolated` request is alone in its batch until it has gained a token.
     """
 
     request_id: str
@@ -152,15 +160,15 @@ class Request:
 
     @property
     def sequences(self) -> int:
-        """Sequences that it runs at once."""
+        """Number of sequences that it runs at the same time."""
         return self.beam_search.width if self.beam_search else len(self.samples) - len(self.ended)
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one request can have at most: positions of the model, ids of its vocabulary, blocks of the pool.
+    """Limits of one request: positions of the model, ids of its vocabulary, blocks of the pool.
 
-    `pinned_blocks` of the device's are held by pins, or will be.
+    `pinned_blocks` counts the device blocks that pins hold or will hold.
     """
 
     context_tokens: int
@@ -172,15 +180,15 @@ class Capacity:
 
     @property
     def unpinned_blocks(self) -> int:
-        """Blocks that one request can have at most."""
+        """Number of blocks available to one request."""
         return self.device_blocks - self.pinned_blocks
 
     def check(self, request: Request) -> None:
-        """Raise InvalidRequest, naming the field and both numbers, when the request can never be served."""
+        """Raise InvalidRequest, naming the field, its value and its limit, if the request can never be served."""
         length, limit = len(request.prompt), request.stopping.max_tokens
         _check_names(request)
         if not length:
-            raise InvalidRequest("prompt is empty", "prompt")
+            raise InvalidRequest("prompt must have at least 1 token, not 0", "prompt")
         _require(limit >= 1, "stopping.max_tokens", limit, "at least 1")
         self._check_ids(request.prompt, "prompt.token_ids")
         self._check_samples(request)
@@ -194,30 +202,29 @@ class Capacity:
         _check_logprobs(request.prompt_logprobs, "prompt_logprobs")
         if length + limit > self.context_tokens:
             raise InvalidRequest(
-                f"prompt has {length} tokens and stopping.max_tokens is {limit}, together {length + limit}; "
-                f"the model's context has {self.context_tokens}",
+                f"prompt ({length} tokens) and stopping.max_tokens ({limit}) must be at most "
+                f"{self.context_tokens} tokens (the model's context), not {length + limit}",
                 "stopping.max_tokens",
             )
         if (blocks := self.max_blocks(request)) > self.unpinned_blocks:
             each = "beams" if request.beam_search else "samples"
             samples = f" for each of {request.sequences} {each}" if request.sequences > 1 else ""
             raise InvalidRequest(
-                f"prompt has {length} tokens and stopping.max_tokens is {limit}{samples}, which takes {blocks} blocks; "
+                f"prompt ({length} tokens) and stopping.max_tokens ({limit}){samples} take {blocks} blocks; "
                 f"the pool has {self.device_blocks}"
                 + (f", {self.pinned_blocks} of them pinned" * bool(self.pinned_blocks)),
                 "stopping.max_tokens",
             )
 
     def max_blocks(self, request: Request) -> int:
-        """Return how many blocks a request can need at once: its samples share the whole blocks of the prompt."""
+        """Return the most blocks a request can hold at once. Its samples share the whole blocks of the prompt."""
         shared = len(request.prompt) // self.block_size
         whole = blocks_for(len(request.prompt) + request.stopping.max_tokens - 1, self.block_size)
         return shared + request.sequences * (whole - shared)
 
     def _check_samples(self, request: Request) -> None:
-        """Check what was generated before: a sample that goes on must have been able to."""
         if not request.sequences and request.samples:
-            raise InvalidRequest("all samples have ended, nothing is left to generate", "samples.ended")
+            raise InvalidRequest("samples.ended must leave at least one sample to generate", "samples.ended")
         stopping = request.stopping
         for index, generated in enumerate(request.samples):
             self._check_ids(generated, "samples.generated_token_ids")
@@ -225,12 +232,14 @@ class Capacity:
                 continue
             if len(generated) >= stopping.max_tokens:
                 raise InvalidRequest(
-                    f"{len(generated)} tokens are generated already, stopping.max_tokens is {stopping.max_tokens}",
+                    "samples.generated_token_ids must have fewer than stopping.max_tokens "
+                    f"({stopping.max_tokens}) tokens, not {len(generated)}",
                     "samples.generated_token_ids",
                 )
             if stop := stopping.token_ids.intersection(generated):
                 raise InvalidRequest(
-                    f"{min(stop)} is among the tokens of sample {index}, and ends it; samples.ended does not say so",
+                    f"samples.generated_token_ids of sample {index} has stop token {min(stop)}, "
+                    f"so samples.ended must have {index}",
                     "samples.generated_token_ids",
                 )
 
@@ -246,27 +255,27 @@ class Capacity:
         self._check_ids(rules.allowed_token_ids, "logit_rules.allowed_token_ids")
 
     def _check_min_tokens(self, request: Request) -> None:
-        """Check also that what they bar leaves a token to choose."""
+        """Also checks that a token can be chosen while the stop tokens are banned."""
         least, limit = request.stopping.min_tokens, request.stopping.max_tokens
-        _require(0 <= least <= limit, "stopping.min_tokens", least, f"from 0 to stopping.max_tokens, {limit}")
+        _require(0 <= least <= limit, "stopping.min_tokens", least, f"between 0 and stopping.max_tokens ({limit})")
         allowed, banned = request.logit_rules.allowed_token_ids, request.stopping.banned_after(0)
         if banned and all(token in banned for token in allowed or range(self.vocabulary_size)):
             field = "logit_rules.allowed_token_ids" if allowed else "stopping.min_tokens"
             raise InvalidRequest(
-                f"{field} leaves nothing to choose: stopping.min_tokens is {least}, and until then no "
-                "end-of-sequence or stop token can be chosen",
+                f"{field} leaves no token to choose: before stopping.min_tokens ({least}) "
+                "no end-of-sequence or stop token can be chosen",
                 field,
             )
 
     def _check_ids(self, token_ids: Iterable[int], field: str) -> None:
         outside = next((token for token in token_ids if not 0 <= token < self.vocabulary_size), None)
         if outside is not None:
-            raise InvalidRequest(f"{field} has {outside}, the vocabulary has {self.vocabulary_size} tokens", field)
+            raise InvalidRequest(f"{field} must be between 0 and {self.vocabulary_size - 1}, not {outside}", field)
 
 
 def _require(holds: bool, field: str, value: object, bounds: str) -> None:
     if not holds:
-        raise InvalidRequest(f"{field} is {value}, it must be {bounds}", field)
+        raise InvalidRequest(f"{field} must be {bounds}, not {value}", field)
 
 
 def _check_names(request: Request) -> None:
@@ -275,42 +284,41 @@ def _check_names(request: Request) -> None:
         ("salt", len(request.salt), MAX_SALT_BYTES),
     ):
         if size > most:
-            raise InvalidRequest(f"{field} has {size} bytes, the most is {most}", field)
+            raise InvalidRequest(f"{field} must have at most {most} bytes, not {size}", field)
 
 
 def _check_sampling(sampling: Sampling) -> None:
     temperature, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
     holds = 0 <= temperature < math.inf
-    _require(holds, "sampling.temperature", temperature, "a finite number that is not negative")
+    _require(holds, "sampling.temperature", temperature, "a finite number of at least 0")
     _require(top_k >= 0, "sampling.top_k", top_k, "at least 0")
     _require(0 < top_p <= 1, "sampling.top_p", top_p, "above 0 and at most 1")
-    _require(0 <= min_p <= 1, "sampling.min_p", min_p, "from 0 to 1")
+    _require(0 <= min_p <= 1, "sampling.min_p", min_p, "between 0 and 1")
 
 
 def _check_beam_search(request: Request, search: BeamSearch) -> None:
-    """Check the search, and that nothing is asked for that it cannot give."""
     _require(search.width >= 1, "beam_search.width", search.width, "at least 1")
-    bounds = f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
-    holds = abs(search.length_penalty) <= MAX_LENGTH_PENALTY  # a NaN is not either
+    bounds = f"between {-MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}"
+    holds = abs(search.length_penalty) <= MAX_LENGTH_PENALTY  # also False for NaN
     _require(holds, "beam_search.length_penalty", search.length_penalty, bounds)
     if (candidates := candidates_per_beam(search, request.stopping)) > MAX_CANDIDATES:
         raise InvalidRequest(
-            f"stopping.stop_token_ids and end-of-sequence tokens are {len(request.stopping.token_ids)}: with "
-            f"beam_search.width {search.width} there are {candidates} continuations of each beam to look at, the most "
-            f"is {MAX_CANDIDATES}",
+            f"stopping.stop_token_ids has too many tokens: with beam_search.width {search.width} and "
+            f"{len(request.stopping.token_ids)} stop and end-of-sequence tokens a search compares {candidates} "
+            f"continuations of each beam, at most {MAX_CANDIDATES} are allowed",
             "stopping.stop_token_ids",
         )
     if not 1 <= len(request.samples) <= search.width:
         raise InvalidRequest(
-            f"sampling.sample_count is {len(request.samples)}, beam_search.width is {search.width}: "
-            "a search has at most as many answers as beams",
+            f"sampling.sample_count must be between 1 and beam_search.width ({search.width}), "
+            f"not {len(request.samples)}",
             "sampling.sample_count",
         )
     if any(request.samples) or request.ended:
-        raise InvalidRequest("a beam search begins at its prompt, not with generated tokens", "samples")
+        raise InvalidRequest("samples must be empty with beam_search: a search starts at its prompt", "samples")
     if not request.sampling.greedy:
         raise InvalidRequest(
-            f"sampling.temperature is {request.sampling.temperature}, it cannot be combined with beam_search",
+            f"sampling.temperature must be 0 with beam_search, not {request.sampling.temperature}",
             "sampling.temperature",
         )
     if request.logprobs is not None:
@@ -318,22 +326,22 @@ def _check_beam_search(request: Request, search: BeamSearch) -> None:
 
 
 def _check_constraint(request: Request) -> None:
-    """Check that nothing else decides what can be chosen: together they could leave nothing."""
+    """Reject other restrictions of the allowed tokens: combined with the constraint they could allow none."""
     if request.constraint is None:
         return
     if request.logit_rules.allowed_token_ids:
         raise InvalidRequest(
-            "logit_rules.allowed_token_ids cannot be given together with constraint", "logit_rules.allowed_token_ids"
+            "logit_rules.allowed_token_ids cannot be combined with constraint", "logit_rules.allowed_token_ids"
         )
     if request.stopping.ignored_token_ids:
         raise InvalidRequest(
-            "stopping.ignore_eos cannot be given together with constraint: a complete output has to end",
+            "stopping.ignore_eos cannot be combined with constraint: a complete output must end",
             "stopping.ignore_eos",
         )
 
 
 def _check_logprobs(count: int | None, field: str) -> None:
-    _require(count is None or 0 <= count <= MAX_LOGPROBS, field, count, f"from 0 to {MAX_LOGPROBS}")
+    _require(count is None or 0 <= count <= MAX_LOGPROBS, field, count, f"between 0 and {MAX_LOGPROBS}")
 
 
 OrderKey = tuple[int, float, int]

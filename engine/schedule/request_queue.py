@@ -1,7 +1,8 @@
-"""Who waits and who runs, in order.
+"""Waiting and running groups, in order.
 
-Groups are ordered by (priority class, arrival), or by arrival put off by the class, kept through preemption: admission
-and resumption take the smallest, preemption takes the largest, and nobody preempts a smaller one.
+Groups are ordered by (priority, arrival), or by arrival plus an offset for the priority. The order is kept through
+preemption. The smallest is admitted and resumed first, the largest is preempted first, and no group preempts a smaller
+one.
 """
 
 from bisect import insort
@@ -16,35 +17,37 @@ from engine.schedule.stats import SchedulerTotals
 
 
 class RequestQueue:
-    """The live groups by their states: waiting, then admitting while their first blocks are asked for, then running."""
+    """The live groups by state: waiting, admitting (their first allocation is in flight), running."""
 
     def __init__(self, limits: Limits) -> None:
-        """Begin without groups."""
         self.limits = limits
         self.totals = SchedulerTotals()
         self.waiting: list[Group] = []
         self.running: list[Group] = []
         self.admitting: dict[int, Group] = {}
         self.by_request: dict[str, Group] = {}
-        self.sequence_ids = count(1)  # of sequences
+        self.sequence_ids = count(1)
         self._by_id: dict[int, Sequence] = {}
-        self._queued_tokens: dict[Group, int] = {}  # what each that waits has to compute,
-        self._all_queued_tokens = 0  # and all of them
+        self._queued_tokens: dict[Group, int] = {}  # uncomputed tokens of each waiting group,
+        self._all_queued_tokens = 0  # and their sum
 
-    # Lives.
+    # Groups and sequences.
 
     def add_group(self, group: Group) -> None:
-        """Take a new group in, waiting."""
+        """Add a new group, waiting."""
         self.by_request[group.request.request_id] = group
         self.add_sequences(group.members)
         self.add_waiting(group)
 
     def add_sequences(self, sequences: Iterable[Sequence]) -> None:
-        """Take new sequences of live groups in."""
+        """Add new sequences of live groups."""
         self._by_id.update((sequence.id, sequence) for sequence in sequences)
 
     def end(self, group: Group) -> bool:
-        """Take out a group that has ended; return whether its blocks can go: if they were asked for, they come yet."""
+        """Remove an ended group; return whether its blocks can be released now.
+
+        If the group is admitting, its allocation is in flight.
+        """
         del self.by_request[group.request.request_id]
         if group in self.running:
             self.running.remove(group)
@@ -61,31 +64,31 @@ class RequestQueue:
     # States.
 
     def add_waiting(self, group: Group) -> None:
-        """Let a group that holds no device blocks wait in its place."""
+        """Insert a group without device blocks into the waiting list."""
         insort(self.waiting, group, key=_key)
         self._queued_tokens[group] = group.uncomputed_tokens
         self._all_queued_tokens += self._queued_tokens[group]
 
     def start_admission(self, group: Group) -> None:
-        """Note that blocks are asked for a group that waits."""
+        """Move a waiting group to admitting: its first allocation is in flight."""
         self._stop_waiting(group)
         self.admitting[group.id] = group
 
     def finish_admission(self, number: int) -> Group:
-        """Return a group whose blocks were asked for, now that there is an answer. It has no state then."""
+        """Remove and return an admitting group whose allocation was answered. The caller decides its next state."""
         return self.admitting.pop(number)
 
     def add_running(self, group: Group) -> None:
-        """Let a group that has its first blocks run in its place."""
+        """Insert a group with its first blocks into the running list."""
         insort(self.running, group, key=_key)
 
     def preempt(self, group: Group) -> None:
-        """Let a group that runs wait: its blocks are taken."""
+        """Move a running group to waiting: its blocks are taken."""
         self.running.remove(group)
         self.add_waiting(group)
 
     def resume(self, group: Group) -> None:
-        """Let a group that was preempted run, unless it has ended: it has its blocks still."""
+        """Move a preempted group that still has its blocks back to running, unless it has ended."""
         if group in self.waiting:
             self._stop_waiting(group)
             self.add_running(group)
@@ -94,33 +97,34 @@ class RequestQueue:
         self.waiting.remove(group)
         self._all_queued_tokens -= self._queued_tokens.pop(group)
 
-    # What is there.
+    # Lookups.
 
     def sequence(self, number: int) -> Sequence:
-        """Return a sequence of these groups. Raises BlockManagerBroken."""
+        """Return a live sequence. Raises BlockManagerBroken if there is none."""
         if number not in self._by_id:
-            raise BlockManagerBroken(f"the table of sequence {number} changed, which is not known here")
+            raise BlockManagerBroken(f"the block manager changed the table of sequence {number}, which is not live")
         return self._by_id[number]
 
     def find(self, number: int) -> Sequence | None:
-        """Return a sequence of these groups, None if it is not one of them any more."""
+        """Return a live sequence, or None."""
         return self._by_id.get(number)
 
     @property
     def running_sequences(self) -> int:
-        """Sequences that hold blocks, or will once they are forked."""
+        """Number of sequences that hold blocks, including those not forked yet."""
         return sum(group.width for group in self.running)
 
     @property
     def holds_isolated(self) -> bool:
-        """Whether an isolated group has blocks, or will with the answer under way."""
+        """Whether an isolated group has blocks, or its allocation is in flight."""
         return any(group.isolated for group in (*self.running, *self.admitting.values()))
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Tokens that live groups have to compute before they decode; of the queue, as they were when they came there.
+        """Number of tokens that live groups must compute before they decode.
 
-        It looks at each group that runs, and at none that waits.
+        Counts of waiting groups are those at the time they were queued, so that the cost grows only with running
+        groups.
         """
         busy = (*self.running, *self.admitting.values())
         return self._all_queued_tokens + sum(group.uncomputed_tokens for group in busy)

@@ -1,4 +1,4 @@
-"""The engine's scheduler: turn by turn, what the next step computes, and what it asks of the block manager."""
+"""The engine's scheduler: for each turn, the work of the next step and the Step for the block manager."""
 
 from collections.abc import Collection
 
@@ -22,17 +22,17 @@ from engine.schedule.step_planner import StepPlanner
 
 
 class Scheduler:
-    """Puts together those who own the state: the queue, the view of the pool, pins, and what waits to be delivered.
+    """Combines the owners of scheduling state: queue, pool view, pins and outputs.
 
-    `requests` takes requests in and ends them; the rest is for the loop that runs steps.
+    `requests` is the API for requests; the other methods are for the loop that runs steps.
     """
 
     def __init__(
         self, capacity: Capacity, limits: Limits, costs: PreemptionCosts | None = None, *, ahead: bool = False
     ) -> None:
-        """Begin with an empty queue and an empty pool. `costs` is what has been measured of preemption already.
+        """Start with an empty queue and an empty pool. `costs` has the preemption costs measured so far.
 
-        With `ahead`, steps may be planned before the one under way has brought its tokens.
+        With `ahead`, a step may be planned while the previous one is in flight.
         """
         self.ahead = ahead
         self.limits = limits
@@ -53,60 +53,60 @@ class Scheduler:
 
     @property
     def capacity(self) -> Capacity:
-        """What one request can have at most."""
+        """Limits of one request."""
         return self._view.capacity
 
     @property
     def waiting(self) -> int:
-        """Requests without blocks."""
+        """Number of requests without blocks."""
         return len(self._queue.waiting) + len(self._queue.admitting)
 
     @property
     def deferred(self) -> int:
-        """Those of them that do not wait for room: another request is computing what they begin with."""
+        """Number of waiting requests that wait for another request to compute their prefix, not for blocks."""
         return min(self.waiting, self._blocks.deferred)
 
     @property
     def running(self) -> int:
-        """Requests with blocks."""
+        """Number of requests with blocks."""
         return len(self._queue.running)
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Tokens of prompts, and of what was generated before, that live requests have still to compute."""
+        """Number of known tokens (prompts, and tokens generated before) that live requests must still compute."""
         return self._queue.uncomputed_tokens
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that could be handed out, as of the latest answer."""
+        """Number of allocatable blocks, as of the latest result."""
         return self._view.available
 
     @property
     def step_in_flight(self) -> bool:
-        """Whether a Step is under way."""
+        """Whether a Step was sent to the block manager and not answered."""
         return self._blocks.in_flight
 
     @property
     def empty(self) -> bool:
-        """Whether no request is live and nothing is left to ask of the block manager."""
+        """Whether no request is live, no Step is in flight, and no release or pin change is pending."""
         return not (self._queue.by_request or self._releases.pending or self.pins.has_changes or self.step_in_flight)
 
     def take_outputs(self) -> list[Output]:
-        """Return what is to be delivered since the last call."""
+        """Return the outputs since the last call."""
         self._isolation.on_outputs_taken()
         return self._outputs.take()
 
     # The block manager.
 
     def build_step(self, plan: StepPlan | None) -> Step | None:
-        """Make the Step that the turn after `plan` needs; None while one is under way or nothing is to be asked."""
+        """Build the Step needed after `plan`; None if one is in flight or nothing is needed."""
         if not self.step_in_flight:
             for group in [one for one in self._queue.running if one.request.prefill_only and one.ready_to_fork]:
                 self._endings.end(group, FinishReason.STOP)
         return self._blocks.build_step(plan, self._steps.now)
 
     def apply(self, result: StepResult) -> None:
-        """Take an answer of the block manager in."""
+        """Apply a result of the block manager."""
         for admitted in self._blocks.apply(result):
             self._admit(admitted)
         if result.withheld_blocks:
@@ -115,19 +115,19 @@ class Scheduler:
     def rollback_step(
         self, available_blocks: int, available_host_blocks: int = 0, pins: Collection[str] = frozenset()
     ) -> None:
-        """The Step under way is never answered: its frees, commits and forks hold, but nothing was granted or moved.
+        """Roll back the Step in flight, which will not be answered.
 
-        `pins` are the ids of those that hold blocks.
+        Its frees, commits and forks hold, grants and moves do not. `pins` are the ids of the pins that hold blocks.
         """
         self._blocks.rollback(available_blocks, available_host_blocks, pins)
 
     def _admit(self, admitted: Admitted) -> None:
         group, cached_tokens = admitted
-        if group.ended:  # cancelled while its blocks were asked for
+        if group.ended:  # cancelled while its allocation was in flight
             self._releases.release(group.members, FreeReason.CANCELLED)
             return
         group.stats.resume(self._steps.now)
-        if cached_tokens is not None:  # else it was swapped in, as it was
+        if cached_tokens is not None:  # None: swapped in, nothing changed
             cached_blocks = cached_tokens // self._view.block_size
             group.trunk.set_cached(cached_tokens, cached_blocks)
             self._view.claims.release(group, cached_blocks)
@@ -140,23 +140,23 @@ class Scheduler:
     # Steps.
 
     def plan(self, now: float) -> StepPlan | None:
-        """Choose the next step's work among groups whose blocks are there; None when there is nothing to do."""
+        """Return the next step among the groups that have blocks, or None if there is nothing to do."""
         return self._steps.plan(now)
 
     def plan_ahead(self, plan: StepPlan) -> StepPlan | None:
-        """Plan the step after `plan`, which is under way; None where that cannot be, or the engine does not do so."""
+        """Plan the step after `plan`, which is in flight; None if that is impossible or `ahead` is off."""
         return self._steps.plan_ahead(plan) if self.ahead else None
 
     def adopt(self, ahead: StepPlan, now: float) -> StepPlan:
-        """Return the rest of a step planned ahead, once the tokens before it have been sampled."""
+        """Return the valid part of a step planned ahead, after the tokens before it were sampled."""
         return self._steps.adopt(ahead, now)
 
     def publish(self, plan: StepPlan, results: list[Sampled], now: float) -> None:
-        """Take in what a step computed: lengths, scored and new tokens, and the requests that end with them."""
+        """Process the results of a step: lengths, scores, tokens, and requests that end."""
         self._publisher.publish(plan, results, now)
 
     def fail(self, plan: StepPlan, detail: str) -> None:
-        """A step was not done: end its requests. What earlier steps computed stays committed and cached."""
+        """Fail the requests of a failed step. Tokens computed by earlier steps stay committed and cached."""
         groups = dict.fromkeys(self._queue.sequence(work.sequence).group for work in plan.work)
         for group in groups:
             self._endings.fail(group, Failure.STEP, detail)

@@ -1,11 +1,10 @@
-"""Requests as they run: a group of sequences, one for each sample or beam, that share what they have in common.
+"""Requests as they run: a group of sequences, one for each sample or beam, that share common prefixes.
 
-A group begins as one sequence, its *trunk*: the tokens that all samples have in common are computed once, through the
-trunk's blocks. Then the others are forked from it, and from there on each goes its own way. A preempted group comes
-back the same way. A request of one sample is a group that needs no fork.
+A group starts as one sequence, its *trunk*, which computes the tokens that all samples have in common once. Then the
+other samples are forked from it. A preempted group resumes in the same way. A request with one sample never forks.
 
-The beams of a search begin as one sequence too, and branch at every step: the first beam that goes on from another
-takes over its sequence, the next ones are forked from it, and a sequence that none goes on from is pruned.
+The beams of a search start as one sequence too, and branch at each step: the first beam that continues another takes
+over its sequence, further ones are forked from it, and a sequence that no beam continues is pruned.
 """
 
 from collections.abc import Iterator
@@ -22,13 +21,16 @@ from engine.schedule.step_plan import RowRules
 
 @dataclass(eq=False)
 class Sequence:
-    """One sample or beam on its way: its tokens, its blocks, and how far it is computed.
+    """One sample or beam: its tokens, its blocks, and how much of it is computed.
 
     `PoolView` writes `table`, `room` (tokens that fit into the blocks) and `swapped` (the table has host blocks).
-    `Releases` writes `release_pending` (the next Step frees the blocks). `computed` counts tokens whose K and V are in
-    the cache, `committed` the leading blocks that have keys, and `sent` the computed tokens last reported to the block
-    manager. The next Step forks the sequence from `parent`. `score` belongs to an answer of a beam search. `state` is
-    the state of the constraint, and `mask` the tokens it allows next.
+    `Releases` writes `release_pending` (the next Step frees the blocks).
+
+    `computed` counts tokens whose K and V are in the cache, `committed` the leading blocks that have keys, and `sent`
+    the computed tokens last reported to the block manager. `lost_tokens` counts tokens computed before a preemption.
+
+    The next Step forks the sequence from `parent`. `score` belongs to an answer of a beam search. `state` is the state
+    of the constraint, and `mask` the tokens that it allows next.
     """
 
     id: int
@@ -52,22 +54,25 @@ class Sequence:
 
     @property
     def request(self) -> Request:
-        """The request that it is a sample of."""
+        """The request of its group."""
         return self.group.request
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
+        """Number of generated tokens."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Tokens that are known but not computed: 1 while decoding, more while a prompt is prefilled."""
+        """Known tokens that are not computed: 1 while decoding, more during prefill."""
         return self.group.end_of(self) - self.computed
 
     @property
     def schedulable_tokens(self) -> int:
-        """Tokens that it can be fed next. Beams take their last one together: none goes on before all are there."""
+        """Number of tokens that can be scheduled next.
+
+        Beams compute their last tokens together, so a beam that prefills leaves its last token.
+        """
         behind = (
             self.group.beams is not None
             and len(self.group.live) > 1
@@ -78,37 +83,40 @@ class Sequence:
 
     @property
     def max_slots(self) -> int:
-        """Slots it can need at most before it is forked or ends: the last token generated is never fed back."""
+        """Most slots it can need before it is forked or ends. The last generated token is never fed back."""
         if not self.group.forked:
             return self.group.common
         return len(self.request.prompt) + self.request.stopping.max_tokens - 1
 
     def rules_at(self, end: int) -> RowRules | None:
-        """Return what changes the logits after its first `end` tokens, None where nothing does."""
+        """Return the rules for the logits after its first `end` tokens, None if there are none."""
         request, length = self.request, len(self.request.prompt)
         rules, banned = request.logit_rules, request.stopping.banned_after(end - length)
         if self.mask and banned and not allows_any(self.mask, banned):
-            banned = frozenset()  # the language has nothing else left, and it goes first
+            banned = frozenset()  # only banned tokens are left; the constraint has precedence
         if rules.penalizes:
             return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), banned, self.mask)
         if banned or self.mask or rules != NO_RULES:
             return RowRules(rules, banned_token_ids=banned, mask=self.mask)
         return None
 
-    # Its tokens.
+    # Tokens.
 
     def start_constraint(self) -> None:
-        """Find out what can follow what was generated before. Raises ConstraintFailed, also where nothing can."""
+        """Advance the constraint over the tokens generated before.
+
+        Raises ConstraintFailed, also if no token may follow.
+        """
         if constraint := self.request.constraint:
             self.state = constraint.start()
             for token in self.tokens[len(self.request.prompt) :]:
                 self.state.advance(token)
             self.mask = self.state.allowed()
             if self.generated and self.state.complete:
-                raise ConstraintFailed("it is complete, so its sample has ended")
+                raise ConstraintFailed("the output is complete, so its sample has ended")
 
     def append(self, token: int) -> None:
-        """Take a sampled token, and finish where it ends the sequence. Raises ConstraintFailed."""
+        """Append a sampled token and finish the sequence if the token ends it. Raises ConstraintFailed."""
         stopping = self.request.stopping
         if token in stopping.token_ids:
             self.tokens.append(token)
@@ -121,66 +129,69 @@ class Sequence:
             self.finish = FinishReason.LENGTH
 
     def continue_with(self, token: int) -> None:
-        """Take a token that does not end it. Raises ConstraintFailed."""
+        """Append a token that does not end it. Raises ConstraintFailed."""
         self.tokens.append(token)
         if self.state is not None:
             self.state.advance(token)
             self.mask = self.state.allowed()
 
     def end(self, reason: FinishReason) -> None:
-        """End it, for another reason than its tokens."""
+        """End it for a reason other than its tokens."""
         self.finish = reason
 
     def set_answer(self, text: BeamAnswer) -> None:
-        """Become an answer of a search that is over."""
+        """Turn into an answer of a finished search."""
         self.tokens += text.token_ids
         self.finish, self.stop_token, self.score = text.finish, text.stop_token, text.score
 
-    # What of it is computed.
+    # Computed tokens.
 
     def set_cached(self, tokens: int, blocks: int) -> None:
-        """Begin with so many leading tokens that were found in the cache, the keys of their whole blocks too."""
+        """Start with `tokens` computed tokens and `blocks` committed blocks from a prefix cache hit."""
         self.computed = self.sent = tokens
         self.committed = blocks
 
     def mark_computed(self, end: int) -> None:
-        """Note that its first `end` tokens are computed; where its blocks were taken meanwhile, that they are lost."""
+        """Record that its first `end` tokens are computed, or lost if its blocks were taken meanwhile."""
         if self.table:
             self.computed = end
         else:
             self.lost_tokens = max(self.lost_tokens, end)
 
     def commit(self, blocks: int) -> None:
-        """Note that its leading blocks have keys."""
+        """Record that its first `blocks` blocks have keys."""
         self.committed = blocks
 
     def mark_length_sent(self) -> None:
-        """Note that the block manager is sent how many tokens are computed."""
+        """Record that the number of computed tokens is reported to the block manager."""
         self.sent = self.computed
 
     def fork(self, number: int) -> "Sequence":
-        """Return a sequence that goes its own way from here; where this one has blocks, it is to be forked from it."""
+        """Return a copy that continues independently.
+
+        If this sequence has blocks, the next Step forks the copy from it.
+        """
         state = self.state and self.state.copy()
         child = Sequence(number, self.group, 0, list(self.tokens), lost_tokens=self.lost_tokens, state=state)
-        if self.table:  # else it was preempted, and all beams come back together
+        if self.table:  # else it was preempted, and all beams are recomputed together
             child.parent, child.computed = self, self.computed
         return child
 
     def set_index(self, index: int) -> None:
-        """Take this place among the beams."""
+        """Set its index among the beams."""
         self.index = index
 
     def inherit(self, parent: "Sequence") -> None:
-        """Have all that its parent has: the Step forks it."""
+        """Take over the computed state of its parent when the Step forks it."""
         self.computed, self.committed, self.sent = parent.computed, parent.committed, parent.sent
         self.parent = None
 
     def clear_parent(self) -> None:
-        """Be forked from no other any more."""
+        """Cancel a pending fork."""
         self.parent = None
 
     def lose_blocks(self) -> None:
-        """Note that its blocks are gone: everything has to be computed again."""
+        """Record that its blocks are freed, so that all tokens must be recomputed."""
         self.lost_tokens = max(self.lost_tokens, self.computed)
         self.computed = self.committed = self.sent = 0
         self.parent = None
@@ -188,13 +199,13 @@ class Sequence:
 
 @dataclass(eq=False)
 class Group:
-    """All samples or beams of a request, and what is counted of them together.
+    """All samples or beams of a request, and their statistics.
 
-    `aging` is how many seconds later a request counts as come for each level of its class; 0: classes come first.
-    `beams` is the state of a search, and `answers` what it found once it is over. `common` counts the leading tokens
-    that the trunk computes for all of them before they are forked; `scored` the prompt's leading tokens whose
-    log-probabilities are output or, as the first, have none. While it is `isolated`, no other takes part in its steps;
-    `isolated_since` is when the first of these was planned.
+    `aging` is the number of seconds by which each priority level delays the arrival; 0 orders by priority first.
+    `beams` is the state of a search, and `answers` its result. `common` counts the leading tokens that the trunk
+    computes for all samples before the fork. `scored` counts the leading prompt tokens whose log-probabilities are
+    output; the first token has none. While `isolated`, no other group takes part in its steps; `isolated_since` is the
+    time of the first of these.
     """
 
     id: int
@@ -211,21 +222,21 @@ class Group:
     stats: RequestStats = field(default_factory=RequestStats)
     failure: Failure | None = None
     detail: str = ""
-    fault: Exception | None = None  # what was raised, where that is its failure
+    fault: Exception | None = None  # the exception, if the request failed by one
     key: OrderKey = field(init=False)
     salt: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.request
         self.key = _key(request, self.aging, self.id)
-        # A prompt to be scored has to be computed, so it has a salt of its own, which is no text that clients can name.
+        # A scored prompt must be computed, so it gets a unique salt that no client can send: \xff is not UTF-8.
         self.salt = request.salt if request.prompt_logprobs is None else request.salt + b"\xff%d" % self.id
 
     @classmethod
     def of(cls, request: Request, numbers: Iterator[int], aging: float = 0.0) -> "Group":
-        """Make the group of a request, with what was generated before it came here. Its sequences take `numbers`.
+        """Create the group of a request, including tokens generated before. Sequences take ids from `numbers`.
 
-        Raises ConstraintFailed where that is not in the request's language.
+        Raises ConstraintFailed if these tokens violate the constraint.
         """
         number = next(numbers)
         group = cls(number, request, aging, isolated=request.isolated)
@@ -246,7 +257,7 @@ class Group:
 
     @property
     def live(self) -> list[Sequence]:
-        """The samples that have not ended."""
+        """Samples that have not ended."""
         return [member for member in self.members if member.finish is None]
 
     @property
@@ -256,26 +267,26 @@ class Group:
 
     @property
     def width(self) -> int:
-        """Sequences that it runs, now or once it has branched."""
+        """Number of sequences it runs, now or after it has branched."""
         return self.beams.width if self.beams else len(self.live)
 
     @property
     def samples(self) -> list[Sequence]:
-        """What was asked for: the samples, or the answers of a search that is over."""
+        """The samples, or the answers of a finished search."""
         return self.answers if self.beams else self.members
 
     @property
     def finish(self) -> FinishReason | None:
-        """How the first sample ended, None while it has not."""
+        """Finish reason of the first sample, None while it runs."""
         return self.samples[0].finish if self.samples else None
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far, in all samples."""
+        """Number of generated tokens in all samples."""
         return sum(member.generated for member in self.samples)
 
     def restart_from_trunk(self) -> None:
-        """Begin as one sequence: nothing has blocks."""
+        """Return to a single unforked sequence: no member has blocks."""
         live = self.live
         for member in live:
             member.clear_parent()
@@ -288,7 +299,7 @@ class Group:
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Known tokens to compute before all of its sequences decode, those that they have in common counted once."""
+        """Known tokens to compute before all sequences decode; common tokens count once."""
         if self.forked:
             behind = (len(member.tokens) - 1 - member.computed for member in self.members if member.finish is None)
             return sum(tokens for tokens in behind if tokens > 0)
@@ -297,9 +308,9 @@ class Group:
 
     @property
     def active(self) -> list[Sequence]:
-        """The sequences that can go on: all live ones, or the trunk until it has what they have in common.
+        """Sequences that can be scheduled: all live ones, or the trunk until the common tokens are computed.
 
-        None before those that branched are forked.
+        Empty while new beams are not forked yet.
         """
         if self.forked:
             live = self.live
@@ -308,25 +319,25 @@ class Group:
 
     @property
     def blocks(self) -> set[int]:
-        """The blocks that it holds, in whichever tier."""
+        """Blocks that it holds, in either tier."""
         return {block for member in self.members for block in member.table}
 
     @property
     def ready_to_fork(self) -> bool:
-        """Whether the trunk has all that the samples have in common, and they are not forked yet."""
+        """Whether the trunk has computed the common tokens and the samples are not forked yet."""
         return not self.forked and bool(self.trunk.table) and self.trunk.computed >= self.common
 
     @property
     def trunk_tokens(self) -> list[int]:
-        """The tokens that it needs blocks for when it begins."""
+        """Tokens that the first allocation covers."""
         return self.trunk.tokens[: self.common]
 
     def end_of(self, sequence: Sequence) -> int:
-        """Return how many tokens of a sequence are known and to be computed by it."""
+        """Return the number of known tokens that a sequence computes."""
         return len(sequence.tokens) if self.forked else self.common
 
     def branch(self, kept: list[Continuation], numbers: Iterator[int]) -> list[Sequence]:
-        """Let beams go on; return those that are new. Of the others, those that no beam goes on from are pruned.
+        """Continue with the kept beams; return the new sequences. Sequences that no beam continues are pruned.
 
         Raises ConstraintFailed.
         """
@@ -347,7 +358,7 @@ class Group:
         return [beam for beam in beams if beam not in parents]
 
     def answer(self, otherwise: FinishReason, numbers: Iterator[int]) -> None:
-        """Make the answers of a search; where it has found too few, or is not over, the rest are empty and so ended."""
+        """Create the answers of a search. Missing answers are empty and end with `otherwise`."""
         found = self.beams.answers if self.beams and self.beams.done else []
         for index in range(len(self.request.samples)):
             self.answers.append(Sequence(next(numbers), self, index, list(self.request.prompt), finish=otherwise))
@@ -355,7 +366,7 @@ class Group:
             one.set_answer(text)
 
     def fork(self) -> list[tuple[Sequence, Sequence]]:
-        """Let those that have all in common go their own ways now; return pairs of a parent and what it shares with."""
+        """Fork the sequences that are ready; return pairs of parent and child."""
         if self.ready_to_fork:
             self.forked = True
             return [(self.trunk, child) for child in self.live if child is not self.trunk]
@@ -364,27 +375,27 @@ class Group:
         return []
 
     def drop_sequence(self, sequence: Sequence) -> None:
-        """Forget a beam that has ended: samples stay, they are answers."""
+        """Remove an ended beam. Samples stay, because they are answers."""
         if self.beams and sequence in self.members:
             self.members.remove(sequence)
 
     def fail(self, failure: Failure, detail: str, fault: Exception | None = None) -> None:
-        """Note why it fails. Whatever a search has found by then is dropped."""
+        """Record the failure and discard the answers of a search."""
         self.failure, self.detail, self.fault = failure, detail, fault
         if self.beams:
             self.beams.abandon()
             self.answers = []
 
     def count_scored(self, tokens: int) -> None:
-        """Note that so many more of the prompt's tokens are scored."""
+        """Record that `tokens` more prompt tokens are scored."""
         self.scored += tokens
 
 
 def _key(request: Request, aging: float, number: int) -> OrderKey:
-    """Smallest is served first, largest is preempted first; kept through preemption.
+    """Return the order key: the smallest is served first, the largest is preempted first. Kept through preemption.
 
-    Where all requests age at one rate, who is ahead of whom never changes: so there is nothing to sort again. Then all
-    are of one class, and each level of their own is worth `aging` seconds.
+    With a common aging rate the order of two requests never changes, so lists stay sorted. Then all requests are in one
+    class, and each priority level delays the arrival by `aging` seconds.
     """
     if aging:
         return (0, request.arrival + request.priority * aging, number)

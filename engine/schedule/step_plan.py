@@ -1,4 +1,4 @@
-"""The plan of a step: one plain value, which a runner executes and which could be sent as it is to every worker."""
+"""The plan of a step: a plain value that a runner executes and that could be sent to other workers."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -6,15 +6,15 @@ from typing import NamedTuple, Protocol
 from blocks import Copy
 from engine.schedule.request import NO_RULES, LogitRules, Sampling
 
-# In the place of a token that the step before samples, when that was launched and has not brought it yet.
+# Placeholder of a token that the step in flight samples.
 PENDING = -1
 
 
 class RowRules(NamedTuple):
-    """All that changes the logits of one row: the rules asked for, the tokens that they look at, and what is banned.
+    """Everything that changes the logits of one row: rules, the tokens they depend on, and banned tokens.
 
-    `prompt` and `output` are empty where no rule looks at them. `mask` has the bits of the tokens that can be chosen,
-    as engine.constraint says; empty: all.
+    `prompt` and `output` are empty unless a rule needs them. `mask` has a bit for each allowed token, see
+    engine.constraint; empty allows all.
     """
 
     rules: LogitRules = NO_RULES
@@ -25,7 +25,7 @@ class RowRules(NamedTuple):
 
 
 class PromptPart(NamedTuple):
-    """Tokens of a prompt to score, the first of them at `position`: each by the logits of the token before it."""
+    """Prompt tokens to score, starting at `position`. The logits of the preceding token score each."""
 
     position: int
     token_ids: tuple[int, ...]
@@ -33,12 +33,11 @@ class PromptPart(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """A token that was drawn, or one of a prompt that was scored, or a beam's likeliest continuation.
+    """A sampled token, a scored prompt token, or the candidates of a beam.
 
-    Where asked for, it comes with its log-probability and with pairs of the most likely tokens and theirs, most likely
-    first: the log-softmax of the model's own logits, before any rule, temperature or filter. A beam's comes with all
-    its candidates, and theirs are changed by the rules. A `fault` is why there is no token: what its request alone
-    asks for raised.
+    If requested it has its log-probability and the most likely tokens with theirs, most likely first: the log-softmax
+    of the model's logits before rules, temperature and filters. A beam has all its candidates, with log-probabilities
+    after the rules. `fault` is the exception raised for this request instead of a token.
     """
 
     token_id: int
@@ -48,14 +47,16 @@ class Sampled(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a step does for one sequence: feed `token_ids` at positions from `start` on, and sample if that is the end.
+    """The work of a step for one sequence.
 
-    Where the one token is PENDING, it is what the same sequence's work in the step launched before samples.
+    Computes `token_ids` at positions from `start` on, and samples after the last one if `samples`.
 
-    `block_table` covers position `start + len(token_ids) - 1`. `sample_index` and the position name the random numbers.
-    `rules` change the logits that all its samples are drawn from. `to_score` are prompt tokens whose log-probabilities
-    are asked for; `logprobs` are asked for of the samples. A beam's sample is no draw: so many `candidates` are asked
-    for, and 0 where it is none.
+    If the only token is PENDING, the step launched before samples it.
+
+    `block_table` covers position `start + len(token_ids) - 1`. `sample_indices` and the position seed the random
+    numbers. `rules` change the logits of all samples. `to_score` are prompt tokens whose log-probabilities are
+    requested; `logprobs` is the number requested for samples. A beam returns `candidates` continuations instead of a
+    sample; 0 if the sequence is no beam.
     """
 
     sequence: int
@@ -72,18 +73,18 @@ class Work(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence that are computed once the step is done."""
+        """Number of computed tokens of the sequence after the step."""
         return self.start + len(self.token_ids)
 
     @property
     def outcomes(self) -> int:
-        """How many Sampled it brings."""
+        """Number of Sampled values that the work returns."""
         scored = len(self.to_score.token_ids) if self.to_score else 0
         return scored + (len(self.sample_indices) if self.samples else 0)
 
 
 class Copies(NamedTuple):
-    """The copies of one answer. The lists are run in this order, the pairs of each in any."""
+    """The block copies of one StepResult. The lists run in this order; pairs within a list run in any order."""
 
     device_to_host: tuple[Copy, ...] = ()
     host_to_device: tuple[Copy, ...] = ()
@@ -92,7 +93,7 @@ class Copies(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step: copies first, answer by answer; then the work, decoding sequences (one token each) before prompts."""
+    """One step: copies, result by result; then work, decoding sequences (one token each) before prompts."""
 
     step: int
     copies: tuple[Copies, ...]
@@ -100,41 +101,41 @@ class StepPlan:
 
 
 class Launched(Protocol):
-    """A step that was begun."""
+    """A launched step."""
 
     def result(self) -> list[Sampled]:
-        """Wait for its end, and return what each work of the plan brings, in order.
+        """Wait for the step and return the results of its work, in order.
 
-        That is one Sampled for each token to score, then one for each sample. When it raises, the step counts as not
-        done: nothing of it is committed.
+        For each work: one Sampled per token to score, then one per sample. If it raises, the step failed and nothing of
+        it is committed.
         """
 
     def sample_seconds(self) -> float:
-        """Return how much of it was sampling, by the device's clock; it is known once `result` has returned."""
+        """Return the time spent sampling, by the device's clock; valid after `result` returned."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A step that had ended before its launch returned."""
+    """A step that ended before its launch returned."""
 
     results: list[Sampled]
 
     def result(self) -> list[Sampled]:
-        """Return what it brought."""
+        """Return the results."""
         return self.results
 
     def sample_seconds(self) -> float:
-        """Return 0: nothing was sampled, or it was not measured."""
+        """Return 0: sampling was not measured."""
         return 0.0
 
 
 class Runner(Protocol):
-    """Executes plans, one after the other in the order of the launches."""
+    """Executes plans in launch order."""
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Begin a step, behind all that was launched before.
+        """Launch a step behind all steps launched before.
 
-        Copies between the tiers may still be under way when it has ended. Raises CopyFailed when one of these or of
-        earlier plans failed, and DeviceLost. When it raises anything else, the step counts as not done: nothing of it
-        is committed.
+        Copies between the tiers may still be in flight when the step ends. Raises CopyFailed if one of these copies or
+        of earlier plans failed, and DeviceLost. If anything else is raised, the step failed and nothing of it is
+        committed.
         """

@@ -1,6 +1,6 @@
-"""Decides which sequences take part in the next step.
+"""Selects the sequences of the next step.
 
-All live samples of a request take part together or not at all: what one of them waits for, the others wait for too.
+The live samples of a request are gang-scheduled: all of them take part in a step, or none.
 """
 
 from engine.schedule.endings import RequestEndings
@@ -14,7 +14,7 @@ from engine.schedule.step_work import Cursor, can_run_ahead, list_gangs, token_c
 
 
 class StepPlanner:
-    """Plans steps among the groups whose blocks are there. `now` is when the latest was planned."""
+    """Plans steps among the groups that have blocks. `now` is the time of the latest plan."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class StepPlanner:
         self._endings = endings
 
     def plan(self, now: float) -> StepPlan | None:
-        """Choose the next step's work; None when there is nothing to do."""
+        """Return the next step, or None if there is nothing to do."""
         self._begin_step(now)
         budget = self._queue.limits.token_budget
         work: list[Work] = []
@@ -45,15 +45,15 @@ class StepPlanner:
             elif budget > 0:
                 self._queue.totals.count_skipped(sum(self._blocks.awaits_blocks(cursor.sequence) for cursor in gang))
         if self._endings.fail_faulty():
-            return self.plan(now)  # anew, without them
+            return self.plan(now)  # again, without the failed groups
         if not work and not self._blocks.has_copies:
             return None
         return self._planned(StepPlan(self._queue.totals.steps + 1, self._blocks.take_copies(), tuple(work)))
 
     def plan_ahead(self, plan: StepPlan) -> StepPlan | None:
-        """Plan the step after `plan`, which is under way; of sequences nothing changes before it is adopted.
+        """Plan the step after `plan`, which is in flight. Sequences do not change until `adopt`.
 
-        None where the tokens of `plan` have to be known first, or somebody would be left out who need not be.
+        Returns None if the tokens of `plan` must be known first, or if waiting would let more sequences take part.
         """
         in_flight = {work.sequence: work for work in plan.work}
         groups = (self._queue.sequence(number).group for number in in_flight)
@@ -68,17 +68,17 @@ class StepPlanner:
             budget -= sum(fed)
             try:
                 work += [work_of(cursor, count, size) for cursor, count in zip(gang, fed, strict=False)]
-            except Exception:  # it ends with the next plan: the step under way is its own too
+            except Exception:  # the next plan fails it: it also takes part in the step in flight
                 return None
         return StepPlan(plan.step + 1, self._blocks.take_copies(), tuple(work)) if work else None
 
     def adopt(self, ahead: StepPlan, now: float) -> StepPlan:
-        """Return the rest of a step planned ahead, once the tokens before it have been sampled.
+        """Return the valid part of a step planned ahead, after the tokens before it were sampled.
 
-        Who has ended meanwhile, or was moved, has no part in it: what it computes for them counts for nothing.
+        Work of sequences that ended or were preempted meanwhile is dropped; its results are discarded.
         """
         self._begin_step(now)
-        known = [self._known(work) for work in ahead.work]
+        known = [self._still_valid(work) for work in ahead.work]
         if self._endings.fail_faulty():
             return self.adopt(ahead, now)
         return self._planned(StepPlan(ahead.step, ahead.copies, tuple(work for work in known if work is not None)))
@@ -95,8 +95,8 @@ class StepPlanner:
                 stats.schedule(self.now)
         return plan
 
-    def _known(self, work: Work) -> Work | None:
-        """Return the work with its tokens, None if it is not what its sequence needs."""
+    def _still_valid(self, work: Work) -> Work | None:
+        """Return the work with its tokens filled in, or None if the sequence no longer needs it."""
         sequence = self._queue.find(work.sequence)
         if sequence is None or sequence.group not in self._queue.running or sequence.release_pending:
             return None
@@ -107,7 +107,7 @@ class StepPlanner:
         return known[0] if known and known[0]._replace(token_ids=work.token_ids) == work else None
 
     def _works(self, gang: list[Cursor], fed: list[int]) -> list[Work]:
-        """Return the work of a gang; none where what its request asks for raises, which it then ends with."""
+        """Return the work of a gang; if an exception is raised for its request, record it and return none."""
         size = self._view.block_size
         try:
             return [work_of(cursor, count, size) for cursor, count in zip(gang, fed, strict=False)]

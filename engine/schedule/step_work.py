@@ -1,7 +1,7 @@
-"""What takes part in a step: who can be fed, from where on, and how many tokens each gets of the step's budget.
+"""The work of a step: which sequences take part, from which position, with how many tokens of the budget.
 
-A step can be laid out while the one before it is under way and has not brought its tokens: then each sequence is where
-that leaves it, and the token that is sampled meanwhile is pending.
+A step can be planned while the previous one is in flight. Then each sequence starts where that step ends, and the token
+it samples is pending.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,9 +13,9 @@ from engine.schedule.step_plan import PENDING, PromptPart, Work
 
 
 class Cursor(NamedTuple):
-    """Where a sequence is when a step begins: what is below `start` is computed, and `left` tokens can be fed.
+    """The position of a sequence before a step: `start` tokens are computed, `remaining` tokens can be scheduled.
 
-    `pending` says that the one token left is not known yet.
+    `pending`: the remaining token is being sampled by the step in flight.
     """
 
     sequence: Sequence
@@ -25,14 +25,14 @@ class Cursor(NamedTuple):
 
     @property
     def prefilling(self) -> bool:
-        """Whether more than its last token is not computed: it prefills."""
+        """Whether more than the last token is not computed."""
         return not self.pending and self.sequence.group.end_of(self.sequence) - self.start > 1
 
 
 def list_gangs(running: Iterable[Group], in_flight: Mapping[int, Work]) -> list[list[Cursor]]:
-    """List what takes part in a step together: the samples of a group that decode, then prompts one by one.
+    """List the cursors that must be scheduled together: decoding samples of a group, then prompts one by one.
 
-    `in_flight` is the work of the step before, by sequence, where that has not brought its tokens.
+    `in_flight` is the work of the step in flight, by sequence.
     """
     decoding: list[list[Cursor]] = []
     prompts: list[list[Cursor]] = []
@@ -47,17 +47,17 @@ def list_gangs(running: Iterable[Group], in_flight: Mapping[int, Work]) -> list[
 
 
 def token_counts(gang: list[Cursor], budget: int) -> list[int]:
-    """Return how many tokens each of a gang is fed, none where not all of them can take part."""
+    """Return the number of tokens scheduled for each cursor of a gang, empty if not all fit."""
     found = [min(budget, cursor.remaining, cursor.sequence.room - cursor.start) for cursor in gang]
     return found if budget >= len(gang) and min(found) > 0 else []
 
 
 def work_of(cursor: Cursor, count: int, block_size: int) -> Work:
-    """Return what a step does for a sequence that it feeds `count` tokens."""
+    """Return the work that schedules `count` tokens of a sequence."""
     sequence, end = cursor.sequence, cursor.start + count
     group = sequence.group
     indices = (sequence.index,) if cursor.pending else _sampled_by(sequence, end)
-    # The samples have the same tokens up to there, but the trunk may know more of its own.
+    # All these samples have the same tokens up to `end`; the trunk may have more.
     sampled = group.members[indices[0]] if indices and not cursor.pending else sequence
     return Work(
         sequence=sequence.id,
@@ -75,14 +75,14 @@ def work_of(cursor: Cursor, count: int, block_size: int) -> Work:
 
 
 def can_run_ahead(group: Group) -> bool:
-    """Return whether a group's next work can be planned before its last token is known."""
+    """Return whether the next work of a group can be planned before its last token is known."""
     request = group.request
     depends = request.constraint or request.logit_rules.penalizes or request.beam_search
     return not depends and request.logprobs is None and request.prompt_logprobs is None
 
 
 def _to_score(group: Group, end: int) -> PromptPart | None:
-    """Return the prompt tokens that can be scored, and are not yet, once the first `end` tokens are computed."""
+    """Return the unscored prompt tokens that can be scored once the first `end` tokens are computed."""
     request, scored = group.request, group.scored
     if request.prompt_logprobs is None or not (token_ids := request.prompt[scored : end + 1]):
         return None
@@ -90,7 +90,7 @@ def _to_score(group: Group, end: int) -> PromptPart | None:
 
 
 def _sampled_by(sequence: Sequence, end: int) -> tuple[int, ...]:
-    """Return the indices of the samples that get a token from position `end` of a sequence."""
+    """Return the indices of the samples that receive a token after the first `end` tokens of a sequence."""
     group = sequence.group
     if group.forked:
         return (sequence.index,) if end == len(sequence.tokens) else ()
@@ -100,7 +100,6 @@ def _sampled_by(sequence: Sequence, end: int) -> tuple[int, ...]:
 
 
 def _cursors(group: Group, in_flight: Mapping[int, Work]) -> list[Cursor]:
-    """Return where the active sequences of a group are, those that can be fed."""
     cursors = (_cursor(sequence, in_flight.get(sequence.id)) for sequence in group.active)
     return [cursor for cursor in cursors if cursor is not None and cursor.remaining > 0]
 
@@ -111,6 +110,6 @@ def _cursor(sequence: Sequence, work: Work | None) -> Cursor | None:
     if not work.samples:
         return Cursor(sequence, work.end, sequence.group.end_of(sequence) - work.end)
     last = sequence.generated + 1 >= sequence.request.stopping.max_tokens
-    if last or not sequence.group.forked:  # it ends there, or others are forked from it first
+    if last or not sequence.group.forked:  # it ends there, or is forked first
         return None
     return Cursor(sequence, work.end, 1, pending=True)

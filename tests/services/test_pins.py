@@ -96,16 +96,31 @@ class TestAdmin:
         ("action", "code", "field", "words"),
         [
             ({}, Status.INVALID_ARGUMENT, "action", "must be given: one of pin_prefix, unpin_prefix"),
-            ({"pin_prefix": pin_prompt("")}, Status.INVALID_ARGUMENT, "pin_prefix.name", "name has 0 bytes"),
+            (
+                {"pin_prefix": pin_prompt("")},
+                Status.INVALID_ARGUMENT,
+                "pin_prefix.name",
+                "name must have between 1 and 128 bytes, not 0",
+            ),
             (
                 {"pin_prefix": pin_prompt(text="")},
                 Status.INVALID_ARGUMENT,
                 "pin_prefix.prompt.text",
                 "must not be empty",
             ),
-            ({"pin_prefix": pin_prompt(text="Hi")}, Status.INVALID_ARGUMENT, "pin_prefix.prompt", "a block holds 16"),
-            ({"pin_prefix": pin_prompt("other", TEXT[1:])}, Status.ALREADY_EXISTS, "pin_prefix.name", "is pinned"),
-            ({"unpin_prefix": {"name": "q"}}, Status.NOT_FOUND, "unpin_prefix.name", "nothing is pinned as 'q'"),
+            (
+                {"pin_prefix": pin_prompt(text="Hi")},
+                Status.INVALID_ARGUMENT,
+                "pin_prefix.prompt",
+                "must have at least 16 tokens",
+            ),
+            (
+                {"pin_prefix": pin_prompt("other", TEXT[1:])},
+                Status.ALREADY_EXISTS,
+                "pin_prefix.name",
+                "is in use for a prefix with other tokens",
+            ),
+            ({"unpin_prefix": {"name": "q"}}, Status.NOT_FOUND, "unpin_prefix.name", "name 'q' is not pinned"),
             ({"list_pinned": {}, "model": "nobody"}, Status.NOT_FOUND, "model", "not 'nobody'"),
         ],
     )
@@ -159,7 +174,7 @@ class TestCommands:
 
     def test_failures_are_reported_in_one_line(self, quire: RunningQuire) -> None:
         refused = self.run(quire, "unpin", "nobody")
-        assert (refused.exit_code, "NOT_FOUND: nothing is pinned as 'nobody'" in refused.output) == (1, True)
+        assert (refused.exit_code, "NOT_FOUND: name 'nobody' is not pinned" in refused.output) == (1, True)
         assert self.run(quire, "pin", "mine").exit_code == 2
 
 

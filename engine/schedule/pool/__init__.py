@@ -1,1 +1,1 @@
-"""What the engine asks of its block manager, and its own view of the pool."""
+"""The Steps that the engine sends to its block manager, and its view of the pool."""

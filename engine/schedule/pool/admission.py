@@ -1,4 +1,4 @@
-"""Which waiting groups blocks are asked for, and what becomes of them."""
+"""Admits waiting groups: which of them request blocks, and how results are handled."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
@@ -12,36 +12,35 @@ from engine.schedule.sequence_group import Group
 
 
 class Admitted(NamedTuple):
-    """A group that has blocks, and how many leading tokens were found in the cache; None: it was swapped in."""
+    """A group that received blocks. `cached_tokens` hit the prefix cache; None if the group was swapped in."""
 
     group: Group
     cached_tokens: int | None
 
 
 class Admissions:
-    """Asks blocks for waiting groups, smallest first.
+    """Requests blocks for waiting groups, smallest first.
 
-    `deferred` counts those that waited for another's prefix, and not for room, when the latest Step was made.
+    `deferred` counts the groups that waited for the prefix of another group, not for room, at the latest Step.
     """
 
     def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases) -> None:
-        """Begin with nobody refused."""
         self.deferred = 0
         self._queue = queue
         self._view = view
         self._releases = releases
-        self._available_at_refusal: int | None = None  # so many blocks were available when somebody was refused
+        self._available_at_refusal: int | None = None  # available blocks at the latest refusal
 
-    # Answers.
+    # Results.
 
     def on_result(
         self, asked: Step, refused: Collection[tuple[StepItem, int]], cached: Mapping[int, int]
     ) -> list[Admitted]:
-        """Return who was admitted, and let wait who was refused."""
+        """Return the admitted groups; refused groups wait again."""
         if asked.commits or self._view.available != self._available_at_refusal:
             self._available_at_refusal = None
         admitted = []
-        for item, position, number, tokens in _asked(asked, cached):
+        for item, position, number, tokens in _group_items(asked, cached):
             group = self._queue.finish_admission(number)
             if (item, position) in refused:
                 self._requeue(group)
@@ -50,7 +49,7 @@ class Admissions:
         return admitted
 
     def rollback(self) -> None:
-        """Nobody is admitted by the Step under way."""
+        """Return all groups of the Step in flight to the waiting list."""
         for number in list(self._queue.admitting):
             self._requeue(self._queue.finish_admission(number))
         self._available_at_refusal = None
@@ -66,7 +65,7 @@ class Admissions:
     # Steps.
 
     def write(self, step: StepBuilder, now: float, *, preempted: bool) -> None:
-        """Ask blocks as far as the next step's budget and the pool go, unless others are preempted."""
+        """Request blocks as far as the token budget and the pool allow, unless groups are preempted."""
         queue, view, limits = self._queue, self._view, self._queue.limits
         self.deferred = 0
         if preempted or (self._available_at_refusal is not None and view.available <= self._available_at_refusal):
@@ -79,10 +78,10 @@ class Admissions:
         for group in list(queue.waiting):
             if budget <= 0 or group.width > places:
                 break
-            # Who runs can grow into it before anybody is preempted; who would be alone needs nobody's leave.
+            # Running groups can grow into the watermark before they preempt. An empty pool needs no watermark.
             reserve = watermark if queue.running or queue.admitting else 0
             if group.isolated and queue.holds_isolated:
-                continue  # one at a time
+                continue  # only one isolated group at a time
             if _is_swapped(group):
                 if len(group.blocks) + spare + reserve > view.available:
                     break
@@ -99,14 +98,14 @@ class Admissions:
             budget -= group.common
             needed = view.blocks_for(group.common)
             if needed + spare + reserve > view.available:
-                # Only a cached prefix can make it fit. Nobody after it is asked for, or it could be overtaken for ever.
+                # Only a prefix cache hit can make it fit. Later groups wait, so that they cannot starve it.
                 break
             granted = view.blocks_for(min(group.common, limits.token_budget))
             view.reserve(granted)
             spare += group.width + needed - granted
 
     def _spare_blocks(self) -> int:
-        """Blocks that running groups will want soon: the rest of their prompts, and one more for each sequence."""
+        """Return the blocks that running groups need soon: the rest of their prompts, and one for each sequence."""
         cost = self._view.cost
         return sum(
             len(group.live) + cost([(group.trunk, group.common)]) + self._blocks_beyond(group)
@@ -116,7 +115,7 @@ class Admissions:
         )
 
     def _blocks_beyond(self, group: Group) -> int:
-        """Return the blocks that the samples or beams of a group need for themselves once they are forked."""
+        """Return the blocks that the samples or beams of a group need separately once they are forked."""
         if not _is_unforked(group):
             return 0
         blocks_for, whole = self._view.blocks_for, group.common // self._view.block_size
@@ -153,12 +152,12 @@ def _is_swapped(group: Group) -> bool:
 
 
 def _is_unforked(group: Group) -> bool:
-    """Return whether it runs as its trunk yet: samples are not forked, beams have not branched."""
+    """Return whether only the trunk runs: samples are not forked, beams have not branched."""
     return not group.forked or (group.beams is not None and not group.trunk.generated)
 
 
-def _asked(step: Step, cached: Mapping[int, int]) -> Iterator[tuple[StepItem, int, int, int | None]]:
-    """List what a Step asks for groups: item, position, group, and the tokens found in the cache."""
+def _group_items(step: Step, cached: Mapping[int, int]) -> Iterator[tuple[StepItem, int, int, int | None]]:
+    """List the requests of a Step for groups: item, position, group, and tokens that hit the prefix cache."""
     for position, number in enumerate(step.swap_ins):
         yield StepItem.SWAP_IN, position, number, None
     for position, item in enumerate(step.allocates):

@@ -1,7 +1,7 @@
-"""What the engine asks of the block manager: the Step that the turn after the next needs, and what its answer means.
+"""Steps for the block manager: each requests the blocks that the turn after the next needs.
 
-At most one Step is under way, so the count of available blocks is exact when the next is made: a shortage is foreseen,
-and the victim's free travels with the needy's extend.
+At most one Step is in flight, so the count of available blocks is exact when the next Step is built. A shortage is
+detected in advance, and the victim's free is in the same Step as the extension it makes room for.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,12 +19,12 @@ from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Sequence
 from engine.schedule.step_plan import Copies, StepPlan
 
-# Answers that the engine is prepared for; whatever else is refused contradicts its tables.
+# Items that may be refused; any other refusal contradicts the engine's tables.
 _MAY_BE_REFUSED = (StepItem.PIN, StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCATE)
 
 
 class BlockPlanner:
-    """Makes Steps, and takes their answers in."""
+    """Builds Steps and applies their results."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class BlockPlanner:
         costs: PreemptionCosts,
         lookahead_tokens: int,
     ) -> None:
-        """Start without a pending Step; decoding asks `lookahead_tokens` ahead of its next step.
+        """Start without a Step in flight; decoding requests room `lookahead_tokens` ahead of its next step.
 
-        With one, an answer may take a whole step longer without delaying anybody.
+        With a lookahead of 1, a result may arrive a whole step late without a delay.
         """
         self._queue = queue
         self._view = view
@@ -46,41 +46,41 @@ class BlockPlanner:
         self._victims = Victims(queue, view, releases, costs)
         self._extensions = Extensions(queue, view, self._victims, lookahead_tokens)
         self._admissions = Admissions(queue, view, releases)
-        self._copies: list[Copies] = []  # of answers, to be made before the next step
+        self._copies: list[Copies] = []  # of results, to run before the next step
         self._pending: Step | None = None
         self._last_step = 0
 
     @property
     def in_flight(self) -> bool:
-        """Whether a Step waits for its answer."""
+        """Whether a Step is in flight."""
         return self._pending is not None
 
     @property
     def deferred(self) -> int:
-        """Groups that waited for another's prefix, and not for room, when the latest Step was made."""
+        """Groups that waited for the prefix of another group, not for room, at the latest Step."""
         return self._admissions.deferred
 
     @property
     def has_copies(self) -> bool:
-        """Whether copies are to be made before the next step."""
+        """Whether copies must run before the next step."""
         return bool(self._copies)
 
     def awaits_blocks(self, sequence: Sequence) -> bool:
-        """Return whether a sequence has no room because an answer is late, and not because the pool is full."""
+        """Return whether a sequence lacks room because a result is late, not because the pool is full."""
         return self._pending is not None and (self._extensions.requested(sequence) or self._view.available > 0)
 
     def take_copies(self) -> tuple[Copies, ...]:
-        """Return the copies of the answers since the last call."""
+        """Return the copies of the results since the last call."""
         copies, self._copies = tuple(self._copies), []
         return copies
 
-    # Answers.
+    # Results.
 
     def apply(self, result: StepResult) -> list[Admitted]:
-        """Take an answer in: tables, refusals, copies, and the count of available blocks. Return who was admitted."""
+        """Apply tables, refusals, copies and block counts of a result. Return the admitted groups."""
         asked = self._pending
         if asked is None or asked.step != result.step:
-            raise BlockManagerBroken(f"step {result.step} was answered, {asked and asked.step} was asked")
+            raise BlockManagerBroken(f"result of step {result.step}, but step {asked and asked.step} is in flight")
         self._pending = None
         self._view.set_available(result.available_blocks, result.available_host_blocks)
         if result.device_to_host or result.host_to_device or result.copies:
@@ -92,7 +92,7 @@ class BlockPlanner:
         self._victims.resume(
             group for position, group in enumerate(asked.swap_outs) if (StepItem.SWAP_OUT, position) in refused
         )
-        for change in result.tables[2 * len(asked.forks) :]:  # what the forks did is here since they were asked
+        for change in result.tables[2 * len(asked.forks) :]:  # forks were applied when the Step was built
             sequence = self._queue.sequence(change.sequence)
             self._view.grant(sequence, change, to_host=sequence.group.id in swapping_out)
         self._victims.finish_swap_outs()
@@ -100,7 +100,7 @@ class BlockPlanner:
         return self._admissions.on_result(asked, refused, cached)
 
     def rollback(self, available_blocks: int, available_host_blocks: int, pins: Collection[str]) -> None:
-        """The Step under way is never answered: frees, commits and forks hold, but nothing was granted or moved."""
+        """Roll back the Step in flight: its frees, commits and forks hold, grants and moves do not."""
         self._admissions.rollback()
         self._victims.rollback()
         self._pins.rollback(pins)
@@ -110,7 +110,7 @@ class BlockPlanner:
     # Steps.
 
     def build_step(self, plan: StepPlan | None, now: float) -> Step | None:
-        """Make the Step that the turn after `plan` needs; None while one is under way or nothing is to be asked."""
+        """Build the Step needed after `plan`; None if one is in flight or nothing is needed."""
         if self._pending is not None:
             return None
         building = StepBuilder()
@@ -127,7 +127,7 @@ class BlockPlanner:
         return self._pending
 
     def _commit(self, step: StepBuilder) -> None:
-        """Give keys to whole blocks that were seen to be written."""
+        """Commit keys of whole blocks that are computed."""
         size = self._view.block_size
         members = (member for group in self._queue.running for member in group.members)
         holders = [member for member in members if member.table and not member.release_pending]
@@ -140,7 +140,7 @@ class BlockPlanner:
                 self._view.claims.release(sequence.group, done)
 
     def _fork(self, step: StepBuilder) -> None:
-        """Let the samples go their own ways where their trunk has all that they have in common; beams, at each step."""
+        """Fork samples when their trunk has computed the common tokens; fork beams at each step."""
         for group in self._queue.running:
             if not (trunk_done := group.ready_to_fork) and not group.beams:
                 continue

@@ -1,4 +1,4 @@
-"""Room for the next tokens of running sequences."""
+"""Extends the room of running sequences."""
 
 from collections.abc import Mapping
 
@@ -14,23 +14,23 @@ _NO_WORK: Mapping[int, Work] = {}
 
 
 class Extensions:
-    """Asks room for what the next step writes, preempting where it must be; then lookahead, where blocks are left."""
+    """Requests room for the next step, preempting if necessary; then lookahead, if blocks are left."""
 
     def __init__(self, queue: RequestQueue, view: PoolView, victims: Victims, lookahead_tokens: int) -> None:
-        """Start without pending extensions; decoding asks `lookahead_tokens` ahead of its next step."""
+        """Start without pending extensions; decoding requests room `lookahead_tokens` ahead of its next step."""
         self._queue = queue
         self._view = view
         self._victims = victims
         self._lookahead_tokens = lookahead_tokens
-        self._rooms: dict[int, int] = {}  # that the latest Step asked for, by sequence
-        self._work = _NO_WORK  # of the step before the one that it is for, by sequence
+        self._rooms: dict[int, int] = {}  # requested by the latest Step, by sequence
+        self._work = _NO_WORK  # of the preceding step, by sequence
 
     def requested(self, sequence: Sequence) -> bool:
-        """Return whether the latest Step asked room for a sequence."""
+        """Return whether the latest Step requested room for a sequence."""
         return sequence.id in self._rooms
 
     def write(self, step: StepBuilder, plan: StepPlan | None, now: float) -> bool:
-        """Add to the Step that the turn after `plan` needs; return whether a group was preempted for it."""
+        """Add extensions to the Step needed after `plan`; return whether a group was preempted."""
         running = self._queue.running
         self._rooms = {}
         self._work = {work.sequence: work for work in plan.work} if plan else _NO_WORK
@@ -46,7 +46,7 @@ class Extensions:
         return preempted
 
     def _extend_all(self, step: StepBuilder, now: float) -> bool:
-        """Reserve what the next step needs at least."""
+        """Reserve the minimum for the next step."""
         queue, view = self._queue, self._view
         preempted = False
         for group in list(queue.running):
@@ -61,7 +61,7 @@ class Extensions:
         return preempted
 
     def _look_ahead(self, sequence: Sequence, more: int) -> None:
-        """Ask for the rest of a prompt as far as one step's budget, or for `more` tokens of a decoding sequence."""
+        """Request the rest of a prompt up to the token budget, or `more` tokens of a decoding sequence."""
         need, view, rooms = self._need(sequence), self._view, self._rooms
         if need is None or need > max(sequence.room, rooms.get(sequence.id, 0)):
             return
@@ -69,7 +69,7 @@ class Extensions:
         if rest > 0:
             more = min(rest, self._queue.limits.token_budget)
         elif sequence.group.beams:
-            more = 0  # the next fork would take it away
+            more = 0  # the next fork would release it
         wish = min(need + more, sequence.max_slots)
         held = max(len(sequence.table), view.blocks_for(rooms.get(sequence.id, 0)))
         extra = min(view.blocks_for(wish) - held, view.available)
@@ -78,15 +78,15 @@ class Extensions:
             rooms[sequence.id] = min(wish, (held + extra) * view.block_size)
 
     def _needs(self, group: Group) -> list[tuple[Sequence, int]]:
-        """Return the sequences of a group that have no room for their next step, and the room that each needs."""
+        """Return the sequences of a group that lack room for their next step, with the room that each needs."""
         needs = ((sequence, self._need(sequence)) for sequence in group.active)
         return [(sequence, need) for sequence, need in needs if need is not None and need > sequence.room]
 
     def _need(self, sequence: Sequence) -> int | None:
-        """Return the room that the sequence's next step needs at least, None when it has no next step of its own."""
+        """Return the minimum room for the sequence's next step, None if it has no separate next step."""
         work = self._work.get(sequence.id)
         last = sequence.generated + 1 >= sequence.request.stopping.max_tokens
-        if work and work.samples and (last or sequence.group.beams):  # what a beam finds decides whether it goes on
+        if work and work.samples and (last or sequence.group.beams):  # its results decide whether a beam continues
             return None
         need = (work.end if work else sequence.computed) + 1
         return need if need <= sequence.max_slots else None

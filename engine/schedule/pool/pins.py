@@ -1,7 +1,7 @@
-"""Pinned prefixes: beginnings of prompts that an operator declares, computed once and kept whoever else needs space.
+"""Pinned prefixes: prompt prefixes that an operator declares; they are computed once and never evicted.
 
-A pin begins as a request of its own, which waits in the queue and shares the budget with all others, and of which
-nothing is sampled. When its blocks are computed, the next Step gives them their keys, pins them, and frees the request.
+A pin starts as a request that waits in the queue, shares the token budget, and samples nothing. When its blocks are
+computed, the next Step commits their keys, pins them, and frees the request.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,13 +25,13 @@ from engine.schedule.request import MAX_SALT_BYTES, Capacity, Failure, FinishRea
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group
 
-# What the requests of pins are called, in the history of blocks too.
+# Prefix of the request ids of pins, also in the history of blocks.
 _REQUEST_PREFIX = "pin:"
 MAX_NAME_BYTES = 128
 
 
 class PinState(Enum):
-    """How far a pin is."""
+    """Progress of a pin."""
 
     COMPUTING = 1
     PENDING = 2
@@ -40,9 +40,9 @@ class PinState(Enum):
 
 @dataclass(eq=False)
 class PinnedPrefix:
-    """A declared prefix: whole blocks of tokens, and once it is pinned the device blocks that hold them. Pins write it.
+    """A declared prefix: whole blocks of tokens, and its device blocks once it is pinned. Written by Pins.
 
-    `failure` says why it never will be: then it is not declared any more.
+    `failure` says why it will never be pinned; then it is no longer declared.
     """
 
     name: str
@@ -54,7 +54,7 @@ class PinnedPrefix:
 
     @property
     def pinned(self) -> bool:
-        """Whether its blocks are there and stay."""
+        """Whether its blocks are pinned."""
         return self.state is PinState.PINNED
 
     @property
@@ -64,68 +64,67 @@ class PinnedPrefix:
 
 
 class Pins:
-    """What is declared, what is pinned, and what the next Step changes of it.
+    """Declared and pinned prefixes, and the changes for the next Step.
 
-    `changes` counts what was asked for that takes a Step, `changes_done` what of it the block manager has done.
+    `changes` counts requested changes that need a Step; `changes_done` counts those that the block manager has done.
     """
 
     def __init__(self, queue: RequestQueue, view: PoolView) -> None:
-        """Begin with nothing pinned."""
         self.changes = 0
         self.changes_done = 0
         self._queue = queue
         self._view = view
         self._declared: dict[str, PinnedPrefix] = {}
-        self._computed: list[tuple[PinnedPrefix, Group]] = []  # to be pinned by the next Step
-        self._unpins: list[PinnedPrefix] = []  # to be unpinned by the next Step
-        self._in_flight: dict[int, PinnedPrefix] = {}  # by their positions in the Step under way
+        self._computed: list[tuple[PinnedPrefix, Group]] = []  # the next Step pins them
+        self._unpins: list[PinnedPrefix] = []  # the next Step unpins them
+        self._in_flight: dict[int, PinnedPrefix] = {}  # by position in the Step in flight
         self._reset = False
         self._changes_written = 0
 
     @property
     def has_changes(self) -> bool:
-        """Whether the next Step has to unpin something or to forget the cache."""
+        """Whether the next Step must unpin a prefix or clear the cache."""
         return self._reset or bool(self._unpins)
 
-    # What operators ask for.
+    # Declarations.
 
     def find(self, name: str, token_ids: tuple[int, ...], salt: bytes) -> PinnedPrefix | None:
-        """Return the prefix of this name if it is declared, None if it can be. Raises a PinRefused otherwise."""
+        """Return the prefix if it is declared, None if it can be. Raises PinRefused otherwise."""
         capacity = self._view.capacity
         _check(capacity, name, token_ids)
         if len(salt) > MAX_SALT_BYTES:
-            raise InvalidPin(f"salt has {len(salt)} bytes, the most is {MAX_SALT_BYTES}", "salt")
+            raise InvalidPin(f"salt must have at most {MAX_SALT_BYTES} bytes, not {len(salt)}", "salt")
         whole = _whole_blocks(capacity, token_ids)
         known = self._declared.get(name)
         if known is None:
             if (request_id := _REQUEST_PREFIX + name) in self._queue.by_request:
-                raise PinExists(f"a request of the id {request_id!r} is live", "name")
+                raise PinExists(f"name {name!r} is in use: a request with id {request_id!r} is live", "name")
             self._check_fits(len(whole) // capacity.block_size)
         elif (known.token_ids, known.salt) != (whole, salt):
-            raise PinExists(f"{name!r} is pinned already, with other tokens or another salt", "name")
+            raise PinExists(f"name {name!r} is in use for a prefix with other tokens or another salt", "name")
         return known
 
     def declare(self, name: str, token_ids: tuple[int, ...], salt: bytes) -> PinnedPrefix:
-        """Declare a prefix that `find` did not find."""
+        """Declare a prefix for which `find` returned None."""
         pin = PinnedPrefix(name, _whole_blocks(self._view.capacity, token_ids), salt)
         self._declared[name] = pin
         self._count()
         return pin
 
     def remove_pin(self, name: str) -> PinnedPrefix:
-        """Remove a prefix; whoever computes it still can be ended. Raises InvalidPin and UnknownPin."""
+        """Remove a prefix; the caller ends the request that may still compute it. Raises InvalidPin and UnknownPin."""
         _check_name(name)
         if name not in self._declared:
-            raise UnknownPin(f"nothing is pinned as {name!r}", "name")
+            raise UnknownPin(f"name {name!r} is not pinned", "name")
         pin = self._declared.pop(name)
-        pin.failure = UnknownPin(f"{name!r} was unpinned meanwhile", "name")
+        pin.failure = UnknownPin(f"{name!r} was unpinned while it was computed", "name")
         self._schedule_unpin(pin)
         return pin
 
     def reset(self) -> list[PinnedPrefix]:
-        """Let the next Step forget the prefix cache; return what has to be computed anew: all that is declared.
+        """Clear the prefix cache with the next Step; return all declared prefixes, which must be recomputed.
 
-        Nobody would find what is pinned now.
+        Blocks pinned before can no longer be found.
         """
         self._reset = True
         self.changes += 1
@@ -136,13 +135,13 @@ class Pins:
         return list(self._declared.values())
 
     def list_pins(self) -> list[PinnedPrefix]:
-        """Return what is declared, as it is now, in the order of declaration."""
+        """Return copies of the declared prefixes in the order of declaration."""
         return [replace(pin) for pin in self._declared.values()]
 
-    # What becomes of it.
+    # Progress.
 
     def on_request_end(self, group: Group) -> None:
-        """The request of a prefix has ended: it is computed, or it failed, or nobody wants it any more."""
+        """The request of a prefix ended: it was computed, it failed, or it was cancelled."""
         name = group.request.request_id.removeprefix(_REQUEST_PREFIX)
         if group.finish is FinishReason.STOP:
             self._computed.append((self._declared[name], group))
@@ -151,7 +150,7 @@ class Pins:
             self._fail(self._declared[name], kind(f"{name!r} was not computed: {group.detail}"))
 
     def write(self, step: StepBuilder) -> None:
-        """Add to a Step what is to change. It comes after the commits, and before the frees."""
+        """Add the pin changes to a Step, after the commits and before the frees."""
         view = self._view
         for pin in self._unpins:
             step.pins.append(Unpin(pin.name))
@@ -173,23 +172,28 @@ class Pins:
             self._count()
 
     def on_result(self, refused: Mapping[int, str]) -> None:
-        """Take an answer in: the pins at these positions were refused, all else was done. Raises BlockManagerBroken."""
+        """Handle a result: the pins at the `refused` positions failed, others succeeded.
+
+        Raises BlockManagerBroken if another change was refused.
+        """
         asked, self._in_flight = self._in_flight, {}
         if others := refused.keys() - asked.keys():
-            raise BlockManagerBroken(f"an unpin or a reset was refused: {refused[min(others)]}")
+            raise BlockManagerBroken(f"unpin or reset was refused: {refused[min(others)]}")
         for position, pin in asked.items():
             self._finish(pin, refused.get(position))
         self.changes_done = self._changes_written
 
     def rollback(self, held: Collection[str]) -> None:
-        """The Step under way is never answered; by the engine's own books these pins hold blocks after it."""
+        """Roll back the Step in flight; `held` names the pins that hold blocks after it."""
         asked, self._in_flight = self._in_flight, {}
         for pin in asked.values():
-            self._finish(pin, None if pin.name in held else "the block manager went away, and it did not fit")
+            self._finish(
+                pin, None if pin.name in held else "the block manager disconnected, and the prefix did not fit"
+            )
         self.changes_done = self._changes_written
 
     def _schedule_unpin(self, pin: PinnedPrefix) -> None:
-        """Let the next Step unpin what a prefix holds, or will once the Step under way is answered."""
+        """Unpin the blocks that a prefix holds, or will hold after the Step in flight, with the next Step."""
         self._computed = [entry for entry in self._computed if entry[0] is not pin]
         if pin.state is not PinState.COMPUTING:
             former = replace(pin)
@@ -219,16 +223,16 @@ class Pins:
         live = [one.request for one in self._queue.by_request.values() if not one.request.prefill_only]
         most, left = max(map(capacity.max_blocks, live), default=0), capacity.unpinned_blocks
         if blocks >= left:
-            raise PinTooLarge(f"prompt takes {blocks} blocks; the pool has {left}, and not all can be pinned", "prompt")
+            raise PinTooLarge(f"prompt must take fewer than {left} blocks (the unpinned pool), not {blocks}", "prompt")
         if blocks + most > left:
             raise PinTooLarge(
-                f"prompt takes {blocks} blocks and a live request can need {most}; the pool has {left}", "prompt"
+                f"prompt takes {blocks} blocks and a live request can need {most}; {left} blocks are unpinned", "prompt"
             )
 
     def _count(self) -> None:
-        """Count the blocks that no request can have: those that pins hold, and those of prefixes being computed.
+        """Count the blocks unavailable to requests: pinned ones, and those of prefixes being computed.
 
-        What is to be unpinned does not count: it is free before anybody else can be given blocks.
+        Blocks to be unpinned do not count: they are free before any other grant.
         """
         size = self._view.block_size
         held = {block for pin in self._declared.values() for block in pin.blocks}
@@ -255,16 +259,21 @@ def _whole_blocks(capacity: Capacity, token_ids: tuple[int, ...]) -> tuple[int, 
 
 def _check_name(name: str) -> None:
     if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
-        raise InvalidPin(f"name has {len(name.encode())} bytes, it must have 1 to {MAX_NAME_BYTES}", "name")
+        raise InvalidPin(f"name must have between 1 and {MAX_NAME_BYTES} bytes, not {len(name.encode())}", "name")
 
 
 def _check(capacity: Capacity, name: str, token_ids: tuple[int, ...]) -> None:
     length, size = len(token_ids), capacity.block_size
     _check_name(name)
     if length < size:
-        raise InvalidPin(f"prompt has {length} tokens, and a block holds {size}: whole blocks are pinned", "prompt")
+        raise InvalidPin(f"prompt must have at least {size} tokens (one block), not {length}", "prompt")
     if length >= capacity.context_tokens:
-        raise InvalidPin(f"prompt has {length} tokens; the model's context has {capacity.context_tokens}", "prompt")
+        raise InvalidPin(
+            f"prompt must have fewer than {capacity.context_tokens} tokens (the model's context), not {length}",
+            "prompt",
+        )
     outside = next((token for token in token_ids if not 0 <= token < capacity.vocabulary_size), None)
     if outside is not None:
-        raise InvalidPin(f"prompt has token {outside}, the vocabulary has {capacity.vocabulary_size}", "prompt")
+        raise InvalidPin(
+            f"prompt must have token ids between 0 and {capacity.vocabulary_size - 1}, not {outside}", "prompt"
+        )

@@ -1,4 +1,4 @@
-"""The engine's own view of its pool: which blocks its sequences hold, and how many could be handed out."""
+"""The engine's view of its pool: the blocks of its sequences and the count of available blocks."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -11,14 +11,14 @@ from engine.schedule.sequence_group import Sequence
 
 
 class PoolView:
-    """Owns the tables and rooms of sequences, what is available, and what the pool can give one request.
+    """Owns the tables and room of sequences, the available blocks, and the capacity for one request.
 
-    Kept from the answers that were applied; exact whenever no Step is under way. While a Step is being made,
-    `available` runs ahead: what the Step frees is added, what it reserves is taken off.
+    Updated by results, and exact while no Step is in flight. While a Step is being built, `available` anticipates it:
+    frees are added and reservations subtracted.
     """
 
     def __init__(self, capacity: Capacity) -> None:
-        """Begin with an empty pool."""
+        """Start with an empty pool."""
         self.capacity = capacity
         self.block_size = capacity.block_size
         self.claims = PrefixClaims(capacity.block_size)
@@ -26,8 +26,8 @@ class PoolView:
         self.available_host = capacity.host_blocks
         self._holders: Counter[int] = Counter()
         self._host_holders: Counter[int] = Counter()
-        # Host blocks of the same contents as device blocks, and how often they had been given up by then: an entry
-        # holds until the device block is granted anew, or the host block given up.
+        # Host copies of device blocks, each with the generation of the host block. An entry is valid until the device
+        # block is granted again, or the host block is released, which increments its generation.
         self._host_copies: dict[int, tuple[int, int]] = {}
         self._host_generations: Counter[int] = Counter()
 
@@ -35,48 +35,48 @@ class PoolView:
 
     def blocks_for(self, tokens: int) -> int:
         """Return the number of blocks that `tokens` tokens fill."""
-        return -(-tokens // self.block_size)  # written out: a step asks this several times for each sequence
+        return -(-tokens // self.block_size)  # inlined, because a step computes it several times for each sequence
 
     def cost(self, rooms: Iterable[tuple[Sequence, int]]) -> int:
-        """Return the number of blocks that these rooms (in tokens) need, copies of shared blocks included."""
+        """Return the number of blocks that this room (in tokens) needs, including copies of shared blocks."""
         blocks, moved = 0, Counter[int]()
         for sequence, room in rooms:
             needed = self.blocks_for(room)
             blocks += max(0, needed - len(sequence.table))
             for block in sequence.table[sequence.room // self.block_size : needed]:
-                if self._holders[block] - moved[block] > 1:  # who moves to a copy does not share it any more
+                if self._holders[block] - moved[block] > 1:  # a sequence that gets a copy no longer shares the block
                     moved[block] += 1
                     blocks += 1
         return blocks
 
     def host_cost(self, blocks: Iterable[int]) -> int:
-        """Return how many host blocks device blocks take at most: some of those that are shared are there already."""
+        """Return the most host blocks that these device blocks need; some have a copy on the host already."""
         return sum(not self._is_on_host(block) for block in blocks)
 
     def withhold(self, blocks: int) -> None:
-        """Go on without device blocks that an audit took out."""
+        """Remove device blocks that an audit withheld from the capacity."""
         self.capacity = replace(self.capacity, device_blocks=self.capacity.device_blocks - blocks)
 
     def count_pinned(self, blocks: int) -> None:
-        """Note how many device blocks no request can have: pins hold them, or will."""
+        """Set the number of device blocks that pins hold or will hold."""
         self.capacity = replace(self.capacity, pinned_blocks=blocks)
 
     # Tables and reservations.
 
     def reserve(self, blocks: int) -> bool:
-        """Take blocks off what is available, if there are as many; return whether there were."""
+        """Subtract blocks from the available ones; return False and change nothing if there are too few."""
         if blocks > self.available:
             return False
         self.available -= blocks
         return True
 
     def set_available(self, available: int, available_host: int) -> None:
-        """Take the counts over from the block manager: reservations are granted by now, or void."""
+        """Set the counts from the block manager: reservations are granted or void."""
         self.available = available
         self.available_host = available_host
 
     def grant(self, sequence: Sequence, change: TableChange, *, to_host: bool = False) -> None:
-        """Give the sequence the table of an answer: its new end, or its blocks in the tier that it moves to."""
+        """Apply a table change of a result: new blocks at the end, or all blocks in the other tier."""
         if to_host:
             self._swap_out_table(sequence, change)
             return
@@ -92,7 +92,7 @@ class PoolView:
         sequence.room = change.room_tokens
 
     def fork(self, parent: Sequence, child: Sequence, length: int) -> None:
-        """Let a new sequence share the parent's blocks below `length`, as the block manager does when asked."""
+        """Share the parent's blocks below `length` with a new sequence, as the block manager does."""
         keep = self.blocks_for(length)
         self._release_blocks(parent.table[keep:])
         del parent.table[keep:]
@@ -101,7 +101,7 @@ class PoolView:
         parent.room = child.room = length
 
     def release(self, sequence: Sequence) -> None:
-        """Take the sequence's blocks away from it; those that nobody else holds become available."""
+        """Remove the sequence's blocks; blocks without another holder become available."""
         if sequence.swapped:
             self._release_host_blocks(sequence)
         else:
@@ -111,18 +111,18 @@ class PoolView:
     # Swapping.
 
     def begin_swap_out(self, sequences: Collection[Sequence]) -> None:
-        """Count device blocks of sequences that move to the host as available, and reserve host blocks for them."""
+        """Count the device blocks of sequences that are swapped out as available, and reserve host blocks."""
         self.available_host -= self.host_cost({block for sequence in sequences for block in sequence.table})
         for sequence in sequences:
             self._release_blocks(sequence.table)
 
     def rollback_swap_out(self, sequences: Iterable[Sequence]) -> None:
-        """The sequences were not moved, and hold their device blocks still. The counts have been settled since."""
+        """Restore the device blocks of sequences that were not swapped out. The counts were already set."""
         for sequence in sequences:
             self._holders.update(sequence.table)
 
     def clear_host_copies(self) -> None:
-        """The block manager forgot which host blocks have the contents of which device blocks."""
+        """Forget which host blocks are copies of device blocks, as the block manager does at a reset."""
         self._host_copies.clear()
 
     def _swap_out_table(self, sequence: Sequence, change: TableChange) -> None:
@@ -132,21 +132,21 @@ class PoolView:
         sequence.table, sequence.swapped = list(change.block_ids), True
 
     def _is_on_host(self, block: int) -> bool:
-        moved, given_up = self._host_copies.get(block, (0, 0))
-        return self._host_holders[moved] > 0 and self._host_generations[moved] == given_up
+        host_block, generation = self._host_copies.get(block, (0, 0))
+        return self._host_holders[host_block] > 0 and self._host_generations[host_block] == generation
 
     # Holders.
 
     def pin(self, blocks: Iterable[int]) -> None:
-        """Count a pin as a holder of blocks that a sequence holds."""
+        """Add a pin as a holder of a sequence's blocks."""
         self._holders.update(blocks)
 
     def unpin(self, blocks: Collection[int]) -> None:
-        """Remove a pin; blocks that nobody else holds become available."""
+        """Remove a pin; blocks without another holder become available."""
         self._release_blocks(blocks)
 
     def rollback_pin(self, blocks: Iterable[int]) -> None:
-        """Forget a pin that was not made. The counts have been settled since it was asked for."""
+        """Remove a pin that was refused. The counts were already set."""
         self._holders.subtract(blocks)
 
     def _release_blocks(self, blocks: Collection[int]) -> None:

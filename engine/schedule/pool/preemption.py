@@ -1,6 +1,6 @@
-"""Whose blocks are taken when others need them, and how a preempted group comes back (section 4.5 of the paper).
+"""Preemption: which groups lose their blocks, and how they resume (section 4.5 of the paper).
 
-It is computed again, or swapped to host memory and back.
+A preempted group is recomputed, or swapped out to host memory and back in.
 """
 
 from collections.abc import Iterable
@@ -14,21 +14,21 @@ from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import StepPlan
 
-# Steps that feed fewer tokens say what decoding costs, not what prefill does.
+# Smaller steps measure decoding, not prefill.
 _MIN_TOKENS = 16
 _SMOOTHING = 0.2
 
 
 class PreemptionCosts:
-    """What a token costs to compute again, and a block to move to the host and back, in seconds."""
+    """Measured costs in seconds: of recomputing a token, and of swapping a block."""
 
     def __init__(self, seconds_per_block: float = 0.0) -> None:
-        """Begin with the measured time of one block's way to the other tier; nothing is known of tokens yet."""
+        """Start with the measured time to copy one block to the other tier. The cost of a token is unknown."""
         self._seconds_per_block = seconds_per_block
         self._seconds_per_token: float | None = None
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Take in how long a step took."""
+        """Update the cost of a token from the duration of a step."""
         tokens = sum(len(work.token_ids) for work in plan.work)
         if tokens < _MIN_TOKENS:
             return
@@ -37,17 +37,16 @@ class PreemptionCosts:
         self._seconds_per_token = before + _SMOOTHING * (latest - before)
 
     def swap_is_cheaper(self, tokens: int, blocks: int) -> bool:
-        """Return whether moving the blocks there and back takes less time than to compute the tokens again."""
+        """Return whether swapping the blocks out and in is faster than recomputing the tokens."""
         if self._seconds_per_token is None:
             return True
         return 2 * blocks * self._seconds_per_block < tokens * self._seconds_per_token
 
 
 class Victims:
-    """Preempts groups. `swapping_out` are those that the Step under way swaps out."""
+    """Preempts groups. `swapping_out` are the groups that the Step in flight swaps out."""
 
     def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases, costs: PreemptionCosts) -> None:
-        """Begin without victims."""
         self.swapping_out: dict[int, Group] = {}
         self._queue = queue
         self._view = view
@@ -76,22 +75,22 @@ class Victims:
         return True
 
     def resume(self, groups: Iterable[int]) -> None:
-        """Let groups that were to be swapped out run: they have their blocks still."""
+        """Resume groups whose swap-out was refused: they still have their blocks."""
         for number in groups:
             group = self.swapping_out.pop(number)
             self._view.rollback_swap_out(group.members)
             self._queue.resume(group)
 
     def rollback(self) -> None:
-        """No group is swapped out by the Step under way."""
+        """Resume all groups that the Step in flight would swap out."""
         self.resume(list(self.swapping_out))
 
     def finish_swap_outs(self) -> None:
-        """All groups that were to be swapped out are on the host, or have been let go on."""
+        """Forget the swap-outs of the answered Step: each is done or refused."""
         self.swapping_out.clear()
 
     def _is_swapped(self, victim: Group) -> bool:
-        """Return whether a victim is moved to the host, where it surely fits, or computed again."""
+        """Return whether a victim is swapped out, if it surely fits into the host tier, or recomputed."""
         blocks, preemption = victim.blocks, self._queue.limits.preemption
         if self._view.host_cost(blocks) > self._view.available_host:
             return False

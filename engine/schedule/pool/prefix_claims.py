@@ -1,10 +1,11 @@
-"""Who is computing which prefix: lets equal prompts that arrive together compute their common part once.
+"""Tracks prefixes that are being computed, so that equal prompts that arrive together compute them once.
 
-A running group claims the full blocks of its prompt that it still has to compute; a waiting one whose next blocks
-are claimed waits for their commit and then finds them in the cache. Blocks are distinguished by a chained hash of their
-tokens: Python's, which takes less than half of the time of a block key, for all who wait are looked at in every turn.
-It is only a scheduling hint: a collision makes a request wait a little, never share wrongly, because the block manager
-has keys of its own.
+A running group claims the full blocks of its prompt that it still has to compute. A waiting group whose next blocks are
+claimed waits for their commit and then hits them in the prefix cache.
+
+Blocks are identified by a chained hash of their tokens: Python's, which takes less than half the time of a block key,
+because each turn hashes all waiting prompts. A collision only delays a request. It never shares blocks wrongly, because
+the block manager has its own keys.
 """
 
 from collections.abc import Iterator
@@ -21,20 +22,20 @@ class PrefixClaims:
         self._claims: dict[int, list[int]] = {}
 
     def claim(self, group: Group) -> None:
-        """Claim every full block of what the group begins with that nobody else claims."""
+        """Claim each full block of the group's first allocation that no other group claims."""
         chain = list(self._chain(group))
         self._claims[group.id] = chain
         for link in chain:
             self._owners.setdefault(link, group.id)
 
     def release(self, group: Group, blocks: int) -> None:
-        """Give up the claims on the first `blocks` blocks: they have keys now."""
+        """Release the claims on the first `blocks` blocks, which have keys now."""
         for link in self._claims.get(group.id, ())[:blocks]:
             if self._owners.get(link) == group.id:
                 del self._owners[link]
 
     def release_all(self, group: Group) -> None:
-        """Give up all claims of a group that does not run any more."""
+        """Release all claims of a group that no longer runs."""
         self.release(group, len(self._claims.get(group.id, ())))
         self._claims.pop(group.id, None)
 
@@ -43,7 +44,7 @@ class PrefixClaims:
         return any(link in self._owners for link in self._chain(group))
 
     def _chain(self, group: Group) -> Iterator[int]:
-        # At least one token is left to compute, so the block that ends the tokens is never shared.
+        # At least one token must be computed, so a block that ends with the last token is never shared.
         size = self._block_size
         tokens = group.trunk_tokens
         link = hash(group.salt)

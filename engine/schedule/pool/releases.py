@@ -1,4 +1,4 @@
-"""Blocks that sequences give back."""
+"""Releases the blocks of sequences."""
 
 from collections.abc import Iterable
 
@@ -10,21 +10,20 @@ from engine.schedule.sequence_group import Sequence
 
 
 class Releases:
-    """Sequences whose blocks the next Step gives back. They are `leaving` until then."""
+    """Sequences that the next Step frees. They are `release_pending` until then."""
 
     def __init__(self, queue: RequestQueue, view: PoolView) -> None:
-        """Begin with nothing to give back."""
         self._queue = queue
         self._view = view
         self._pending: list[tuple[Sequence, FreeReason]] = []
 
     @property
     def pending(self) -> list[Sequence]:
-        """The sequences whose blocks the next Step gives back."""
+        """The sequences that the next Step frees."""
         return [sequence for sequence, _ in self._pending]
 
     def release(self, sequences: Iterable[Sequence], reason: FreeReason) -> None:
-        """Let the next Step free what sequences hold; forget those that have ended and hold nothing."""
+        """Free the blocks of sequences with the next Step; drop ended sequences without blocks."""
         for sequence in list(sequences):
             if sequence.table and not sequence.release_pending:
                 sequence.release_pending = True
@@ -33,7 +32,7 @@ class Releases:
                 self._queue.remove_sequence(sequence)
 
     def write(self, step: StepBuilder) -> None:
-        """Add what waits to a Step."""
+        """Add the pending frees to a Step."""
         pending, self._pending = self._pending, []
         for sequence, reason in pending:
             self.free(step, Free(sequence.id, reason), sequence)
@@ -41,7 +40,7 @@ class Releases:
                 self._view.claims.release_all(sequence.group)
 
     def free(self, step: StepBuilder, free: Free, sequence: Sequence) -> None:
-        """Add one to a Step at once."""
+        """Add one free to a Step immediately."""
         step.frees.append(free)
         self._view.release(sequence)
         sequence.release_pending = False

@@ -1,4 +1,4 @@
-"""The Step that a turn is writing."""
+"""A Step under construction."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from blocks import Allocate, Commit, Extend, Fork, Free, Length, PinChange, Step
 
 @dataclass
 class StepBuilder:
-    """The lists of a Step, to which its parts are added; see `blocks.Step`."""
+    """Mutable lists of the items of a Step; see `blocks.Step`."""
 
     commits: list[Commit] = field(default_factory=list)
     pins: list[PinChange] = field(default_factory=list)

@@ -54,6 +54,6 @@ def requests_of(reader: RecordReader) -> Iterator[RecordedRequest]:
         message = entry.request
         read = {field.name: getattr(message, field.name) for field in fields(RecordedRequest)}
         request = RecordedRequest(**read | {"keys": tuple(message.keys)})
-        if not request.possible:
+        if not request.is_valid:
             raise reader.invalid("request has impossible lengths")
         yield request

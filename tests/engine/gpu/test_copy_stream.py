@@ -268,7 +268,7 @@ class TestAFailedCopy:
         rig.backend.fails = True
         step = rig.begin(out((3, 1)), work=(feed(FIRST, (3, 5)),))
         rig.waited_for().let_go()
-        with pytest.raises(CopyFailed, match="a copy of blocks failed: made to fail"):
+        with pytest.raises(CopyFailed, match="block copy failed: made to fail"):
             step.result(PATIENCE_SECONDS)
 
     @pytest.mark.parametrize("copies", [(), (out((2, 2)),), (Copies(device_to_device=(Copy(4, 6),)),)])

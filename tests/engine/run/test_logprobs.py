@@ -198,6 +198,6 @@ def test_those_of_the_demo_model_are_transformers_in_small_steps_and_after_preem
 @pytest.mark.parametrize("count", [-1, MAX_LOGPROBS + 1])
 def test_more_than_can_be_asked_for_is_refused(field: str, count: int) -> None:
     request = Request("r", PROMPT, GREEDY, Stopping(9), **{field: count})  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=f"^{field} is {count}, it must be from 0 to 20") as refused:
+    with pytest.raises(InvalidRequest, match=f"^{field} must be between 0 and 20, not {count}") as refused:
         Capacity(100, 384, 16, 16).check(request)
     assert refused.value.field == field

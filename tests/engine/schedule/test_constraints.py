@@ -242,7 +242,7 @@ def test_what_could_leave_nothing_to_choose_is_refused(
     constraint: Constraint, rules: LogitRules, stopping: Stopping, field: str
 ) -> None:
     request = Request("r", PROMPT, GREEDY, stopping, logit_rules=rules, constraint=constraint)
-    with pytest.raises(InvalidRequest, match=f"^{field} cannot be given together with constraint") as refused:
+    with pytest.raises(InvalidRequest, match=f"^{field} cannot be combined with constraint") as refused:
         Capacity(100, VOCABULARY, 16, 16).check(request)
     assert refused.value.field == field
 
@@ -281,7 +281,7 @@ def test_a_state_that_fails_ends_its_request_and_no_other(folder: Path, samples:
     engine.run()
     group = engine.finished[tired]
     assert group.failure is Failure.CONSTRAINT
-    assert group.detail == "the constraint cannot be followed any further: it is tired"
+    assert group.detail == "the output cannot continue under its constraint: it is tired"
     assert {member.finish for member in group.members} == {FinishReason.FAILED}
     assert max(map(len, engine.samples[tired])) == 9
     assert engine.failures == []

@@ -112,7 +112,7 @@ def test_a_request_with_ended_samples_that_is_cancelled_says_so_of_the_others_al
         (
             {"samples": ((), ()), "ended": frozenset({1}), "sampling": GREEDY, "beam_search": BeamSearch(2)},
             "samples",
-            "begins at its prompt",
+            "starts at its prompt",
         ),
     ],
 )

@@ -123,7 +123,9 @@ def test_samples_go_on_where_another_engine_left_them(folder, alone):
 
 def test_more_samples_than_the_engine_runs_sequences_are_refused_naming_both_numbers(folder):
     engine = ModelEngine(folder, max_sequences=4)
-    with pytest.raises(InvalidRequest, match="sample_count is 5, this engine runs 1 to 4") as caught:
+    with pytest.raises(
+        InvalidRequest, match=r"sample_count must be between 1 and 4 \(max_sequences\), not 5"
+    ) as caught:
         engine.submit(prompt(3), 4, samples=5)
     assert caught.value.field == "sampling.sample_count"
     assert engine.scheduler.empty
@@ -132,7 +134,7 @@ def test_more_samples_than_the_engine_runs_sequences_are_refused_naming_both_num
 def test_samples_that_can_never_fit_together_are_refused(folder):
     engine = ModelEngine(folder, block_size=BLOCK, device_blocks=10)
     engine.submit(prompt(8), 9, samples=4)  # two blocks in common, and two for each
-    with pytest.raises(InvalidRequest, match="for each of 5 samples, which takes 12 blocks; the pool has 10"):
+    with pytest.raises(InvalidRequest, match="for each of 5 samples take 12 blocks; the pool has 10"):
         engine.submit(prompt(8), 9, samples=5)
     engine.run()
 
@@ -254,7 +256,7 @@ def test_a_request_whose_time_is_over_fails_by_its_deadline_in_the_queue_and_whi
     late = engine.finished["late"]
     assert {member.finish for member in late.members} == {FinishReason.FAILED}
     assert late.failure is Failure.DEADLINE_QUEUED
-    assert late.detail == "its time was over in the queue"
+    assert late.detail == "deadline exceeded in the queue"
     assert [len(engine.tokens[name]) for name in (other, quick)] == [16, 2]
 
 
@@ -263,7 +265,7 @@ def test_what_was_generated_before_the_deadline_has_been_told(folder, alone):
     engine.take(Request("late", tuple(prompt(10)), SAMPLED, Stopping(12), samples=((), (), ()), deadline=8.0))
     engine.run()
     late = engine.finished["late"]
-    assert (late.failure, late.detail) == (Failure.DEADLINE, "its time was over while it ran")
+    assert (late.failure, late.detail) == (Failure.DEADLINE, "deadline exceeded while running")
     assert [len(sample) for sample in engine.samples["late"]] == [len(engine.samples["late"][0])] * 3
     assert 0 < len(engine.samples["late"][0]) < 12
     assert [whole[: len(part)] for whole, part in zip(alone, engine.samples["late"], strict=True)] == engine.samples[

@@ -51,13 +51,17 @@ class TestRefusals:
         ("request_", "field", "words"),
         [
             (a_request(prompt=()), "prompt", "prompt is empty"),
-            (a_request(max_tokens=0), "stopping.max_tokens", "max_tokens is 0, it must be at least 1"),
+            (a_request(max_tokens=0), "stopping.max_tokens", "max_tokens must be at least 1, not 0"),
             (a_request(max_tokens=-3), "stopping.max_tokens", "max_tokens is -3"),
-            (a_request(prompt=(1, 50)), "prompt.token_ids", "has 50, the vocabulary has 50 tokens"),
-            (a_request(prompt=(1, -1)), "prompt.token_ids", "has -1, the vocabulary has 50 tokens"),
-            (a_request(prompt=(1,) * 20, max_tokens=13), "stopping.max_tokens", "together 33.*context has 32"),
+            (a_request(prompt=(1, 50)), "prompt.token_ids", "must be between 0 and 49, not 50"),
+            (a_request(prompt=(1, -1)), "prompt.token_ids", "must be between 0 and 49, not -1"),
+            (
+                a_request(prompt=(1,) * 20, max_tokens=13),
+                "stopping.max_tokens",
+                rr"at most 32 tokens \(the model.s context\), not 33",
+            ),
             (a_request(prompt=(1,) * 20, max_tokens=6), "stopping.max_tokens", "takes 7 blocks; the pool has 6"),
-            (a_request(samples=((3, 50),)), "samples.generated_token_ids", "has 50, the vocabulary has 50 tokens"),
+            (a_request(samples=((3, 50),)), "samples.generated_token_ids", "must be between 0 and 49, not 50"),
             (a_request(samples=((3, 4),)), "samples.generated_token_ids", "2 tokens are generated already"),
         ],
     )
@@ -87,7 +91,7 @@ class TestRefusals:
     def test_the_id_of_a_live_request_is_refused_until_it_ends(self, rig: Rig) -> None:
         rig.submit([1], 3, request_id="a")
         for _ in range(4):
-            with pytest.raises(RequestExists, match="'a' is live") as refused:
+            with pytest.raises(RequestExists, match="'a' is in use by a live request") as refused:
                 rig.scheduler.requests.submit(a_request("a"))
             assert refused.value.field == "request_id"
             rig.turn()
@@ -158,12 +162,12 @@ class TestLimits:
     @pytest.mark.parametrize("field", ["token_budget", "max_sequences", "max_waiting"])
     @pytest.mark.parametrize("value", [0, -1])
     def test_a_limit_below_one_is_refused_by_name(self, field: str, value: int) -> None:
-        with pytest.raises(ValueError, match=f"{field} is {value}, it must be at least 1"):
+        with pytest.raises(ValueError, match=f"{field} must be at least 1, not {value}"):
             Limits(**{field: value})
 
     def test_each_sequence_needs_a_token_of_the_budget(self) -> None:
         Limits(token_budget=8, max_sequences=8)
-        with pytest.raises(ValueError, match="token_budget is 7, it must be at least max_sequences, 8"):
+        with pytest.raises(ValueError, match=r"token_budget must be at least max_sequences \(8\), not 7"):
             Limits(token_budget=7, max_sequences=8)
 
     def test_no_more_than_max_sequences_hold_blocks(self) -> None:
@@ -571,7 +575,7 @@ class TestAnswersThatCannotBe:
     @pytest.mark.parametrize(
         ("answer", "words"),
         [
-            (StepResult(2, (), (), (), 8), "step 2 was answered, 1 was asked"),
+            (StepResult(2, (), (), (), 8), "result of step 2, but step 1 is in flight"),
             (
                 StepResult(1, (Refusal(StepItem.COMMIT, 0, StepRefusal.INVALID, "no"),), (), (), 8),
                 "commit was refused: no",
@@ -590,7 +594,7 @@ class TestAnswersThatCannotBe:
 
     def test_an_answer_that_nobody_asked_for_is_an_error(self) -> None:
         scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
-        with pytest.raises(BlockManagerBroken, match="step 1 was answered, None was asked"):
+        with pytest.raises(BlockManagerBroken, match="result of step 1, but step None is in flight"):
             scheduler.apply(StepResult(1, (), (), (), 8))
 
 

@@ -75,7 +75,7 @@ def test_a_setting_on_its_bound_is_taken(label: str, field: "dataclasses.Field[A
 
 
 def test_a_token_budget_below_the_sequences_is_refused_naming_both() -> None:
-    with pytest.raises(InvalidSetting, match="token_budget is 7, it must be at least max_sequences, 8"):
+    with pytest.raises(InvalidSetting, match=r"token_budget must be at least max_sequences \(8\), not 7"):
         EngineSettings(token_budget=7, max_sequences=8)
 
 
@@ -184,7 +184,7 @@ def run(*arguments: str, **environment: str) -> tuple[int, str]:
         (("engine", "--block-size", "0"), {}, "block_size must be at least 1, not 0"),
         (("engine",), {"QUIRE_ENGINE_BLOCK_SIZE": "0"}, "block_size must be at least 1, not 0"),
         (("engine",), {"QUIRE_ENGINE_BLOCK_SIZE": "many"}, "'--block-size': 'many' is not a valid integer"),
-        (("serve",), {"QUIRE_SERVE_TOKEN_BUDGET": "5"}, "token_budget is 5, it must be at least max_sequences, 64"),
+        (("serve",), {"QUIRE_SERVE_TOKEN_BUDGET": "5"}, "token_budget must be at least max_sequences (64), not 5"),
         (("gateway", "--max-requests", "0"), {}, "max_requests must be at least 1, not 0"),
         (("kvmanager", "--grace-seconds", "-1"), {}, "grace_seconds must be at least 0, not -1.0"),
         (("kvmanager", "--listen", ""), {}, "listen must not be empty"),
