@@ -1,4 +1,4 @@
-"""Attention over K and V that lie in blocks."""
+"""Attention over K and V in blocks."""
 
 from engine.attention.backend import AttentionBackend, PagedBatch
 from engine.attention.torch_backend import TorchBackend

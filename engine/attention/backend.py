@@ -1,4 +1,4 @@
-"""What an attention backend does, and the batch it does it for."""
+"""The protocol of attention backends, and the batch they work on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from engine.schedule.step_plan import Work
 
 
 class Scoring(NamedTuple):
-    """How a layer scores keys: the factor of q.k, how far back it looks, and the bound of its scores."""
+    """Scoring of keys in one layer: factor of q.k, sliding window (tokens), and softcap of the scores."""
 
     scaling: float
     window: int | None = None
@@ -24,10 +24,10 @@ class Scoring(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Sequences of one batch that feed equally many tokens.
+    """Sequences of one batch that feed the same number of tokens.
 
     `tokens`: `[rows, fed]` positions in the flattened batch. `tables`: `[rows, blocks]` block ids, padded with block 0.
-    `ends`: `[rows]` tokens of each sequence, those fed included. All int64.
+    `ends`: `[rows]` lengths of the sequences, fed tokens included. All int64.
     """
 
     tokens: torch.Tensor
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 
 
 class Direction(Enum):
-    """From which tier to which blocks are copied."""
+    """Direction of a copy between the tiers."""
 
     DEVICE_TO_HOST = auto()
     HOST_TO_DEVICE = auto()
@@ -46,10 +46,10 @@ class Direction(Enum):
 class PagedBatch:
     """The metadata of one step: all sequences flattened into one row of tokens.
 
-    `fed`: how many tokens each sequence feeds; it is on the host, so that launches need not wait for the device.
-    `slots`: `[tokens]` int64, where each token's K and V go: block id * block_size + offset. `first`: `[sequences + 1]`
-    int32, the place of each sequence's first token. `ends`: `[sequences]` int32, tokens of each, those fed included.
-    `tables`: `[sequences, blocks]` int32 block ids, padded with block 0.
+    `fed`: number of tokens of each sequence; on the host, so that launches need not synchronize with the device.
+    `slots`: `[tokens]` int64, where each token's K and V are stored: block id * block_size + offset. `first`:
+    `[sequences + 1]` int32, index of each sequence's first token. `ends`: `[sequences]` int32 lengths, fed tokens
+    included. `tables`: `[sequences, blocks]` int32 block ids, padded with block 0.
     """
 
     block_size: int
@@ -61,7 +61,7 @@ class PagedBatch:
 
     @classmethod
     def of(cls, work: Sequence[Work], block_size: int, device: torch.device) -> "PagedBatch":
-        """Lay out the work of a plan, in its order."""
+        """Build the batch of a plan's work, in its order."""
         fed = tuple(len(item.token_ids) for item in work)
         tables = np.zeros((len(work), max((len(item.block_table) for item in work), default=0)), dtype=np.int32)
         for row, item in zip(tables, work, strict=True):
@@ -77,7 +77,7 @@ class PagedBatch:
 
     @cached_property
     def rows(self) -> tuple[Rows, ...]:
-        """The sequences that feed equally many tokens: all decoding ones together, every prompt by itself."""
+        """The sequences grouped by number of fed tokens: all decoding ones together, each prompt separately."""
         first = [0, *accumulate(self.fed)]
         decoding = [number for number, count in enumerate(self.fed) if count == 1]
         groups = ([decoding] if decoding else []) + [[number] for number, count in enumerate(self.fed) if count > 1]
@@ -95,9 +95,9 @@ class PagedBatch:
 
 
 class AttentionBackend(Protocol):
-    """Writes K and V into blocks, attends to them through block tables, copies blocks within and between tiers.
+    """Writes K and V into blocks, attends through block tables, and copies blocks within and between tiers.
 
-    The order of elements inside a (block, layer) is the backend's own.
+    The backend defines the order of elements inside a (block, layer).
     """
 
     def block_shape(self) -> tuple[int, ...]:
@@ -118,13 +118,13 @@ class AttentionBackend(Protocol):
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
         """Copy whole blocks, all layers, byte for byte to the other tier; destinations are distinct.
 
-        There must be a host tier. On a GPU the copies are queued on the current stream.
+        Requires a host tier. On a GPU the copies are queued on the current stream.
         """
 
 
 def _slots(work: Sequence[Work], tables: Integers, block_size: int) -> Integers:
     """Return `[tokens]` int64 slots of the fed tokens."""
-    if all(len(item.token_ids) == 1 for item in work):  # all at once, as decoding is what happens most
+    if all(len(item.token_ids) == 1 for item in work):  # vectorized, because most steps only decode
         positions = np.array([item.start for item in work], dtype=np.int64)
         blocks = tables[np.arange(len(work)), positions // block_size] if len(work) else positions
         return blocks.astype(np.int64) * block_size + positions % block_size

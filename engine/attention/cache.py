@@ -1,8 +1,8 @@
-"""The KV cache's memory: one tensor, block-major, so that a block of all layers is one piece of bytes.
+"""Memory of the KV cache: one tensor, block-major, so that one block of all layers is contiguous.
 
-Shape `[device_blocks + 1, layers, 2, *block_shape]`: index 2 is K, then V; `block_shape` belongs to the attention
-backend. Block 0 belongs to nobody and takes the writes of padding. The host tier is a second tensor of the same shape
-but for the number of blocks; there block 0 is only there so that ids are rows.
+Shape `[device_blocks + 1, layers, 2, *block_shape]`: index 2 is K, then V; the attention backend defines `block_shape`.
+Block 0 is never allocated and takes the writes of padding. The host tier is a second tensor of the same shape, except
+for the number of blocks; its block 0 is unused, so that ids are rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from blocks import Copy
 
 @dataclass(frozen=True)
 class CacheGeometry:
-    """What a model's attention stores: layers, KV heads, and elements of one head's K or V."""
+    """KV cache dimensions of a model: layers, KV heads, and elements of one head's K or V."""
 
     layers: int
     kv_heads: int
@@ -42,9 +42,9 @@ def cache_shape(geometry: CacheGeometry, device_blocks: int, block_shape: tuple[
 def make_host_cache(
     geometry: CacheGeometry, host_blocks: int, block_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor | None:
-    """Allocate the host tier beside a cache on `device`: `host_blocks` usable blocks of zeros, None where that is 0.
+    """Allocate the host tier of a cache on `device`: `host_blocks` usable blocks of zeros, None for 0 blocks.
 
-    It is pinned where the device is a GPU: from other memory a copy would hold up the computation.
+    Pinned if the device is a GPU, because copies from pageable memory would block the computation.
     """
     if not host_blocks:
         return None
@@ -59,21 +59,21 @@ def copy_blocks(cache: torch.Tensor, copies: Sequence[Copy]) -> None:
 
 
 def swap_blocks(cache: torch.Tensor, host_cache: torch.Tensor, copies: Sequence[Copy], *, to_host: bool) -> None:
-    """Copy whole blocks between the tiers. On a GPU they are queued on the current stream."""
+    """Copy whole blocks between the tiers. On a GPU the copies are queued on the current stream."""
     source, target = (cache, host_cache) if to_host else (host_cache, cache)
     for run in _runs(copies):
         target[run.destinations].copy_(source[run.sources], non_blocking=True)
 
 
 class _Run(NamedTuple):
-    """Blocks that lie side by side, and go to blocks that do: one piece of bytes."""
+    """Consecutive blocks copied to consecutive blocks: one contiguous range of bytes."""
 
     sources: slice
     destinations: slice
 
 
 def _runs(copies: Sequence[Copy]) -> Iterator[_Run]:
-    """Yield the copies in their order, neighbours whose source and destination each follow the last ones together."""
+    """Yield the copies in order, merging neighbours whose sources and destinations are both consecutive."""
     begin = 0
     for end in range(1, len(copies) + 1):
         before = copies[end - 1]

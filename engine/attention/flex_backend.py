@@ -1,9 +1,9 @@
-"""Paged attention through torch's FlexAttention, on CPUs and GPUs, without kernels of our own.
+"""Paged attention by torch's FlexAttention, on CPUs and GPUs, without custom kernels.
 
 FlexAttention (Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention Kernels", 2024)
-makes one kernel of a mask and a change of scores that are written in Python. Paging needs nothing else: the pool is one
-long sequence of K and V, the page table is the list of its blocks that the kernel walks, and the mask turns places in
-the pool back into positions (Joshi et al., "Paged Attention Meets FlexAttention", 2025). Decision 19 says more.
+compiles one kernel from a mask and a score modification written in Python. For paging, the pool is one long sequence of
+K and V, the block table is the list of blocks that the kernel visits, and the mask maps pool slots back to positions
+(Joshi et al., "Paged Attention Meets FlexAttention", 2025). See decision 19.
 """
 
 from itertools import pairwise
@@ -29,14 +29,14 @@ from engine.attention.flex_graphs import (
 from engine.attention.flex_mask import QueryRows, block_lists, query_rows
 from engine.attention.tensor_backend import TensorBackend
 
-# Farther back than any token: what a layer without a window looks.
+# Window of a layer without one: larger than any context.
 _NO_WINDOW = 2**30
-# Rows of a matrix product that a row of the batch fills with (tokens x query heads of one KV head). On a CPU with AMX
-# torch's kernel repacks the K and V that it is given, here the whole pool, from 64 rows of bfloat16 on.
+# Rows (tokens x query heads of one KV head) of a matrix product for one row of the batch. On a CPU with AMX, torch's
+# kernel repacks its K and V, here the whole pool, from 64 rows of bfloat16 on.
 _CPU_ROWS, _GPU_ROWS = 63, 64
-# Rows that a mask has room for, at least: the mask's own shape is compiled in.
+# Minimum rows of a mask, because its shape is compiled in.
 _ROOM = 256
-# Scores that are held at once where nothing is compiled.
+# Maximum scores in memory when uncompiled.
 _EAGER_SCORES = 2**21
 
 
@@ -49,8 +49,8 @@ class _Prepared(NamedTuple):
 class FlexBackend(TensorBackend):
     """Paged attention by FlexAttention. Inside a (block, layer), K and V are slot-major.
 
-    bfloat16 and float16 are slow on a CPU: the generated kernels multiply them without packing. On a GPU a sequence is
-    walked by one program for each KV head, however long it is.
+    bfloat16 and float16 are slow on a CPU, because the generated kernels multiply them without packing. On a GPU one
+    program for each KV head processes a sequence, whatever its length.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class FlexBackend(TensorBackend):
     ) -> None:
         """Allocate the cache, and the host tier if it has blocks.
 
-        Uncompiled, it gathers what a batch reads and materialises scores: for checking masks, not for serving.
-        Raises BackendUnavailable where the kernels cannot be compiled, or not for such blocks.
+        Uncompiled, it gathers the K and V of a batch and materializes scores: for checking masks, not for serving.
+        Raises BackendUnavailable if the kernels cannot be compiled, or not for this block size.
         """
         device = device or torch.device("cpu")
         if compiled:
@@ -81,9 +81,9 @@ class FlexBackend(TensorBackend):
         self._prepared: dict[tuple[int, int], tuple[_Prepared, ...]] = {}
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
-        """Scatter K and V to the batch's slots; V of slots behind a sequence's end becomes zero in a block just begun.
+        """Scatter K and V to the batch's slots; in a new block, zero the V of slots beyond the sequence's end.
 
-        The kernel weighs what the mask hides with zero, and zero times a leftover infinity would be NaN.
+        The kernel weighs masked slots with zero, and zero times a stale infinity would be NaN.
         """
         self._begin(batch)
         if self._unused is None:
@@ -111,7 +111,7 @@ class FlexBackend(TensorBackend):
         return output
 
     def _begin(self, batch: PagedBatch) -> None:
-        """What was worked out for a batch serves all its layers, and no other batch."""
+        """Discard what was prepared for another batch; all layers of a batch share it."""
         if self._batch is not batch:
             self._batch, self._unused = batch, None
             self._prepared.clear()
@@ -143,7 +143,7 @@ class FlexBackend(TensorBackend):
     def _logical(self, tables: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         held = torch.arange(tables.shape[1], device=tables.device)
         known = tables.new_full((len(tables), len(self.cache)), -1, dtype=torch.int32)
-        # Block 0, which pads the tables, is nobody's.
+        # Block 0 pads the tables and is never allocated.
         mine = tables.masked_fill(held > last[:, None] // self.block_size, 0)
         known.scatter_(1, mine, held.to(torch.int32).expand_as(tables))
         known[:, 0] = -1
@@ -152,8 +152,8 @@ class FlexBackend(TensorBackend):
     def _indices(self, blocks: torch.Tensor) -> torch.Tensor:
         """Return blocks of the pool as blocks of the viewed sequence, `[rows, 1, 1, columns]`.
 
-        FlexAttention wants as many columns as the sequence has blocks, dozens for each block of the pool. The kernel
-        reads no more than the counts say, so the rows overlap: each begins one pool of blocks after the one before.
+        FlexAttention requires as many columns as the sequence has blocks, dozens for each block of the pool. The kernel
+        reads only as many as the counts say, so the rows overlap: each starts one pool of blocks after the one before.
         """
         rows, width = blocks.shape
         apart = len(self.cache)
@@ -162,7 +162,7 @@ class FlexBackend(TensorBackend):
         return buffer.as_strided((rows, 1, 1, self._columns), (apart, apart, apart, 1))
 
     def _pack(self, query: torch.Tensor, rows: QueryRows, group: int) -> torch.Tensor:
-        """Return `[rows, kv_heads, length * group, head_size]`: K and V are read once for all heads that share them."""
+        """Return `[rows, kv_heads, length * group, head_size]`, so that heads that share K and V read them once."""
         count, length = rows.tokens.shape
         chosen = query[rows.tokens].reshape(count, length, self.geometry.kv_heads, group, query.shape[2])
         return chosen.transpose(1, 2).reshape(count, self.geometry.kv_heads, length * group, query.shape[2])
@@ -182,7 +182,7 @@ class FlexBackend(TensorBackend):
     def _view(self, layer: int, which: int) -> torch.Tensor:
         """Return K (0) or V (1) of a layer as one sequence `[1, kv_heads, columns * block_size, head_size]`.
 
-        Block b of the pool is its block b * 2 * layers; what lies between belongs to other layers.
+        Block b of the pool is its block b * 2 * layers; the blocks between belong to other layers.
         """
         _, heads, size = self.block_shape()
         slot = heads * size
@@ -193,17 +193,17 @@ class FlexBackend(TensorBackend):
     def _attend_eagerly(
         self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: FlexScores
     ) -> torch.Tensor:
-        """Attend to a copy of the blocks that are seen, a few rows at a time: scores take memory for all of them."""
+        """Attend to a copy of the visible blocks, a few rows at a time, to limit the memory of scores."""
         count, heads, length, _ = packed.shape
         shape = FlexShape(self.block_size, 1, length // prepared.rows.tokens.shape[1], length)
         logical = prepared.mask.logical[:count]
         seen = int((logical >= 0).sum(1).max()) * self.block_size
-        # Each of some rows is scored against the blocks of them all.
+        # Each row of a part is scored against the blocks of all its rows.
         few = max(1, isqrt(_EAGER_SCORES // max(1, heads * length * seen)))
         attended = []
         for some in torch.split(torch.arange(count, device=packed.device), few):
             used = (logical[some] >= 0).any(0).nonzero()[:, 0]
-            # Rows for padding alone see nothing, and no operator takes an empty sequence.
+            # Padding rows see no block, and operators do not accept an empty sequence.
             used = used if len(used) else used.new_zeros(1)
             key, value = (
                 part.flatten(0, 1).transpose(0, 1)[None].float() for part in self.cache[used, layer].unbind(1)
@@ -218,9 +218,9 @@ class FlexBackend(TensorBackend):
 
 
 def _with_room(rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows, and room for more up to a power of two, so that few shapes occur.
+    """Return the rows padded to a power of two, so that few shapes occur.
 
-    torch 2.13 cannot compile a mask that reads tensors of a size not known at compile time: generated C++ then confuses
+    torch 2.13 cannot compile a mask that reads tensors of a size unknown at compile time: the generated C++ confuses
     the names of sizes.
     """
     room = rows.new_empty((max(_ROOM, next_power(len(rows))), *rows.shape[1:]))
@@ -233,9 +233,9 @@ def _counts(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _unused_slots(batch: PagedBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return blocks and offsets of the slots behind the end of each sequence whose last block this batch begins.
+    """Return blocks and offsets of the slots beyond the end of each sequence whose last block this batch starts.
 
-    From then on nothing but this sequence's tokens, or whole blocks that were treated alike, is written there.
+    Later writes to these blocks are tokens of this sequence, or whole blocks that were zeroed likewise.
     """
     first, ends = batch.first.tolist(), batch.ends.tolist()
     blocks: list[int] = []

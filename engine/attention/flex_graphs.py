@@ -1,4 +1,4 @@
-"""The graphs of FlexAttention: what is compiled, for which shapes, and where it cannot be."""
+"""Compiled graphs of FlexAttention: what is compiled, for which shapes, and where it is unavailable."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +13,15 @@ from engine.attention.backend import Scoring
 from engine.attention.cache import CacheGeometry
 from engine.errors import BackendUnavailable
 
-# A graph for decoding and one for prompts, with capped scores and without, and as many again for other group sizes.
+# Graphs for decoding and for prompts, with and without softcap, for several group sizes.
 _MAX_GRAPHS = 16
 
 
 class FlexMask(NamedTuple):
-    """What the kernel's mask reads; there may be room for more rows.
+    """Inputs of the kernel's mask, padded to more rows.
 
-    `logical`: `[room, blocks]` int32, which block of the row's own sequence a block of the pool is, or -1. `first`:
-    `[room]` int32, the position of the row's first query. `window`: `[]` int32.
+    `logical`: `[room, blocks]` int32, index of a pool block in the row's own sequence, or -1. `first`: `[room]` int32,
+    position of the row's first query. `window`: `[]` int32.
     """
 
     logical: torch.Tensor
@@ -39,7 +39,7 @@ class FlexLists(NamedTuple):
 
 
 class FlexShape(NamedTuple):
-    """Numbers that a graph is compiled for. `stride`: blocks of the viewed sequence for each block of the pool."""
+    """Numbers compiled into a graph. `stride`: blocks of the viewed sequence for each block of the pool."""
 
     block_size: int
     stride: int
@@ -63,7 +63,7 @@ def attend(
     scores: FlexScores,
     shape: FlexShape,
 ) -> torch.Tensor:
-    """Return `[rows, kv_heads, length * group, head_size]`: what the rows' tokens see, weighted."""
+    """Return `[rows, kv_heads, length * group, head_size]`: attention of the rows' tokens over visible slots."""
     scaling, softcap = scores
 
     def sees(row: torch.Tensor, _head: torch.Tensor, place: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
@@ -93,8 +93,8 @@ def attend(
 
 
 def compile_graphs() -> FlexGraphs:
-    """Compile at the first call, and again for each other kind of call; the number of rows makes no difference."""
-    # torch's overloads lack these two. Without them all backends of a process would share a limit of eight graphs.
+    """Compile at the first call, and again for each other kind of call; the number of rows does not matter."""
+    # torch's overloads lack these two options. Without them all backends of a process share a limit of eight graphs.
     limits: dict[str, Any] = {"recompile_limit": _MAX_GRAPHS, "isolate_recompiles": True}
     graphs: FlexGraphs = torch.compile(attend, fullgraph=True, dynamic=False, **limits)
     return graphs
@@ -102,7 +102,7 @@ def compile_graphs() -> FlexGraphs:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Have FlexAttention run as written. By itself it traces each new shape of a call, up to a limit, and warns."""
+    """Run FlexAttention eagerly. By default it traces each new shape of a call, up to a limit, and warns."""
     before = flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
     flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
     try:
@@ -112,7 +112,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def check_graphs(geometry: CacheGeometry, block_size: int, device_blocks: int, device: torch.device) -> None:
-    """Raise BackendUnavailable where the kernels cannot be compiled, or not for such blocks."""
+    """Raise BackendUnavailable if the kernels cannot be compiled, or not for this block size."""
     if device.type != "cpu":
         _check_gpu(geometry, block_size, device_blocks)
         return
@@ -123,25 +123,23 @@ def check_graphs(geometry: CacheGeometry, block_size: int, device_blocks: int, d
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler as missing:
-        raise BackendUnavailable(
-            "FlexAttention's kernels for the CPU need a C++ compiler, and there is none"
-        ) from missing
+        raise BackendUnavailable("FlexAttention's CPU kernels need a C++ compiler, but none was found") from missing
     if not check_cpu_supported():  # type: ignore[no-untyped-call]
-        raise BackendUnavailable("FlexAttention's kernels for the CPU need AVX2")
+        raise BackendUnavailable("FlexAttention's CPU kernels need AVX2")
 
 
 def _check_gpu(geometry: CacheGeometry, block_size: int, device_blocks: int) -> None:
     if _tile(block_size) < 16:
         raise BackendUnavailable(
-            f"FlexAttention's kernels for GPUs take blocks of a multiple of 16 tokens, not {block_size}"
+            f"block_size must be a multiple of 16 for FlexAttention's GPU kernels, not {block_size}"
         )
     elements = (device_blocks + 1) * geometry.layers * 2 * block_size * geometry.kv_heads * geometry.head_size
     if elements >= 2**31:
         raise BackendUnavailable(
-            f"FlexAttention's kernels for GPUs count in 32 bits, the cache has {elements} elements"
+            f"the cache must have fewer than 2**31 elements for FlexAttention's GPU kernels, not {elements}"
         )
     if not has_triton():
-        raise BackendUnavailable("FlexAttention's kernels for GPUs need Triton, and there is none")
+        raise BackendUnavailable("FlexAttention's GPU kernels need Triton, but it is not installed")
 
 
 def _gpu_options(shape: FlexShape) -> flex.FlexKernelOptions:
@@ -149,17 +147,17 @@ def _gpu_options(shape: FlexShape) -> flex.FlexKernelOptions:
 
 
 def _tile(block_size: int) -> int:
-    """Return the largest power of two that divides it."""
+    """Return the largest power of two that divides the block size."""
     return block_size & -block_size
 
 
 def next_power(number: int) -> int:
-    """Return the smallest power of two that is at least the number, which is at least 1."""
+    """Return the smallest power of two that is at least `number`, which is at least 1."""
     return 1 << (number - 1).bit_length()
 
 
 @lru_cache(maxsize=8)
 def scores_of(scoring: Scoring, device: torch.device) -> FlexScores:
-    """Return scaling and cap as tensors: numbers would be compiled in."""
+    """Return scaling and cap as tensors, because numbers would be compiled in."""
     softcap = None if scoring.softcap is None else torch.tensor(scoring.softcap, device=device)
     return torch.tensor(scoring.scaling, device=device), softcap

@@ -1,7 +1,7 @@
-"""Which blocks of the pool a row of queries reads, in the form that FlexAttention's kernels take.
+"""The blocks of the pool that a row of queries reads, in the form of FlexAttention's kernels.
 
-A kernel walks lists of blocks: *full* ones, of which every query of the row sees every slot, and *partial* ones, where
-a mask is asked slot by slot. Partial are the blocks that the row's own tokens end in, and those that a window cuts.
+A kernel visits lists of blocks: *full* blocks, where each query of the row sees each slot, and *partial* blocks, where
+the mask decides for each slot. Partial are the blocks in which the row's own tokens end, and those that a window cuts.
 """
 
 from itertools import pairwise
@@ -11,16 +11,16 @@ import torch
 
 from engine.attention.backend import PagedBatch
 
-# torch compiles a graph of its own for a batch of one row.
-_FEWEST_ROWS = 2
+# torch would compile a separate graph for a batch of one row.
+_MIN_ROWS = 2
 
 
 class QueryRows(NamedTuple):
-    """Fed tokens in rows of equal length, each of one sequence; what a row has too much repeats its last token.
+    """Fed tokens in rows of equal length, each of one sequence, padded by repeating the last token.
 
-    `tokens`: `[rows, length]` places in the batch. `sequences`: `[rows]`, whose they are. `first`, `last`: `[rows]`
-    positions of the row's first and last token in its sequence; a row for padding has first 0 and last -1. `places`:
-    `[fed]` places in the flattened rows of the tokens `fed`, `[fed]` places in the batch. All int64.
+    `tokens`: `[rows, length]` indices in the batch. `sequences`: `[rows]` sequence of each row. `first`, `last`:
+    `[rows]` positions of the row's first and last token in its sequence; a padding row has first 0 and last -1.
+    `places`: `[fed]` indices in the flattened rows of the tokens `fed`, `[fed]` indices in the batch. All int64.
     """
 
     tokens: torch.Tensor
@@ -32,7 +32,10 @@ class QueryRows(NamedTuple):
 
 
 class BlockLists(NamedTuple):
-    """Places in the block tables that each row reads: `[rows]` counts and `[rows, blocks]` places, first ones count."""
+    """Indices in the block tables that each row reads: `[rows]` counts and `[rows, blocks]` indices.
+
+    Only the first indices of a row, as many as its count, are valid.
+    """
 
     full_counts: torch.Tensor
     full: torch.Tensor
@@ -41,7 +44,7 @@ class BlockLists(NamedTuple):
 
 
 def query_rows(batch: PagedBatch, length: int) -> tuple[QueryRows, ...]:
-    """Lay out decoding sequences in rows of one token, and prompts in rows of `length` tokens."""
+    """Arrange decoding sequences in rows of one token, and prompts in rows of `length` tokens."""
     first, ends = batch.first.tolist(), batch.ends.tolist()
     decoding: list[_Piece] = []
     prompts: list[_Piece] = []
@@ -64,7 +67,7 @@ class _Piece(NamedTuple):
 
 
 def _rows(pieces: list[_Piece], length: int, device: torch.device) -> QueryRows:
-    padding = [_Piece(0, 0, 0, 0)] * (_FEWEST_ROWS - len(pieces))
+    padding = [_Piece(0, 0, 0, 0)] * (_MIN_ROWS - len(pieces))
     sequences, begin, position, counts = torch.tensor([*pieces, *padding]).unbind(1)
     steps = torch.arange(length)
     tokens = begin[:, None] + torch.minimum(steps, (counts[:, None] - 1).clamp(min=0))
@@ -74,9 +77,9 @@ def _rows(pieces: list[_Piece], length: int, device: torch.device) -> QueryRows:
 
 
 def block_lists(first: torch.Tensor, last: torch.Tensor, window: int, block_size: int, width: int) -> BlockLists:
-    """Split the blocks between what a row's first token sees earliest, and its last token. `width`: blocks of a table.
+    """Split the visible blocks into full and partial ones. `width`: blocks of a table.
 
-    The full ones are neighbours: from `begin` up to `end`. Partial ones lie before and behind them.
+    Full blocks are consecutive, from `begin` to `end`. Partial ones precede and follow them.
     """
     lowest = (first - window + 1).clamp(min=0) // block_size
     beyond = last // block_size + 1

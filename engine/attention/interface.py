@@ -1,7 +1,7 @@
-"""Puts paged attention in the place of a transformers model's own.
+"""Replaces the attention of transformers models by paged attention.
 
-transformers calls whatever is registered under the name that the model was loaded with, and hands it the keyword
-arguments of the model's forward call. So the batch travels as an argument, and nothing is global but the registration.
+transformers calls the function registered under the name that the model was loaded with, and passes the keyword
+arguments of the model's forward call to it. So the batch is an argument, and only the registration is global.
 """
 
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ from engine.attention.backend import AttentionBackend, PagedBatch, Scoring
 from engine.errors import ModelUnsupported
 
 ATTENTION_NAME = "quire_paged"
-MASK_OF_ITS_OWN = "its attention has a mask of its own making, which paged attention does not know"
-# Tensors that models hand on to their attention although it has no use for them. Any other would change the result.
+CUSTOM_MASK = "its attention uses a custom mask, which paged attention does not support"
+# Tensors that models pass to their attention without effect. Any other tensor would change the result.
 _UNUSED_TENSORS = frozenset({"position_ids", "cache_position"})
 
 
 class PagedContext(NamedTuple):
-    """What a forward call passes to every layer's attention, as the keyword argument `paged`."""
+    """The keyword argument `paged` of a forward call, which reaches every layer's attention."""
 
     backend: AttentionBackend
     batch: PagedBatch
@@ -41,16 +41,16 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Write K and V to their slots, then attend to the blocks.
 
-    `query` is `[1, heads, tokens, head_size]`, `key` and `value` `[1, kv_heads, tokens, head_size]`; returns
-    `[1, tokens, heads, head_size]`. Raises ModelUnsupported where the model's attention is more than that.
+    `query` is `[1, heads, tokens, head_size]`, `key` and `value` `[1, kv_heads, tokens, head_size]`; returns `[1,
+    tokens, heads, head_size]`. Raises ModelUnsupported if the model's attention does anything else.
     """
     if paged is None:
-        raise ModelUnsupported("its layers do not hand their attention what the forward call is given")
+        raise ModelUnsupported("its layers do not pass the arguments of the forward call to their attention")
     if attention_mask is not None:
-        raise ModelUnsupported(MASK_OF_ITS_OWN)
+        raise ModelUnsupported(CUSTOM_MASK)
     for name, other in others.items():
         if isinstance(other, torch.Tensor) and name not in _UNUSED_TENSORS:
-            raise ModelUnsupported(f"its attention takes a tensor {name!r}, which paged attention does not know")
+            raise ModelUnsupported(f"its attention takes a tensor {name!r}, which paged attention does not support")
     layer = module.layer_idx
     assert isinstance(layer, int), "transformers numbers its attention layers"
     scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
@@ -60,10 +60,10 @@ def paged_attention(
 
 
 def _no_mask(*_arguments: Any, **_options: Any) -> None:
-    """Make no mask: positions and block tables say who sees whom."""
+    """Return no mask: positions and block tables define which tokens are visible."""
 
 
 def register() -> None:
-    """Make the name known to transformers. Doing it twice is doing it once."""
+    """Register paged attention with transformers. Idempotent."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)

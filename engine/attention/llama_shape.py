@@ -1,6 +1,6 @@
-"""What decoders that replace a Llama-shaped model's modules need to know of it.
+"""Properties of Llama-shaped models, for decoders that replace the model's modules.
 
-Its layers are: norm, attention, norm, gated SiLU; with biases of q, k and v, norms of q and k, windows, or not.
+A layer is: norm, attention, norm, gated SiLU; optionally with biases of q, k and v, norms of q and k, and windows.
 """
 
 from typing import Any
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 _KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-# Rotations that are the same for a position whatever the length of the sequence.
+# Rotations of a position that do not depend on the length of the sequence.
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 def is_llama_shaped(model: Any) -> bool:
-    """Return whether a model's layers are all there is to it, and nothing in them depends on what is not said here."""
+    """Return whether a model consists of such layers only, without further features."""
     config = model.config
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     return (
@@ -26,13 +26,13 @@ def is_llama_shaped(model: Any) -> bool:
 
 
 def head_size(config: Any) -> int:
-    """Return the elements of a head."""
+    """Return the number of elements of a head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def window_of(attention: Any) -> int | None:
-    """Return how far back a layer's attention looks, None where that is not bounded."""
-    # Where layers differ in it each has its own, else the configuration has it.
+    """Return the sliding window of a layer's attention, None without one."""
+    # Each layer has its window if layers differ; otherwise the configuration has it.
     window: int | None = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
     return window or None
 
@@ -40,8 +40,8 @@ def window_of(attention: Any) -> int | None:
 def rotations(model: Any, context_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `[context_tokens, head_size / 2]` float32 cosines and sines of the angles of each position.
 
-    By them the elements i and i + head_size / 2 of a head are turned (RoPE, Su et al. 2021); a scaling of the rotation
-    is in both.
+    They rotate the elements i and i + head_size / 2 of a head (RoPE, Su et al. 2021); scaling of the rotation is
+    included.
     """
     positions = torch.arange(context_tokens, device=model.device)[None]
     cosine, sine = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32, device=model.device), positions)

@@ -1,4 +1,4 @@
-"""What backends have in common whose cache is a tensor of torch's."""
+"""Common parts of backends whose cache is a torch tensor."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_
 
 
 class TensorBackend:
-    """Holds the cache, and copies its blocks. Inside a (block, layer), K and V are slot-major."""
+    """Owns the cache, and copies its blocks. Inside a (block, layer), K and V are slot-major."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class TensorBackend:
         device: torch.device | None = None,
         host_blocks: int = 0,
     ) -> None:
-        """Allocate the cache, on the CPU without a `device`, and the host tier if it has blocks."""
+        """Allocate the cache (by default on the CPU), and the host tier if it has blocks."""
         self.geometry = geometry
         self.block_size = block_size
         device = device or torch.device("cpu")
@@ -33,10 +33,10 @@ class TensorBackend:
         return (self.block_size, self.geometry.kv_heads, self.geometry.head_size)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
-        """Copy neighbouring blocks together: they are one piece of bytes."""
+        """Copy blocks within the cache, consecutive ones in one operation."""
         copy_blocks(self.cache, copies)
 
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
-        """Copy to the other tier, neighbouring blocks together."""
-        assert self.host_cache is not None, "there is no host tier to copy to or from"
+        """Copy blocks to the other tier, consecutive ones in one operation."""
+        assert self.host_cache is not None, "swap requires a host tier"
         swap_blocks(self.cache, self.host_cache, copies, to_host=direction is Direction.DEVICE_TO_HOST)

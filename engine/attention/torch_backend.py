@@ -1,8 +1,8 @@
-"""The reference backend: paged attention in plain torch, for any device, written to be read.
+"""The reference backend: paged attention in plain torch, for any device, written for readability.
 
 It gathers each sequence's blocks into contiguous K and V and attends to them, following equations 1 to 4 of
-PagedAttention (Kwon et al., SOSP 2023). Faster backends read the blocks in place; all are tested against this one's
-definition.
+PagedAttention (Kwon et al., SOSP 2023). Faster backends read the blocks in place; tests compare all of them with the
+same definition.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ class TorchBackend(TensorBackend):
         self.cache[blocks, layer, 1, offsets] = value
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
-        """Attend for each group of rows; every query token belongs to exactly one."""
+        """Attend for each group of rows; each query token belongs to exactly one."""
         output = torch.empty_like(query)
         for rows in batch.rows:
             output[rows.tokens] = self._attend_rows(layer, query[rows.tokens], rows, scoring)
         return output
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
-        """Copy all pairs by one kernel on a GPU, block by block elsewhere: there torch's indexing goes by elements."""
+        """Copy all pairs by one kernel on a GPU, else block by block: torch's CPU indexing copies single elements."""
         if not self.cache.is_cuda:
             super().copy_blocks(copies)
             return
@@ -57,7 +57,7 @@ class TorchBackend(TensorBackend):
     def _gather(self, layer: int, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V as `[rows, kv_heads, slots, head_size]`; slots beyond a sequence's end are zero.
 
-        A weight of zero times a leftover infinity would be NaN, so what a former owner left there must not be read.
+        A weight of zero times an infinity left by an earlier sequence would be NaN, so stale slots must not be read.
         """
         pages = self.cache[rows.tables, layer]
         slots = torch.arange(rows.tables.shape[1] * self.block_size, device=rows.tables.device)
@@ -69,7 +69,7 @@ class TorchBackend(TensorBackend):
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scoring: Scoring
 ) -> torch.Tensor:
-    """Return softmax(q.k) v where the mask allows; torch's own operator, but for capped scores, which it lacks."""
+    """Return softmax(q.k) v where the mask allows. Torch's operator does not support softcap."""
     if scoring.softcap is None:
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scoring.scaling)
     scores = torch.matmul(query.float(), key.float().transpose(-1, -2)) * scoring.scaling
@@ -79,7 +79,7 @@ def _attention(
 
 
 def _visible(rows: Rows, fed: int, slots: int, window: int | None) -> torch.Tensor:
-    """Return `[rows, fed, slots]`: which slots each fed token may see, itself and what came before."""
+    """Return `[rows, fed, slots]`: the slots visible to each fed token, itself and earlier ones."""
     device = rows.ends.device
     positions = rows.ends[:, None] - fed + torch.arange(fed, device=device)
     distance = positions[:, :, None] - torch.arange(slots, device=device)

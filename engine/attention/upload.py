@@ -1,7 +1,7 @@
-"""Brings numbers to the device without holding anybody up.
+"""Copies between host and device that do not block.
 
-From memory that is not pinned, a copy to a GPU waits for all that was queued before it, and whoever asks for it too:
-then no step could be launched behind another. torch keeps pinned memory and hands it out again once its copy is over.
+A copy from pageable memory to a GPU waits for all queued work and blocks the caller, so no step could be launched
+behind another. torch caches pinned memory and reuses it once its copy is done.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Integers = NDArray[np.int32] | NDArray[np.int64]
 def upload(
     values: Sequence[int] | Sequence[float] | Integers, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return the values as a tensor of a type on the device; on a GPU the copy is queued on the current stream."""
+    """Return the values as a tensor on the device; on a GPU the copy is queued on the current stream."""
     on_host = (
         torch.from_numpy(values).to(dtype) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=dtype)
     )
@@ -24,10 +24,10 @@ def upload(
 
 
 class Download:
-    """Values of a device tensor on their way to the host."""
+    """An asynchronous copy of a device tensor to the host."""
 
     def __init__(self, values: torch.Tensor) -> None:
-        """Queue the copy of an integer tensor behind all that was computed until now."""
+        """Queue the copy of an integer tensor behind all work queued so far."""
         if values.is_cuda:
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._values.copy_(values, non_blocking=True)
@@ -37,7 +37,7 @@ class Download:
             self._values, self._event = values, None
 
     def wait(self) -> list[int]:
-        """Return the values once they are there; what is queued behind them goes on meanwhile."""
+        """Wait for the copy and return the values; work queued later continues meanwhile."""
         if self._event is not None:
             self._event.synchronize()
         return [int(value) for value in self._values.tolist()]

@@ -1,1 +1,1 @@
-"""What a GPU needs beside the model: its attention backend, a fused decoder, recorded steps, copies, a watch."""
+"""GPU parts: attention backend, fused decoder, CUDA graphs, copy stream, device check."""

@@ -1,4 +1,4 @@
-"""Where copies between the tiers run: at once, or on a stream of the accelerator's own, beside what it computes."""
+"""Copies between the tiers: inline, or on a separate stream of the accelerator, concurrent with its computation."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,31 +7,29 @@ import torch
 
 
 class Event(Protocol):
-    """Tells when what was launched on a stream has ended. Either call may raise what made it fail."""
+    """Completion of work launched on a stream. Both methods may raise the error of the work."""
 
     def query(self) -> bool:
-        """Return whether it has ended. Does not wait."""
+        """Return whether the work has ended, without waiting."""
 
     def wait(self) -> None:
-        """Let nothing that is computed from now on begin before it has ended.
+        """Delay all later computation until the work has ended.
 
-        On an accelerator this holds up the stream of the computation, on the CPU whoever calls.
+        On an accelerator this blocks the compute stream, on the CPU the caller.
         """
 
 
 class CopyStream(Protocol):
-    """Runs what is launched on it one after the other, in the order of the launches."""
+    """Runs launched copies one after the other, in launch order."""
 
     def launch(self, copy: Callable[[], None]) -> Event:
-        """Begin a copy after all that was computed until now, and return the event of its end.
+        """Start a copy after all computation launched so far, and return its completion event.
 
-        `copy` does what it does on the current stream. Raises what `copy` raises, where that is known at once.
+        `copy` works on the current stream. Raises the error of `copy` if it is known immediately.
         """
 
 
 class _Ended:
-    """The event of what has ended."""
-
     def query(self) -> bool:
         return True
 
@@ -40,22 +38,22 @@ class _Ended:
 
 
 class InlineCopyStream:
-    """Does everything at once, in the place of the caller."""
+    """Runs copies immediately, in the caller."""
 
     def launch(self, copy: Callable[[], None]) -> Event:
-        """Copy, and return when that is done or queued before all that is computed from now on."""
+        """Copy, and return when the copy is done or queued before all later computation."""
         copy()
         return _Ended()
 
 
 class CudaCopyStream:
-    """A CUDA stream beside the one that computes."""
+    """A CUDA stream separate from the compute stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def launch(self, copy: Callable[[], None]) -> Event:
-        """Queue a copy behind all that is queued on the current stream until now."""
+        """Queue a copy behind all work queued on the current stream so far."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             copy()
@@ -64,5 +62,5 @@ class CudaCopyStream:
 
 
 def copy_stream_for(device: torch.device) -> CopyStream:
-    """Return a stream beside the computation where the device has streams, else one that does everything at once."""
+    """Return a separate stream if the device has streams, else one that copies inline."""
     return CudaCopyStream(device) if device.type == "cuda" else InlineCopyStream()

@@ -1,8 +1,8 @@
-"""Tells the failure of a step from the loss of its device.
+"""Distinguishes a failed step from a lost device.
 
-CUDA keeps some errors for the rest of a process: after an illegal address, a failed assertion or broken memory every
-later call returns the same one. Their names say little, as torch, cuBLAS and Triton each have their own. So after any
-failure the device is asked once more: one that is out of memory answers, one that is lost does not.
+CUDA keeps some errors for the rest of a process: after an illegal address, a failed assertion or an uncorrectable
+memory error every later call returns the same error. Error types do not tell, because torch, cuBLAS and Triton each
+have their own. So after any failure the device is checked: a device out of memory passes, a lost device fails.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ Check = Callable[[], None]
 
 
 def check_of(device: torch.device) -> Check:
-    """Return what raises as long as the device fails whatever it is asked for: a wait for all that it was given.
+    """Return a function that raises while the device fails every call: it synchronizes with the device.
 
     On a CPU it does nothing.
     """
@@ -28,21 +28,21 @@ def check_of(device: torch.device) -> Check:
 
 @contextmanager
 def watched(check: Check) -> Iterator[None]:
-    """Let what fails fail, as DeviceLost where the check fails too."""
+    """Reraise exceptions, as DeviceLost if the check fails too."""
     try:
         yield
     except EngineBroken:
         raise
     except Exception as failure:
-        _ask(check, failure)
+        _check_device(check, failure)
         raise
 
 
-def _ask(check: Check, failure: Exception) -> None:
+def _check_device(check: Check, failure: Exception) -> None:
     try:
         check()
     except Exception as lasting:
-        raise DeviceLost(f"the device is lost: {failure}; and to whatever it is asked now: {lasting}") from failure
+        raise DeviceLost(f"the device is lost: {failure}; every further call fails: {lasting}") from failure
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class _Watched:
     def result(self) -> list[Sampled]:
         with watched(self.check):
             results = self.launched.result()
-        # What a model's kernels did wrong shows where the device is waited for first, be it in one request's sampling.
+        # A kernel's error appears at the next synchronization, which may be in the sampling of one request.
         if fault := next((one.fault for one in results if one.fault is not None), None):
-            _ask(self.check, fault)
+            _check_device(self.check, fault)
         return results
 
     def sample_seconds(self) -> float:
@@ -64,14 +64,14 @@ class _Watched:
 
 
 class WatchedRunner:
-    """A runner whose failures are DeviceLost where its device is."""
+    """A runner whose failures become DeviceLost if its device is lost."""
 
     def __init__(self, runner: Runner, check: Check) -> None:
-        """`check` is of the device that the runner uses."""
+        """`check` is that of the runner's device."""
         self._runner = runner
         self._check = check
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Begin a step. Raises what the runner raises, and DeviceLost, as its end does."""
+        """Launch a step. Raises the runner's exceptions, or DeviceLost, as does its result."""
         with watched(self._check):
             return _Watched(self._runner.launch(plan), self._check)

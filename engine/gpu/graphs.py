@@ -1,8 +1,8 @@
-"""Decoding steps recorded once for each batch size, and played again: hundreds of launches become one.
+"""CUDA graphs of decoding steps, captured once for each batch size: hundreds of launches become one replay.
 
-A recording freezes addresses and grids, so all that changes from step to step lies in buffers of their own, and
-whatever depends on lengths is decided on the device. A batch takes the next larger size; the rows that are over feed a
-token to block 0, which belongs to nobody.
+A graph fixes addresses and grids. So inputs that change from step to step are copied into fixed buffers, and everything
+that depends on lengths is computed on the device. A batch uses the next larger size; padding rows feed a token to block
+0, which is never allocated.
 """
 
 from bisect import bisect_left
@@ -15,54 +15,54 @@ import torch
 from engine.attention.backend import PagedBatch
 from engine.model.decoder import Decoder
 
-_WARMING_RUNS = 2  # compile kernels, and let libraries choose theirs, before anything is recorded
+_WARMUP_RUNS = 2  # so that kernels are compiled, and libraries choose theirs, before the capture
 
 Result = TypeVar("Result")
 Run = Callable[[], Result]
 
 
 class Recorder(Protocol):
-    """Records what a function launches: kernels, and addresses of memory. It keeps no tensor alive but its own.
+    """Captures the launches of a function: kernels and memory addresses. It keeps only its own tensors alive.
 
-    What the function reads or writes, and did not allocate itself, must outlive what plays it again.
+    Memory that the function reads or writes without allocating it must outlive the replays.
     """
 
     def __call__(self, run: Run[Result], /) -> tuple[Callable[[], None], Result]:
-        """Return what plays it again, and where its result then is."""
+        """Return a function that replays the launches, and their result."""
 
 
 class Recording(Generic[Result]):
-    """The launches of a function, with the function: the tensors that it names live as long as what plays them."""
+    """Captured launches of a function, kept together with the function so that its tensors stay alive."""
 
     def __init__(self, run: Run[Result], record: Recorder) -> None:
-        """Record what `run` launches. Nothing that it touches may be replaced later."""
+        """Capture the launches of `run`. Its tensors must not be replaced later."""
         self._touched = run
-        self._play, self.result = record(run)
+        self._replay, self.result = record(run)
 
     def __call__(self) -> None:
-        """Play it again, into the same result."""
-        self._play()
+        """Replay the launches into the same result."""
+        self._replay()
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share their memory: no two of them may be played at the same time."""
+    """Captures CUDA graphs with shared memory: no two of them may run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
-        # One for all: libraries keep a workspace for each stream that they ever ran on.
-        self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # One stream for all captures, because libraries keep a workspace for each stream that they used.
+        self._capture_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, run: Run[Result]) -> tuple[Callable[[], None], Result]:
-        """Run it a few times, then record it. The current stream is the same afterwards, also if that fails."""
+        """Run the function a few times, then capture it. Restores the current stream, even after a failure."""
         current = torch.cuda.current_stream(self._device)
-        self._aside.wait_stream(current)
-        with torch.cuda.stream(self._aside):
-            for _ in range(_WARMING_RUNS):
+        self._capture_stream.wait_stream(current)
+        with torch.cuda.stream(self._capture_stream):
+            for _ in range(_WARMUP_RUNS):
                 run()
-        current.wait_stream(self._aside)
+        current.wait_stream(self._capture_stream)
         graph = torch.cuda.CUDAGraph()
-        # A recording that fails leaves torch on its own stream.
+        # A failed capture leaves torch on the capture stream.
         with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self._pool):
             output = run()
         self._pool = self._pool or graph.pool()
@@ -70,15 +70,15 @@ class CudaRecorder:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Return the sizes to record for batches of up to `most` sequences: 1, 2, 4, 8, then every 16."""
+    """Return the batch sizes to capture for up to `most` sequences: 1, 2, 4, 8, then multiples of 16."""
     return [*(size for size in (1, 2, 4, 8) if size < most), *range(16, most, 16), most]
 
 
 @dataclass(frozen=True)
 class _Buffers:
-    """Inputs of a step, sized for the most sequences; a recording of n reads the first n.
+    """Inputs of a step for the largest batch; a graph of n sequences reads the first n rows.
 
-    `places` are those of the logits: one for each sequence.
+    `places` are the indices of the logits: one for each sequence.
     """
 
     token_ids: torch.Tensor
@@ -91,7 +91,7 @@ class _Buffers:
 
     @classmethod
     def allocate(cls, sequences: int, blocks: int, device: torch.device) -> "_Buffers":
-        # All rows begin as those that are over: a token at position 0 of block 0.
+        # All rows start as padding: a token at position 0 of block 0.
         return cls(
             token_ids=torch.zeros(sequences, dtype=torch.int64, device=device),
             positions=torch.zeros(sequences, dtype=torch.int64, device=device),
@@ -103,7 +103,7 @@ class _Buffers:
         )
 
     def take(self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch, size: int) -> None:
-        """Take a batch in, and make the rows up to `size` ones that are over."""
+        """Copy a batch in, and turn the rows from its end to `size` into padding."""
         count, width = batch.tables.shape
         given = (token_ids, positions, batch.slots, batch.ends)
         for buffer, values, over in zip(
@@ -115,7 +115,7 @@ class _Buffers:
         self.tables[count:size, 0].fill_(0)
 
     def batch(self, size: int, block_size: int) -> PagedBatch:
-        """Return the first `size` rows as a batch, anew each time: a backend may keep what it prepared for one."""
+        """Return the first `size` rows as a new batch, because backends may cache state by batch."""
         return PagedBatch(
             block_size=block_size,
             fed=(1,) * size,
@@ -127,7 +127,7 @@ class _Buffers:
 
 
 class RecordedDecoder:
-    """Plays steps in which every sequence feeds one token, and leaves the others to the decoder that it recorded."""
+    """Replays steps in which each sequence feeds one token; other steps run on the captured decoder."""
 
     def __init__(
         self,
@@ -138,40 +138,40 @@ class RecordedDecoder:
         sizes: Sequence[int],
         device: torch.device,
     ) -> None:
-        """Make the buffers for sequences of up to `blocks` blocks. Nothing is recorded yet; `sizes` are ascending."""
+        """Allocate buffers for sequences of up to `blocks` blocks. Captures nothing yet; `sizes` are ascending."""
         self._decoder = decoder
         self._record = record
         self._block_size = block_size
         self._sizes = sizes
         self._buffers = _Buffers.allocate(sizes[-1], blocks, device)
-        self._recorded: dict[int, Recording[torch.Tensor]] = {}
+        self._captured: dict[int, Recording[torch.Tensor]] = {}
 
     @torch.inference_mode()
     def prepare(self, progress: Callable[[int, int], None]) -> None:
-        """Record all sizes, largest first, so that the others fit into its memory. No block may be held yet.
+        """Capture all sizes, largest first, so that the others fit into its memory. No block may be held yet.
 
-        `progress` hears how many are done, and of how many.
+        `progress` receives the number of captured sizes and their total.
         """
         for done, size in enumerate(reversed(self._sizes), 1):
-            self._recorded[size] = self._recording(size)
+            self._captured[size] = self._capture(size)
             progress(done, len(self._sizes))
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """Return `[places, vocabulary]` logits of a flattened batch, at these places of it."""
+        """Return `[places, vocabulary]` logits of a flattened batch, at these indices."""
         count = len(batch.fed)
         if count > self._sizes[-1] or any(fed != 1 for fed in batch.fed):
             return self._decoder.logits(token_ids, positions, places, batch)
         size = self._sizes[bisect_left(self._sizes, count)]
         self._buffers.take(token_ids, positions, batch, size)
-        if size not in self._recorded:  # after the batch was taken in: recording writes what the buffers say
-            self._recorded[size] = self._recording(size)
-        recording = self._recorded[size]
+        if size not in self._captured:  # after the batch was copied in, because the capture runs on the buffers
+            self._captured[size] = self._capture(size)
+        recording = self._captured[size]
         recording()
         return recording.result.index_select(0, places)
 
-    def _recording(self, size: int) -> Recording[torch.Tensor]:
+    def _capture(self, size: int) -> Recording[torch.Tensor]:
         decoder, buffers, block_size = self._decoder, self._buffers, self._block_size
 
         def run() -> torch.Tensor:

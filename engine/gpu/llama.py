@@ -1,7 +1,7 @@
-"""A Llama-shaped model run by few launches: products by torch, and all between them by one kernel each.
+"""A Llama-shaped model with few launches: matrix products by torch, one fused kernel between them.
 
-transformers' modules take some forty launches for a layer; here it is ten. The numbers between them have the type of
-the weights, as there.
+transformers' modules take about forty launches for a layer, this takes ten. Intermediate values have the dtype of the
+weights, as in transformers.
 """
 
 from dataclasses import dataclass
@@ -37,10 +37,7 @@ class LlamaDecoder:
     """Runs the steps of one model over the cache of one backend."""
 
     def __init__(self, model: Any, backend: TritonBackend, context_tokens: int) -> None:
-        """Take a model's weights over: its modules share them where they can, and else lose them.
-
-        It computes positions below `context_tokens`.
-        """
+        """Take over a model's weights: its modules share the fused tensors. Positions are below `context_tokens`."""
         self._backend = backend
         config = model.config
         self._heads, self._size = config.num_attention_heads, head_size(config)
@@ -49,12 +46,12 @@ class LlamaDecoder:
         self._head = model.lm_head.weight
         self._final_norm = model.model.norm.weight
         self._rotations = torch.cat(rotations(model, context_tokens), dim=1).contiguous()
-        self._layers = [_taken_over(layer) for layer in model.model.layers]
+        self._layers = [_layer_weights(layer) for layer in model.model.layers]
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """Run all layers, and the head at these places."""
+        """Run all layers, and the head at `places`."""
         residual = embedding(token_ids, self._embedding)
         normed = add_and_norm(residual, None, self._layers[0].attention_norm, self._epsilon)
         for number, layer in enumerate(self._layers):
@@ -77,7 +74,7 @@ class LlamaDecoder:
         return self._backend.attend(number, query, batch, layer.scoring).view(len(normed), -1)
 
 
-def _taken_over(layer: Any) -> _Layer:
+def _layer_weights(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = None if projections[0].bias is None else torch.cat([one.bias.detach() for one in projections])
@@ -103,7 +100,7 @@ def _head_norms(attention: Any) -> HeadNorms | None:
 
 
 def _fused(modules: tuple[Any, ...]) -> torch.Tensor:
-    """Return the modules' weights as one matrix, of which theirs become parts: memory for both would not be there."""
+    """Return the modules' weights as one matrix, and make theirs views of it to save memory."""
     fused = torch.cat([one.weight.detach() for one in modules])
     parts = torch.split(fused, [len(one.weight) for one in modules])
     for one, part in zip(modules, parts, strict=True):

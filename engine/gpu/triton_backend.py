@@ -1,4 +1,4 @@
-"""The GPU's backend: Triton kernels that read blocks in place and plan their work on the device."""
+"""The GPU backend: Triton kernels that read blocks in place and plan their work on the device."""
 
 from collections.abc import Sequence
 
@@ -24,10 +24,10 @@ from engine.triton_kernels.work_list import WorkList, list_work, tile_count
 class TritonBackend(TensorBackend):
     """Paged attention by Triton kernels. Inside a (block, layer), K and V are head-major.
 
-    `attend` serves any batch, which must not change meanwhile, and makes the buffers that it needs when the first
-    layer asks. So a CUDA graph that records all layers of a batch that no layer has seen lists the work anew when it
-    is played. `work_list`, `list_work` and `decode` do the parts of that by themselves, with buffers of the caller. A
-    batch may have rows of padding: sequences of 0 tokens, with negative slots.
+    `attend` serves any batch, which must not change meanwhile, and allocates its buffers at the first layer. So a CUDA
+    graph that captures all layers of a new batch rebuilds the work list at each replay. `work_list`, `list_work` and
+    `decode` are the separate parts, with buffers of the caller. A batch may have padding rows: sequences of 0 tokens,
+    with negative slots.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class TritonBackend(TensorBackend):
         device: torch.device | None = None,
         host_blocks: int = 0,
     ) -> None:
-        """Allocate the cache, and the host tier if it has blocks. Without a `device` it is the current GPU."""
+        """Allocate the cache (by default on the current GPU), and the host tier if it has blocks."""
         super().__init__(geometry, block_size, device_blocks, dtype, device or torch.device("cuda"), host_blocks)
         self._tunings: dict[int, Tuning] = {}
         self._listed: tuple[PagedBatch, dict[tuple[int, int | None], WorkList]] | None = None
@@ -68,13 +68,13 @@ class TritonBackend(TensorBackend):
 
         `projected`: `[tokens, (heads + 2 * kv_heads) * head_size]`. `positions`: `[tokens]`. `rotations`: `[positions,
         head_size]`, cosines, then sines. `query`: `[tokens, heads, head_size]`, contiguous. With `norms`, each head of
-        Q and of K is normalized before. Tokens with negative positions or slots are padding.
+        Q and K is normalized first. Tokens with negative positions or slots are padding.
         """
         if len(query):
             write_rotated(projected, positions, rotations, query, PagedLayer(self.cache, layer), batch.slots, norms)
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
-        """Attend with one kernel for the sequences that decode and one for prompts, whichever there are."""
+        """Attend with one kernel for decoding sequences and one for prompts, as far as the batch has them."""
         query = self._elements_together(query)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         heads = query.shape[1]
@@ -87,12 +87,15 @@ class TritonBackend(TensorBackend):
         return output
 
     def work_list(self, sequences: int, heads: int, tiles: int = 0) -> WorkList:
-        """Make room for the work of so many sequences of any length, and of so many tiles of prompts."""
+        """Allocate a work list for `sequences` sequences of any length and `tiles` tiles of prompts."""
         tuning = self._tuning(self._group(heads))
         return WorkList.allocate(sequences, tiles, heads, PagedLayer(self.cache, 0), tuning)
 
     def list_work(self, work: WorkList, batch: PagedBatch, heads: int, window: int | None) -> None:
-        """List a batch's work, once for all layers that look equally far back. Sequences without tokens have none."""
+        """Fill the work list of a batch, once for all layers with the same window.
+
+        Sequences without tokens have no work.
+        """
         group = self._group(heads)
         list_work(work, batch, self.geometry.kv_heads, group, window, self._tuning(group))
 
@@ -105,9 +108,9 @@ class TritonBackend(TensorBackend):
         scoring: Scoring,
         work: WorkList,
     ) -> None:
-        """Attend for the sequences that feed one token, into their rows of `output`; other rows stay as they are.
+        """Attend for sequences that feed one token, into their rows of `output`; other rows are unchanged.
 
-        The work must have been listed for the batch and the scoring's window.
+        The work must have been listed for this batch and window.
         """
         tuning = self._tuning(self._group(query.shape[1]))
         decode(query, output, PagedLayer(self.cache, layer), batch, work, ScoreFactors.of(scoring), tuning)
@@ -119,7 +122,7 @@ class TritonBackend(TensorBackend):
             copy_blocks(self.cache, pairs, self._tuning(1))
 
     def _work_of(self, batch: PagedBatch, heads: int, window: int | None) -> WorkList:
-        """Return the work of a batch, listed when the first of its layers asks."""
+        """Return the work list of a batch, filled by the first of its layers."""
         if self._listed is None or self._listed[0] is not batch:
             self._listed = (batch, {})
         lists = self._listed[1]

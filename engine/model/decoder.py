@@ -1,4 +1,4 @@
-"""What turns the tokens of a step into logits."""
+"""Computes logits from the tokens of a step."""
 
 from typing import Protocol
 
@@ -15,14 +15,14 @@ class Decoder(Protocol):
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """Return `[places, vocabulary]` logits of a flattened batch, at these places of it.
+        """Return `[places, vocabulary]` logits of a flattened batch, at these indices.
 
-        `token_ids` and `positions`: `[tokens]` int64. `places`: int64; one may be named more than once.
+        `token_ids` and `positions`: `[tokens]` int64. `places`: int64; an index may occur more than once.
         """
 
 
 class ModulesDecoder:
-    """The modules that transformers loaded, one after the other."""
+    """Runs the modules that transformers loaded."""
 
     def __init__(self, loaded: LoadedModel, backend: AttentionBackend) -> None:
         self._model = loaded.model

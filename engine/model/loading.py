@@ -1,4 +1,4 @@
-"""Loads a model through transformers, with paged attention in the place of its own."""
+"""Loads a model through transformers, with paged attention instead of its own."""
 
 import hashlib
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _SAMPLED_BYTES = 65536
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A causal language model whose attention is ours.
+    """A causal language model with paged attention.
 
     `model(input_ids, position_ids, logits_to_keep=..., paged=...)` runs it on one row of flattened tokens.
     """
@@ -34,7 +34,7 @@ class LoadedModel:
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Load a Hugging Face folder. Raises ModelUnsupported, with the reason, for a model that cannot be served."""
+    """Load a Hugging Face folder. Raises ModelUnsupported with the reason if the model cannot be served."""
     register()
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -43,8 +43,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Loaded
         return take(model.to(device).eval(), f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}")
     except KeyError as error:
         raise ModelUnsupported(
-            f"{folder.name}: it does not use transformers' attention interface, but chooses among attentions of its "
-            f"own, and has none named {error}"
+            f"{folder.name}: it does not use transformers' attention interface, but selects its attention by name "
+            f"and has none named {error}"
         ) from error
     except StrictDataclassError as error:
         raise ModelUnsupported(f"{folder.name}: {' '.join(str(error).split())}") from error
@@ -53,9 +53,9 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Loaded
 
 
 def take(model: Any, fingerprint: str) -> LoadedModel:
-    """Find out about a model that was made with attention named ATTENTION_NAME, after `register`.
+    """Wrap a model that was created with attention ATTENTION_NAME, after `register`.
 
-    Raises ModelUnsupported, with the reason, where it cannot be served.
+    Raises ModelUnsupported with the reason if it cannot be served.
     """
     config = model.config.get_text_config()
     return LoadedModel(
@@ -70,14 +70,14 @@ def take(model: Any, fingerprint: str) -> LoadedModel:
 
 
 def context_tokens(config: Any) -> int:
-    """Return how many tokens a sequence may have. Raises ModelUnsupported where a configuration does not say.
+    """Return the maximum tokens of a sequence. Raises ModelUnsupported if the configuration lacks it.
 
-    Rotations of type longrope change for all positions at once when the longest sequence of a batch outgrows the
-    original context. Cached keys could not follow, nor the other sequences stay: what is served ends there.
+    Rotations of type longrope change for all positions when the longest sequence of a batch exceeds the original
+    context. Cached keys and other sequences would become wrong, so the served context ends there.
     """
     declared = getattr(config, "max_position_embeddings", None)
     if not isinstance(declared, int):
-        raise ModelUnsupported("its configuration does not say how long its context is (max_position_embeddings)")
+        raise ModelUnsupported("its configuration lacks the context length (max_position_embeddings)")
     rotations = getattr(config, "rope_parameters", None) or {}
     by_layer_type = [rotation for rotation in rotations.values() if isinstance(rotation, dict)]
     lengths: list[int] = [
@@ -89,7 +89,7 @@ def context_tokens(config: Any) -> int:
 
 
 def fingerprint(folder: Path) -> str:
-    """Identify a model's configuration and weights: a hash of its config and of each weight file's size and ends.
+    """Return a hash of a model's configuration, and of the size and both ends of each weight file.
 
     The ends hold the tensor names and the last weights; reading all of a large model would take minutes.
     """

@@ -1,4 +1,4 @@
-"""What a model's memory is spent on, and how many blocks are left: the answer of `quire plan`."""
+"""Memory of a model by purpose, and the number of blocks that remain: the result of `quire plan`."""
 
 import math
 from collections.abc import Callable
@@ -10,21 +10,22 @@ import torch
 from engine.model.model_shape import ModelShape
 from engine.model.sizing import PoolSize, blocks_within, cache_bytes
 
-# Of an engine's process on a CPU: Python, torch, transformers and the libraries of its service.
+# An engine's process on a CPU: Python, torch, transformers and the libraries of its service.
 CPU_PROCESS_BYTES = 768 << 20
-# Of a gateway before one engine: enough wait for a place to keep the engine's batch full.
+# Requests of a gateway for each sequence of the engine: enough waiting to keep the batch full.
 _REQUESTS_PER_SEQUENCE = 1.25
 
 
 class DoesNotFit(Exception):
-    """What was asked for is impossible; the message says why."""
+    """The plan is impossible; the message says why."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The engine's bounds that cost memory, and requests: tokens of the longest, prompt and answer of the usual one.
+    """Limits of the engine that cost memory, and request lengths in tokens.
 
-    Without `max_sequences` it is what fits, as far as a step can feed each of them a token.
+    `context_tokens` is the longest request; `lengths` are prompt and answer of a typical one. Without `max_sequences`
+    it is as many as fit, at most `token_budget`.
     """
 
     block_size: int
@@ -35,13 +36,13 @@ class Workload:
 
     @property
     def typical_tokens(self) -> int:
-        """Tokens of the usual request, prompt and answer; of the longest where nothing is said."""
+        """Tokens of a typical request, prompt and answer; by default those of the longest."""
         return sum(self.lengths) if self.lengths else self.context_tokens
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where the memory goes, in bytes, and what the pool holds. `memory_bytes` is what the device has to have."""
+    """Memory in bytes by purpose, and the size of the pool. `memory_bytes` is the memory that the device must have."""
 
     memory_bytes: int
     memory_utilization: float
@@ -65,11 +66,11 @@ class MemoryPlan:
 
     @property
     def max_requests(self) -> int:
-        """What suits a gateway before this engine alone."""
+        """Recommended max_requests of a gateway with this engine only."""
         return max(1, math.ceil(_REQUESTS_PER_SEQUENCE * self.max_sequences))
 
     def figures(self) -> dict[str, Any]:
-        """Return all of it by name, for machines."""
+        """Return all values by name, for machines."""
         pool = self.pool
         return asdict(self) | {
             "cache_bytes": cache_bytes(self.device_blocks, self.block_bytes),
@@ -84,38 +85,38 @@ class MemoryPlan:
 
 
 class Planner:
-    """Plans for one model on one kind of device."""
+    """Makes plans for one model on one kind of device."""
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype, workload: Workload, *, on_gpu: bool) -> None:
-        """Take what is common to all plans; the shape is that of the model in weights of `dtype`."""
+        """`shape` is that of the model with weights of `dtype`."""
         self._shape = shape
         self._dtype = dtype
         self._workload = workload
         self._on_gpu = on_gpu
         self._block_bytes = shape.geometry.block_bytes(workload.block_size, dtype)
-        # A GPU's context and libraries are what the utilization leaves free.
+        # On a GPU, context and libraries fit into the memory that the utilization leaves free.
         self._process_bytes = 0 if on_gpu else CPU_PROCESS_BYTES
         self._weights_bytes = shape.weights_bytes + (0 if on_gpu else shape.packing_bytes)
 
     def for_memory(self, memory_bytes: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
-        """Return what fits into this share of a device's memory. Raises DoesNotFit."""
+        """Return the plan for this share of a device's memory. Raises DoesNotFit."""
         usable, fixed = int(memory_bytes * utilization), self._fixed_bytes(host_memory_bytes)
         sequences = self._sequences(lambda count: self._blocks(usable - fixed - self._step_bytes(count)))
         blocks = self._blocks(usable - fixed - self._step_bytes(sequences))
         if not blocks:
             needed = fixed + self._step_bytes(sequences) + cache_bytes(1, self._block_bytes)
-            raise DoesNotFit(f"{_gib(usable)} of it can be used, and a pool of one block needs {_gib(needed)}")
+            raise DoesNotFit(f"{_gib(usable)} of it can be used, but a pool of one block needs {_gib(needed)}")
         return self._plan(memory_bytes, utilization, blocks, sequences, host_memory_bytes)
 
     def for_blocks(self, blocks: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
-        """Return how much memory a pool of so many blocks needs."""
+        """Return the plan for a pool of `blocks` blocks."""
         sequences = self._sequences(lambda _: blocks)
         needed = self._fixed_bytes(host_memory_bytes) + self._step_bytes(sequences)
         needed += cache_bytes(blocks, self._block_bytes)
         return self._plan(math.ceil(needed / utilization), utilization, blocks, sequences, host_memory_bytes)
 
     def blocks_for(self, requests: int) -> int:
-        """Return the blocks that so many of the usual requests need at the same time."""
+        """Return the blocks that `requests` typical requests need at the same time."""
         return requests * PoolSize(self._workload.block_size, 0).blocks_of(self._workload.typical_tokens)
 
     def _plan(
@@ -142,7 +143,7 @@ class Planner:
         return blocks_within(max(0, memory_bytes), self._block_bytes)
 
     def _fixed_bytes(self, host_memory_bytes: int) -> int:
-        """Return what is taken before the first block. On a CPU both tiers lie in the same memory."""
+        """Return the memory in use before the first block. On a CPU both tiers share the same memory."""
         host_bytes = 0 if self._on_gpu else cache_bytes(self._blocks(host_memory_bytes), self._block_bytes)
         return self._weights_bytes + self._process_bytes + host_bytes
 
@@ -151,7 +152,7 @@ class Planner:
         return sizes.bytes(self._dtype.itemsize)
 
     def _sequences(self, blocks: Callable[[int], int]) -> int:
-        """Return the most sequences whose step leaves the blocks that they need; each costs memory of its own."""
+        """Return the largest number of sequences whose step leaves the blocks they need."""
         if self._workload.max_sequences:
             return self._workload.max_sequences
         fits = self._workload.token_budget

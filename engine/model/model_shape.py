@@ -1,4 +1,4 @@
-"""What a model needs memory for, found by its configuration alone: no weight is read."""
+"""Memory needs of a model, from its configuration alone: no weights are read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,10 @@ from engine.native import runs
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model in one type of weights.
+    """Sizes of a model for one dtype of weights.
 
-    `packing_bytes` is what the CPU's kernels take for weights of their own while those that were loaded are still
-    there; 0 where they do not run the model. `inner_size` as in StepSizes.
+    `packing_bytes` is the size of the CPU kernels' packed weights, which exist beside the loaded ones; 0 if the kernels
+    do not run the model. `inner_size` as in StepSizes.
     """
 
     geometry: CacheGeometry
@@ -38,9 +38,9 @@ class ModelShape:
 
 
 def read_shape(source: Path, dtype: torch.dtype) -> ModelShape:
-    """Read the configuration of a folder, or of a GGUF file. Raises ModelUnsupported, with the reason.
+    """Read the configuration of a folder or GGUF file. Raises ModelUnsupported with the reason.
 
-    Whether the model can be served is not decided here: that is found out when it is loaded.
+    Whether the model can be served is only decided when it is loaded.
     """
     try:
         return shape_of(_configuration(source), dtype)
@@ -51,9 +51,9 @@ def read_shape(source: Path, dtype: torch.dtype) -> ModelShape:
 
 
 def shape_of(configuration: Any, dtype: torch.dtype) -> ModelShape:
-    """Make the model without memory, and measure it. Raises ModelUnsupported, and what transformers raises."""
+    """Create the model on the meta device and measure it. Raises ModelUnsupported and exceptions of transformers."""
     if getattr(configuration, "quantization_config", None):
-        raise ModelUnsupported("its weights are quantized, and how large they are does not follow from their shapes")
+        raise ModelUnsupported("its weights are quantized, so their size does not follow from their shapes")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration, dtype=dtype)
     config = model.config.get_text_config()
@@ -76,7 +76,7 @@ def _configuration(source: Path) -> Any:
 
 
 def _geometry(config: Any) -> CacheGeometry:
-    """Return what the probe of the loaded model would find."""
+    """Return the geometry that the probe of the loaded model would find."""
     heads: int = config.num_attention_heads
     if hasattr(config, "multi_query"):
         kv_heads = 1 if config.multi_query else heads
@@ -93,7 +93,7 @@ def _inner_size(config: Any) -> int:
 
 
 def _packing_bytes(model: Any) -> int:
-    """Return the bytes of all weights, those that input and output share twice: the head is packed by itself."""
+    """Return the bytes of all packed weights. A head that shares the input embeddings is packed separately."""
     weights: int = sum(one.nbytes for one in model.parameters())
     head = model.get_output_embeddings().weight
     return weights + (head.nbytes if head is model.get_input_embeddings().weight else 0)

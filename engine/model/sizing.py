@@ -1,6 +1,6 @@
-"""How many blocks fit into memory, and what they hold: numbers alone.
+"""Sizes: how many blocks fit into memory, and how many requests fit into blocks.
 
-The engine sizes its pool by it, and `quire plan` foretells that.
+Used by the engine to size its pool, and by `quire plan` to predict it.
 """
 
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ _SAMPLING_BYTES = 48
 
 
 def blocks_within(memory_bytes: int, block_bytes: int) -> int:
-    """Return the usable blocks of a cache that takes no more than this memory, 0 where not even one fits.
+    """Return the number of usable blocks of a cache of at most `memory_bytes`, 0 if none fits.
 
-    Block 0, which belongs to nobody, takes its part of the memory and is not counted.
+    Block 0, which is never allocated, takes memory and is not counted.
     """
     return max(0, memory_bytes // block_bytes - 1)
 
 
 def cache_bytes(blocks: int, block_bytes: int) -> int:
-    """Return the bytes of a cache of so many usable blocks, block 0 included; 0 where there are none."""
+    """Return the bytes of a cache of `blocks` usable blocks, block 0 included; 0 for no blocks."""
     return (blocks + 1) * block_bytes if blocks else 0
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """What the memory of one step depends on: its bounds, and a model's widths in elements.
+    """The numbers that determine the memory of one step: limits, and a model's widths in elements.
 
-    `inner_size` is what an MLP makes of one token, with several experts of all that it goes to.
+    `inner_size` is the intermediate size of the MLP for one token, summed over its experts.
     """
 
     token_budget: int
@@ -38,9 +38,9 @@ class StepSizes:
     vocabulary_size: int
 
     def bytes(self, element_bytes: int) -> int:
-        """Return an upper estimate of what a step needs beside weights and cache: activations, and sampling.
+        """Return an upper bound of a step's memory besides weights and cache: activations and sampling.
 
-        Scores of whole prompts (prompt log-probabilities) and the gathers of the backend `torch` come on top.
+        Scores of whole prompts (prompt log-probabilities) and the gathers of the backend `torch` are not included.
         """
         activations = self.token_budget * (8 * self.hidden_size + 4 * self.inner_size) * element_bytes
         return activations + self.max_sequences * self.vocabulary_size * _SAMPLING_BYTES
@@ -48,28 +48,28 @@ class StepSizes:
 
 @dataclass(frozen=True)
 class PoolSize:
-    """A pool of blocks, and how many requests of a length it holds at the same time when none shares a block."""
+    """A pool of blocks, and the number of requests it holds at the same time without sharing."""
 
     block_size: int
     blocks: int
 
     @property
     def tokens(self) -> int:
-        """Slots of all blocks."""
+        """Number of slots."""
         return self.blocks * self.block_size
 
     def blocks_of(self, tokens: int) -> int:
-        """Return the blocks of a request of so many tokens in all; the last one is never fed, so it needs no slot."""
+        """Return the blocks of a request of `tokens` tokens in all; its last token is never fed."""
         return blocks_for(max(1, tokens - 1), self.block_size)
 
     def requests(self, tokens: int) -> int:
-        """Return how many requests of so many tokens fit in blocks: what paging makes of the memory."""
+        """Return the number of requests of `tokens` tokens that fit with paging."""
         return self.blocks // self.blocks_of(tokens)
 
     def reserved_requests(self, context_tokens: int) -> int:
-        """Return how many fit where each reserves its longest length in one piece, as systems without paging do."""
+        """Return the number of requests that fit if each reserves its maximum length contiguously, without paging."""
         return self.tokens // context_tokens
 
     def last_block_waste(self) -> float:
-        """Return the mean slots of a sequence's last block that stay empty, where all lengths are as likely."""
+        """Return the mean number of empty slots in a sequence's last block, for uniformly distributed lengths."""
         return (self.block_size - 1) / 2

@@ -1,4 +1,4 @@
-"""Why a model cannot be served, in words of its architecture, where the check that failed only shows a symptom."""
+"""Explains by its architecture why a model cannot be served; the failed check only shows a symptom."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 
 KNOWN_LAYERS = ("full_attention", "sliding_attention")
 _STATES = ("linear", "mamba", "recurrent", "conv", "ssm", "hybrid")
-NO_MASK = "its attention sees later tokens too, or hides them in a way that paged attention does not know"
+NO_MASK = "its attention sees later tokens too, or masks them in a way that paged attention does not support"
 
 
 def unknown_layer(config: Any) -> str:
-    """Return what is wrong with the first layer of an unknown type, empty where all are known or none has a type."""
+    """Return the fault of the first layer of an unknown type, empty if there is none."""
     for layer, kind in enumerate((getattr(config, "layer_types", None) or ())[: config.num_hidden_layers]):
         if kind not in KNOWN_LAYERS:
             return f"its layer {layer} is of type {kind}, {_of_kind(kind)}"
@@ -19,14 +19,14 @@ def unknown_layer(config: Any) -> str:
 
 
 def explain(model: Any, fault: str) -> str:
-    """Return why a model is refused: what is known of its architecture, and the fault that a check has found."""
+    """Return why a model is rejected: properties of its architecture, and the fault that a check found."""
     reasons = "; ".join(_reasons(model, model.config.get_text_config(), fault))
     return f"{reasons} ({fault})" if reasons else fault
 
 
 def _reasons(model: Any, config: Any, fault: str) -> Iterator[str]:
     if _has_alibi(model, config):
-        yield "it adds a bias to its scores by distance (ALiBi), which transformers' attention interface is not given"
+        yield "it adds a distance bias to its scores (ALiBi), which transformers' attention interface does not receive"
     if not type(model)._can_set_attn_implementation():
         yield f"{type(model).__name__} computes its attention itself"
     elif not _runs(model):
@@ -39,10 +39,10 @@ def _reasons(model: Any, config: Any, fault: str) -> Iterator[str]:
 
 def _of_kind(kind: str) -> str:
     if "chunked" in kind:
-        return "which attends within chunks: paged attention does not know how"
+        return "which attends within chunks: paged attention does not support this"
     if any(word in kind for word in _STATES):
-        return "which keeps a state beside keys and values or instead of them: a paged cache has no place for it"
-    return "which paged attention does not know"
+        return "which keeps a state besides or instead of keys and values: a paged cache cannot hold it"
+    return "which paged attention does not support"
 
 
 def _has_alibi(model: Any, config: Any) -> bool:
@@ -51,11 +51,11 @@ def _has_alibi(model: Any, config: Any) -> bool:
 
 
 def _runs(model: Any) -> bool:
-    """Return whether a model runs as transformers runs it; its attention is left to be transformers' own."""
+    """Return whether transformers can run the model with its own attention, which is left enabled."""
     try:
         model.set_attn_implementation("eager")
         with torch.inference_mode():
             model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=model.device), use_cache=False)
-    except Exception:  # whatever a model of unknown making raises
+    except Exception:  # remote model code may raise anything
         return False
     return True

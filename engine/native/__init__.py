@@ -1,4 +1,4 @@
-"""Kernels for the CPU in C++, compiled on the machine that they run on."""
+"""CPU kernels in C++, compiled on the machine that runs them."""
 
 from engine.native.build import KernelsUnavailable, build
 from engine.native.decoder import NativeDecoder, runs

@@ -1,4 +1,4 @@
-"""Compiles the kernels, once for each machine, compiler and version of their source."""
+"""Compiles the kernels, once for each machine, compiler and version of the source."""
 
 import hashlib
 import platform
@@ -7,9 +7,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_SOURCE = Path(__file__).parent / "x86" / "kernels.cpp"  # which includes the others, so that all is compiled as one
+_SOURCE = Path(__file__).parent / "x86" / "kernels.cpp"  # includes the others: a single translation unit
 _COMPILERS = ("g++", "c++", "clang++")
-# Infinities have a meaning here: what a token does not see scores minus infinity.
+# Infinities must work, because masked scores are minus infinity.
 _FLAGS = (
     *("-std=c++20", "-O3", "-ffast-math", "-fno-finite-math-only"),
     *("-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
@@ -23,7 +23,7 @@ class KernelsUnavailable(Exception):
 
 
 def build(folder: Path) -> Path:
-    """Return the shared library, compiling it into `folder` if it is not there: some seconds.
+    """Return the shared library, compiling it into `folder` if it is missing (some seconds).
 
     Raises KernelsUnavailable.
     """
@@ -35,15 +35,15 @@ def build(folder: Path) -> Path:
 
 
 def compile_for(cpu: tuple[str, ...], library: Path) -> None:
-    """Compile with the compiler's flags for a CPU, into a folder that is there. Raises KernelsUnavailable."""
+    """Compile with the compiler flags of a CPU into an existing folder. Raises KernelsUnavailable."""
     with tempfile.TemporaryDirectory(dir=library.parent) as unfinished:
         output = Path(unfinished) / library.name
         _run([_compiler(), *_FLAGS, *cpu, str(_SOURCE), "-o", str(output)])
-        output.replace(library)  # at once, so that nobody loads half of it
+        output.replace(library)  # atomic, so that no process loads an incomplete file
 
 
 def source_digest() -> "hashlib._Hash":
-    """Return a digest of all that is compiled, and of the flags that are always the same."""
+    """Return a digest of the sources and of the constant flags."""
     digest = hashlib.sha256(_SOURCE.read_bytes())
     for header in sorted(_SOURCE.parent.glob("*.h")):
         digest.update(header.read_bytes())
@@ -54,19 +54,19 @@ def source_digest() -> "hashlib._Hash":
 def _compiler() -> str:
     compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
-        raise KernelsUnavailable(f"there is no C++ compiler: none of {', '.join(_COMPILERS)}")
+        raise KernelsUnavailable(f"no C++ compiler was found: none of {', '.join(_COMPILERS)}")
     return compiler
 
 
 def _key(compiler: str) -> str:
-    """Name what the library depends on: its source, who compiles it and how, and the CPU's instructions."""
+    """Return a digest of everything the library depends on: source, compiler, flags and CPU features."""
     digest = source_digest()
     digest.update(" ".join((*_NATIVE, compiler, _run([compiler, "--version"]), instructions())).encode())
     return digest.hexdigest()[:20]
 
 
 def instructions() -> str:
-    """Return what this CPU can do, in the words of its operating system."""
+    """Return the CPU's feature flags as the operating system reports them."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return platform.processor()

@@ -1,4 +1,4 @@
-"""The CPU's backend: kernels that read blocks in place, and K and V once for all query heads that share them."""
+"""The CPU backend: kernels that read blocks in place, and K and V once for all query heads that share them."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from engine.native.kernels import MAX_HEAD_SIZE, CacheView, Kernels
 
 
 class CpuBackend:
-    """Paged attention by native kernels. Inside a (block, layer), K and V have the order of native/kernels.cpp."""
+    """Paged attention by native kernels. Inside a (block, layer), K and V have the layout of x86/kernels.cpp."""
 
     def __init__(
         self,
@@ -24,12 +24,14 @@ class CpuBackend:
         host_blocks: int = 0,
         threads: int = 0,
     ) -> None:
-        """Allocate the cache, and the host tier if it has blocks. 0 threads: as many as torch uses.
+        """Allocate the cache, and the host tier if it has blocks. 0 threads means as many as torch uses.
 
-        Raises ModelUnsupported for heads larger than the kernels have room for.
+        Raises ModelUnsupported if heads are larger than the kernels support.
         """
         if geometry.head_size > MAX_HEAD_SIZE:
-            raise ModelUnsupported(f"its heads have {geometry.head_size} elements, the kernels take {MAX_HEAD_SIZE}")
+            raise ModelUnsupported(
+                f"its head size must be at most {MAX_HEAD_SIZE} for the CPU kernels, not {geometry.head_size}"
+            )
         self.geometry = geometry
         self.block_size = block_size
         self._kernels = kernels
@@ -54,12 +56,12 @@ class CpuBackend:
         return self._kernels.attend(self.view, layer, query, batch, scoring, self._threads)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
-        """Copy each block as one piece of bytes, on all threads."""
+        """Copy each block as one range of bytes, on all threads."""
         self._kernels.copy_blocks(self.cache, self.cache, copies, self._threads)
 
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
-        """Copy each block as one piece of bytes to the other tier, on all threads."""
-        assert self.host_cache is not None, "there is no host tier to copy to or from"
+        """Copy each block as one range of bytes to the other tier, on all threads."""
+        assert self.host_cache is not None, "swap requires a host tier"
         to_host = direction is Direction.DEVICE_TO_HOST
         source, target = (self.cache, self.host_cache) if to_host else (self.host_cache, self.cache)
         self._kernels.copy_blocks(source, target, copies, self._threads)

@@ -1,7 +1,6 @@
-"""A Llama-shaped model run by the kernels as a whole: one call for a step, instead of some hundreds of modules.
+"""A Llama-shaped model run entirely by the kernels: one call for a step, instead of hundreds of modules.
 
-Its weights are those that transformers loaded. Between the products everything is float32; weights, K and V are
-bfloat16.
+Uses the weights that transformers loaded. Activations are float32; weights, K and V are bfloat16.
 """
 
 from ctypes import POINTER, cast
@@ -13,12 +12,12 @@ from engine.attention.backend import PagedBatch
 from engine.attention.llama_shape import head_size, is_llama_shaped, rotations, window_of
 from engine.native.kernels import MAX_HEAD_SIZE, CacheView, Kernels, NativeLayer, NativeModel, packed_size
 
-_ROOM = 32 << 20  # elements that packed weights get at once
-_COLUMNS = 16  # that a gate and what it gates alternate in
+_ROOM = 32 << 20  # elements allocated at once for packed weights
+_COLUMNS = 16  # columns of gate and gated product that alternate
 
 
 def runs(model: Any) -> bool:
-    """Return whether NativeDecoder does all that a model does."""
+    """Return whether NativeDecoder supports a model."""
     if not is_llama_shaped(model):
         return False
     size = head_size(model.config)
@@ -29,22 +28,22 @@ class NativeDecoder:
     """Runs the steps of one model over one cache."""
 
     def __init__(self, kernels: Kernels, model: Any, view: CacheView, context_tokens: int, threads: int) -> None:
-        """Pack the weights of a Llama-shaped model. It computes positions below `context_tokens`."""
+        """Pack the weights of a Llama-shaped model. Positions are below `context_tokens`."""
         self._kernels = kernels
         self._view = view
         self._threads = threads
-        self._kept: list[torch.Tensor] = []  # what the structures point to
+        self._kept: list[torch.Tensor] = []  # tensors that the structures point to
         self._room = torch.empty(0, dtype=torch.bfloat16)  # for the next packed weights
-        self._model = self._described(model, context_tokens)
+        self._model = self._native_model(model, context_tokens)
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """Return `[places, vocabulary]` logits of a flattened batch, at these places of it."""
+        """Return `[places, vocabulary]` logits of a flattened batch, at these indices."""
         tokens = (token_ids.to(torch.int32), positions.to(torch.int32), places.to(torch.int32))
         return self._kernels.step(self._model, self._view, batch, tokens, self._threads)
 
-    def _described(self, model: Any, context_tokens: int) -> NativeModel:
+    def _native_model(self, model: Any, context_tokens: int) -> NativeModel:
         config, layers = model.config, model.model.layers
         size = head_size(config)
         described = NativeModel(
@@ -85,7 +84,7 @@ class NativeDecoder:
 
     def _pack(self, weights: torch.Tensor) -> int:
         count = packed_size(weights)
-        if count > len(self._room):  # matrices share large pages, which most of them would not fill
+        if count > len(self._room):  # matrices share large pages, because most would not fill one
             self._room = self._kernels.zeros([max(count, _ROOM)], torch.bfloat16)
         packed, self._room = self._room[:count], self._room[count:]
         self._kernels.pack(weights, packed)
@@ -100,7 +99,7 @@ class NativeDecoder:
 
 
 def _alternating(gate: torch.Tensor, gated: torch.Tensor) -> torch.Tensor:
-    """Return 16 rows of the one, 16 of the other, and so on."""
+    """Return 16 rows of `gate`, 16 of `gated`, and so on."""
     rows, inputs = gate.shape
     pieces = [weights.view(rows // _COLUMNS, _COLUMNS, inputs) for weights in (gate, gated)]
     return torch.stack(pieces, dim=1).view(2 * rows, inputs)

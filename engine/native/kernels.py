@@ -1,4 +1,4 @@
-"""The kernels of kernels.cpp as Python sees them: tensors in, tensors out."""
+"""Python bindings of kernels.cpp: tensors in, tensors out."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from engine.attention.cache import CacheGeometry
 
 MAX_HEAD_SIZE = 256
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_LINE = 64  # bytes: what the kernels load at once
+_LINE = 64  # bytes of a cache line, loaded at once
 
 
 class _Cache(Structure):
@@ -39,7 +39,7 @@ class _Batch(Structure):
 
 
 class NativeLayer(Structure):
-    """Pointers to what one layer of a decoder multiplies and adds; null where it has none."""
+    """Pointers to the weights of one layer; null for absent ones."""
 
     _fields_: ClassVar[Sequence[Any]] = [
         *(
@@ -61,7 +61,7 @@ class NativeLayer(Structure):
 
 
 class NativeModel(Structure):
-    """The shape of a decoder, and pointers to its weights."""
+    """The shape of a model, and pointers to its weights."""
 
     _fields_: ClassVar[Sequence[Any]] = [
         *(
@@ -76,20 +76,20 @@ class NativeModel(Structure):
 
 
 def packed_size(weights: torch.Tensor) -> int:
-    """Return how many elements `[outputs, inputs]` weights have when packed: both are padded, to 16 and to 32."""
+    """Return the number of elements of packed `[outputs, inputs]` weights: padded to 16 and to 32."""
     outputs, inputs = weights.shape
     return -(-outputs // 16) * 16 * (-(-inputs // 32) * 32)
 
 
 class CacheView(NamedTuple):
-    """A cache tensor as the kernels see it; it lives as long as the tensor does."""
+    """A cache tensor in the form of the kernels; valid as long as the tensor."""
 
     cache: torch.Tensor
     described: _Cache
 
     @classmethod
     def of(cls, cache: torch.Tensor, geometry: CacheGeometry, block_size: int) -> "CacheView":
-        """Describe a cache whose (block, layer)s have the kernels' order."""
+        """Describe a cache with the kernels' layout inside each (block, layer)."""
         part = geometry.kv_heads * block_size * geometry.head_size
         described = _Cache(
             cache.data_ptr(),
@@ -105,17 +105,17 @@ class CacheView(NamedTuple):
 
 
 class Kernels:
-    """The kernels of one shared library. `bfloat16`: it has products of that type; `tiles`: they use AMX."""
+    """The kernels of one shared library. `bfloat16`: it has bfloat16 products; `tiles`: they use AMX."""
 
     def __init__(self, library: Path, *, tiles: bool = True) -> None:
-        """Load the library; without `tiles` it does without AMX even where the CPU has it."""
+        """Load the library; without `tiles` it does not use AMX even if the CPU has it."""
         self._library = ctypes.CDLL(str(library))
         features = self._library.quire_features(int(tiles))
         self.bfloat16 = bool(features & 1)
         self.tiles = bool(features & 2)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocate zeros that begin where a line does, in large pages where the system gives them."""
+        """Allocate zeros aligned to cache lines, in large pages if the system has them."""
         count = prod(shape) * dtype.itemsize
         plain = torch.empty(count + _LINE, dtype=torch.uint8)
         self._library.quire_prefer_large_pages(c_void_p(plain.data_ptr()), c_int64(plain.nbytes))
@@ -123,7 +123,7 @@ class Kernels:
         return plain.zero_()[start : start + count].view(dtype).view(tuple(shape))
 
     def pack(self, weights: torch.Tensor, packed: torch.Tensor) -> None:
-        """Put `[outputs, inputs]` weights as bfloat16 in the order that products read, into `packed_size` zeros."""
+        """Convert `[outputs, inputs]` weights to bfloat16 in the layout of products, into `packed_size` zeros."""
         outputs, inputs = weights.shape
         plain = weights.detach().to(torch.bfloat16).contiguous()
         self._library.quire_pack(c_void_p(plain.data_ptr()), outputs, inputs, c_void_p(packed.data_ptr()))
@@ -161,9 +161,10 @@ class Kernels:
         return output
 
     def copy_blocks(self, source: torch.Tensor, target: torch.Tensor, copies: Sequence[Copy], threads: int) -> None:
-        """Copy rows of one contiguous cache to rows of another, or of the same; no row is a source and a destination.
+        """Copy rows of one contiguous cache to rows of another, or of the same; no row is both source and destination.
 
-        All rows in one call: torch wakes its threads once for each block, which takes longer than to copy it.
+        One call for all rows, because torch would wake its threads once for each block, which takes longer than the
+        copy.
         """
         pairs = torch.tensor(copies, dtype=torch.int64)
         self._library.quire_copy(
@@ -176,15 +177,15 @@ class Kernels:
         )
 
     def read(self, memory: torch.Tensor, threads: int) -> None:
-        """Read a tensor, of whole MiB, as fast as the memory gives it: what no kernel can beat."""
+        """Read a tensor of whole MiB at full memory bandwidth: an upper bound for any kernel."""
         self._library.quire_read(c_void_p(memory.data_ptr()), c_int64(memory.nbytes), threads)
 
     def step(
         self, model: NativeModel, view: CacheView, batch: PagedBatch, tokens: tuple[torch.Tensor, ...], threads: int
     ) -> torch.Tensor:
-        """Run a step of a decoder; return `[places, vocabulary]` float32 logits.
+        """Run a step of a model; return `[places, vocabulary]` float32 logits.
 
-        `tokens` are three int32 tensors: the tokens fed, their positions, and the places whose logits are wanted.
+        `tokens` are three int32 tensors: token ids, positions, and the indices of the requested logits.
         """
         token_ids, positions, places = tokens
         logits = torch.empty(len(places), model.vocabulary)

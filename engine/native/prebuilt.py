@@ -1,6 +1,6 @@
-"""Kernels compiled beforehand, for machines that have no compiler: a library for each kind of CPU that is told apart.
+"""Kernels compiled in advance for machines without a compiler: one library for each supported kind of CPU.
 
-`python -m engine.native.prebuilt` compiles them into the package, as the image does.
+`python -m engine.native.prebuilt` compiles them into the package, as the image build does.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from engine.native.build import KernelsUnavailable, compile_for, instructions, source_digest
 
 FOLDER = Path(__file__).with_name("prebuilt")
-# What x86-64-v4 means, in the kernel's words.
+# The flags of x86-64-v4 in /proc/cpuinfo.
 _V4 = frozenset(
     [
         "avx2",
@@ -30,14 +30,14 @@ _V4 = frozenset(
 
 
 class Kind(NamedTuple):
-    """A kind of CPU: what it is compiled for, and the flags of /proc/cpuinfo that it needs."""
+    """A kind of CPU: its compiler flags, and the required flags of /proc/cpuinfo."""
 
     name: str
     flags: tuple[str, ...]
     needs: frozenset[str]
 
 
-# Those that multiply bfloat16, the best first; for others torch's operators in float32 are taken anyway.
+# CPUs with bfloat16 products, the best first; other CPUs use torch's operators in float32.
 KINDS = (
     Kind(
         "amx",
@@ -57,13 +57,13 @@ def compile_all(folder: Path = FOLDER) -> list[Path]:
 
 
 def find(folder: Path = FOLDER) -> Path:
-    """Return the library for this CPU. Raises KernelsUnavailable where there is none, or it is of another version."""
+    """Return the library for this CPU. Raises KernelsUnavailable if there is none, or only one of another version."""
     here = set(instructions().split())
     for kind in KINDS:
         library = folder / _library_of(kind)
         if kind.needs <= here and library.exists():
             return library
-    raise KernelsUnavailable("none is compiled beforehand for this CPU")
+    raise KernelsUnavailable("no kernels were compiled in advance for this CPU")
 
 
 def _library_of(kind: Kind) -> str:
@@ -72,4 +72,4 @@ def _library_of(kind: Kind) -> str:
 
 if __name__ == "__main__":
     for made in compile_all():
-        print(made)  # noqa: T201 - for whoever builds an image
+        print(made)  # noqa: T201 - output of the image build

@@ -1,6 +1,6 @@
-"""Kernels for NVIDIA GPUs, written in Triton, which compiles them where they first run.
+"""Kernels for NVIDIA GPUs in Triton, which compiles them at their first launch.
 
-All grids are fixed by what the host knows; whatever depends on the lengths of sequences is read on the device, so that
-launches may be recorded in a CUDA graph. With TRITON_INTERPRET=1 in the environment the same kernels run on the CPU,
-slowly: that is how they are tested where there is no GPU.
+Grids depend only on values known on the host; lengths of sequences are read on the device, so that launches can be
+captured in a CUDA graph. With TRITON_INTERPRET=1 in the environment the same kernels run slowly on the CPU, which is
+how they are tested without a GPU.
 """

@@ -20,7 +20,7 @@ def copy_blocks(cache: torch.Tensor, pairs: torch.Tensor, tuning: Tuning) -> Non
 
 
 def _as_words(cache: torch.Tensor) -> torch.Tensor:
-    """Return the cache as `[blocks, words]` of the largest words that a block is made of; two are loaded at once."""
+    """Return the cache as `[blocks, words]` of the largest words that divide a block; two are loaded at once."""
     rows = cache.view(len(cache), -1)
     size = rows.shape[1] * rows.itemsize
     return rows.view(next(word for word in _WORDS if size % word.itemsize == 0))

@@ -9,10 +9,10 @@ from engine.triton_kernels.tuning import Tuning
 
 
 def write_cache(key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, layer: PagedLayer, tuning: Tuning) -> None:
-    """Write `[tokens, kv_heads, head_size]` K and V of the cache's type at `slots`, `[tokens]` int64.
+    """Write `[tokens, kv_heads, head_size]` K and V of the cache's dtype at `slots`, `[tokens]` int64.
 
-    A slot is block id * block_size + offset. Tokens with negative slots are padding: nothing is written for them. The
-    elements of a head lie side by side; tokens and heads may lie anywhere.
+    A slot is block id * block_size + offset. Tokens with negative slots are padding and are not written. The elements
+    of a head are contiguous; tokens and heads may have any stride.
     """
     tokens, kv_heads, size = key.shape
     _write[(-(-tokens // tuning.write_tokens),)](

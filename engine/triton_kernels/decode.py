@@ -1,8 +1,8 @@
-"""Attention of sequences that feed one token: split along the context, then put together.
+"""Attention of sequences that feed one token: split along the context, then combined.
 
-Each KV head's query heads are the rows of one tile, so that K and V are read once (grouped-query packing). A fixed
-number of programs goes through the list of items; a sequence in more than one item leaves partial results, with the
-logarithm of their weights, which a second kernel combines (Flash-Decoding; FlashInfer's state merge).
+The query heads of a KV head are the rows of one tile, so that K and V are read once (grouped-query packing). A fixed
+number of programs processes the list of items. A sequence with more than one item leaves partial results with the
+logarithms of their weights, which a second kernel combines (Flash-Decoding; FlashInfer's state merge).
 """
 
 import torch
@@ -17,7 +17,7 @@ from engine.triton_kernels.softmax_tiles import attend_tiles
 from engine.triton_kernels.tuning import INTERPRETED, Tuning, padded
 from engine.triton_kernels.work_list import WorkList
 
-_COMBINED = 16  # partial results that are taken together
+_COMBINED = 16  # partial results combined at once
 
 
 def decode(
@@ -29,10 +29,10 @@ def decode(
     factors: ScoreFactors,
     tuning: Tuning,
 ) -> None:
-    """Attend for the sequences that feed one token, and write their rows of `output`; other rows stay as they are.
+    """Attend for sequences that feed one token, into their rows of `output`; other rows are unchanged.
 
-    `query` and `output`: `[tokens, heads, head_size]`, the latter contiguous. Nothing here depends on a length, so the
-    launches may be recorded in a graph and played for other lengths, once the work is listed anew.
+    `query` and `output`: `[tokens, heads, head_size]`, the latter contiguous. The launches do not depend on lengths, so
+    they can be captured in a graph and replayed for other lengths after the work is listed again.
     """
     heads, size = query.shape[1:]
     group = heads // layer.kv_heads
@@ -111,7 +111,7 @@ def _decode(
     STAGES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Go through every `programs`-th piece of work: an item for one KV head."""
+    """Process every `programs`-th unit of work: an item for one KV head."""
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIMS)
     there = (rows < GROUP)[:, None] & (dims < HEAD_SIZE)[None, :]
@@ -168,7 +168,7 @@ def _combine(
     COMBINED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Combine the partial results of one query head of one sequence, where there is more than one."""
+    """Combine the partial results of one query head of one sequence, if there are several."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     item = tl.load(pieces + sequence * 2)

@@ -25,13 +25,12 @@ def silu_gated(gates: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _silu_gated(gates, gated, SIZE: tl.constexpr, ELEMENTS: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Do a part of one token."""
     token = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
     there = element < SIZE
     kind = gated.dtype.element_ty
     left = widened(tl.load(gates + token * (2 * SIZE) + element, mask=there, other=0), INTERPRETED).to(tl.float32)
     right = widened(tl.load(gates + token * (2 * SIZE) + SIZE + element, mask=there, other=0), INTERPRETED)
-    # Rounded as transformers' modules do, between the two.
+    # Rounded in between, as in transformers' modules.
     opened = widened(rounded(left / (1 + tl.exp(-left)), kind, INTERPRETED), INTERPRETED).to(tl.float32)
     tl.store(gated + token * SIZE + element, rounded(opened * right.to(tl.float32), kind, INTERPRETED), mask=there)

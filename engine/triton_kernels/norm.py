@@ -1,4 +1,4 @@
-"""Adds what a layer computed to the residual, and norms the sum for the next one (RMSNorm, Zhang et al. 2019)."""
+"""Adds a layer's output to the residual, and normalizes the sum for the next layer (RMSNorm, Zhang et al. 2019)."""
 
 import torch
 import triton
@@ -13,9 +13,9 @@ _WARP_ELEMENTS = 512  # of a row, for each warp
 def add_and_norm(
     residual: torch.Tensor, computed: torch.Tensor | None, weight: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
-    """Add `computed`, where there is any, to `residual` in place; return the sum's RMSNorm. Both `[tokens, hidden]`.
+    """Add `computed`, if given, to `residual` in place; return the sum's RMSNorm. Both `[tokens, hidden]`.
 
-    The sum is rounded to the residual's type before it is normed, and so is the quotient before it is weighted, as in
+    The sum is rounded to the residual's dtype before the norm, and the quotient before it is weighted, as in
     transformers' modules.
     """
     tokens, hidden = residual.shape
@@ -49,7 +49,6 @@ def _add_and_norm(
     ELEMENTS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Do one token."""
     element = tl.arange(0, ELEMENTS)
     there = element < HIDDEN
     place = tl.program_id(0).to(tl.int64) * HIDDEN + element

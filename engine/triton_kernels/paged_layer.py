@@ -1,4 +1,4 @@
-"""One layer's part of the cache as the kernels see it: a pointer, and how far apart blocks, layers, K and V are."""
+"""One layer of the cache in the form of the kernels: a pointer, and the strides of blocks, layers, K and V."""
 
 from typing import NamedTuple
 
@@ -28,6 +28,6 @@ class PagedLayer(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, int, int]:
-        """Elements from block to block, from layer to layer, and from K to V."""
+        """Strides (elements) of blocks, of layers, and from K to V."""
         block, layer, value = self.memory.stride()[:3]
         return block, layer, value

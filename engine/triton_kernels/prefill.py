@@ -1,7 +1,8 @@
-"""Attention of prompts, and of further parts of prompts: tiles of fed tokens over all that is cached before them.
+"""Attention of prompts and chunks of prompts: tiles of fed tokens over the cached context.
 
-Keys that all rows of a tile see are taken without a mask, as in SGLang's extend kernel; there, the fed tokens' keys
-come from the activations. Here they are read back from the cache, where they were just written, and still are in L2.
+Keys visible to all rows of a tile are processed without a mask, as in SGLang's extend kernel. There, the keys of the
+fed tokens come from the activations. Here they are read from the cache, where they were just written and still are in
+L2.
 """
 
 import torch
@@ -26,7 +27,7 @@ def prefill(
     factors: ScoreFactors,
     tuning: Tuning,
 ) -> None:
-    """Attend for the sequences that feed more than one token, and write their rows of `output`.
+    """Attend for sequences that feed more than one token, into their rows of `output`.
 
     `query` and `output`: `[tokens, heads, head_size]`, the latter contiguous.
     """
@@ -119,10 +120,10 @@ def _prefill(
         keys = cache + layer.to(tl.int64) * layer_stride + kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_SIZE)
         table = tables + sequence.to(tl.int64) * table_stride
         last = prefix + tokens
-        stop = prefix + final + 1  # what the tile's last token sees
+        stop = prefix + final + 1  # end of the keys visible to the tile's last token
         all_see_until = prefix + begin + 1
         oldest = tl.zeros_like(stop)
-        whole = tl.zeros_like(stop)  # where tiles begin of which all rows see every key
+        whole = tl.zeros_like(stop)  # start of the tiles whose keys all rows see
         if WINDOW > 0:
             oldest = tl.maximum(prefix + begin + 1 - WINDOW, 0)
             all_see_from = tl.maximum(stop - WINDOW, 0)

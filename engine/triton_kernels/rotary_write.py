@@ -1,6 +1,6 @@
-"""What Llama-shaped layers do between their projections and attention, in one launch.
+"""The operations of Llama-shaped layers between projections and attention, in one launch.
 
-Q and K are normalized where the layer does that (Qwen3's do), and rotated (RoFormer; Su et al., 2021); K and V go to
+Q and K are normalized if the layer does so (Qwen3), and rotated (RoFormer; Su et al., 2021); K and V are written to
 their slots.
 """
 
@@ -16,7 +16,7 @@ from engine.triton_kernels.tuning import INTERPRETED
 
 
 class HeadNorms(NamedTuple):
-    """The weights of the root-mean-square norms of each head of Q and of K, `[head_size]`, and their epsilon."""
+    """Weights of the RMS norms of each head of Q and of K, `[head_size]`, and their epsilon."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -35,9 +35,9 @@ def write_rotated(
     """Rotate Q into `query`, and write rotated K, and V, to the cache.
 
     `projected`: `[tokens, (heads + 2 * kv_heads) * head_size]` Q, K and V. `positions`: `[tokens]`. `rotations`:
-    `[positions, head_size]`, the cosines and then the sines of the angles by which the elements i and i + head_size / 2
-    of a head are turned. `query`: contiguous `[tokens, heads, head_size]`. `slots`: `[tokens]` int64. Tokens
-    with a negative position or slot are padding: nothing is written for them.
+    `[positions, head_size]`, cosines and then sines of the angles that rotate the elements i and i + head_size / 2 of a
+    head. `query`: contiguous `[tokens, heads, head_size]`. `slots`: `[tokens]` int64. Tokens with a negative position
+    or slot are padding and are not written.
     """
     tokens, heads, size = query.shape
     group = heads // layer.kv_heads
@@ -95,7 +95,7 @@ def _write_rotated(
     HALF_DIMS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Do one token's part of one KV head and its query heads."""
+    """Process one token for one KV head and its query heads."""
     HALF: tl.constexpr = HEAD_SIZE // 2
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)

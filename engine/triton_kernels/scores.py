@@ -1,4 +1,4 @@
-"""The factors of a layer's scores, to the base 2."""
+"""The factors of a layer's scores, in base 2."""
 
 import math
 from typing import NamedTuple
@@ -7,9 +7,9 @@ from engine.attention.backend import Scoring
 
 
 class ScoreFactors(NamedTuple):
-    """A score is `q.k * scale`, or `tanh(q.k * scale) * cap` where it is capped; 2 to its power is the weight.
+    """A score is `q.k * scale`, or `tanh(q.k * scale) * cap` if capped; the weight is 2 to its power.
 
-    `window`: how many tokens are looked at, 0 for all.
+    `window`: number of visible tokens, 0 for all.
     """
 
     scale: float
@@ -19,7 +19,7 @@ class ScoreFactors(NamedTuple):
 
     @classmethod
     def of(cls, scoring: Scoring) -> "ScoreFactors":
-        """Bring a scoring to the base 2, so that weights take one instruction."""
+        """Convert a scoring to base 2, so that a weight takes one instruction."""
         window = scoring.window or 0
         if scoring.softcap is None:
             return cls(scoring.scaling * math.log2(math.e), 0.0, capped=False, window=window)

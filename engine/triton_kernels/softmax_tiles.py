@@ -1,6 +1,6 @@
-"""The loop that all attention kernels share: one tile of query rows over the paged keys of a range of tokens.
+"""The inner loop of all attention kernels: one tile of query rows over the paged keys of a range of tokens.
 
-The softmax is computed as it goes (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022), to the base 2.
+The softmax is computed online (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022), in base 2.
 """
 
 import triton
@@ -31,15 +31,15 @@ def attend_tiles(
     STAGES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Take the keys of tokens `begin` to `stop` into the state of a softmax, and return it.
+    """Update the state of a softmax with the keys of tokens `begin` to `stop`, and return it.
 
-    `query`: `[ROWS, DIMS]`, zero beyond HEAD_SIZE. `state`: `[ROWS, DIMS]` weighted sums of V, `[ROWS]` greatest scores
-    and `[ROWS]` sums of weights, float32. `keys`: K of one layer and KV head in block 0; V lies `value_offset` behind.
-    `table`: the sequence's block ids. Scores are `q.k * scale`, or `tanh(q.k * scale) * cap` where CAPPED; both factors
-    bring them to the base 2.
+    `query`: `[ROWS, DIMS]`, zero beyond HEAD_SIZE. `state`: `[ROWS, DIMS]` weighted sums of V, `[ROWS]` maximum scores
+    and `[ROWS]` sums of weights, float32. `keys`: K of one layer and KV head in block 0; V is `value_offset` elements
+    later. `table`: the sequence's block ids. Scores are `q.k * scale`, or `tanh(q.k * scale) * cap` if CAPPED, in base
+    2.
 
-    Unless MASKED, `stop - begin` is a multiple of KEYS and all rows see all tokens. Else row r sees those up to
-    `last[r]`, WINDOW of them (0: all), and slots behind `stop` are not read: what lies there may be no numbers.
+    Unless MASKED, `stop - begin` is a multiple of KEYS and all rows see all tokens. If MASKED, row r sees the tokens up
+    to `last[r]`, WINDOW of them (0: all), and slots from `stop` on are not read, because stale contents may be NaN.
     """
     sums, greatest, weights = state
     dims = tl.arange(0, query.shape[1])
@@ -66,14 +66,14 @@ def attend_tiles(
         value = widened(value, INTERPRETED)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if CAPPED:
-            shrunk = tl.exp2(tl.abs(scores) * -2.8853900817779268)  # exp(-2x), of which tanh is made
+            shrunk = tl.exp2(tl.abs(scores) * -2.8853900817779268)  # exp(-2x), from which tanh is computed
             scores = tl.where(scores < 0, -cap, cap) * ((1 - shrunk) / (1 + shrunk))
         if MASKED:
             seen = tokens[None, :] <= last[:, None]
             if WINDOW > 0:
                 seen = seen & (tokens[None, :] > last[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
-        # `greatest` begins with a number, not with infinity: a row that sees nothing of a tile makes no NaN.
+        # `greatest` starts finite, because a row that sees no key of a tile would yield NaN from infinities.
         grown = tl.maximum(greatest, tl.max(scores, 1))
         faded = tl.exp2(greatest - grown)
         parts = tl.exp2(scores - grown[:, None])

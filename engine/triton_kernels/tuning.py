@@ -1,19 +1,19 @@
-"""How large the kernels' tiles are. Decided beforehand: a recorded graph keeps one binary, so nothing is tried out."""
+"""Tile sizes of the kernels. Chosen without autotuning, because a captured graph keeps one binary."""
 
 from dataclasses import dataclass
 
 import torch
 import triton
 
-# Whether kernels run on the CPU, under Triton's interpreter. Triton decides that when it is imported.
+# Whether kernels run on the CPU under Triton's interpreter. Triton decides this at import.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
-_LEAST_ROWS = 16  # of a matrix product on tensor cores
+_MIN_ROWS = 16  # of a matrix product on tensor cores
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """The tiles of one attention kernel: rows of queries, keys, warps of a program, loads under way at once."""
+    """Tile sizes of one attention kernel: query rows, keys, warps of a program, and pipelined loads (stages)."""
 
     rows: int
     keys: int
@@ -23,29 +23,29 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The choices for one kind of cache on one device.
+    """Tile sizes and launch sizes for one kind of cache on one device.
 
-    `programs` run at a time; decoding cuts sequences so that each of them has about `waves` pieces of work, none
-    shorter than `least_chunk` keys. `write_tokens` are written to the cache by one program, `copy_words` copied by one.
+    `programs` run concurrently; decoding splits sequences into about `waves` items for each program, none shorter than
+    `min_chunk` keys. One program writes `write_tokens` tokens to the cache, or copies `copy_words` words.
     """
 
     decode: Tiling
     prefill: Tiling
     programs: int
     waves: int
-    least_chunk: int
+    min_chunk: int
     write_tokens: int
     copy_words: int
 
     @property
     def pieces(self) -> int:
-        """Pieces of work that decoding is cut into, about."""
+        """Approximate number of items that decoding is split into."""
         return self.programs * self.waves
 
 
 def tuning_for(head_size: int, dtype: torch.dtype, group: int, device: torch.device) -> Tuning:
-    """Return the choices for heads of this size, of which `group` query heads share K and V."""
-    rows = padded(group, _LEAST_ROWS)
+    """Return the tuning for heads of this size, of which `group` query heads share K and V."""
+    rows = padded(group, _MIN_ROWS)
     if INTERPRETED:
         return Tuning(Tiling(rows, 128, 4, 1), Tiling(max(rows, 128), 256, 4, 1), 4, 1, 128, 1024, 1 << 16)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -54,15 +54,15 @@ def tuning_for(head_size: int, dtype: torch.dtype, group: int, device: torch.dev
 
 
 def padded(size: int, least: int = 16) -> int:
-    """Return the power of two that has room for a size, and is enough for a matrix product."""
+    """Return the next power of two, and at least the minimum of a matrix product."""
     return max(least, 1 << (size - 1).bit_length())
 
 
 def _tilings(dims: int, dtype: torch.dtype, rows: int) -> tuple[Tiling, Tiling]:
-    """Decide for heads of padded size `dims`, of which at least `rows` are in a tile.
+    """Choose tiles for heads of padded size `dims`, with at least `rows` rows in a tile.
 
-    K and V under way must fit into shared memory. Of the stages of decoding, the block ids take two and the weights'
-    softmax another: five keep two tiles of K and V. float32 has no tensor cores without loss; its tiles stay small.
+    K and V being loaded must fit into shared memory. Of the stages of decoding, block ids take two and the softmax one,
+    so five keep two tiles of K and V. float32 has no lossless tensor cores; its tiles stay small.
     """
     if dtype == torch.float32:
         keys, warps = (32, 4) if dims <= 64 else (16, 8)

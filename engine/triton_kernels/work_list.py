@@ -1,7 +1,7 @@
-"""What attention has to do for a batch, as lists that a kernel makes on the device from the lengths.
+"""The attention work of a batch, as lists that a kernel computes on the device from the lengths.
 
-Sequences that feed one token are cut along their context into items of about equal work, as in LightLLM's and
-FlashInfer's schedulers, but without the host knowing any length. Prompts are cut along the fed tokens, into tiles.
+Decoding sequences are split along their context into items of about equal work, as in the schedulers of LightLLM and
+FlashInfer, but without lengths on the host. Prompts are split along the fed tokens, into tiles.
 """
 
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from engine.attention.backend import PagedBatch
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.tuning import Tuning
 
-_LANES = 256  # sequences that the planner looks at together
+_LANES = 256  # sequences that the planner processes at once
 _NO_WINDOW = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class WorkList:
-    """The work of one batch whose layers look equally far back. int32.
+    """The work of one batch for layers with the same window. int32.
 
-    `items`: `[capacity, 4]` the sequence, its first token and the one behind its last, and 1 where the sequence has no
-    other item. `tiles`: `[capacity, 2]` the sequence, and the first fed token of the tile. `totals`: `[2]` how many
-    there are of both. `pieces`: `[sequences, 2]` the first item of each sequence, and how many it has.
+    `items`: `[capacity, 4]` sequence, first token, end token, and 1 if the sequence has no other item. `tiles`:
+    `[capacity, 2]` sequence, and first fed token of the tile. `totals`: `[2]` number of items and tiles. `pieces`:
+    `[sequences, 2]` first item of each sequence, and its number of items.
 
     `partial_output`, `[capacity, heads, head_size]`, and `partial_logarithms`, `[capacity, heads]`, are float32 and
-    have room for what each item brings.
+    hold the results of items.
     """
 
     items: torch.Tensor
@@ -39,8 +39,8 @@ class WorkList:
 
     @classmethod
     def allocate(cls, sequences: int, tiles: int, heads: int, layer: PagedLayer, tuning: Tuning) -> "WorkList":
-        """Make room for the work of so many sequences, whatever their lengths, and of so many tiles of prompts."""
-        # An item has at least its share of all keys, but for the last one of each sequence.
+        """Allocate for `sequences` sequences of any length, and `tiles` tiles of prompts."""
+        # Each item, except the last one of a sequence, has at least its share of all keys.
         capacity = sequences + -(-tuning.pieces // layer.kv_heads)
         device = layer.memory.device
         lists = ((capacity, 4), (tiles, 2), (2,), (sequences, 2))
@@ -52,18 +52,18 @@ class WorkList:
 
 
 def tile_tokens(group: int, tuning: Tuning) -> int:
-    """Return how many tokens of a prompt are in one tile: all query heads of a KV head are rows of it."""
+    """Return the tokens of a prompt in one tile, whose rows are all query heads of a KV head."""
     return tuning.prefill.rows // group
 
 
 def tile_count(batch: PagedBatch, group: int, tuning: Tuning) -> int:
-    """Return into how many tiles the prompts of a batch are cut; the host knows that."""
+    """Return the number of tiles of a batch's prompts, known on the host."""
     each = tile_tokens(group, tuning)
     return sum(-(-fed // each) for fed in batch.fed if fed > 1)
 
 
 def list_work(work: WorkList, batch: PagedBatch, kv_heads: int, group: int, window: int | None, tuning: Tuning) -> None:
-    """Fill the lists in for a batch. Sequences without tokens have no work."""
+    """Fill the lists for a batch. Sequences without tokens have no work."""
     sequences = len(batch.ends)
     _list_work[(sequences,)](
         batch.first,
@@ -75,7 +75,7 @@ def list_work(work: WorkList, batch: PagedBatch, kv_heads: int, group: int, wind
         sequences,
         _NO_WINDOW if window is None else window,
         tuning.pieces,
-        tuning.least_chunk,
+        tuning.min_chunk,
         KV_HEADS=kv_heads,
         KEYS=tuning.decode.keys,
         TOKENS=tile_tokens(group, tuning),
@@ -84,7 +84,7 @@ def list_work(work: WorkList, batch: PagedBatch, kv_heads: int, group: int, wind
     )
 
 
-@triton.jit(do_not_specialize=["sequences", "window", "wanted", "least_chunk"])
+@triton.jit(do_not_specialize=["sequences", "window", "wanted", "min_chunk"])
 def _list_work(
     first,
     ends,
@@ -95,13 +95,13 @@ def _list_work(
     sequences,
     window,
     wanted,
-    least_chunk,
+    min_chunk,
     KV_HEADS: tl.constexpr,
     KEYS: tl.constexpr,
     TOKENS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """List the work of one sequence for each program, which sums up for itself what comes before."""
+    """List the work of one sequence for each program, which sums the work of earlier sequences itself."""
     mine = tl.program_id(0)
     lanes = tl.arange(0, LANES)
     visible = tl.zeros([LANES], tl.int64)
@@ -109,7 +109,7 @@ def _list_work(
         fed, end = _fed_and_end(first, ends, start + lanes, start + lanes < sequences)
         visible += tl.where(fed == 1, tl.minimum(end, window), 0)
     share = (tl.sum(visible, 0) * KV_HEADS + wanted - 1) // wanted
-    share = tl.maximum(share, least_chunk).to(tl.int32)
+    share = tl.maximum(share, min_chunk).to(tl.int32)
     chunk = (share + KEYS - 1) // KEYS * KEYS
 
     items_before = tl.zeros([LANES], tl.int32)
@@ -139,7 +139,7 @@ def _list_work(
         there = number < tile_count
         place = tiles + (tile + number) * 2
         tl.store(place, mine + tl.zeros_like(number), mask=there)
-        # The last tokens see most: what takes longest begins first.
+        # The last tokens see most keys, so the longest work starts first.
         tl.store(place + 1, (tile_count - 1 - number) * TOKENS, mask=there)
     tl.store(pieces + mine * 2, item)
     tl.store(pieces + mine * 2 + 1, item_count)
@@ -150,7 +150,7 @@ def _list_work(
 
 @triton.jit
 def _fed_and_end(first, ends, numbers, there):
-    """Return how many tokens sequences feed, and where they end; 0 for those that are not there."""
+    """Return the fed tokens and the lengths of sequences; 0 for absent ones."""
     begin = tl.load(first + numbers, mask=there, other=0)
     fed = tl.load(first + numbers + 1, mask=there, other=0) - begin
     return fed, tl.load(ends + numbers, mask=there, other=0)

@@ -17,7 +17,7 @@
 
 namespace quire {
 
-// Rows of elements that lie one after the other.
+// Contiguous rows of elements.
 template <typename T>
 struct Lines {
   T* data;
@@ -25,7 +25,7 @@ struct Lines {
   T* at(int64_t row, int64_t column) const { return data + row * stride + column; }
 };
 
-// Puts one head of one row out, in runs of 16 elements: so many lie together wherever they go.
+// Stores one head of one row in runs of 16 elements, which are contiguous in every layout.
 template <typename Out>
 void put_head(const Out& output, int row, int column, const float* sums, int size, float factor) {
   for (int d = 0; d < size; d += 16) {
@@ -44,7 +44,7 @@ void put_head(const Out& output, int row, int column, const float* sums, int siz
   }
 }
 
-// Takes the queries of one head, to the rows from `first` on.
+// Loads the queries of one head into the rows from `first` on.
 template <typename T>
 void take_query(const T* query, int64_t stride, int first, int rows, int group, int size, bool pairs, Scratch& s) {
   for (int row = 0; row < rows; ++row) {
@@ -70,8 +70,8 @@ inline float total_of(const Scratch& s, int row) {
   return total;
 }
 
-// Puts the rows of one head out, or to the piece's partial result: [kRows][size + 2], sums, the largest score, the total
-// weight.
+// Stores the rows of one head in the output, or in the piece's partial result: [kRows][size + 2], sums, largest score,
+// total weight.
 template <typename Out>
 void put_rows(const Attention& attention, const Piece& piece, int head, int place, const Out& output, float* partials,
               const Scratch& s) {
@@ -125,7 +125,7 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
   for (int head = 0; head < piece.heads; ++head) put_rows(attention, piece, head, place, output, partials, s);
 }
 
-// Puts the pieces of one token, KV head and part together; `item` counts these.
+// Combines the pieces of one token, KV head and part; `item` is their index.
 template <typename Out>
 void combine(const Attention& attention, const Pieces& pieces, int item, const float* partials,
              const Out& output) {
@@ -148,7 +148,7 @@ void combine(const Attention& attention, const Pieces& pieces, int item, const f
   }
 }
 
-// Runs a step's attention on all threads of the team; every thread calls it.
+// Computes a step's attention on all threads of the team; every thread calls it.
 template <typename T, typename Out>
 void attend_together(Team& team, State& s, int thread, const Attention& attention, const T* query, int64_t query_stride,
                      const Out& output, float* partials) {

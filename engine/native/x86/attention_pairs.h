@@ -1,4 +1,4 @@
-// Attention to blocks whose K and V lie in pairs.
+// Attention to blocks whose K and V are stored in pairs.
 #pragma once
 
 #include <immintrin.h>
@@ -18,9 +18,9 @@
 namespace quire {
 
 #ifdef QUIRE_BF16
-constexpr int kValues = 32;  // slots whose V is multiplied at once: as many as a tile has
+constexpr int kValues = 32;  // slots whose V is multiplied at once: those of a tile
 
-// Where K of each 16 slots of a chunk lies, and V of each 32.
+// Pointers to K of each 16 slots of a chunk, and to V of each 32.
 struct Chunk {
   int first, slots;  // a multiple of 16
   const bf16* keys[kChunk / kSlots];
@@ -124,7 +124,7 @@ inline float largest_of(const float* scores, int slots) {
   return _mm512_reduce_max_ps(most);
 }
 
-// Raises a row's largest score, and corrects what was summed before.
+// Raises a row's largest score, and rescales its earlier sums.
 inline void raise(Scratch& s, int row, int size, float largest) {
   const __m512 correction = exp2_of(_mm512_set1_ps(s.largest[row] - largest));
   for (int d = 0; d < size; d += 16) {
@@ -158,7 +158,7 @@ inline void weigh(Scratch& s, int begin, int rows, int size, int slots, float un
   }
 }
 
-// Bounds scores, which are logarithms to base 2 then.
+// Applies the softcap to scores, which become logarithms to base 2.
 inline void cap(float* scores, int rows, int slots, const Scores& how) {
   for (int row = 0; row < rows; ++row) {
     float* line = scores + row * kChunk;
@@ -168,7 +168,7 @@ inline void cap(float* scores, int rows, int slots, const Scores& how) {
   }
 }
 
-// Hides from each row what it does not see: later slots, those beyond the window, those that are not the piece's.
+// Masks the slots that a row does not see: later ones, those outside the window, and those of other pieces.
 inline void hide(float* scores, int rows, int group, const Chunk& chunk, const Piece& piece, int position, int window) {
   for (int row = 0; row < rows; ++row) {
     const int here = position + row / group;
@@ -180,9 +180,8 @@ inline void hide(float* scores, int rows, int group, const Chunk& chunk, const P
   }
 }
 
-// Puts V of the slots of a chunk from `slot` on, 32 at most, to where it is multiplied: it stays where it is if it lies
-// together there. Slots that are not the piece's become zero: a weight of zero times what a former owner left, which may be
-// infinite, would be no number.
+// Copies V of at most 32 slots of a chunk, from `slot` on, to a buffer unless it is contiguous already. Slots of other
+// pieces become zero, because a weight of zero times a stale infinity would be NaN.
 inline const bf16* gather(const bf16* one, const bf16* other, int size, int valid, bf16* to) {
   const size_t half = static_cast<size_t>(kSlots) * size;
   if (valid >= kValues && other == one + half) return one;
@@ -194,7 +193,7 @@ inline const bf16* gather(const bf16* one, const bf16* other, int size, int vali
   return to;
 }
 
-// Where K of one head of a slot, a multiple of 16, and of the next 15 lies.
+// Pointer to K of one head of 16 slots, the first a multiple of 16.
 inline const bf16* keys_of(const Attention& attention, int sequence, int head, int slot) {
   const Cache& cache = attention.cache;
   const int32_t block = attention.sequences.table(sequence)[slot / cache.block_size];
@@ -235,8 +234,8 @@ inline void attend_chunk(const Attention& attention, const Piece& piece, int hea
   add_values(s.weights, rows, size, chunk, s.sums + begin * size);
 }
 
-// Attends with the rows of a piece. Nothing is asked for ahead: copies of V, and long runs, keep as many loads on the way as
-// the CPU can have, and requests of ours only took their places.
+// Attends with the rows of a piece. There is no software prefetch: copies of V and long runs keep all load buffers busy,
+// and prefetches only competed with them.
 inline void attend_pairs(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
   for (int first = piece.from / kSlots * kSlots; first < piece.to; first += kChunk) {
     for (int head = 0; head < piece.heads; ++head) {

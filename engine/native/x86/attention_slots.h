@@ -1,4 +1,4 @@
-// Attention to blocks whose slots lie one after the other, of any type.
+// Attention to slot-major blocks of any type.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace quire {
 
-// Does what attend_pairs does for blocks whose slots lie one after the other.
+// Like attend_pairs, for slot-major blocks.
 template <typename T>
 void attend_slots(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
   const Cache& cache = attention.cache;

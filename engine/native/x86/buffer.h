@@ -12,8 +12,8 @@ namespace quire {
 
 constexpr size_t kLargePage = 2 << 20;
 
-// Asks for large pages for memory that nobody has touched: with small ones the CPU looks up a page for each K or V of a
-// block. Where the system has none to give, small ones do.
+// Requests large pages for untouched memory, because with small pages the CPU looks up a page for each K or V of a block.
+// Falls back to small pages if the system has no large ones.
 inline void prefer_large_pages(void* data, size_t bytes) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(data);
   const uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage;
@@ -21,7 +21,7 @@ inline void prefer_large_pages(void* data, size_t bytes) {
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
-// Memory of whole lines that only grows.
+// Memory aligned to cache lines that only grows.
 template <typename T>
 class Buffer {
  public:

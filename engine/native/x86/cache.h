@@ -1,4 +1,4 @@
-// The cache of K and V as a step sees it, and its writes.
+// A step's view of the KV cache, and writes to it.
 #pragma once
 
 #include <immintrin.h>
@@ -10,7 +10,7 @@
 
 namespace quire {
 
-constexpr int kSlots = 16;  // slots of K that one row of a tile has
+constexpr int kSlots = 16;  // slots of K in one row of a tile
 
 struct Cache {
   void* data;
@@ -30,7 +30,7 @@ inline bool pairs_of(const Cache& cache) {
 }
 
 #ifdef QUIRE_BF16
-// Writes one head of one token to a block whose K lies in pairs: elements of a pair together, pairs 16 slots apart.
+// Writes one head of one token to a block whose K is stored in pairs: elements of a pair together, pairs 16 slots apart.
 inline void write_key_pairs(const Cache& cache, bf16* block, int offset, const bf16* key) {
   bf16* slots = block + static_cast<int64_t>(offset / kSlots) * kSlots * cache.head_size;
   int32_t* to = reinterpret_cast<int32_t*>(slots) + offset % kSlots;
@@ -52,7 +52,7 @@ inline void write_value_pairs(const Cache& cache, bf16* block, int offset, const
 }
 #endif
 
-// Writes the K, or V, of one head and token, of any of the types, to where slots lie one after the other.
+// Writes the K or V of one head and token, of any type, to a slot-major block.
 template <typename T>
 void write_plain(const Cache& cache, int type, int64_t at, const T* from) {
   for (int d = 0; d < cache.head_size; ++d) {
@@ -66,7 +66,7 @@ void write_plain(const Cache& cache, int type, int64_t at, const T* from) {
   }
 }
 
-// Where the slots of one head of a slot's block begin, in elements.
+// Offset (elements) of the slots of one head in the block of a slot.
 inline int64_t block_of(const Cache& cache, int64_t slot, int head) {
   return slot / cache.block_size * cache.block_stride + static_cast<int64_t>(head) * cache.block_size * cache.head_size;
 }

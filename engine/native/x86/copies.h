@@ -1,4 +1,4 @@
-// Copies of memory that nobody reads soon.
+// Copies of memory that is not read soon.
 #pragma once
 
 #include <immintrin.h>
@@ -9,8 +9,7 @@
 
 namespace quire {
 
-// Copies bytes that nobody reads soon. Stores through the caches would first read what they overwrite: half as much traffic
-// again.
+// Copies bytes that are not read soon. Stores through the caches would first read the target: 50 % more traffic.
 inline void copy_past_the_caches(char* target, const char* source, int64_t bytes) {
 #ifdef __AVX512F__
   const int64_t head = std::min<int64_t>(bytes, -reinterpret_cast<intptr_t>(target) & 63);
@@ -20,7 +19,7 @@ inline void copy_past_the_caches(char* target, const char* source, int64_t bytes
     _mm512_stream_si512(reinterpret_cast<__m512i*>(target + done), _mm512_loadu_si512(source + done));
   }
   std::memcpy(target + done, source + done, bytes - done);
-  _mm_sfence();  // before another thread is told that the copy is there
+  _mm_sfence();  // before another thread learns that the copy is done
 #else
   std::memcpy(target, source, bytes);
 #endif

@@ -55,7 +55,7 @@ struct Batch {
   const int32_t* first;
   const int32_t* ends;
   const int32_t* tables;
-  const int32_t* places;  // [rows] tokens whose logits are wanted
+  const int32_t* places;  // [rows] tokens whose logits are requested
 };
 
 #ifdef QUIRE_BF16
@@ -90,15 +90,15 @@ inline void rotate(float* __restrict x, int size, const float* __restrict cosine
   }
 }
 
-// silu(g) * up, silu(g) being g / (1 + exp(-g)). The quotient has 14 bits, six more than what it is rounded to.
+// silu(g) * up, with silu(g) = g / (1 + exp(-g)). The quotient has 14 bits, six more than the rounded result.
 inline __m512 gated_silu(__m512 g, __m512 up) {
   const __m512 e = exp2_of(_mm512_min_ps(_mm512_mul_ps(g, _mm512_set1_ps(-kLog2OfE)), _mm512_set1_ps(125.0f)));
   return _mm512_mul_ps(_mm512_mul_ps(g, up), _mm512_rcp14_ps(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
 }
 
-// Runs a step. Few rows are multiplied by all threads together, each with its share of the columns: memory is what they wait
-// for. Many are cut into bands of rows that one thread takes from one attention to the next, so that what it computes
-// stays in its own caches; weights pass by once for each band.
+// Runs a step. Few rows are multiplied by all threads together, each with its share of the columns, because they are bound
+// by memory bandwidth. Many rows are split into bands; one thread processes a band from one attention to the next, so
+// that intermediate values stay in its caches, and streams the weights once for each band.
 class Step {
  public:
   Step(const Decoder& d, const CacheView& c, const Batch& b, float* logits, State& s)
@@ -112,11 +112,11 @@ class Step {
     query_ = s.queries.at_least(static_cast<size_t>(tall) * queries_);
     attended_ = {s.attended.at_least(static_cast<size_t>(tall) * outer), outer};
     band_ = band_rows();
-    banded_ = tokens > kLeastBand * team_.size();
+    banded_ = tokens > kMinBand * team_.size();
     const int shared = padded(banded_ ? b.rows : std::max(tokens, static_cast<int>(b.rows)), kPiece);
     normed_ = {s.normed.at_least(static_cast<size_t>(shared) * inputs), inputs};
     if (!banded_) gated_ = {s.gated.at_least(static_cast<size_t>(tall) * inner), inner};
-    const int most = banded_ ? band_ : std::min(tall, kMostRows);
+    const int most = banded_ ? band_ : std::min(tall, kMaxRows);
     for (auto& bench : s.benches) {
       bench->head.at_least(static_cast<size_t>(most) * d.head_size);
       if (!banded_) continue;
@@ -130,7 +130,7 @@ class Step {
                   1};
   }
 
-  // Every thread of the team calls it.
+  // Called by every thread of the team.
   void run(int thread) {
     team_.each(b_.tokens, [&](int token) { embed(token); });
     for (int number = 0; number < d_.layers; ++number) {
@@ -152,10 +152,10 @@ class Step {
   }
 
  private:
-  static constexpr int kLeastBand = 192;  // rows; with fewer it waits for its weights
-  static constexpr int kBandBytes = 1152 << 10;  // of the second cache, of 2 MiB, for what lies between two products
+  static constexpr int kMinBand = 192;  // rows; smaller bands are bound by the bandwidth of weights
+  static constexpr int kBandBytes = 1152 << 10;  // of the 2 MiB L2 cache, for values between two products
 
-  // What is gated goes down in pieces, for which there is room beside the residual. Without tiles no product is cut.
+  // The gated values are multiplied in pieces that fit beside the residual. Without tiles no product is split.
   int inner_at_once() const {
 #ifdef QUIRE_AMX
     if (use_amx) return inputs_at_once(padded(d_.intermediate, 32));
@@ -163,12 +163,12 @@ class Step {
     return padded(d_.intermediate, 32);
   }
 
-  // As many rows as the second cache keeps, in bands of which each thread gets equally many.
+  // As many rows as fit into the L2 cache, such that all threads get the same number of bands.
   int band_rows() const {
     const int bytes = 4 * d_.hidden + 2 * d_.hidden + 2 * inner_at_once(), threads = team_.size();
-    const int most = std::clamp(kBandBytes / bytes, kLeastBand, kMostRows);
+    const int most = std::clamp(kBandBytes / bytes, kMinBand, kMaxRows);
     const int bands = padded((b_.tokens + most - 1) / most, threads);
-    return std::min(kMostRows, padded((b_.tokens + bands - 1) / bands, kPiece));
+    return std::min(kMaxRows, padded((b_.tokens + bands - 1) / bands, kPiece));
   }
 
   template <typename Work>
@@ -178,13 +178,13 @@ class Step {
     });
   }
 
-  // Calls work(range) for ranges of all rows and of so many columns at most.
+  // Calls work(range) for ranges of all rows and a limited number of columns.
   template <typename Work>
   void each_range(int rows, int columns, int at_once, const Work& work) {
-    const int pieces = (columns + at_once - 1) / at_once, blocks = (rows + kMostRows - 1) / kMostRows;
+    const int pieces = (columns + at_once - 1) / at_once, blocks = (rows + kMaxRows - 1) / kMaxRows;
     team_.each(pieces * blocks, [&](int item) {
-      const int column = item % pieces * at_once, row = item / pieces * kMostRows;
-      work(Range{row, std::min(kMostRows, rows - row), column, std::min(at_once, columns - column)});
+      const int column = item % pieces * at_once, row = item / pieces * kMaxRows;
+      work(Range{row, std::min(kMaxRows, rows - row), column, std::min(at_once, columns - column)});
     });
   }
 
@@ -196,7 +196,7 @@ class Step {
     if (!banded_) clear_end(gated_, token, d_.intermediate);
   }
 
-  // Clears what pads a row: weights are zero there, but zero times what a former step left may be no number.
+  // Clears the padding of a row: weights are zero there, but zero times a stale value may be NaN.
   static void clear_end(const Rows& rows, int row, int inputs) {
     if (inputs % 32) std::memset(rows.at(row, inputs), 0, sizeof(bf16) * (32 - inputs % 32));
   }
@@ -258,7 +258,7 @@ class Step {
     partials_ = s_.partials.at_least(static_cast<size_t>(s_.pieces.partial_count) * kRows * (d_.head_size + 2) + 1);
   }
 
-  // From what was attended to the residual of the next layer.
+  // From the attention output to the residual of the next layer.
   void leave(const Layer& layer, int row, int rows, int thread) {
     const Rows normed{s_.benches[thread]->normed.at_least(0), padded(d_.hidden, 32), row};
     add(layer.output, attended_, {row, rows, 0, stride_});

@@ -2,14 +2,14 @@
 // Llama-shaped decoder, so that a step costs one call from Python.
 //
 // bfloat16 products use AMX tiles where the CPU has them, AVX512-BF16 otherwise. Both read the same layouts: elements that
-// are multiplied with each other lie in pairs, as their instructions want them.
+// are multiplied are stored in pairs, as the instructions require.
 //
-//   rows      [row / 16][k / 32][16 rows][32 of k]         of what is multiplied with weights
+//   rows      [row / 16][k / 32][16 rows][32 of k]         of left operands
 //   weights   [n / 16][k / 32][16 pairs of k][16 n][2]    zero where n or k is padded
 //   K         [kv head][slot / 16][head size / 2][16 slots][2]
 //   V         [kv head][slot / 2][head size][2]
 //
-// Blocks of other types, or of sizes that are no multiple of 16, are slot-major: [kv head][slot][head size].
+// Blocks of other types, or of sizes that are not a multiple of 16, are slot-major: [kv head][slot][head size].
 
 #include <algorithm>
 #include <atomic>
@@ -103,7 +103,7 @@ void quire_attend(const CacheView* c, int32_t layer, const Batch* b, const void*
   });
 }
 
-// Reads memory, a multiple of 1 MiB, as fast as it can be read, and returns a number that depends on all of it.
+// Reads memory, a multiple of 1 MiB, at full bandwidth, and returns a number that depends on all of it.
 int64_t quire_read(const void* data, int64_t bytes, int32_t threads) {
   State& s = state();
   const std::lock_guard<std::mutex> alone(s.mutex);
@@ -127,11 +127,11 @@ int64_t quire_read(const void* data, int64_t bytes, int32_t threads) {
 
 void quire_prefer_large_pages(void* data, int64_t bytes) { prefer_large_pages(data, static_cast<size_t>(bytes)); }
 
-// Copies whole blocks, of `bytes` each: row `pairs[2 i]` of the source to row `pairs[2 i + 1]` of the target. No row is a
-// source and a target. The pieces that threads take are smaller than a block, so that they end together.
+// Copies whole blocks, of `bytes` each: row `pairs[2 i]` of the source to row `pairs[2 i + 1]` of the target. No row is
+// both source and target. Threads take pieces smaller than a block, so that they end at the same time.
 void quire_copy(const void* source, void* target, const int64_t* pairs, int32_t count, int64_t bytes, int32_t threads) {
   constexpr int64_t kPiece = 128 << 10;
-  constexpr int64_t kAlone = 512 << 10;  // is copied before another thread would be awake
+  constexpr int64_t kAlone = 512 << 10;  // copied in less time than waking a thread
   const int64_t pieces = (bytes + kPiece - 1) / kPiece;
   const auto copy = [&](int item) {
     const int64_t* pair = pairs + 2 * (item / pieces);

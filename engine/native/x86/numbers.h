@@ -1,4 +1,4 @@
-// Numbers of the three types, and what the CPU multiplies.
+// Numbers of the three types, and conversions to operands of products.
 #pragma once
 
 #include <immintrin.h>
@@ -48,7 +48,7 @@ inline void put(_Float16* p, float value) { *p = static_cast<_Float16>(value); }
 // 2^x for x below 128: a polynomial of degree 4 on [-1/2, 1/2], least relative error 3e-6, a hundredth of bfloat16's. From
 // -127 down it is 0.
 inline __m512 exp2_of(__m512 x) {
-  const __m512 magic = _mm512_set1_ps(12582912.0f);  // 1.5 * 2^23: adding it rounds, and leaves the integer in the last bits
+  const __m512 magic = _mm512_set1_ps(12582912.0f);  // 1.5 * 2^23: adding it rounds, with the integer in the last bits
   x = _mm512_max_ps(x, _mm512_set1_ps(-127.0f));
   const __m512 shifted = _mm512_add_round_ps(x, magic, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 f = _mm512_sub_ps(x, _mm512_sub_round_ps(shifted, magic, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

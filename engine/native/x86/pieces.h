@@ -1,4 +1,4 @@
-// How a step's attention is cut into pieces of work.
+// Splits a step's attention into pieces of work.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 
 namespace quire {
 
-constexpr int kRows = 64;         // query rows of one piece: as many as share what is read of K and V
-constexpr int kChunk = 128;       // slots between two corrections of the softmax
-constexpr int kLeastSplit = 128;  // slots of one piece of a sequence at least
+constexpr int kRows = 64;         // query rows of one piece, which share loads of K and V
+constexpr int kChunk = 128;       // slots between two rescalings of the softmax
+constexpr int kMinSplit = 128;  // minimum slots of one piece of a sequence
 
 struct Scores {
   float scaling;
@@ -23,17 +23,17 @@ struct Scores {
 
 struct Sequences {
   int count;
-  const int32_t* first;   // [count + 1] place of each one's first fed token
-  const int32_t* ends;    // [count] tokens, those fed included
+  const int32_t* first;   // [count + 1] index of each one's first fed token
+  const int32_t* ends;    // [count] lengths, fed tokens included
   const int32_t* tables;  // [count][width] block ids
   int width;
 
   const int32_t* table(int sequence) const { return tables + static_cast<int64_t>(sequence) * width; }
 };
 
-// A piece of work: rows of one sequence and KV head over a piece of its slots; while decoding, of a few KV heads, since their
-// K and V lie beside each other, and memory is read fastest in one go. Where more query heads than a piece has rows share
-// a KV head, `part` says which of them these are.
+// A piece of work: rows of one sequence and KV head over a range of its slots; while decoding, of a few KV heads, because
+// their K and V are adjacent, and sequential reads are fastest. If more query heads than a piece has rows share a KV head,
+// `part` identifies the subset.
 struct Piece {
   int sequence;
   int head;   // the first
@@ -42,7 +42,7 @@ struct Piece {
   int token;   // first of them, within the fed tokens
   int tokens;  // of the tile
   int from, to;  // slots
-  int partial;   // index of the first head's partial result, -1: it is the whole
+  int partial;   // index of the first head's partial result, -1: not split
   int apart;     // from one head's partial result to the next one's
 };
 
@@ -55,23 +55,22 @@ struct Attention {
   int type;  // of the cache: 0 float32, 1 bfloat16, 2 float16
 };
 
-// How the query heads of a KV head are put into tiles.
+// Assignment of the query heads of a KV head to tiles.
 struct Grouping {
   int group;  // query heads of one KV head
-  int parts;  // that they are cut into, of at most kRows
+  int parts;  // number of subsets, of at most kRows heads
   explicit Grouping(const Attention& attention)
       : group(attention.heads / attention.cache.heads), parts((group + kRows - 1) / kRows) {}
   int width(int part) const { return std::min(kRows, group - part * kRows); }
   int tokens() const { return std::max(1, kRows / group); }
-  // KV heads of a piece that has one token: each takes a tile of rows.
+  // KV heads of a piece with one token: each uses a tile of rows.
   int heads(const Cache& cache) const { return group <= 16 ? std::min(kRows / 16, cache.heads) : 1; }
 };
 
-// Cuts a step's attention into pieces: tiles of 16 rows, and for long sequences pieces of their slots, so that no thread
-// has much more to do than another.
+// Splits a step's attention into pieces: tiles of 16 rows, and ranges of slots for long sequences, to balance the threads.
 struct Pieces {
   std::vector<Piece> all;
-  std::vector<int> partials;  // [tokens][kv heads][parts] first partial result of each, which lie together
+  std::vector<int> partials;  // [tokens][kv heads][parts] first partial result of each, stored consecutively
   std::vector<int> counts;
   int partial_count = 0;
 
@@ -88,7 +87,7 @@ struct Pieces {
     }
     const int64_t share = threads > 1 ? work / (threads * 4) : work;
     const int limit = static_cast<int>(std::min<int64_t>(share, 1 << 20)) / grouping.heads(attention.cache) + 1;
-    const int split = std::max(kLeastSplit, padded(limit, kChunk));
+    const int split = std::max(kMinSplit, padded(limit, kChunk));
     const int tokens = sequences.first[sequences.count];
     partials.assign(static_cast<size_t>(tokens) * heads, -1);
     counts.assign(static_cast<size_t>(tokens) * heads, 0);
@@ -101,7 +100,7 @@ struct Pieces {
         }
       }
     }
-    // The longest first, so that what is left for the end is small.
+    // The longest first, so that the last pieces are short.
     std::stable_sort(all.begin(), all.end(), [](const Piece& a, const Piece& b) { return a.to - a.from > b.to - b.from; });
   }
 

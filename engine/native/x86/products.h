@@ -1,6 +1,6 @@
 // Products of rows and packed weights.
 //
-// Rows lie in tiles, as weights do: then what one load takes is one piece of memory, for tiles and vectors alike.
+// Rows are stored in tiles, like weights, so that each load, of tiles or vectors, is contiguous.
 #pragma once
 
 #include <immintrin.h>
@@ -22,11 +22,11 @@ struct Packed {
   int inputs;   // multiple of 32
 };
 
-// What is multiplied with weights: [rows rounded up to 32 / 16][inputs / 32][16 rows][32].
+// The left operand of a product: [rows rounded up to 32 / 16][inputs / 32][16 rows][32].
 struct Rows {
   bf16* data;
   int inputs;         // multiple of 32
-  int first_row = 0;  // that `data` begins with, a multiple of 32
+  int first_row = 0;  // first row of `data`, a multiple of 32
   int first_input = 0;
 
   bf16* at(int row, int k) const {
@@ -36,15 +36,15 @@ struct Rows {
   }
 };
 
-// The rows and columns of a product that one thread computes. `row` is a multiple of 32, `column` of 16. With `inputs` it is
-// of so many inputs alone, from `input` on: those that its rows have.
+// The rows and columns of a product that one thread computes. `row` is a multiple of 32, `column` of 16. With `inputs` only
+// `inputs` inputs from `input` on are multiplied.
 struct Range {
   int row, rows;
   int column, columns;
   int input = 0, inputs = 0;
 };
 
-// Where sums lie: [rows rounded up to 32][stride], from this row and column on.
+// Target of sums: [rows rounded up to 32][stride], from this row and column on.
 struct Sums {
   float* data;
   int stride;
@@ -55,8 +55,8 @@ struct Sums {
   }
 };
 
-constexpr int kPiece = 32;      // rows, and columns, of the sums that are handed on at once
-constexpr int kMostRows = 512;  // of a range
+constexpr int kPiece = 32;      // rows, and columns, of the sums that are passed on at once
+constexpr int kMaxRows = 512;  // of a range
 
 #ifdef QUIRE_BF16
 inline __m512bh pair(const bf16* p) {
@@ -68,7 +68,7 @@ inline __m512bh pair(const bf16* p) {
 // `count` rows of one tile times 16 columns of the weights, without tiles. `sums` is [count][kPiece].
 template <int count>
 void product_rows(const bf16* a, int inputs, const bf16* weights, float* sums) {
-  // Two sums for each row, since an addition takes longer than the load of its weights.
+  // Two sums for each row, because an addition has a longer latency than the load of its weights.
   __m512 even[count], odd[count];
   for (int row = 0; row < count; ++row) even[row] = odd[row] = _mm512_setzero_ps();
   for (int tile = 0; tile < inputs / 32; ++tile, a += 512, weights += 512) {
@@ -93,8 +93,8 @@ inline void product_vectors(const Rows& a, int first, int rows, const bf16* weig
 #endif
 
 #ifdef QUIRE_AMX
-// Inputs at most that are multiplied in one go: 32 columns of their weights stay in the nearest cache, of 48 KiB, for all
-// rows of a range. Sums that wait for the next inputs are loaded again as they were: cutting changes no result.
+// Maximum inputs of one pass: 32 columns of their weights stay in the 48 KiB L1 cache for all rows of a range. Sums are
+// stored and reloaded unchanged between passes, so that splitting does not change results.
 constexpr int kInputsAtOnce = 640;
 
 inline int inputs_at_once(int inputs) {
@@ -102,7 +102,7 @@ inline int inputs_at_once(int inputs) {
   return padded((inputs + cuts - 1) / cuts, 32);
 }
 
-// Weights that are asked for while others are multiplied, some lines with each step: two pieces, one for each 16 columns.
+// Weights prefetched while others are multiplied, a few lines in each step: two pieces, one for each 16 columns.
 struct Ahead {
   const char* next[2];
   int each;  // lines of each piece with every step
@@ -120,14 +120,14 @@ struct Ahead {
   }
 };
 
-// Sums of one piece that wait to be taken. Tiles are multiplied by a unit of their own, while others take these.
+// Sums of one piece waiting to be stored, while the tile unit computes the next piece.
 template <typename Take>
 struct Waiting {
   const Take& take;
   const float* sums = nullptr;
   int row = 0, end = 0;
   int column = 0, columns = 0;
-  int each = 0;  // rows that are taken with every step
+  int each = 0;  // rows that are stored in every step
 
   void put(const float* piece, int first, int rows, int of_column, int column_count, int steps) {
     sums = piece;
@@ -158,7 +158,7 @@ template <bool many, int row_tiles, int column_tiles, typename Meanwhile>
 void multiply(const bf16* a, size_t rows_apart, const bf16* b, size_t columns_apart, int steps, Ahead& ahead,
               Meanwhile& meanwhile) {
   for (int step = 0; step < steps; ++step, a += 512, b += 512) {
-    // What is used once more only later, rows where there are many, passes by without taking a place in the nearest cache.
+    // Data reused only much later (rows, if there are many) is loaded without polluting the L1 cache.
     if constexpr (many) {
       _tile_stream_loadd(4, a, 64);
       _tile_loadd(6, b, 64);
@@ -214,8 +214,8 @@ void with_tiles(int rows, int columns, const Work& work) {
   }
 }
 
-// Multiplies a range with tiles: 32 columns with all rows, then the next. Sums of a piece are at place(row, column), of
-// which `add` says whether they count; what is whole is put to those that wait.
+// Multiplies a range with tiles: 32 columns with all rows, then the next. Sums of a piece are at place(row, column);
+// `add` says whether they are valid. Complete sums are queued for storing.
 template <bool many, typename Place, typename Meanwhile>
 void multiply_range(const Packed& w, const Rows& a, const Range& range, bool add, const Place& place, int stride,
                     Meanwhile& waiting) {
@@ -243,7 +243,7 @@ void multiply_range(const Packed& w, const Rows& a, const Range& range, bool add
           }
           multiply<many, row_tiles, column_tiles>(a.at(row, first), rows_apart,
                                                   weights + static_cast<size_t>(first) * 16, apart, steps, ahead, waiting);
-          waiting.all();  // these sums may take their place
+          waiting.all();  // these sums may overwrite theirs
           store_tiles<row_tiles, column_tiles>(sums, stride);
         });
         if (!more) waiting.put(sums, row, rows, column, columns, steps);
@@ -264,14 +264,14 @@ void multiply_range(const Packed& w, const Rows& a, const Range& range, bool add
 }
 #endif
 
-// Multiplies a range, and hands each row of sums of up to kPiece columns on: take(row, column, columns, sums).
+// Multiplies a range, and calls take(row, column, columns, sums) for each row of up to kPiece columns.
 template <typename Take>
 void product(const Packed& w, const Rows& a, const Range& range, const Take& take) {
 #ifdef QUIRE_BF16
-  alignas(64) float sums[kMostRows * kPiece];
+  alignas(64) float sums[kMaxRows * kPiece];
 #ifdef QUIRE_AMX
   if (use_amx) {
-    const bool cut = w.inputs > kInputsAtOnce;  // else the sums of all pieces share one place, near
+    const bool cut = w.inputs > kInputsAtOnce;  // else the sums of all pieces share one buffer in L1
     const auto place = [&](int row, int) { return sums + (cut ? (row - range.row) * kPiece : 0); };
     Waiting<Take> waiting{take};
     multiply_range(w, a, range, false, place, kPiece, waiting);
@@ -291,7 +291,7 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
 #endif
 }
 
-// Puts the product of a range to its sums; with `add`, adds it to them.
+// Stores the product of a range in its sums; with `add`, adds it.
 inline void product_to(const Packed& w, const Rows& a, const Range& range, const Sums& to, bool add) {
 #ifdef QUIRE_AMX
   if (use_amx) {

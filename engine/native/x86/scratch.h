@@ -1,4 +1,4 @@
-// What one thread needs to attend with the rows of one piece.
+// Buffers of one thread for the attention of one piece.
 #pragma once
 
 #include "cache.h"
@@ -8,7 +8,7 @@
 namespace quire {
 
 constexpr int kLargestHead = 256;
-constexpr float kNothingSeen = -1e30f;  // the largest score of a row until it sees one: finite, so that no difference is NaN
+constexpr float kNothingSeen = -1e30f;  // initial largest score of a row: finite, so that no difference is NaN
 
 struct Scratch {
   alignas(64) float scores[kRows * kChunk];

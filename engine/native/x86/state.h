@@ -1,4 +1,4 @@
-// What is kept between calls.
+// State kept between calls.
 #pragma once
 
 #include <memory>
@@ -12,14 +12,14 @@
 
 namespace quire {
 
-// What one thread keeps of a step's products.
+// Buffers of one thread for a step's products.
 struct Bench {
   Buffer<bf16> normed, gated;
   Buffer<float> head;
 };
 
 struct State {
-  std::mutex mutex;  // whoever calls works alone: the team and what lies here are shared
+  std::mutex mutex;  // serializes callers, because team and buffers are shared
   std::unique_ptr<Team> team;
   std::vector<std::unique_ptr<Scratch>> scratch;
   Pieces pieces;

@@ -1,4 +1,4 @@
-// Threads that work on a step together.
+// A team of threads that computes a step.
 #pragma once
 
 #include <immintrin.h>
@@ -12,8 +12,8 @@
 
 namespace quire {
 
-// Threads that work on one step together. They wait for each other many times in a step, so they spin a little; between
-// steps they sleep.
+// Threads that compute one step together. They synchronize many times in a step, so they spin briefly; between steps they
+// sleep.
 class Team {
  public:
   explicit Team(int size) : size_(size) {
@@ -36,7 +36,7 @@ class Team {
     wait([this] { return running_.load(std::memory_order_acquire) == 0; });
   }
 
-  // All threads of `run` come here; none goes on before the last has come.
+  // Barrier of all threads of `run`.
   void barrier() {
     const uint32_t phase = phase_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
@@ -48,8 +48,8 @@ class Team {
     }
   }
 
-  // Takes items one by one, so that a thread that is held up by another process leaves its share to the others. Ends with
-  // a barrier.
+  // Distributes items one by one, so that other threads take over the share of a thread preempted by another process. Ends
+  // with a barrier.
   template <typename Work>
   void each(int items, const Work& work) {
     for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) work(item);

@@ -1,4 +1,4 @@
-// AMX: how its tiles are shaped.
+// AMX: configuration of its tiles.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@
 
 namespace quire {
 
-// Whether there are tiles, and they are wanted.
+// Whether the CPU has tiles and they are enabled.
 inline bool use_amx = false;
 
 #ifdef QUIRE_AMX
@@ -27,14 +27,14 @@ struct alignas(64) TileConfig {
   }
 };
 
-// Four sums in tiles 0 to 3, two pieces of what has their rows in 4 and 5, two of what has their columns in 6 and 7.
+// Sums in tiles 0 to 3, two pieces of the left operand in 4 and 5, two of the right operand in 6 and 7.
 inline void configure_tiles() {
   TileConfig config;
   for (int tile = 0; tile < 8; ++tile) config.set(tile, 16, 64);
   _tile_loadconfig(&config);
 }
 
-// Tiles, where they are used, for as long as it lives. Threads that keep none have less to save when they are switched.
+// Enables tiles during its lifetime. Threads without tiles have less state to save at a context switch.
 struct Tiles {
   Tiles() {
     if (use_amx) configure_tiles();

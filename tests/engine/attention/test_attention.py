@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from blocks import Copy
 from engine.attention import PagedBatch, TorchBackend
@@ -74,38 +72,6 @@ def test_the_comparison_sees_a_wrong_window_and_a_wrong_head() -> None:
     for other in (Scoring(0.3), Scoring(0.25, 19), Scoring(0.25, None, 2.0)):
         assert (naive_attention(query, key, value, other) - plain).abs().max() > 0.01
     assert (naive_attention(query.flip(1), key, value, Scoring(0.25)) - plain.flip(1)).abs().max() > 0.01
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    feeds=st.lists(
-        st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 2, 5, 19])).map(lambda pair: Feed(*pair)),
-        min_size=1,
-        max_size=6,
-    ),
-    block_size=st.integers(1, 20),
-    kv_heads=st.integers(1, 3),
-    group=st.integers(1, 4),
-    head_size=st.integers(1, 9),
-    window=st.none() | st.integers(1, 30),
-    softcap=st.none() | st.floats(0.5, 20),
-    poison=st.sampled_from(POISONS),
-    seed=st.integers(0, 10**6),
-)
-def test_any_batch_of_any_shape(
-    feeds: list[Feed],
-    block_size: int,
-    kv_heads: int,
-    group: int,
-    head_size: int,
-    window: int | None,
-    softcap: float | None,
-    poison: float,
-    seed: int,
-) -> None:
-    scoring = Scoring(0.3, window, softcap)
-    case = Case(feeds, block_size, kv_heads, group, head_size, scoring, poison=poison, seed=seed)
-    assert case.run() < TOLERANCE
 
 
 def test_bfloat16_stays_close() -> None:
@@ -197,7 +163,7 @@ class TestBlocks:
         assert host_cache[0].is_contiguous()
         alone = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6)
         assert alone.host_cache is None
-        with pytest.raises(AssertionError, match="no host tier"):
+        with pytest.raises(AssertionError, match="requires a host tier"):
             alone.swap([Copy(1, 1)], Direction.DEVICE_TO_HOST)
 
     def test_the_cache_has_a_block_more_than_the_pool_and_its_size_is_told(self) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from blocks import Copy
 from engine.attention import PagedBatch, TorchBackend
@@ -66,15 +68,19 @@ def kernels(*, tiles: bool) -> Kernels:
     return made
 
 
+def make_backend(name: str) -> MakeBackend:
+    if name == "torch":
+        return TorchBackend
+    if name == "flex":
+        return partial(FlexBackend, device=DEVICE, compiled=False)
+    if name == "triton":
+        return make_triton_backend()
+    return partial(CpuBackend, kernels(tiles=name == "cpu"))
+
+
 @pytest.fixture(params=["torch", "cpu", "cpu without tiles", "flex", "triton"])
 def make(request: pytest.FixtureRequest) -> MakeBackend:
-    if request.param == "torch":
-        return TorchBackend
-    if request.param == "flex":
-        return partial(FlexBackend, device=DEVICE, compiled=False)
-    if request.param == "triton":
-        return make_triton_backend()
-    return partial(CpuBackend, kernels(tiles=request.param == "cpu"))
+    return make_backend(request.param)
 
 
 def run(make: MakeBackend, row: dict[str, Any]) -> float:
@@ -105,6 +111,21 @@ def name_of(row: dict[str, Any]) -> str:
 @pytest.mark.parametrize("row", TABLE, ids=name_of)
 def test_attention_over_blocks_is_attention(make: MakeBackend, row: dict[str, Any]) -> None:
     assert run(make, row) < 1
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    feeds=st.lists(st.builds(Feed, st.integers(0, 300), st.sampled_from([1, 1, 1, 2, 5, 19])), min_size=1, max_size=4),
+    sizes=st.tuples(st.integers(1, 20), st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)),
+    scoring=st.builds(Scoring, st.just(0.3), st.none() | st.integers(1, 150), st.none() | st.floats(0.5, 20)),
+    poison=st.sampled_from([math.nan, math.inf, -math.inf]),
+    seed=st.integers(0, 10**6),
+)
+def test_any_batch_of_any_shape(
+    name: str, feeds: list[Feed], sizes: tuple[int, int, int, int], scoring: Scoring, poison: float, seed: int
+) -> None:
+    assert Case(feeds, *sizes, scoring, poison=poison, seed=seed, make=make_backend(name)).run() < 2e-5
 
 
 class Forgetful(TorchBackend):
@@ -194,5 +215,5 @@ def test_many_copies_at_once_take_each_block_to_its_place_and_touch_no_other(
 
 
 def test_heads_larger_than_the_kernels_have_room_for_are_refused() -> None:
-    with pytest.raises(ModelUnsupported, match="heads have 272 elements, the kernels take 256"):
+    with pytest.raises(ModelUnsupported, match="head size must be at most 256 for the CPU kernels, not 272"):
         CpuBackend(kernels(tiles=False), CacheGeometry(1, 1, 272), 16, 2)

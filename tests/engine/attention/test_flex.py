@@ -150,12 +150,6 @@ def test_the_slots_behind_a_newly_begun_block_hold_no_v_of_others() -> None:
     assert backend.cache[:, 0].isnan().all(), "the other layer's"
 
 
-def test_compiled_kernels_attend_as_well() -> None:
-    scoring = Scoring(0.125, 9, 20.0)
-    case = Case(MIXED, 16, 2, 3, 64, scoring, layers=3, dtype=torch.bfloat16, moved="swapped", make=FlexBackend)
-    assert case.run() < 6e-2
-
-
 def test_batches_of_any_size_and_windows_of_any_width_share_two_graphs() -> None:
     draw = random.Random(5)
     geometry = CacheGeometry(3, 1, 16)
@@ -181,14 +175,14 @@ def graphs() -> int:
 def test_without_a_compiler_the_backend_says_so_at_once() -> None:
     with (
         torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
-        pytest.raises(BackendUnavailable, match="need a C\\+\\+ compiler, and there is none"),
+        pytest.raises(BackendUnavailable, match="need a C\\+\\+ compiler, but none was found"),
     ):
         FlexBackend(CacheGeometry(1, 1, 8), 16, 2)
 
 
 @pytest.mark.parametrize(
     ("block_size", "blocks", "reason"),
-    [(24, 2, "blocks of a multiple of 16 tokens, not 24"), (16, 2**20, "count in 32 bits, the cache has 4294971392")],
+    [(24, 2, "must be a multiple of 16 .*, not 24"), (16, 2**20, "fewer than 2..31 elements .*, not 4294971392")],
 )
 def test_what_the_kernels_for_gpus_cannot_do_is_refused(block_size: int, blocks: int, reason: str) -> None:
     with pytest.raises(BackendUnavailable, match=reason):

@@ -289,7 +289,7 @@ class TestAFailedCopy:
 
     def test_at_once_is_one_too(self) -> None:
         backend = TorchBackend(CacheGeometry(1, 1, 1), 1, 4)
-        with pytest.raises(CopyFailed, match="there is no host tier"):
+        with pytest.raises(CopyFailed, match="swap requires a host tier"):
             BlockCopies(backend, InlineCopyStream(), 1).make([out((1, 1))])
 
     def test_ends_the_loop_and_no_request_is_blamed(self) -> None:

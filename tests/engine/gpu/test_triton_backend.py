@@ -6,8 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from blocks import Copy, blocks_for
 from engine.attention.backend import Direction, PagedBatch, Scoring
@@ -25,40 +23,6 @@ TOLERANCE = 2e-5
 MIXED = (Feed(0, 1), Feed(37, 1), Feed(16, 1), Feed(0, 33), Feed(20, 13), Feed(63, 1), Feed(15, 17), Feed(3, 1))
 SCORING = Scoring(0.25)
 ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    feeds=st.lists(
-        st.tuples(st.integers(0, 300), st.sampled_from([1, 1, 1, 2, 5, 19])).map(lambda pair: Feed(*pair)),
-        min_size=1,
-        max_size=4,
-    ),
-    block_size=st.integers(1, 20),
-    kv_heads=st.integers(1, 3),
-    group=st.integers(1, 20),
-    head_size=st.integers(1, 20),
-    window=st.none() | st.integers(1, 150),
-    softcap=st.none() | st.floats(0.5, 20),
-    poison=st.sampled_from([math.nan, math.inf, -math.inf]),
-    seed=st.integers(0, 10**6),
-)
-def test_any_batch_of_any_shape(
-    feeds: list[Feed],
-    block_size: int,
-    kv_heads: int,
-    group: int,
-    head_size: int,
-    window: int | None,
-    softcap: float | None,
-    poison: float,
-    seed: int,
-) -> None:
-    scoring = Scoring(0.3, window, softcap)
-    case = Case(
-        feeds, block_size, kv_heads, group, head_size, scoring, poison=poison, seed=seed, make=make_triton_backend()
-    )
-    assert case.run() < TOLERANCE
 
 
 @pytest.mark.parametrize("window", [None, 7, 100, 300])

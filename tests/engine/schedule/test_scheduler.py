@@ -58,7 +58,7 @@ class TestRefusals:
             (
                 a_request(prompt=(1,) * 20, max_tokens=13),
                 "stopping.max_tokens",
-                rr"at most 32 tokens \(the model.s context\), not 33",
+                r"at most 32 tokens \(the model.s context\), not 33",
             ),
             (a_request(prompt=(1,) * 20, max_tokens=6), "stopping.max_tokens", "takes 7 blocks; the pool has 6"),
             (a_request(samples=((3, 50),)), "samples.generated_token_ids", "must be between 0 and 49, not 50"),

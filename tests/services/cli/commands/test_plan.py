@@ -118,7 +118,7 @@ def test_the_table_shows_the_formula_and_the_gain_of_paging(tiny_model: Tiny) ->
             2,
             "--tokens-per-request is 2049 tokens, more than the longest, 2048",
         ),
-        (("--memory", "500MiB"), 1, "--memory is too small: 0.44 GiB of it can be used, and a pool of one block needs"),
+        (("--memory", "500MiB"), 1, "--memory is too small: 0.44 GiB of it can be used, but a pool of one block needs"),
         (("--gpu-memory", "1MiB"), 1, "--gpu-memory is too small: "),
     ],
 )
